@@ -125,7 +125,7 @@ fn run(args: &RejoinArgs) -> Result<String, String> {
     }
     let _ = writeln!(report, "the feed at the end: message {}", log.next_sequence());
     let _ended = feed.stop_with(Signal::Terminate);
-    let _exited = pair.gateways.end(leader);
+    let _exited = pair.gateways.stop(leader);
     let latency = LatencyIntervals::of(&pair.gateways.fixture(leader).path("latency"))?;
     report.push_str(
         "the leader's publish stage, us      follower down p50   p99   max      follower catching up p50   p99   max\n",

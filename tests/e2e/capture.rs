@@ -32,7 +32,7 @@ fn wireshark_tools_read_captures_from_packet_rings() {
     check_with_wireshark("raw", &["--raw"]);
 }
 
-/// Everything that an exchange sends on two lines is in the file, and `capinfos` and `tshark` agree.
+/// The file contains everything that an exchange sends on two lines. `capinfos` and `tshark` read the same.
 fn check_with_wireshark(name: &str, more: &[&str]) {
     let fixture = GatewayFixture::new();
     let out = fixture.path(&format!("{name}.pcapng"));
@@ -54,7 +54,7 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     assert!(!output.contains("Number of stat entries = 0"), "{output}");
 
     let fields = ["-e", "frame.interface_name", "-e", "ip.dst", "-e", "udp.dstport", "-e", "udp.length"];
-    // Payloads as they are: what Wireshark guesses of a port is not in question.
+    // Compare raw payloads, since Wireshark may guess a protocol from the port.
     let as_data = fixture.lines.map(|line| format!("udp.port=={},data", line.port()));
     let decode = ["-d", &as_data[0], "-d", &as_data[1]];
     let fields = [&["-r", text(&out), "-T", "fields", "-e", "_ws.malformed"], &decode[..], &fields[..]].concat();
@@ -67,7 +67,7 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     check_interface_statistics(&out, lines);
 }
 
-/// The counts in the file, block by block, equal those of the summary.
+/// The counts in the statistics blocks of the file equal the counts of the summary.
 fn check_interface_statistics(out: &Path, lines: &[Value]) {
     let Some(output) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
         return;
@@ -97,7 +97,7 @@ fn drops_of_a_full_packet_ring_are_reported_per_line() {
     check_drops("raw", &["--raw", "--buffer", "256KiB"]);
 }
 
-/// A capture that is stopped reads nothing while more is sent on line B than the kernel holds for it.
+/// Stops the capture (SIGSTOP) while more is sent on line B than its receive buffer holds.
 fn check_drops(name: &str, more: &[&str]) {
     let fixture = GatewayFixture::new();
     let out = fixture.path(&format!("{name}.pcapng"));
@@ -119,7 +119,7 @@ fn check_drops(name: &str, more: &[&str]) {
     check_interface_statistics(&out, lines);
 }
 
-/// Whether all threads of a process stand still.
+/// Whether all threads of a process are stopped.
 fn is_stopped(process: u32) -> bool {
     let mut threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.all(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap().contains("State:\tT"))
@@ -144,7 +144,7 @@ fn a_file_of_a_killed_capture_can_be_opened() {
                 Err(error) => break Err(error.fault),
             }
         };
-        // Compressed, its last frame has no end.
+        // In a compressed file the last zstd frame is incomplete.
         let is_expected_end = match &ended {
             Ok(()) => true,
             Err(CaptureFault::Truncated { .. }) => true,
@@ -167,12 +167,12 @@ fn a_file_of_a_killed_capture_can_be_opened() {
 fn a_full_disk_loses_only_what_does_not_fit_and_names_the_file() {
     let fixture = GatewayFixture::new();
     let out = fixture.path("full.pcapng");
-    // A limit on the size of files, in units of 512 bytes, whose signal is ignored: writes beyond it fail.
+    // `ulimit -f` limits the file size, in units of 512 bytes. The signal is ignored, so writes beyond the limit fail.
     let limited = r#"trap '' XFSZ; ulimit -f 1000; exec "$0" "$@""#;
     let mut command = Command::new("sh");
     command.args(["-c", limited]).arg(program()).args(arguments(&fixture.lines, &out, &[]));
     let capture = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("the capture has begun", || bytes(&out) > 0);
+    wait_until("the capture has started", || bytes(&out) > 0);
     let exchange = exchange(&fixture.lines, &["--messages", "1000000", "--rate", "4000"]);
     let ended = capture.wait_with_output().unwrap();
     drop(exchange);
@@ -181,7 +181,7 @@ fn a_full_disk_loses_only_what_does_not_fit_and_names_the_file() {
     let expected = format!("write {} at byte {}: File too large", out.display(), bytes(&out));
     assert!(output.contains(&expected) && output.lines().count() == 1, "{output}");
     assert!(bytes(&out) <= 512_000);
-    assert!(datagrams(&out).len() > 100, "whole blocks to the end");
+    assert!(datagrams(&out).len() > 100, "complete blocks up to the end");
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_gap_trigger_writes_the_packets_before_the_gap() {
     let capture = process::start(&arguments);
     let exchange = exchange(&fixture.lines, &["--messages", "1000000", "--rate", "4000", "--loss", "0.05"]);
     let first = || files(&fixture).into_iter().find(|path| path.to_string_lossy().contains("gap-00001-"));
-    wait_until("a gap was seen", || first().is_some_and(|path| bytes(&path) > 0));
+    wait_until("the capture has recorded a gap", || first().is_some_and(|path| bytes(&path) > 0));
     let ended = capture.stop_with(Signal::Interrupt).expect_code(0);
     drop(exchange);
     assert!(ended.stdout.contains("gap of"), "{}", ended.stdout);
@@ -255,7 +255,7 @@ fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> MdgwProcess {
     let folder = out.parent().unwrap();
     let has_begun =
         || fs::read_dir(folder).unwrap().any(|entry| entry.unwrap().metadata().is_ok_and(|file| file.len() > 0));
-    wait_until("the capture has begun", has_begun);
+    wait_until("the capture has started", has_begun);
     capture
 }
 
@@ -272,7 +272,7 @@ fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> MdgwProcess {
     process::start([fixed.as_slice(), more].concat())
 }
 
-/// Plays to the end; how many packets were sent.
+/// Plays the day to its end. Returns the number of packets sent.
 fn play(lines: &[SocketAddrV4; 2], more: &[&str]) -> u64 {
     exchange(lines, more).end().expect_code(0).json()["copies"].as_u64().unwrap()
 }

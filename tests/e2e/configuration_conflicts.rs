@@ -13,7 +13,7 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
     pair.start(1);
     pair.wait_until_leads(1);
     let config = pair.config_text(2);
-    // Numbers and names as the first one has them.
+    // The second gateway uses the node number and the name of the first.
     let same = [("node = 2", "node = own"), ("gw2", "own"), ("node = 1", "node = 2"), ("gw1", "gw2")]
         .into_iter()
         .chain([("node = own", "node = 1"), ("own", "gw1")])
@@ -22,7 +22,7 @@ fn duplicate_gateway_ids_raise_an_alarm_and_one_leads() {
     let [first, second] = [1, 2].map(|place| pair.gateways.running(place).expect("it runs"));
     for gateway in [first, second] {
         let line = gateway.wait_for_stderr("alarm=\"duplicate-gateway-id\"");
-        assert!(line.contains("127.0.0.1"), "where the other one is: {line}");
+        assert!(line.contains("127.0.0.1"), "the alarm gives the address of the other gateway: {line}");
     }
     let line = second.wait_for_stderr("leads with this gateway's node number");
     assert!(line.contains("alarm=\"duplicate-gateway-id\"") && line.contains("gw1 (node 1, started "), "{line}");

@@ -1,5 +1,5 @@
-//! Truncated or invalid files, closed pipes, impossible configurations and arguments: valid input before the damage is
-//! kept, and the error names the place and sets the exit code.
+//! Truncated or invalid files, closed pipes, impossible configurations and arguments. Valid input before the damage is
+//! kept. The error names the position of the damage, and the exit code is set.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "tests")]
 
 use std::{
@@ -25,8 +25,8 @@ fn a_truncated_capture_yields_earlier_records_and_the_offset() {
     for cut_at in [whole.len() - 1, whole.len() / 2, 24 + 8] {
         fs::write(&path, &whole[..cut_at]).unwrap();
         let (found, ended) = records(&path, 2);
-        assert!(all.starts_with(&found), "cut at {cut_at}: not the beginning of what the whole file gives");
-        // The last packet only ends the session.
+        assert!(all.starts_with(&found), "cut at {cut_at}: not a prefix of the output of the complete file");
+        // The last packet only contains the end of the session.
         let share = if cut_at == whole.len() - 1 {
             1.0..=1.0
         } else if cut_at > 100 {
@@ -45,14 +45,14 @@ fn damage_inside_a_capture_is_reported_with_its_offset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.pcap");
     let mut bytes = capture(&path);
-    // The length of the second packet: no capture has packets of 4 GB.
+    // Overwrite the length of the second packet: no capture has packets of 4 GB.
     let first_bytes = u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
     let second = 24 + 16 + first_bytes;
     bytes[second + 8..second + 12].fill(0xff);
     fs::write(&path, &bytes).unwrap();
     let (_, ended) = records(&path, 2);
     assert!(ended.stderr.contains(&format!("at byte {second}")), "{second}: {}", ended.stderr);
-    assert_eq!(ended.json()["total"]["packets"], 1, "the first was good");
+    assert_eq!(ended.json()["total"]["packets"], 1, "the first packet is valid");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_closed_output_pipe_is_no_error() {
     let mut head = [0; 4];
     child.stdout.take().unwrap().read_exact(&mut head).unwrap();
     assert_eq!(&head[..3], b"DBN");
-    // The pipe is closed; megabytes were still to come.
+    // The pipe is closed although megabytes of output remain.
     let ended = child.wait_with_output().unwrap();
     let output = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(0), "{output}");
@@ -147,7 +147,7 @@ fn shipped_configurations_are_valid() {
         let path = entry.unwrap().path();
         let checked = process::run(["check", text(&path)]);
         assert!(checked.stdout.contains("channel"), "{}{}", checked.stdout, checked.stderr);
-        // Not every host has the interfaces and cores that the large one is for.
+        // Not every host has the interfaces and cores of the large configuration.
         let faults = checked.stdout.lines().filter(|line| line.starts_with("fault: ")).count();
         assert_eq!(checked.code, Some(i32::from(faults > 0)), "{}", checked.stdout);
         assert!(faults == 0 || !path.ends_with("loopback.toml"), "{}", checked.stdout);
@@ -296,7 +296,7 @@ fn tail_prints_table_rows_or_json_objects() {
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 
-/// Writes a capture of a synthetic day; its bytes.
+/// Writes a capture of a synthetic day. Returns its bytes.
 fn capture(path: &Path) -> Vec<u8> {
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 9), SESSION, MIDNIGHT_NS);
     feeds::write_capture(path, feeds::DESTINATIONS[0], &packets);

@@ -1,5 +1,5 @@
-//! A gateway as its operator sees it: every message is published, a lost range is declared with its bounds, and
-//! signals, restarts and reloads work.
+//! A gateway from the operator's view: every message is published, a lost range is declared with its bounds, and signals,
+//! restarts and reloads work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, net::SocketAddrV4};
@@ -32,7 +32,7 @@ fn venue_recovery_fills_all_gaps() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.state, row.gaps, row.lost, row.drops), ("ended", 0, 0, 0), "{}", gateway.stdout);
     assert_eq!(row.messages, 30_000, "{}", gateway.stdout);
-    // Each stock has a record that maps its number to its symbol, which a file holds in its metadata.
+    // Each stock has one record that maps its number to its symbol. A DBN file holds that mapping in its metadata.
     let wrote = format!("wrote {} records of 1000 instruments", row.records - 1_000);
     assert!(tail.stderr.contains(&wrote), "{wrote}: {} / {}", tail.stderr, gateway.stdout);
 }
@@ -65,7 +65,7 @@ fn an_unfilled_gap_is_reported_with_exact_bounds() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.gaps, row.lost), (1, next - first), "{}", gateway.stdout);
 
-    // The same capture without a gateway gives the same records, those marked suspect after the gap included.
+    // An offline replay of the capture gives the same records, including the suspect ones after the gap.
     let offline = fixture.path("offline.dbn");
     let arguments = ["replay", "--offline", text(&capture), "--schema", "mbo", "--ts-recv", "none", "--date", DATE];
     let ended =
@@ -108,7 +108,7 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
     let refused = gateway.wait_for_stderr_times("nothing changed", 2);
     assert!(refused.contains("gateway.toml") && refused.contains("retransmision"), "{refused}");
 
-    // None of it has hurt.
+    // The gateway still works.
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
     gateway.wait_for_stderr_times("configuration reloaded", 2);
@@ -153,7 +153,7 @@ fn a_second_gateway_on_the_same_state_or_the_same_log_is_refused() {
     assert!(log.stderr.contains("publication log of channel one"), "{}", log.stderr);
 
     let _ = running.stop_with(Signal::Terminate).expect_code(0);
-    // A lock ends with its holder.
+    // The file lock ends with the process.
     let _ = fixture.gateway(&wanted, &[]).stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -180,7 +180,11 @@ fn a_restarted_gateway_continues_its_session_without_loss() {
     let output = format!("{}\n{}", tail.stderr, gateway.stdout);
 
     assert_eq!(tail.code, Some(0), "{output}");
-    assert_eq!(tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(), 2, "begun and ended: {output}");
+    assert_eq!(
+        tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(),
+        2,
+        "the session begins and ends: {output}"
+    );
     assert_eq!(SummaryRow::of(&gateway.stdout).state, "ended", "{output}");
 }
 

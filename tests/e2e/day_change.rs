@@ -1,4 +1,4 @@
-//! A gateway that runs for weeks: a day ends and the next begins, without a restart.
+//! A running gateway processes the end of one trading day and the start of the next, without a restart.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
@@ -20,7 +20,7 @@ fn a_new_trading_date_starts_with_empty_books_without_restart() {
     let fixture = GatewayFixture::new();
     let capture = fixture.path("days.pcap");
     let monday = iex_day(1, MONDAY_NS, &[(b'8', 10_0000, 100), (b'5', 10_1000, 200)]);
-    // Tuesday's first event touches the sell side alone.
+    // Tuesday's first event changes only the sell side.
     let tuesday = iex_day(2, MONDAY_NS + DAY_NS, &[(b'5', 11_0000, 300), (b'8', 10_5000, 400)]);
     feeds::write_capture(&capture, feeds::DESTINATIONS[0], &[monday, tuesday].concat());
 
@@ -42,7 +42,7 @@ fn a_new_trading_date_starts_with_empty_books_without_restart() {
     let tops: Vec<_> = records.iter().map(|record| (record.levels[0].bid_px, record.levels[0].ask_px)).collect();
     let (no, e9) = (UNDEF_PRICE, 100_000);
     let expected = [(10_0000 * e9, no), (10_0000 * e9, 10_1000 * e9), (no, 11_0000 * e9), (10_5000 * e9, 11_0000 * e9)];
-    assert_eq!(tops, expected, "nothing of Monday is left on Tuesday");
+    assert_eq!(tops, expected, "the books of Tuesday start empty");
 
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     let state = fs::read_to_string(fixture.path("state.json")).unwrap();
@@ -79,7 +79,7 @@ fn session_numbers_continue_over_a_gateway_restart() {
 const MONDAY_NS: u64 = 1_493_042_400_000_000_000;
 const DAY_NS: u64 = 86_400_000_000_000;
 
-/// A day of DEEP, a packet for each update of a level (type, price in 1e-4 dollars, shares); each ends its event.
+/// A day of DEEP: one packet for each level update (type, price in 1e-4 dollars, shares). Each update ends its event.
 fn iex_day(session_id: u32, begin_ns: u64, levels: &[(u8, i64, u32)]) -> Vec<Packet> {
     let updates = levels.iter().map(|(message_type, price_e4, size)| {
         let mut update = PriceLevelUpdate::new_zeroed();

@@ -43,7 +43,7 @@ fn different_days_give_different_output() {
     let folder = tempfile::tempdir().unwrap();
     let [one, other] =
         [1, 2].map(|seed| OfflineRun::of(&[&whole(&folder, &itch_packets(seed))], "nasdaq-itch-5.0", "mbo").bytes);
-    assert!(one != other, "the comparison sees a difference where there is one");
+    assert!(one != other, "the comparison detects a difference");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn live_replay_of_two_captures_equals_offline_output() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch_packets(3);
     let expected = OfflineRun::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", "mbo");
-    // As captured on two lines of which each lacks something.
+    // Two captured lines, each with some packets missing.
     let lines = feeds::write_damaged_captures(folder.path(), &feeds::evenly_spaced(&packets, 150_000), DAMAGE, 4);
 
     let fixture = GatewayFixture::new();
@@ -84,13 +84,13 @@ fn live_replay_of_two_captures_equals_offline_output() {
 
 #[test]
 fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
-    // The last packets far ahead: too few to be believed before nothing else comes, and as many as it takes.
+    // The last packets jump far ahead: first fewer packets than needed to confirm the jump, then just enough.
     let cases = [1, 3].map(|far| {
         std::thread::spawn(move || {
             let fixture = GatewayFixture::new();
             let capture = fixture.path("jump.pcap");
             let mut packets = feeds::itch_packets(feeds::itch_day(2_000, 5), SESSION, MIDNIGHT_NS);
-            // The middle of the day, so that the last packets have orders.
+            // From the middle of the day, so that the last packets contain orders.
             packets.truncate(packets.len() / 2);
             let first_jumped = packets.len() - far;
             for (_, bytes) in &mut packets[first_jumped..] {
@@ -189,7 +189,7 @@ fn deep_output_is_identical_offline_lossy_and_live_over_twelve_sessions() {
     assert_same(&whole.bytes, &received.bytes, "mbp-10 over the wire");
 }
 
-/// What `mdgw replay --offline` made of its files.
+/// Output of `mdgw replay --offline`.
 struct OfflineRun {
     bytes: Vec<u8>,
     summary: serde_json::Value,
@@ -206,7 +206,7 @@ impl OfflineRun {
             arguments.extend(["--date", DATE]);
         }
         let ended = process::run(arguments);
-        // The long DEEP capture is cut in its last packet, which is told and changes nothing before.
+        // The long DEEP capture is truncated in its last packet. The replay reports that after all earlier records.
         assert!(ended.code == Some(0) || ended.stderr.contains("the file is truncated"), "{}", ended.stderr);
         Self { bytes: fs::read(out).unwrap(), summary: ended.json() }
     }
@@ -215,7 +215,7 @@ impl OfflineRun {
         self.summary["output"]["records"].as_u64().unwrap()
     }
 
-    /// Both lines were needed, and nothing is missing.
+    /// Asserts that both lines were needed and that nothing is missing.
     fn assert_gaps_filled(&self) {
         assert_eq!(self.summary["total"]["lost_messages"], 0, "{}", self.summary);
         assert_eq!(self.summary["channels"][0]["lines"].as_array().unwrap().len(), 2, "{}", self.summary);
@@ -223,7 +223,7 @@ impl OfflineRun {
     }
 }
 
-/// What a subscriber wrote of a gateway's output.
+/// A subscriber's file of a gateway's output.
 struct LiveRun {
     bytes: Vec<u8>,
     tail: ExitedProcess,
@@ -232,18 +232,18 @@ struct LiveRun {
     sim: serde_json::Value,
 }
 
-/// The same for a venue that can't be asked. What a machine without time for its sockets loses on both lines is a gap
-/// that nothing fills, and then there is nothing to compare: it is played again, slower.
+/// The same for a venue without a request server. A crowded machine may lose packets on both lines; then the gap cannot
+/// be filled and the outputs cannot be compared. In that case the feed is played again at a lower rate.
 fn run_live_without_loss(wanted: &GatewayOptions, schema: &str, capture: &Path, rate: u32) -> LiveRun {
     let rates = [rate, rate / 3, rate / 9];
     for rate in rates {
         let played = ["--capture", text(capture), "--rate", &rate.to_string(), "--never-on-all"];
-        // Longer than a crowded machine lets any of them wait for its turn.
+        // Longer than any scheduling delay of a crowded machine.
         let received = run_live(wanted, schema, &played, &["--exit-idle-s", "10"]);
         if !received.tail.stderr.contains(": gap [") {
             return received;
         }
-        captures::print_to_stderr(&format!("lost on both lines at {rate} packets/s, played again"));
+        captures::print_to_stderr(&format!("packets lost on both lines at {rate} packets/s; playing again"));
     }
     panic!("packets were lost on both lines at each of {rates:?} packets/s");
 }
@@ -275,7 +275,7 @@ fn run_live(wanted: &GatewayOptions, schema: &str, played: &[&str], ends: &[&str
 }
 
 impl LiveRun {
-    /// The lines did lose packets, and where both did the venue was asked.
+    /// Asserts that the lines lost packets, and that the gateway requested from the venue what both lines lost.
     fn assert_lines_lossy(&self, what: &str) {
         let [packets, copies] = ["packets", "copies"].map(|key| self.sim[key].as_u64().unwrap());
         assert!(copies < 2 * packets, "{what}: nothing was lost: {}", self.sim);

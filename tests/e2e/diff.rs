@@ -29,7 +29,7 @@ fn captures_with_equal_messages_are_equal() {
     let lossy = diff(&whole, &a).expect_code(1).json();
     assert!(lossy["only_in"][0].as_u64().unwrap() > 0 && lossy["only_in"][1] == 0, "{lossy}");
 
-    // One bit of one message.
+    // Change one bit of one message.
     let mut changed: Vec<Packet> = packets.clone();
     let index = packets.len() / 2;
     let mut bytes = changed[index].1.to_vec();
@@ -79,7 +79,7 @@ fn dbn_files_are_compared_record_by_record() {
     assert!(first(", status, ").ends_with(", sequence 0"), "{names:?}");
     assert!(!first(", trades, ").contains(", record "), "{names:?}");
 
-    // The price of a record in the middle, a record less, two records turned round.
+    // Change the price of one record, remove one record, swap two records.
     let bytes = fs::read(&stamped).unwrap();
     let metadata_end = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let mut places = Vec::new();
@@ -110,7 +110,7 @@ fn dbn_files_are_compared_record_by_record() {
     let found = diff(&stamped, &changed).expect_code(1).json();
     assert_eq!((&found["content_differs"], &found["only_in"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
 
-    // Cut in a record: all before is compared, and it is never called the same.
+    // Truncated inside a record: all records before are compared, and the result is never "same".
     fs::write(&changed, &bytes[..bytes.len() - 5]).unwrap();
     let ended = diff(&stamped, &changed).expect_code(2);
     assert!(
@@ -140,7 +140,7 @@ fn a_capture_of_the_output_equals_the_publication_log() {
     assert!(same["same"].as_bool().unwrap() && same["common"].as_u64().unwrap() > 1_000, "{same}");
 
     let captured = feeds::capture_packets(&published);
-    // A packet with records, in the middle of the day.
+    // Choose a packet with records, in the middle of the day.
     let index = captured.len() / 2;
     let index = index + captured[index..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
     let output = fixture.output.to_string();
@@ -171,7 +171,7 @@ fn incomparable_inputs_exit_2() {
     let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).expect_code(0);
     let ended = diff(&capture, &dbn).expect_code(2);
     assert!(ended.stderr.contains("cannot be compared"), "{}", ended.stderr);
-    for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
+    for (content, error) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
         fs::write(&bad, content).unwrap();
         let ended = diff(&capture, &bad).expect_code(2);
         assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);

@@ -1,5 +1,5 @@
-//! Of several gateways on one host one leads. After a kill another one leads under a higher epoch; after a shutdown in
-//! order, at once.
+//! One of several gateways on one host leads. After a kill another gateway leads under a higher epoch. After an orderly
+//! shutdown it leads without waiting for the lease.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -13,9 +13,9 @@ fn start(fixture: &GatewayFixture, records: &Path) -> MdgwProcess {
     start_with(fixture, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
 }
 
-/// Starts gateway `node` of 1 and 2, the first of which founds; each can be reached at an address of its own.
+/// Starts gateway `node` of 1 and 2. Gateway 1 bootstraps the membership. Each gateway has its own address.
 fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
-    // Nobody else gets a port that the fixtures hold.
+    // Take ports that the fixtures have reserved, so that no other process uses them.
     let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, fixture.output.port());
     let keys = format!(
         "[election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{}\"\nminimum_size = 1\nfound = {}\n\
@@ -41,7 +41,7 @@ fn start_with(fixture: &GatewayFixture, backend: &str, keys: &str) -> MdgwProces
     process::start([Path::new("run"), &path])
 }
 
-/// Waits until it leads; the count of its epoch.
+/// Waits until the gateway leads. Returns the count of its epoch.
 fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
     let line = gateway.wait_for_stderr_times("INFO leads ", times);
     let epoch = line.split("epoch=").nth(1).and_then(|rest| rest.split_whitespace().next());
@@ -61,12 +61,12 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
     second.wait_for_stderr("gateway running");
     assert!(!second.stderr_so_far().contains("INFO leads "), "one leads at a time");
 
-    // Killed: the lease has to run out.
+    // After a kill the lease must expire first.
     first.stop_with(Signal::Kill);
     let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
-    // Back again, it waits for its turn, and takes over when the other ends in order.
+    // The restarted gateway is a candidate, and takes over when the leader stops in order.
     let first = start(&first_site, &records);
     first.wait_for_stderr("gateway running");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
@@ -81,7 +81,7 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     let second_site = first_site.peer_on_same_lines(2);
     let key = first_site.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 
     let first = start_member(&first_site, &key);
     first.wait_for_stderr("two gateways can lead");

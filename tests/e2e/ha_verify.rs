@@ -1,5 +1,5 @@
-//! `mdgw ha verify` on the output of real gateways: a kill in the middle keeps every promise, and each kind of damage
-//! to the same capture is found.
+//! `mdgw ha verify` on the output of real gateways: a capture with a kill in the middle passes, and each kind of damage to
+//! that capture is detected.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -42,7 +42,7 @@ fn each_kind_of_damage_is_detected() {
     let whole = verify_packets(&packets).expect_code(0).json();
     assert!(whole["passed"].as_bool().unwrap());
 
-    // A packet with content, in the middle of the second half.
+    // Choose a packet with content, in the middle of the second half.
     let place = packets.len() * 3 / 4;
     let place = place + packets[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
     let edited = |edit: fn(&mut Vec<u8>)| {
@@ -68,7 +68,7 @@ fn each_kind_of_damage_is_detected() {
             }),
             "consistent content",
         ),
-        // Under the epoch before: its count is one lower.
+        // Under the previous epoch: its count is one lower.
         (edited(|bytes| bytes[17] -= 1), "single publisher"),
         (edited(|bytes| bytes[17] -= 1), "monotonic epochs"),
     ] {
@@ -119,7 +119,7 @@ fn unverifiable_input_exits_2() {
     assert!(ended.stderr.contains("--group applies to captures only"), "{}", ended.stderr);
 }
 
-/// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.
+/// A capture of a gateway that is killed (SIGKILL) and restarted.
 fn capture_with_a_kill_mid_day(fixture: &GatewayFixture) -> PathBuf {
     let capture = fixture.path("published.pcap");
     let packets = feeds::itch_packets(feeds::itch_day(10_000, 6), SESSION, MIDNIGHT_NS);
@@ -133,7 +133,7 @@ fn capture_with_a_kill_mid_day(fixture: &GatewayFixture) -> PathBuf {
     let tap = Tap::start(fixture.output, &capture);
     let killed = fixture.gateway(&wanted, &arguments);
     play(&first_half, fixture.lines[0]);
-    // What it had not read yet would be lost with it.
+    // A kill would lose input that the gateway had not read yet.
     let next = late[0].1[10..18].try_into().unwrap();
     tap.wait_until_covered(u64::from_be_bytes(next));
     let _ = killed.stop_with(Signal::Kill);

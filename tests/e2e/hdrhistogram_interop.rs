@@ -15,7 +15,7 @@ use mdgw_tests::{
 
 #[test]
 fn the_hdrhistogram_reader_finds_the_same_percentiles() {
-    let Some(python) = python("latency logs read by another project's reader") else { return };
+    let Some(python) = python("latency logs read by a third-party reader") else { return };
     let fixture = GatewayFixture::new();
     let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
     let _ = fixture.sim(&["--messages", "20000", "--rate", "5000"]).end().expect_code(0);
@@ -50,6 +50,6 @@ fn the_hdrhistogram_reader_finds_the_same_percentiles() {
         }
     }
     println!("{compared} percentiles of {} logs compared", logs.len());
-    // Six stages, and one line that was ahead at least.
+    // Six stages, and the lead of at least one line.
     assert!(compared >= 7 * 7, "{compared}");
 }

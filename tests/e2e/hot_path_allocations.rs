@@ -130,7 +130,7 @@ fn real_captures_allocate_nothing() {
     }
 }
 
-/// What a run did after its warm-up.
+/// Counts of a run after its warm-up.
 #[derive(Debug, Default)]
 struct AllocationRun {
     allocations: u64,
@@ -151,14 +151,14 @@ impl AllocationRun {
     }
 }
 
-/// Packets until every buffer has been in use and the fence is open.
+/// Packets of the warm-up: until every buffer was used and the fence is open.
 const WARM_UP: usize = 300;
-/// Packets of one call: few, so that a crowded machine makes many calls too.
+/// Packets per call: few, so that a run also makes many calls on a crowded machine.
 const QUOTA: usize = 16;
 
-/// An exchange with damaged lines plays a day, and this thread alone is the pool: it waits, calls the pipeline's
-/// handlers as the pool would, and counts what they allocate. `beside` is called beside each of these calls.
-fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
+/// Plays a day on damaged lines. The calling thread acts as the only pool thread: it waits, calls the pipeline's handlers
+/// as the pool would, and counts their allocations. `between_calls` runs between the handler calls and is not counted.
+fn run_pipeline<S: HandleSet>(set: S, between_calls: impl Fn()) -> AllocationRun {
     let fixture = GatewayFixture::new();
     let registry = Registry::default();
     let (recorder, mut collector) = stage_recorder_pair(1, 2);
@@ -249,7 +249,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
                 if is_due {
                     pipeline.on_deadline(now, &mut context).unwrap();
                 }
-                beside();
+                between_calls();
             });
             if packets >= WARM_UP {
                 run.calls += 1;
@@ -285,7 +285,7 @@ fn exchange(fixture: &GatewayFixture) -> Exchange {
     .unwrap()
 }
 
-/// Two damaged lines into a channel, its log behind it; log maintenance runs between datagrams, outside of the count.
+/// Feeds two damaged lines into a channel with its log. Log maintenance runs between datagrams and is not counted.
 fn channel(feed: Feed, packets: &[Packet]) -> AllocationRun {
     let folder = tempfile::tempdir().unwrap();
     let (mut sink, mut maintenance) = log(folder.path());
@@ -341,7 +341,7 @@ fn log(directory: &Path) -> (LogSink, SegmentMaintenance) {
     (LogSink::new(writer), maintenance)
 }
 
-/// Levels come, change and go on 40 symbols.
+/// Levels are added, changed and removed on 40 symbols.
 fn deep_update(number: u32) -> PriceLevelUpdate {
     let mut update = PriceLevelUpdate::new_zeroed();
     let is_buy = number.is_multiple_of(2);

@@ -1,4 +1,4 @@
-//! `mdgw inspect` shows the content of a capture; it reports what is wrong with a file, and keeps what came before.
+//! `mdgw inspect` shows the content of a capture; it reports errors in a file, and shows everything before the error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -61,7 +61,7 @@ fn filters_select_exactly_what_they_name() {
     let wanted = messages(&all).iter().filter(|message| message["type"] == "OrderDelete").count();
     assert_eq!(messages(&deletes).len(), wanted);
 
-    // Deletes only number their stock; the directory named the number.
+    // A delete message has only the stock's number. The stock directory maps that number to the symbol.
     let all_messages = messages(&all);
     let first = all_messages.iter().find(|message| message["type"] == "OrderDelete").unwrap();
     let locate = &first["fields"]["stock_locate"];
@@ -117,7 +117,7 @@ fn text_output_shows_instrument_price_and_time() {
 fn statistics_match_the_packets() {
     let day = DayCapture::new();
     let mut packets = day.packets.clone();
-    // A gap in the middle, and a copy.
+    // Make a gap in the middle, and a duplicate.
     let lost = packets.remove(packets.len() / 2);
     let copied = packets[3].clone();
     packets.insert(4, copied);
@@ -150,7 +150,7 @@ fn statistics_match_the_packets() {
     for wanted in ["busiest 1 ms", "busiest 10 ms", "busiest 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
-    // A filter leaves the line's gaps as they are.
+    // A filter does not change the gaps of a line.
     let of_type = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
     let filtered = process::run(of_type).expect_code(0).json();
     assert_eq!(filtered["lines"][0]["gap_count"], 1);
@@ -211,7 +211,7 @@ fn files_without_a_known_feed_are_refused_by_name() {
     let header = fs::read(&day.path).unwrap()[..24].to_vec();
     let mut token_ring = fs::read(&day.path).unwrap();
     token_ring[20] = 6;
-    let unknown_feed = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
+    let unknown_feed = fs::read(day.write("unknown_feed.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
     for (name, content, said) in [
         ("empty", &b""[..], "empty"),
         ("text", b"no capture at all", "not a pcap, pcapng or Nasdaq day file"),
@@ -273,7 +273,11 @@ fn a_readable_file_is_shown_although_another_is_missing() {
     assert!(ended.stderr.contains(text(&missing)), "{}", ended.stderr);
     let alone = process::run(["inspect", text(&missing)]).expect_code(2);
     let why = "No such file or directory (os error 2)";
-    assert_eq!(alone.stderr, format!("mdgw: open {}: {why}\n", text(&missing)), "nothing was shown before");
+    assert_eq!(
+        alone.stderr,
+        format!("mdgw: open {}: {why}\n", text(&missing)),
+        "the error has no other output before it"
+    );
 }
 
 #[test]
@@ -308,7 +312,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     let day = DayCapture::new();
     let whole = fs::read(&day.path).unwrap();
     let path = day.folder.path().join("growing.pcap");
-    // In the middle of a packet, and then in the middle of a later one.
+    // First truncated inside one packet, then inside a later one.
     let (first, second) = (whole.len() / 3, whole.len() / 3 * 2);
     let mut file = File::create(&path).unwrap();
     file.write_all(&whole[..first]).unwrap();
@@ -354,7 +358,7 @@ impl DayCapture {
     }
 }
 
-/// The packets that were printed.
+/// The printed packets.
 fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

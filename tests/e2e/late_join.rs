@@ -38,7 +38,11 @@ fn a_late_subscriber_receives_the_whole_day() {
     for (tail, out) in [(mid_day_tail, noon), (end_of_day_tail, night)] {
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("gap [") && !tail.stderr.contains("lost ["), "{}", tail.stderr);
-        assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.command_line);
+        assert!(
+            fs::read(out).unwrap() == day.expected,
+            "{} differs from the file of an early subscriber",
+            tail.command_line
+        );
     }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
@@ -98,7 +102,7 @@ fn a_subscriber_joining_after_a_gateway_restart_receives_the_whole_day() {
     let (tail, out) = day.tail(&fixture, "after.dbn", &[]);
     let tail = tail.end().expect_code(0);
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
-    assert!(fs::read(out).unwrap() == day.expected, "not what came out before the restart");
+    assert!(fs::read(out).unwrap() == day.expected, "differs from the output before the restart");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -109,7 +113,7 @@ fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     day.play_first_half(&fixture);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-    // Where the log lies in memory, it goes with the machine.
+    // A log in memory is lost with the machine.
     fs::remove_dir_all(fixture.path("log")).unwrap();
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     let (tail, _) = day.tail(&fixture, "after.dbn", &[]);
@@ -117,7 +121,7 @@ fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
     tail.wait_for_stderr(": session ");
     day.play_second_half(&fixture);
     let tail = tail.end();
-    // What lay in sockets when the gateway ended is declared, like everything that arrives while no gateway runs.
+    // Packets in the sockets when the gateway ended, and packets that arrive while no gateway runs, are declared as a gap.
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -130,7 +134,8 @@ fn from_now_delivers_the_rest_and_all_definitions() {
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     day.play_first_half(&fixture);
     let (tail, out) = day.tail(&fixture, "now.dbn", &["--from-now"]);
-    // Joined and told where the day stands, or it would begin with the afternoon's first packet whatever it does.
+    // Wait until the subscriber has joined and received the present position. Otherwise it would begin at the first packet
+    // of the second half in any case.
     tail.wait_for_stderr(": session ");
     day.play_second_half(&fixture);
     let tail = tail.end().expect_code(0);
@@ -138,7 +143,7 @@ fn from_now_delivers_the_rest_and_all_definitions() {
     assert!(tail.stderr.contains(&format!("of {} instruments", feeds::STOCKS)), "{}", tail.stderr);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
     assert!(!found.is_empty() && found.len() < expected.len(), "{} of {}", found.len(), expected.len());
-    assert!(expected.ends_with(&found), "it is the end of the day");
+    assert!(expected.ends_with(&found), "not the end of the day");
 }
 
 #[test]
@@ -153,10 +158,14 @@ fn an_expired_log_delivers_what_it_retains_and_all_definitions() {
     let tail = tail.end().expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
-    assert!(expected.ends_with(&found), "it is the end of the day: {} of {}", found.len(), expected.len());
-    assert!(found.len() < expected.len(), "the log was to be too small for the day");
-    assert!(found.len() > 1 << 20, "it holds its megabytes: {}", found.len());
-    assert!(!tail.stderr.contains("lost ["), "what was gone before it came was never its own: {}", tail.stderr);
+    assert!(expected.ends_with(&found), "not the end of the day: {} of {} bytes", found.len(), expected.len());
+    assert!(found.len() < expected.len(), "the log must be too small for the day");
+    assert!(found.len() > 1 << 20, "the log holds less than expected: {}", found.len());
+    assert!(
+        !tail.stderr.contains("lost ["),
+        "records that the log had expired before the join are not losses: {}",
+        tail.stderr
+    );
 }
 
 #[test]
@@ -178,7 +187,7 @@ fn packets_lost_before_the_subscriber_are_retransmitted() {
         let (came, went) = relay.counts();
         assert!(went < came && came > 1_000, "seed {seed}: {came} came, {went} went on");
         assert!(!tail.stderr.contains("lost ["), "seed {seed}: {}", tail.stderr);
-        assert!(fs::read(out).unwrap() == day.expected, "seed {seed}: not what came out of the gateway");
+        assert!(fs::read(out).unwrap() == day.expected, "seed {seed}: differs from the output of the gateway");
         let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     }
 }
@@ -195,9 +204,9 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
 
     denied.send_request();
     allowed.send_request();
-    assert!(allowed.is_answered_within(TEST_TIMEOUT), "the allowed host is answered");
+    assert!(allowed.is_answered_within(TEST_TIMEOUT), "no answer to the allowed host");
     // One thread answers in order: an answer to the other host would have been sent by now.
-    assert!(!denied.is_answered_within(Duration::from_millis(1)), "the other host is not");
+    assert!(!denied.is_answered_within(Duration::from_millis(1)), "an answer to the denied host");
 
     let late = fixture.tail(&["--exit-idle-s", "3"]).end();
     assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
@@ -206,12 +215,12 @@ fn only_allowed_networks_are_served_and_a_reload_extends_them() {
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);
     gateway.wait_for_stderr("configuration reloaded");
-    // The service takes up its new limits when it next looks.
+    // The service applies its new limits in its next poll.
     let is_served = (0..100).any(|_| {
         denied.send_request();
         denied.is_answered_within(Duration::from_millis(200))
     });
-    assert!(is_served, "the other host is allowed");
+    assert!(is_served, "no answer to the newly allowed host");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -221,7 +230,7 @@ fn records(file: &[u8]) -> Vec<u8> {
     file[metadata_bytes..].to_vec()
 }
 
-/// Somebody who asks the retransmission service from a certain address.
+/// Sends requests to the retransmission service from a given address.
 struct RetransmissionClient(UdpSocket);
 
 impl RetransmissionClient {

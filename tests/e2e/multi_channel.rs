@@ -1,5 +1,5 @@
 //! Several channels in one pool, published on two output lines: each channel's output is the same as if it ran alone,
-//! although both lines lose packets and one of the channels fails.
+//! although both lines lose packets and one channel fails.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -31,7 +31,7 @@ fn each_channel_is_complete_over_two_lossy_output_lines() {
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("lost ["), "channel {channel}: {}", tail.stderr);
         let received = fs::read(scenario.out(channel)).unwrap();
-        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} differs from its output alone");
     }
     scenario.assert_lines_lossy();
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -65,13 +65,13 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
     wait_until_joined(scenario.behind[0], 3);
     wait_until_joined(scenario.behind[1], 3);
     scenario.play_halves(&[TradingDay::play_first_half]);
-    // A channel without a session has no name to say anything under.
+    // Wait until each channel has a session: without one it publishes nothing.
     tails.iter().for_each(|tail| drop(tail.wait_for_stderr(": session ")));
 
     let mut fault = fail_one_receive(&scenario.gateway);
     let alarm = scenario.gateway.wait_for_stderr("alarm=\"channel-failed\"");
     assert!(alarm.contains("cannot read a line's socket"), "{alarm}");
-    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("it has a name");
+    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("the alarm names the channel");
     fault.kill().unwrap();
     fault.wait().unwrap();
     let of_failed = tails.remove(failed);
@@ -88,7 +88,7 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
             tail.stderr
         );
         let received = fs::read(scenario.out(channel)).unwrap();
-        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} differs from its output alone");
     }
     // A subscriber that joins now receives it as well.
     drop(of_failed);
@@ -107,7 +107,7 @@ fn fail_one_receive(gateway: &MdgwProcess) -> Child {
     let is_of_pool = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap().starts_with("main-");
     let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap().map(|task| task.unwrap().path());
     let of_pool: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
-    let [thread] = of_pool.as_slice() else { panic!("one thread was wanted: {of_pool:?}") };
+    let [thread] = of_pool.as_slice() else { panic!("not one pool thread: {of_pool:?}") };
     Command::new("strace")
         .args(["-q", "-e", "trace=recvmmsg", "-e", "inject=recvmmsg:error=EIO:when=1", "-p"])
         .arg(thread.file_name().unwrap())
@@ -119,7 +119,8 @@ fn fail_one_receive(gateway: &MdgwProcess) -> Child {
 const CHANNELS: usize = 3;
 const NAMES: [&str; CHANNELS] = ["one", "two", "three"];
 
-/// A gateway with a fixture for each channel's lines, and two output lines with a lossy network behind them.
+/// One gateway with several channels, and two output lines over a lossy relay. There is one fixture for the lines of each
+/// channel.
 struct MultiChannelScenario {
     fixtures: Vec<GatewayFixture>,
     days: Vec<TradingDay>,
@@ -183,7 +184,7 @@ impl MultiChannelScenario {
     }
 }
 
-/// The first fixture's configuration, with the other fixtures' channels and the second one's output line.
+/// The configuration of the first fixture, plus the channels of the other fixtures and the output line of the second.
 fn config_text(fixtures: &[GatewayFixture], threads: usize) -> String {
     let wanted = GatewayOptions { has_recovery: false, threads, io: "epoll", ..GatewayOptions::itch() };
     let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(&wanted)).collect();

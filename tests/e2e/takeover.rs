@@ -23,7 +23,7 @@ use mdgw_tests::{
     },
 };
 
-/// Of the leader that stops, and of the gateway that goes on.
+/// Epochs of the leader that stops, and of its successor.
 const OLD_EPOCH: Epoch = Epoch(3 << 8 | 9);
 const NEW_EPOCH: Epoch = Epoch(4 << 8 | 2);
 
@@ -31,7 +31,7 @@ fn session(restart: u32) -> Session {
     Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart }
 }
 
-/// Small packets, so that a stock's first message (its mapping and its definition) is cut into parts.
+/// Small packets, so that the first message of a stock (mapping and definition) is split into parts.
 fn wanted() -> GatewayOptions {
     GatewayOptions { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..GatewayOptions::itch() }
 }
@@ -40,7 +40,7 @@ fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
     feeds::itch_packets(feeds::itch_day(messages, seed), name, MIDNIGHT_NS)
 }
 
-/// A standby that has all of the day in its log, its leader, and a consumer of both.
+/// A standby with the whole day in its log, a scripted leader, and a consumer of both.
 struct TakeoverScenario {
     standby: InProcessGateway,
     leader: ScriptedLeader,
@@ -62,7 +62,7 @@ impl TakeoverScenario {
         Self { leader: ScriptedLeader::new(standby.fixture.output, OLD_EPOCH), standby, consumer }
     }
 
-    /// The leader publishes so many entries and stops; the standby goes on.
+    /// The leader publishes `count` entries and stops. Then the standby takes over.
     fn assert_takeover_after(mut self, count: usize) {
         let log = self.standby.log();
         self.leader.publish(&log[..count]);
@@ -80,10 +80,10 @@ impl TakeoverScenario {
         assert_eq!(self.consumer.epoch(), Some(NEW_EPOCH));
         let report = self.standby.stop();
         let published = report.channels[0].published;
-        // An entry that covers nothing (a state, the session's end) is republished at its position.
-        let heard = log[..count].last().map(LogEntry::until);
-        let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
-        assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
+        // An entry that covers no message (a state, the session's end) is republished if it is at the received position.
+        let received = log[..count].last().map(LogEntry::until);
+        let is_new = |entry: &&LogEntry| received.is_none_or(|received| entry.until() > received || entry.from() == received);
+        assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "only the entries that receivers may lack");
         assert_eq!(report.listener_counts.unwrap().holes_abandoned, 0);
     }
 }
@@ -92,10 +92,10 @@ impl TakeoverScenario {
 fn takeover_after_a_kill_inside_a_split_message() {
     let day = day(600, 1, SESSION);
     let log = TakeoverScenario::new(std::slice::from_ref(&day)).standby.log();
-    let first_part = log.iter().position(|entry| entry.until().part == 1).expect("a message is cut into parts");
+    let first_part = log.iter().position(|entry| entry.until().part == 1).expect("a message is split into parts");
     let parts = log[first_part..].iter().take_while(|entry| entry.until().part > 0).count() + 1;
     assert!(parts >= 2, "{parts} parts");
-    // Before the first part, after each, and after the next message.
+    // Stop before the first part, after each part, and after the next message.
     for count in first_part..=first_part + parts + 1 {
         TakeoverScenario::new(std::slice::from_ref(&day)).assert_takeover_after(count);
     }
@@ -137,13 +137,13 @@ fn a_gap_only_on_the_standby_is_not_published() {
     assert!(messages_of(&incomplete_log).len() < messages_of(&whole).len());
     let gap =
         incomplete_log.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
-    // The leader has published what the standby lacks, and some more.
+    // The leader has published the messages that the standby lacks, and some later ones.
     let count = whole.iter().position(|entry| entry.first >= gap.next).unwrap() + 10;
     ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&whole[..count]);
     standby.wait_until_received(whole[count - 1].until());
     standby.open_fence(NEW_EPOCH);
     consumer.receive_to_session_end(session(0));
-    // No gap is declared. The successor's books may give other records for later messages, which are marked suspect.
+    // No gap is declared. The successor's books may produce other records for later messages; those are marked suspect.
     let position = (session(0), whole[count - 1].next.0);
     let mut expected = messages_of(&whole[..count]);
     expected.extend(messages_of(&incomplete_log).split_off(&position));
@@ -153,8 +153,8 @@ fn a_gap_only_on_the_standby_is_not_published() {
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
-        assert!(is_right || *is_suspect, "{sequence} differs in silence");
-        assert!(*sequence >= position.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
+        assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
+        assert!(*sequence >= position.1 || !is_suspect, "{sequence} is from the old leader, whose books are not suspect");
         suspects += u32::from(*is_suspect);
     }
     assert!(suspects > 0);
@@ -176,7 +176,7 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     venue.send(standby.fixture.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     let incomplete_log = leading.log();
-    // The old leader has declared the gap, and published as much as the standby has.
+    // The old leader has declared the gap and published everything that the standby has.
     let first: [u8; 8] = after[0].1[10..18].try_into().unwrap();
     let position = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
     // A heartbeat covers messages that produced no output.
@@ -192,18 +192,18 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     venue.send(standby.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
-    assert_eq!(gaps, 1, "as the old leader declared it, and not again");
+    assert_eq!(gaps, 1, "only the old leader declares the gap");
     let oracle = messages_of(&standby.log());
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
-        assert!(is_right || *is_suspect, "{sequence} differs in silence");
+        assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
         suspects += u32::from(*is_suspect && *sequence >= position.sequence.0);
     }
     assert!(
         suspects > 100,
-        "consumers' books are wrong since the gap, and {suspects} of the successor's messages say so"
+        "consumers' books are wrong since the gap, and {suspects} of the successor's messages are marked suspect"
     );
     let _ = (leading.stop(), standby.stop());
 }
@@ -216,7 +216,7 @@ fn declares_gap(entry: &LogEntry) -> bool {
 fn packets_lost_by_receiver_and_standby_are_republished() {
     let mut scenario = TakeoverScenario::new(&[day(3_000, 1, SESSION)]);
     let log = scenario.standby.log();
-    // Lost on the network, for all receivers: the last packet but ten that the leader sent.
+    // The network loses, for all receivers, the tenth packet before the leader's last one.
     let lost = 100;
     scenario.leader.publish(&log[..lost]);
     scenario.standby.wait_until_received(log[lost - 1].until());
@@ -254,7 +254,8 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     let mut consumer = RecordingConsumer::open(&second, 3);
     let requests = first.requests.to_string();
     let feed = ["--messages", "40000", "--rate", "4000", "--request-server", &requests, "--linger-s", "60"];
-    // On a crowded machine the server's answers may come too late for a gateway, and a gap would be declared, as it should.
+    // No message is lost on both lines: on a crowded machine the server's answers may come too late, and the gateway would
+    // rightly declare a gap.
     let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05", "--never-on-all"];
     leading.send_command("open 2561");
     let played = first.sim(&[feed.as_slice(), &damage].concat());
@@ -267,11 +268,11 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     standby.assert_exit_success();
     let log = log_entries(&second);
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
-    assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "that is the whole day");
+    assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "the log has the whole day");
     assert_eq!(consumer.epoch(), Some(Epoch(2818)));
 }
 
-/// Two gateways that both have the same lines, the first of which leads; linked.
+/// Two linked gateways on the same lines. The first one leads.
 fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkHandle>; 2], RecordingConsumer) {
     let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
@@ -291,13 +292,13 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let venue = VenueSender::default();
     venue.send(first.fixture.lines[0], before);
     let log_end = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
-    wait_until("the input is worked off", || {
+    wait_until("all input is processed", || {
         let position = log_end(&first);
         position.is_some()
             && first.status_table().published == position
             && second.status_table().logged_through == position
     });
-    wait_until("the peer has reported it", || second.status_table().heard.reported_through == log_end(&first));
+    wait_until("the peer has reported its position", || second.status_table().received.reported_through == log_end(&first));
 
     first.handle().fence().close();
     first.handle().on_fence_change();
@@ -313,7 +314,7 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let log = second.log();
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
-    assert_eq!(first.log(), log, "both gateways' logs are alike, byte for byte");
+    assert_eq!(first.log(), log, "the logs of both gateways are equal, byte for byte");
     wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
     assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
@@ -328,7 +329,7 @@ fn the_leader_learns_whether_its_output_is_received() {
         let first = GatewayFixture::with_node(1);
         let mut second = first.peer_on_same_lines(2);
         if is_cut {
-            // As if the leader's cable were out: it sends where the other one doesn't listen.
+            // As with an unplugged cable: the leader sends to a group that the standby has not joined.
             second.output = GatewayFixture::new().output;
         }
         let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
@@ -337,13 +338,13 @@ fn the_leader_learns_whether_its_output_is_received() {
         let [first, second] = members;
         first.open_fence(OLD_EPOCH);
         VenueSender::default().send(first.fixture.lines[0], &packets);
-        wait_until("all of it is published", || {
+        wait_until("everything is published", || {
             let position = first.log().last().map(LogEntry::until);
             position.is_some()
                 && first.status_table().published == position
                 && second.status_table().logged_through == position
         });
-        let report = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
+        let report = || handle.peer_reports(CHANNEL).first().map(|report| report.positions).unwrap_or_default();
         wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
             assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
@@ -378,8 +379,8 @@ fn a_joining_gateway_copies_the_session_from_its_peer() {
     }
 }
 
-/// A gateway asks the other one for some tens of milliseconds. On a machine so crowded that an answer takes longer it gives the
-/// hole up, rightly; then once more.
+/// A gateway requests missing messages from its peer for some tens of milliseconds. On a crowded machine an answer may take
+/// longer, and the gateway rightly declares the gap. In that case the test retries.
 #[test]
 fn a_gap_on_all_lines_is_filled_from_the_peer() {
     let is_filled = (1..=ATTEMPTS).any(|attempt| {
@@ -389,7 +390,7 @@ fn a_gap_on_all_lines_is_filled_from_the_peer() {
         }
         gaps == 0
     });
-    assert!(is_filled, "the other gateway was never asked, or never answered");
+    assert!(is_filled, "no attempt filled the gap from the peer");
 }
 
 fn gaps_after_peer_recovery() -> u64 {
@@ -423,7 +424,7 @@ fn diverging_records_of_two_gateways_are_detected() {
     let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
     let handles = link([a, b]);
-    // One price, one bit: somewhere in the middle an order is added at another price.
+    // Change one bit of a price: one order in the middle of the day is added at another price.
     let changed: Vec<Packet> = {
         let mut packets = packets.clone();
         let added = |bytes: &[u8]| bytes.len() > 22 + 36 && bytes[22] == b'A' && bytes[21] == 36;
@@ -445,7 +446,7 @@ fn diverging_records_of_two_gateways_are_detected() {
     assert_eq!((found.channel, found.session), (CHANNEL, session(0)));
     assert_eq!(found.ours.len(), found.theirs.len());
     let different = found.ours.iter().zip(&found.theirs).filter(|(ours, theirs)| ours != theirs).count();
-    assert!((1..=8).contains(&different), "a price: {different} bytes");
+    assert!((1..=8).contains(&different), "more than a price differs: {different} bytes");
     let _ = members.map(InProcessGateway::stop);
 }
 
@@ -468,7 +469,7 @@ fn the_checker_detects_loss_duplicates_reordering_and_changes() {
     }
 }
 
-/// A gateway in a process of its own, that can be killed.
+/// A gateway in a separate process, which can be killed.
 struct GatewayProcess {
     child: Child,
     input: ChildStdin,
@@ -496,12 +497,12 @@ impl GatewayProcess {
         self.wait_for_reply(command.split(' ').next().unwrap());
     }
 
-    /// Waits for a line of its own among those of the test harness; what follows its first word.
+    /// Waits for a line that begins with `word`, among the lines of the test harness. Returns the rest of that line.
     fn wait_for_reply(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway is gone");
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway has ended");
             if let Some(rest) = line.strip_prefix("@ ").and_then(|said| said.strip_prefix(word)) {
                 return rest.trim().to_owned();
             }
@@ -520,14 +521,14 @@ impl GatewayProcess {
 
 impl Drop for GatewayProcess {
     fn drop(&mut self) {
-        // Gone already, in most tests.
+        // In most tests the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 #[test]
-#[ignore = "the process that another test starts and kills"]
+#[ignore = "runs as the gateway process of another test, which kills it"]
 fn gateway_process_for_kill_test() {
     let Some(config) = std::env::var_os("MDGW_TEST_CONFIG") else { return };
     let whole = std::env::var_os("MDGW_TEST_WHOLE_SESSION").is_some();

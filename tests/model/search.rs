@@ -15,20 +15,20 @@ pub(super) trait SafetyModel:
     fn violation(state: &Self::State) -> Option<Self::Violation>;
 }
 
-/// What the search asks of a state.
+/// The traits that a state needs for the search.
 pub(super) trait SearchState: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static {}
 impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> SearchState for S {}
 
-/// What a search found.
+/// Result of a search.
 struct SearchResult<W> {
-    /// The violation, and after how many steps it was found.
+    /// The violation, and the number of steps to it.
     violation: Option<(W, usize)>,
-    /// That were generated.
+    /// Number of generated states.
     states: usize,
     reached: Vec<&'static str>,
 }
 
-/// Until so many states have been generated.
+/// Searches until `states` states have been generated, or a violation is found.
 fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Violation> {
     let stop_condition = HasDiscoveries::AnyFailures;
     let checker = model

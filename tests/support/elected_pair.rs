@@ -22,7 +22,7 @@ pub struct ElectedPair {
 }
 
 impl ElectedPair {
-    /// Two fixtures of one feed and one output, without processes yet.
+    /// Two gateways with the same lines and the same output, not yet started.
     ///
     /// # Panics
     /// When the key can't be written.
@@ -59,8 +59,8 @@ impl ElectedPair {
     }
 
     /// Starts a gateway without waiting until it runs.
-    pub fn begin(&mut self, node: u8) {
-        self.gateways.begin(node, &self.config_text(node));
+    pub fn spawn(&mut self, node: u8) {
+        self.gateways.spawn(node, &self.config_text(node));
     }
 
     /// Its status of its group; `None` if it doesn't answer.
@@ -100,7 +100,7 @@ impl ElectedPair {
     /// The configuration that a gateway is started with.
     ///
     /// # Panics
-    /// When there is none of that number.
+    /// When no gateway has that node id.
     #[must_use]
     pub fn config_text(&self, node: u8) -> String {
         let (first, fixture, peer) = (self.gateways.fixture(1), self.gateways.fixture(node), 3 - node);

@@ -1,5 +1,5 @@
-//! Two gateways whose leadership the test decides, a leader that stops wherever the test wants, a venue, and a consumer
-//! that records everything.
+//! Two in-process gateways whose leader the test sets, a scripted leader that stops at any position, a venue, and a
+//! consumer that records all deliveries.
 
 use std::{
     collections::BTreeMap,
@@ -73,10 +73,10 @@ pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
     Gateway::start(&config, overrides).expect("the gateway starts")
 }
 
-/// A gateway in the test's own process.
+/// A gateway that runs inside the test process.
 #[derive(Debug)]
 pub struct InProcessGateway {
-    /// Its fixture.
+    /// Addresses, directory and configuration.
     pub fixture: GatewayFixture,
     gateway: Gateway,
 }
@@ -98,10 +98,10 @@ impl InProcessGateway {
     /// The group's handle.
     ///
     /// # Panics
-    /// Never: a fixture has that group.
+    /// Never: the configuration has that group.
     #[must_use]
     pub fn handle(&self) -> &GroupHandle {
-        self.gateway.group(GROUP).expect("a fixture has one group")
+        self.gateway.group(GROUP).expect("the configuration has one group")
     }
 
     /// Status of its channel, and what it has received from the peer.
@@ -205,7 +205,7 @@ impl LogEntry {
     }
 }
 
-/// Everything in a fixture's publication log.
+/// All entries of a gateway's publication log.
 #[must_use]
 pub fn log_entries(fixture: &GatewayFixture) -> Vec<LogEntry> {
     let reader = Reader::open(fixture.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
@@ -244,7 +244,7 @@ pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
     messages
 }
 
-/// A leader that publishes entries of a log as far as the test says, and then nothing more.
+/// A leader that publishes log entries only up to the position that the test sets.
 #[derive(Debug)]
 pub struct ScriptedLeader {
     socket: UdpSocket,
@@ -339,7 +339,7 @@ pub enum Delivery {
 }
 
 impl RecordingConsumer {
-    /// Subscribes to a fixture's output, and requests missing messages from that fixture's gateway.
+    /// Subscribes to a gateway's output, and requests missing messages from that gateway.
     ///
     /// # Panics
     /// When it can't.

@@ -14,7 +14,7 @@ use std::{
 use mdgw_captures::impairment::{ImpairedLines, LineImpairment, LossPolicy};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Receives one group on loopback and forwards what the damage leaves to another one.
+/// Receives one multicast group on loopback, applies the damage, and forwards the rest to another group.
 #[derive(Debug)]
 pub struct LossyRelay {
     shared: Arc<RelayCounts>,

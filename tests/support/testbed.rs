@@ -191,7 +191,7 @@ impl Testbed {
         let gateway = self.host(node).namespace.run(start);
         gateway.wait_for_stderr("gateway running");
         self.running[index(node)] = Some(gateway);
-        wait_until("its control socket is there", || self.status(node).is_some());
+        wait_until("the control socket answers", || self.status(node).is_some());
     }
 
     fn start_witnesses(&mut self) {
@@ -280,14 +280,14 @@ impl Testbed {
     /// # Panics
     /// When it doesn't run, or has no memory cgroup, see [`Plan::has_memory_limit`].
     pub fn exhaust_memory(&mut self, node: u8) -> u64 {
-        let memory = self.memory_cgroups.get(index(node)).expect("its memory is counted");
+        let memory = self.memory_cgroups.get(index(node)).expect("a memory cgroup of the gateway");
         let gateway = self.running[index(node)].as_mut().expect("the starved gateway runs");
         let now = unix_now();
-        wait_until("it is out of memory", || {
+        wait_until("the cgroup is out of memory", || {
             memory.limit_to_current_usage();
             memory.has_oom_killed()
         });
-        wait_until("it is dead", || gateway.has_ended());
+        wait_until("the kernel has killed it", || gateway.has_ended());
         memory.lift_limit();
         self.killed.extend(self.running[index(node)].take());
         now.0
@@ -369,7 +369,7 @@ impl Testbed {
     #[must_use]
     pub fn leader(&self) -> u8 {
         let mut leader = None;
-        wait_until("one of them leads", || {
+        wait_until("a gateway leads", || {
             leader = self.running().into_iter().find(|node| self.role(*node) == "leader");
             leader.is_some()
         });
@@ -383,13 +383,13 @@ impl Testbed {
         let reached = self.ready_position(self.leader());
         wait_until("the gateway has caught up", || self.ready_position(node) >= reached);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
-            wait_until("somebody is to follow", || {
+            wait_until("the leader has named a successor", || {
                 self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
             });
         }
     }
 
-    /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.
+    /// The position that the gateway has logged. Sessions differ in their restart alone, which has one digit.
     fn ready_position(&self, node: u8) -> Option<(String, u64)> {
         let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
@@ -417,7 +417,7 @@ impl Testbed {
                 .zip(&delivered_before)
                 .all(|(receiver, before)| receiver.progress().0 >= before + count)
         };
-        wait_until("the stream goes on", all);
+        wait_until("the stream continues", all);
     }
 
     /// Ends the session, waits until receivers got the rest, ends everything, and checks the result.

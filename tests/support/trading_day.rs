@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub struct TradingDay {
     captures: [PathBuf; 2],
-    /// The file of a subscriber that was there from the beginning, made by the decoder without a gateway.
+    /// The expected file of a subscriber that receives the whole day, made by the offline decoder without a gateway.
     pub expected: Vec<u8>,
 }
 
@@ -23,7 +23,7 @@ impl TradingDay {
     /// Generates a day of that many messages.
     ///
     /// # Panics
-    /// When the files can't be written, or not replayed.
+    /// When the files can't be written or replayed.
     #[must_use]
     pub fn of(fixture: &GatewayFixture, messages: u64) -> Self {
         let packets: Vec<Packet> = feeds::itch_packets(feeds::itch_day(messages, 8), SESSION, MIDNIGHT_NS);
@@ -36,14 +36,14 @@ impl TradingDay {
         let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
         let arguments = ["--schema", "mbo", "--ts-recv", "none", "--date", DATE, "-o", text(&out)];
         let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
-        Self { captures, expected: fs::read(out).expect("the decoder has written it") }
+        Self { captures, expected: fs::read(out).expect("the offline decoder has written its output") }
     }
 
     /// Starts the gateway that receives it.
     #[must_use]
-    pub fn gateway(&self, fixture: &GatewayFixture, wanted: &GatewayOptions) -> MdgwProcess {
-        let wanted = GatewayOptions { has_recovery: false, ..wanted.clone() };
-        fixture.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"])
+    pub fn gateway(&self, fixture: &GatewayFixture, options: &GatewayOptions) -> MdgwProcess {
+        let options = GatewayOptions { has_recovery: false, ..options.clone() };
+        fixture.gateway(&options, &["--date", DATE, "--ts-recv", "none"])
     }
 
     /// Starts a subscriber that records until the day ends. Returns it with the path of its file.
@@ -65,7 +65,7 @@ impl TradingDay {
     }
 }
 
-/// Its trading date.
+/// The trading date of a [`TradingDay`].
 pub const DATE: &str = "2019-01-30";
 
 fn play(capture: &Path, fixture: &GatewayFixture) {

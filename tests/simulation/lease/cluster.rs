@@ -140,7 +140,7 @@ pub(super) struct SimulatedGateway {
     pub(super) fence: Fence,
     pub(super) leading_epoch: Option<Epoch>,
     deadline: MonoNs,
-    /// Until when sends of the opening that final_positions may return, in true time.
+    /// Latest end of sends of the last leadership, in true time.
     pub(super) sends_end_ns: u64,
     /// Epoch of a packet that had passed the fence check and was not sent when the process was paused.
     pub(super) unsent_packet: Option<Epoch>,
@@ -303,7 +303,7 @@ impl LeaseCluster {
         self.send(gateway, Input::ObservedEpoch(epoch), 0);
     }
 
-    /// Where the output final_positions of one that drains.
+    /// Sets where the output of a draining gateway ended, by channel.
     pub(crate) fn set_final_positions(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
         self.gateways[gateway].final_positions = positions;
     }
