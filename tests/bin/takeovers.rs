@@ -1,5 +1,5 @@
 //! Injects faults into real gateways on hosts of their own (network namespaces), under load, and checks what every receiver
-//! got, and for how long it got nothing new.
+//! received, and for how long it received nothing new.
 //!
 //! `cargo run --release -p mdgw-tests --features stores --bin takeovers -- --all --trials 50`
 //!
@@ -41,7 +41,7 @@ use mdgw_tests::{
 #[derive(Debug, Parser)]
 #[command(name = "takeovers", group = ArgGroup::new("cases").required(true).args(["all", "case"]))]
 struct TakeoverArgs {
-    /// Every case over its own backend, the benchmark's cases over all of them; prints a table.
+    /// Every case over its own backend, and the benchmark's cases over all backends; prints a table.
     #[arg(long)]
     all: bool,
     /// One case; `list` prints all names.
@@ -175,7 +175,7 @@ impl Options {
         while done < self.args.trials {
             let count = self.args.trials_per_day.min(self.args.trials - done);
             let mut injected_faults = Vec::new();
-            // A day that panics is recorded, and the next one is played all the same.
+            // A day that panics is recorded, and the next day is played.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
                 testbed.wait_until_expectation_ready();

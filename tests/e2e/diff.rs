@@ -174,7 +174,7 @@ fn incomparable_inputs_exit_2() {
     for (content, error) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
         fs::write(&bad, content).unwrap();
         let ended = diff(&capture, &bad).expect_code(2);
-        assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
+        assert!(ended.stderr.contains(error) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
     }
     let ended = diff(&capture, &path("missing")).expect_code(2);
     assert!(ended.stderr.contains("missing"), "{}", ended.stderr);

@@ -51,13 +51,13 @@ fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
 
 #[test]
 fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
-    let first_site = GatewayFixture::with_node(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let records = first_site.path("records");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let records = first_fixture.path("records");
 
-    let first = start(&first_site, &records);
+    let first = start(&first_fixture, &records);
     let first_epoch = wait_for_leadership_epoch(&first, 1);
-    let second = start(&second_site, &records);
+    let second = start(&second_fixture, &records);
     second.wait_for_stderr("gateway running");
     assert!(!second.stderr_so_far().contains("INFO leads "), "one leads at a time");
 
@@ -67,7 +67,7 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
     assert!(second_epoch > first_epoch);
 
     // The restarted gateway is a candidate, and takes over when the leader stops in order.
-    let first = start(&first_site, &records);
+    let first = start(&first_fixture, &records);
     first.wait_for_stderr("gateway running");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
@@ -77,16 +77,16 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
 
 #[test]
 fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
-    let first_site = GatewayFixture::with_node(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let key = first_site.path("key");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let key = first_fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("two gateways can lead");
     let first_epoch = wait_for_leadership_epoch(&first, 1);
-    let second = start_member(&second_site, &key);
+    let second = start_member(&second_fixture, &key);
     second.wait_for_stderr("state=Connected");
     assert!(!second.stderr_so_far().contains("INFO leads "), "the oldest leads");
 
@@ -96,7 +96,7 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     assert!(second_epoch > first_epoch);
 
     // The restarted gateway joins, although it is configured to bootstrap, and takes over when the leader stops in order.
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("state=Connected");
     assert!(!first.stderr_so_far().contains("INFO leads "), "one leads");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);

@@ -172,15 +172,15 @@ fn an_expired_log_delivers_what_it_retains_and_all_definitions() {
 fn packets_lost_before_the_subscriber_are_retransmitted() {
     for seed in 1..=3 {
         let fixture = GatewayFixture::new();
-        let lossy_site = GatewayFixture::new();
+        let lossy_fixture = GatewayFixture::new();
         let day = TradingDay::of(&fixture, 20_000);
         let gateway = day.gateway(&fixture, &GatewayOptions::itch());
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-        let relay = LossyRelay::start(fixture.output, lossy_site.output, damage, seed);
+        let relay = LossyRelay::start(fixture.output, lossy_fixture.output, damage, seed);
         let out = fixture.path("relayed.dbn");
         let schema = ["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)];
-        let tail = fixture.start_tail(lossy_site.output, &schema);
-        wait_until_joined(lossy_site.output, 1);
+        let tail = fixture.start_tail(lossy_fixture.output, &schema);
+        wait_until_joined(lossy_fixture.output, 1);
         day.play_first_half(&fixture);
         day.play_second_half(&fixture);
         let tail = tail.end().expect_code(0);

@@ -71,7 +71,10 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
     let mut fault = fail_one_receive(&scenario.gateway);
     let alarm = scenario.gateway.wait_for_stderr("alarm=\"channel-failed\"");
     assert!(alarm.contains("cannot read a line's socket"), "{alarm}");
-    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("the alarm names the channel");
+    let failed = NAMES
+        .iter()
+        .position(|name| alarm.contains(&format!("channel=\"{name}\"")))
+        .expect("the alarm names the channel");
     fault.kill().unwrap();
     fault.wait().unwrap();
     let of_failed = tails.remove(failed);

@@ -195,7 +195,10 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     scenario.pair.wait_until_eligible(3 - leader);
     let (pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    assert!(messages_of(&log_entries(pair.gateways.fixture(2))) == expected, "the log of the second gateway is not complete");
+    assert!(
+        messages_of(&log_entries(pair.gateways.fixture(2))) == expected,
+        "the log of the second gateway is not complete"
+    );
     let second = messages_of(&log_entries(pair.gateways.fixture(1)));
     assert!(
         second.iter().all(|(name, records)| expected[name] == *records),

@@ -55,15 +55,15 @@ fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
 
 #[test]
 fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
-    let first_site = GatewayFixture::with_node(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let key = first_site.path("key");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let key = first_fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("INFO leads ");
-    let second = start_member(&second_site, &key);
+    let second = start_member(&second_fixture, &key);
     second.wait_for_stderr("state=Connected");
     second.wait_for_stderr("sentinel is watching");
 
@@ -218,13 +218,13 @@ fn next_epoch(listener: &UdpSocket) -> Epoch {
     next_packet_epoch(listener).expect("something is published")
 }
 
-/// Of all that has come.
+/// Epochs of all packets received so far.
 fn epochs(listener: &UdpSocket) -> Vec<Epoch> {
     listener.set_nonblocking(true).expect("the socket option can be set");
     std::iter::from_fn(|| next_packet_epoch(listener)).collect()
 }
 
-/// Of the next packet. Probes of the output come to the group as well, and are none.
+/// Epoch of the next packet. Skips output probes, which are sent to the same group.
 fn next_packet_epoch(listener: &UdpSocket) -> Option<Epoch> {
     let mut datagram = [0; 2_048];
     loop {

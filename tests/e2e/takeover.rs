@@ -82,8 +82,13 @@ impl TakeoverScenario {
         let published = report.channels[0].published;
         // An entry that covers no message (a state, the session's end) is republished if it is at the received position.
         let received = log[..count].last().map(LogEntry::until);
-        let is_new = |entry: &&LogEntry| received.is_none_or(|received| entry.until() > received || entry.from() == received);
-        assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "only the entries that receivers may lack");
+        let is_new =
+            |entry: &&LogEntry| received.is_none_or(|received| entry.until() > received || entry.from() == received);
+        assert_eq!(
+            published.catch_up_packets,
+            log.iter().filter(is_new).count() as u64,
+            "only the entries that receivers may lack"
+        );
         assert_eq!(report.listener_counts.unwrap().holes_abandoned, 0);
     }
 }
@@ -154,7 +159,10 @@ fn a_gap_only_on_the_standby_is_not_published() {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
         let is_right = oracle.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
-        assert!(*sequence >= position.1 || !is_suspect, "{sequence} is from the old leader, whose books are not suspect");
+        assert!(
+            *sequence >= position.1 || !is_suspect,
+            "{sequence} is from the old leader, whose books are not suspect"
+        );
         suspects += u32::from(*is_suspect);
     }
     assert!(suspects > 0);
@@ -298,7 +306,9 @@ fn a_planned_hand_over_publishes_nothing_twice() {
             && first.status_table().published == position
             && second.status_table().logged_through == position
     });
-    wait_until("the peer has reported its position", || second.status_table().received.reported_through == log_end(&first));
+    wait_until("the peer has reported its position", || {
+        second.status_table().received.reported_through == log_end(&first)
+    });
 
     first.handle().fence().close();
     first.handle().on_fence_change();

@@ -27,16 +27,16 @@ fn running(fixture: &GatewayFixture) -> (MdgwProcess, MdgwProcess, PathBuf) {
     (gateway, sim, socket)
 }
 
-/// Looks until it sees what is waited for.
+/// Runs `mdgw top --once` until its output is wanted.
 fn once(socket: &Path, is_wanted: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
-        let looked = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
-        let value = looked.expect_code(0).json();
+        let exited = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
+        let value = exited.expect_code(0).json();
         if is_wanted(&value) {
             return value;
         }
-        assert!(Instant::now() < deadline, "never seen: {value}");
+        assert!(Instant::now() < deadline, "top does not show it: {value}");
     }
 }
 

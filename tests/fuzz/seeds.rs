@@ -35,7 +35,7 @@ use mdgw_telemetry::stages::{Stage, StageHistograms};
 
 use super::feeds;
 
-/// Captures in each container and compression that is read, of each protocol, and day files.
+/// Captures of each protocol, in each supported container and compression, and day files.
 pub(crate) fn captures() -> Vec<Vec<u8>> {
     let payloads = |wanted: &str| {
         let mut all = feeds::seeds::all().into_iter();
@@ -248,7 +248,7 @@ pub(crate) fn configurations() -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// What `mdgw tail --json` prints.
+/// Output of `mdgw tail --json`.
 pub(crate) fn rows() -> Vec<Vec<u8>> {
     let row = |sequence: u64, index: u64| {
         format!(

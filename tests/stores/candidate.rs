@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Arc::clone(&fence),
                 waiting,
                 &inbox,
-                Box::new(NoSurroundings),
+                Box::new(IgnoredNotifications),
                 options(timing),
             ),
             &fence,
@@ -97,7 +97,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => return Err("no such store".into()),
     };
     run_candidate(
-        Election::new(core, register, Arc::clone(&fence), waiting, &inbox, Box::new(NoSurroundings), options(timing)),
+        Election::new(
+            core,
+            register,
+            Arc::clone(&fence),
+            waiting,
+            &inbox,
+            Box::new(IgnoredNotifications),
+            options(timing),
+        ),
         &fence,
     )
 }
@@ -125,16 +133,16 @@ fn run_candidate(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// No peer is notified: this tests the lease alone.
-struct NoSurroundings;
+/// Ignores all notifications: this program tests only the lease.
+struct IgnoredNotifications;
 
-impl ElectionHooks for NoSurroundings {}
+impl ElectionHooks for IgnoredNotifications {}
 
 fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
     let is_stopping = Arc::new(AtomicBool::new(false));
     let of_thread = Arc::clone(&is_stopping);
     thread::spawn(move || {
-        // Whatever it reads, or fails to read: the end is what counts.
+        // The content does not matter, only the end of standard input.
         let _ = io::stdin().read_to_end(&mut Vec::new());
         of_thread.store(true, Ordering::Release);
     });

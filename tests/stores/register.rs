@@ -1,5 +1,5 @@
-//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, return, or return
-//! with old data.
+//! A group's record in real stores: the guarantees of swap, read and watch while nodes are killed, hang, restart, or are
+//! restored from old data.
 
 use std::{
     fs,
@@ -228,7 +228,7 @@ fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
             found == version
         });
     }
-    // A late watch gets the present record.
+    // A watch that starts late is notified of the present record.
     let mut late = client(ensemble);
     late.watch();
     assert_eq!(late.wait_for_change(|_| true).map(|found| found.version), Some(version));
@@ -238,7 +238,7 @@ fn continues_when_a_node_dies_or_hangs(ensemble: &mut Ensemble) {
     let mut client = client(ensemble);
     client.put(Version::NONE, &record(1));
     let mut count = 0;
-    // Each node in turn, so that the one in use is among them whichever it is, and the store's leader too.
+    // Each node in turn, so that both the node of the client's connection and the store's leader are affected.
     for node in 0..ensemble.count() {
         ensemble.kill(node);
         client.increment_until(1, SWAPS);
@@ -272,7 +272,7 @@ fn never_applies_a_lost_swap_late(ensemble: &mut Ensemble) {
     let mut client = client(ensemble);
     let mut version = client.put(Version::NONE, &record(1));
     for round in 1..=5 {
-        // All nodes, since the one in use may be any of them after a reconnect.
+        // All nodes, since the client may be connected to any of them after a reconnect.
         (0..ensemble.count()).for_each(|node| ensemble.pause(node));
         let lost = Record { renewal: round, ..record(7) };
         let outcome = client.swap(version, &lost);
@@ -331,7 +331,7 @@ fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
         (dead, ReleaseResult::Released, Record { holder: None, ..held }),
     ] {
         let (sender, events) = mpsc::channel();
-        // As a sentinel does: opened when it is needed, and asked at once.
+        // As a sentinel does: opens the register only when needed, and sends a request at once.
         let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
         assert_eq!(release_on_behalf(&mut *register, &events, &member, TEST_TIMEOUT), marked);
         assert_eq!(client.read().map(|found| found.record), Some(left));

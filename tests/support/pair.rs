@@ -144,7 +144,9 @@ impl InProcessGateway {
     pub fn wait_until_received(&self, position: StreamPosition) {
         let status_table = self.gateway.status_table().expect("a standby listens");
         wait_until("the output of the leader is received", || {
-            status_table.get(CHANNEL).is_some_and(|status_table| status_table.heard.received_through == Some(position))
+            status_table
+                .get(CHANNEL)
+                .is_some_and(|status_table| status_table.received.received_through == Some(position))
         });
     }
 

@@ -122,7 +122,7 @@ fn a_live_channel_is_copied_over_a_link_repeatedly() {
     }
 }
 
-/// Plays a gateway that is asked for a copy; whoever listens there hears what it says.
+/// Acts as a donor: accepts one connection, waits for a copy request, and sends `messages`. Returns its address.
 fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
@@ -138,7 +138,7 @@ fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
         for message in messages {
             socket.write_all(&stream.seal(&message).unwrap()).unwrap();
         }
-        // Then it is gone, but not before it has been heard.
+        // Close only after the joiner has received everything.
         let _closed = socket.shutdown(std::net::Shutdown::Write);
         while socket.read(&mut bytes).is_ok_and(|count| count > 0) {}
     });

@@ -92,7 +92,7 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
         assert!(matches!(received, Some((1, GroupId(3), PeerMessage::PromiseRequest(_)))), "{nonce}");
     }
     let mut death = None;
-    wait_until("the death is told", || {
+    wait_until("the death notice arrives", || {
         death = second.handle().take_death();
         death.is_some()
     });
@@ -100,11 +100,11 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
     assert_eq!((second.handle().take_election(), second.handle().take_death()), (None, None));
     assert!(second.handle().counts().datagrams > 0, "{:?}", second.handle().counts());
     drop(second);
-    wait_until("it is gone", || first.handle().peer_nodes().is_empty());
+    wait_until("the link is closed", || first.handle().peer_nodes().is_empty());
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet again", || has_met(&first, 2) && has_met(&second, 1));
+    wait_until("the links are established again", || has_met(&first, 2) && has_met(&second, 1));
     assert!(second.handle().send_death(&notice(2)));
-    wait_until("it is heard", || first.handle().take_death() == Some((None, notice(2))));
+    wait_until("the death notice arrives", || first.handle().take_death() == Some((None, notice(2))));
 }
 
 #[test]
@@ -149,20 +149,20 @@ fn each_of_three_gateways_receives_its_messages_with_their_sender() {
     assert!(first.handle().send_election(3, GroupId(4), &PeerMessage::PromiseRequest(request)));
     assert!(first.handle().send_death(&notice(1)));
     for link in [second, third] {
-        wait_until("a death is told to all", || link.handle().take_death() == Some((None, notice(1))));
+        wait_until("the death notice reaches every peer", || link.handle().take_death() == Some((None, notice(1))));
     }
     let mut received = None;
-    wait_until("the question comes", || {
+    wait_until("the promise request arrives", || {
         received = third.handle().take_election();
         received.is_some()
     });
     assert_eq!(received, Some((1, GroupId(4), PeerMessage::PromiseRequest(request))));
-    assert_eq!(second.handle().take_election(), None, "it was not for this one");
+    assert_eq!(second.handle().take_election(), None, "only the addressed peer receives it");
 
-    // With the key, but of a number that nobody has configured.
+    // A gateway with the right key and an unconfigured node id.
     let refused = first.handle().counts().refused;
     let (unconfigured, _) = start(9, free_address(), addresses[0].1, 7);
-    wait_until("the stranger is refused", || first.handle().counts().refused > refused);
+    wait_until("the unconfigured gateway is refused", || first.handle().counts().refused > refused);
     assert!(!has_met(first, 9));
     drop(unconfigured);
 }
