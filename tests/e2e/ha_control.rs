@@ -128,7 +128,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);
-    wait_until("it stands", || {
+    wait_until("the gateway is eligible", || {
         let status = of(&gateways, 2);
         status["role"] == "candidate" && status["ineligible_reason"].is_null()
     });

@@ -68,10 +68,10 @@ fn filters_select_exactly_what_they_name() {
     let directory =
         |message: &&&Value| message["type"] == "StockDirectory" && message["fields"]["stock_locate"] == *locate;
     let symbol = all_messages.iter().find(directory).unwrap()["fields"]["stock"].as_str().unwrap();
-    let of_stock = filtered(&["--symbol", symbol]);
+    let stock_messages = filtered(&["--symbol", symbol]);
     let wanted: Vec<_> = all_messages.iter().filter(|message| message["fields"]["stock_locate"] == *locate).collect();
     assert!(wanted.len() > 10);
-    assert_eq!(messages(&of_stock).iter().collect::<Vec<_>>(), wanted);
+    assert_eq!(messages(&stock_messages).iter().collect::<Vec<_>>(), wanted);
 
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
     for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
@@ -151,8 +151,8 @@ fn statistics_match_the_packets() {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
     // A filter does not change the gaps of a line.
-    let of_type = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
-    let filtered = process::run(of_type).expect_code(0).json();
+    let type_filter = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
+    let filtered = process::run(type_filter).expect_code(0).json();
     assert_eq!(filtered["lines"][0]["gap_count"], 1);
     assert_eq!(filtered["lines"][0]["types"].as_array().unwrap().len(), 1);
 }

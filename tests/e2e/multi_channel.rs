@@ -77,9 +77,9 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         .expect("the alarm names the channel");
     fault.kill().unwrap();
     fault.wait().unwrap();
-    let of_failed = tails.remove(failed);
+    let failed_tail = tails.remove(failed);
     let failure_line = format!("channel {}: Failed", failed + 1);
-    of_failed.wait_for_stderr(&failure_line);
+    failed_tail.wait_for_stderr(&failure_line);
     scenario.play_halves(&[TradingDay::play_second_half]);
 
     let healthy_channels = (1..=CHANNELS).filter(|channel| *channel != failed + 1);
@@ -94,7 +94,7 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         assert!(received == scenario.days[channel - 1].expected, "channel {channel} differs from its output alone");
     }
     // A subscriber that joins now receives it as well.
-    drop(of_failed);
+    drop(failed_tail);
     scenario.tail(failed + 1, &scenario.behind, &service_arguments).wait_for_stderr(&failure_line);
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
     let row = |name: &str| ended.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
@@ -109,8 +109,8 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
 fn fail_one_receive(gateway: &MdgwProcess) -> Child {
     let is_of_pool = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap().starts_with("main-");
     let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap().map(|task| task.unwrap().path());
-    let of_pool: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
-    let [thread] = of_pool.as_slice() else { panic!("not one pool thread: {of_pool:?}") };
+    let pool_threads: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
+    let [thread] = pool_threads.as_slice() else { panic!("not one pool thread: {pool_threads:?}") };
     Command::new("strace")
         .args(["-q", "-e", "trace=recvmmsg", "-e", "inject=recvmmsg:error=EIO:when=1", "-p"])
         .arg(thread.file_name().unwrap())
@@ -181,8 +181,11 @@ impl MultiChannelScenario {
 
     fn assert_lines_lossy(&self) {
         for relay in &self.relays {
-            let (came, went) = relay.counts();
-            assert!(went < came && came > 1_000, "{came} came, {went} went on");
+            let (received_count, forwarded_count) = relay.counts();
+            assert!(
+                forwarded_count < received_count && received_count > 1_000,
+                "{received_count} received, {forwarded_count} forwarded"
+            );
         }
     }
 }

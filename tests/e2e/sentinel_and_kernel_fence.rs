@@ -118,10 +118,10 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
 
     let mut tracer = hold_threads_at_send(&gateway);
     // A thread that has just sent also shows sendmmsg(2) for a moment.
-    let mut looks = 0;
+    let mut observations = 0;
     wait_until("a thread is held in sendmmsg(2)", || {
-        looks = if threads(&gateway).iter().any(ThreadStatus::is_sending) { looks + 1 } else { 0 };
-        looks == 200
+        observations = if threads(&gateway).iter().any(ThreadStatus::is_sending) { observations + 1 } else { 0 };
+        observations == 200
     });
     gateway.signal(Signal::Stop);
     wait_until("all threads are stopped", || threads(&gateway).iter().all(ThreadStatus::is_stopped));

@@ -153,11 +153,11 @@ fn a_gap_only_on_the_standby_is_not_published() {
     let mut expected = messages_of(&whole[..count]);
     expected.extend(messages_of(&incomplete_log).split_off(&position));
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    let oracle = messages_of(&whole);
+    let complete_books = messages_of(&whole);
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
-        let is_right = oracle.get(&(*session, *sequence)) == Some(records);
+        let is_right = complete_books.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
         assert!(
             *sequence >= position.1 || !is_suspect,
@@ -201,11 +201,11 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     consumer.receive_to_session_end(session(0));
     let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
     assert_eq!(gaps, 1, "only the old leader declares the gap");
-    let oracle = messages_of(&standby.log());
+    let complete_books = messages_of(&standby.log());
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
-        let is_right = oracle.get(&(*session, *sequence)) == Some(records);
+        let is_right = complete_books.get(&(*session, *sequence)) == Some(records);
         assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
         suspects += u32::from(*is_suspect && *sequence >= position.sequence.0);
     }
@@ -411,7 +411,7 @@ fn gaps_after_peer_recovery() -> u64 {
     let second = first.peer(2);
     let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
-    let _desks = link([a, b]);
+    let _links = link([a, b]);
     let venue = VenueSender::default();
     venue.send(members[0].fixture.lines[0], &packets);
     venue.send(members[1].fixture.lines[0], &incomplete);

@@ -103,8 +103,8 @@ fn top_watches_a_replay_over_its_socket() {
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
     let whole = fs::read(day).unwrap();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let of_feed = ["--feed", "nasdaq-itch-5.0", "--control", text(&socket)];
-    let replay = process::start(["replay", "--offline", text(&pipe)].iter().chain(&of_feed));
+    let feed_arguments = ["--feed", "nasdaq-itch-5.0", "--control", text(&socket)];
+    let replay = process::start(["replay", "--offline", text(&pipe)].iter().chain(&feed_arguments));
     let mut pipe = File::options().write(true).open(&pipe).unwrap();
     // The end of the file is missing, so the replay waits for more input while `top` shows it.
     let (most, rest) = whole.split_at(whole.len() - 1_000);

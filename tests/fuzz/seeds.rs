@@ -180,7 +180,7 @@ pub(crate) const LOG_CHANNEL: u16 = 1;
 /// A session of the log.
 pub(crate) const LOG_SESSION: [u8; 16] = [3; 16];
 
-/// Of two channels, with disclosure and negative values.
+/// A latency log of two channels, with disclosure and negative values.
 pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
     let mut disclosure = Disclosure::default();
     disclosure.push("host", "fuzz");
@@ -201,7 +201,7 @@ pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
     vec![log.into_inner().unwrap()]
 }
 
-/// Of a gateway that ended in order and of one that crashed.
+/// State files of a gateway that stopped in order and of one that crashed.
 pub(crate) fn state_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");

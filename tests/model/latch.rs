@@ -444,8 +444,9 @@ impl Model for LatchModel {
             actions.extend(nodes().map(Action::Break));
         }
         if left.silences > 0 {
-            let speaks = |node: &usize| state.nodes[*node].fence.is_none() && !state.nodes[*node].is_silent;
-            actions.extend(nodes().filter(speaks).map(Action::Silence));
+            let is_queued_and_not_silent =
+                |node: &usize| state.nodes[*node].fence.is_none() && !state.nodes[*node].is_silent;
+            actions.extend(nodes().filter(is_queued_and_not_silent).map(Action::Silence));
         }
         if left.restarts > 0 {
             actions.extend(nodes().map(Action::Restart));

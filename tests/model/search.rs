@@ -65,8 +65,8 @@ pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usiz
     assert!(expected.contains(&violation), "{violation:?} after {steps} steps, {} states", found.states);
 }
 
-/// Over one search: asserts that there is no violation, although all of `reached` happens, and with a safeguard
-/// switched off something does within as many states. So the search is deep enough to be about that safeguard.
+/// Asserts two searches with equal numbers of states. With all safeguards there is no violation, although all of `reached`
+/// happens. With the safeguard switched off there is a violation. So the search is deep enough to check that safeguard.
 #[track_caller]
 pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     safeguard: &str,

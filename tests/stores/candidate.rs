@@ -140,11 +140,11 @@ impl ElectionHooks for IgnoredNotifications {}
 
 fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
     let is_stopping = Arc::new(AtomicBool::new(false));
-    let of_thread = Arc::clone(&is_stopping);
+    let thread_copy = Arc::clone(&is_stopping);
     thread::spawn(move || {
         // The content does not matter, only the end of standard input.
         let _ = io::stdin().read_to_end(&mut Vec::new());
-        of_thread.store(true, Ordering::Release);
+        thread_copy.store(true, Ordering::Release);
     });
     let mut out = io::stdout().lock();
     while !is_stopping.load(Ordering::Acquire) {
@@ -159,6 +159,6 @@ fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
 }
 
 const GROUP: GroupId = GroupId(1);
-/// As short as the test's ensemble allows with room to spare.
+/// Session timeout: short, but above the minimum of the test's ensemble.
 const SESSION: Duration = Duration::from_millis(600);
 const SEND_INTERVAL: Duration = Duration::from_micros(200);

@@ -185,13 +185,13 @@ struct SendEvent {
 #[derive(Debug, Default)]
 struct SendLog {
     list: Mutex<Vec<SendEvent>>,
-    came: Condvar,
+    send_added: Condvar,
 }
 
 impl SendLog {
     fn add(&self, send: SendEvent) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).push(send);
-        self.came.notify_all();
+        self.send_added.notify_all();
     }
 
     fn all(&self) -> Vec<SendEvent> {
@@ -238,7 +238,7 @@ impl SendLog {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "waited for {what} after {:?}", list.last());
-            list = self.came.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0;
+            list = self.send_added.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

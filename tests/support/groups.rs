@@ -43,7 +43,7 @@ pub struct GroupCluster {
     pub gateways: GatewayProcesses,
     /// The lines of three fixtures: one line for each channel.
     lines: Vec<SocketAddrV4>,
-    _line_sites: Vec<GatewayFixture>,
+    _line_fixtures: Vec<GatewayFixture>,
     /// `backend = …` and the table of its store.
     backend: [String; 2],
     timing: LeaseTimingMs,
@@ -70,11 +70,11 @@ impl GroupCluster {
         };
         let key = first.path("key");
         write_key(&key);
-        let line_sites: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| GatewayFixture::new()).collect();
+        let line_fixtures: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| GatewayFixture::new()).collect();
         Self {
             gateways: GatewayProcesses::new([first].into_iter().chain(others).collect()),
-            lines: line_sites.iter().flat_map(|fixture| fixture.lines).collect(),
-            _line_sites: line_sites,
+            lines: line_fixtures.iter().flat_map(|fixture| fixture.lines).collect(),
+            _line_fixtures: line_fixtures,
             backend,
             timing,
         }

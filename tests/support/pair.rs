@@ -422,7 +422,7 @@ pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u
                     return Err(format!("{sequence}: one too many"));
                 };
                 if *name != (*session, *sequence) {
-                    return Err(format!("{session} {sequence} came where {} {} was due", name.0, name.1));
+                    return Err(format!("{session} {sequence} delivered where {} {} was expected", name.0, name.1));
                 }
                 if records != body {
                     return Err(format!("{session} {sequence}: other records"));
@@ -433,5 +433,5 @@ pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u
             Delivery::End(_) => {}
         }
     }
-    expected_messages.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never came", name.0, name.1)))
+    expected_messages.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never delivered", name.0, name.1)))
 }

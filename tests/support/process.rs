@@ -316,15 +316,15 @@ struct OutputState {
 impl OutputStream {
     fn read(pipe: impl Read + Send + 'static) -> Arc<Self> {
         let stream = Arc::new(Self::default());
-        let of_thread = Arc::clone(&stream);
+        let thread_copy = Arc::clone(&stream);
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
-                of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
-                of_thread.changed.notify_all();
+                thread_copy.state.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
+                thread_copy.changed.notify_all();
             }
-            of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
-            of_thread.changed.notify_all();
+            thread_copy.state.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
+            thread_copy.changed.notify_all();
         });
         stream
     }

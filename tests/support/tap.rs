@@ -39,7 +39,7 @@ impl Tap {
         let file = BufWriter::new(File::create(path).expect("a capture can be created"));
         let mut writer = PcapWriter::new(file).expect("a capture can be begun");
         let stop = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&stop);
+        let thread_copy = Arc::clone(&stop);
         let covered_through = Arc::new(AtomicU64::new(0));
         let covered_writer = Arc::clone(&covered_through);
         let thread = std::thread::spawn(move || {
@@ -48,7 +48,7 @@ impl Tap {
             let sender = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
             loop {
                 // Read before the socket, so that all datagrams queued at that time are still captured.
-                let is_stopping = of_thread.load(Ordering::Acquire);
+                let is_stopping = thread_copy.load(Ordering::Acquire);
                 while let Ok(length) = socket.recv(&mut datagram) {
                     let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
                     let time_ns = u64::try_from(time_ns).expect("before 2554");

@@ -103,12 +103,12 @@ impl Gateway {
         let mut log = LogSink::new(writer);
         let mut step = 0;
         let mut ready = None;
-        if let Some((of_log, next)) = last {
-            let of_log = Session::from_bytes(of_log).expect("a session");
+        if let Some((log_session, next)) = last {
+            let log_session = Session::from_bytes(log_session).expect("a session");
             let [flags, _] = last_flags.to_le_bytes();
-            log.resume(of_log, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
-            step = self.day.session_start_step(of_log.restart);
-            ready = Some(StreamPosition::at(of_log, Sequence(next)));
+            log.resume(log_session, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
+            step = self.day.session_start_step(log_session.restart);
+            ready = Some(StreamPosition::at(log_session, Sequence(next)));
         }
         let (takeover, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
         let lines = u16::try_from(sockets.len()).expect("few lines");

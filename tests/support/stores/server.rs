@@ -148,9 +148,9 @@ fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
     type SpawnRequest = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
     static STARTER: OnceLock<mpsc::Sender<SpawnRequest>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {
-        let (requests, of_thread) = mpsc::channel::<SpawnRequest>();
+        let (requests, queue) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
-            for (mut command, namespace, answer) in of_thread {
+            for (mut command, namespace, answer) in queue {
                 // Fails only if the test has panicked; the child is then killed with this process.
                 let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }

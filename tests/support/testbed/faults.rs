@@ -23,7 +23,7 @@ pub struct FaultCase {
     pub description: &'static str,
     /// The outcome that it must have.
     pub expected: ExpectedOutcome,
-    /// The election backend, unless another one is asked for.
+    /// The default election backend.
     pub backend: ElectionBackend,
     /// Adjusts the plan of the testbed.
     pub prepare: fn(&mut Plan),
