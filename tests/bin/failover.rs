@@ -32,7 +32,7 @@ struct FailoverArgs {
 }
 
 fn main() -> ExitCode {
-    // A process of the cluster is this program too, with arguments of its own.
+    // Each process of the cluster runs this program too, with other arguments.
     let args: Vec<String> = env::args().skip(1).collect();
     if let Some(role) = ClusterProcess::parse(&args) {
         return role.run();

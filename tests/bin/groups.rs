@@ -1,4 +1,4 @@
-//! Three gateways, six groups, one feed: kills one gateway after another while they publish, and reports what receivers got.
+//! Three gateways, six groups, one feed: kills one gateway after another while they publish, and reports what receivers received.
 //!
 //!     cargo run --release -p mdgw-tests --features stores --bin groups -- --trials 12 --timing 100/20/20
 //!
@@ -20,7 +20,7 @@ use mdgw_tests::{
     groups::{GATEWAYS, GROUPS, GroupCluster, GroupConsumers, RELAXED_TIMING, moved_groups},
     process::{ExitedProcess, Signal},
     stores::{Ensemble, Store},
-    world::stall::StallMonitor,
+    testbed::stall::StallMonitor,
 };
 
 /// Kills gateways that share six groups, and reports blackouts and moved groups.
@@ -75,7 +75,7 @@ struct Trial {
     others_blackout: Duration,
     others_blackout_before: Duration,
     stall_ns: u64,
-    /// Only the killed gateway's groups moved, to survivors, and no others moved when it returned.
+    /// After the kill only the killed gateway's groups moved, to survivors. After its restart no other group moved.
     only_expected_groups_moved: bool,
 }
 

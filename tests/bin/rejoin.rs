@@ -26,8 +26,8 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, write_day_file};
 use mdgw_telemetry::stages::Stage;
 use mdgw_tests::{
     elected_pair::ElectedPair,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::Signal,
-    site::{Site, SiteConfig, text},
 };
 use mdgw_tools::report::Report;
 
@@ -57,14 +57,14 @@ fn main() -> ExitCode {
 
 fn run(args: &RejoinArgs) -> Result<String, String> {
     let RejoinArgs { orders, trials, packets } = *args;
-    let mut wanted = SiteConfig::itch();
+    let mut wanted = GatewayOptions::itch();
     let orders_max = orders + orders / 4;
     wanted.latency = "interval_ms = 100\n";
     wanted.channel =
         format!("orders_max = {orders_max}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
     (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 1 << 30);
     let mut pair = ElectedPair::new(wanted);
-    let day_file = pair.gateways.site(1).path("S013019-v50.txt.itch");
+    let day_file = pair.gateways.fixture(1).path("S013019-v50.txt.itch");
     // A trial takes some seconds, and a packet carries about a dozen messages.
     let after = u64::from(trials) * 25 * u64::from(packets) * 12;
     let (orders_reached_at, messages) = write_day(&day_file, orders, after)?;
@@ -73,11 +73,11 @@ fn run(args: &RejoinArgs) -> Result<String, String> {
     pair.start(2);
     let leader = pair.leader();
     pair.wait_until_eligible(3 - leader);
-    let first = pair.gateways.site(1);
+    let first = pair.gateways.fixture(1);
     let (requests, rate) = (first.requests.to_string(), packets.to_string());
     let feed = ["--capture", text(&day_file), "--rate", &rate, "--request-server", &requests, "--linger-s", "600"];
     let feed = first.sim(&feed);
-    let mut log = LeaderLog::open(pair.gateways.site(leader))?;
+    let mut log = LeaderLog::open(pair.gateways.fixture(leader))?;
     while log.next_sequence() < orders_reached_at {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -88,7 +88,7 @@ fn run(args: &RejoinArgs) -> Result<String, String> {
         let restarted = 3 - leader;
         pair.gateways.kill(restarted);
         for name in ["log", "state.json", "latency"] {
-            let path = pair.gateways.site(restarted).path(name);
+            let path = pair.gateways.fixture(restarted).path(name);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
@@ -125,8 +125,8 @@ fn run(args: &RejoinArgs) -> Result<String, String> {
     }
     let _ = writeln!(report, "the feed at the end: message {}", log.next_sequence());
     let _ended = feed.stop_with(Signal::Terminate);
-    let _exited = pair.gateways.end(leader);
-    let latency = LatencyIntervals::of(&pair.gateways.site(leader).path("latency"))?;
+    let _exited = pair.gateways.stop(leader);
+    let latency = LatencyIntervals::of(&pair.gateways.fixture(leader).path("latency"))?;
     report.push_str(
         "the leader's publish stage, us      follower down p50   p99   max      follower catching up p50   p99   max\n",
     );
@@ -228,8 +228,8 @@ struct LeaderLog {
 }
 
 impl LeaderLog {
-    fn open(site: &Site) -> Result<Self, String> {
-        let directory = site.path("log").join("1");
+    fn open(fixture: &GatewayFixture) -> Result<Self, String> {
+        let directory = fixture.path("log").join("1");
         let reader = Reader::open(&directory, 1).map_err(|error| format!("read {}: {error}", directory.display()))?;
         Ok(Self { reader, next: 0 })
     }

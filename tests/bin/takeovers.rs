@@ -1,5 +1,5 @@
 //! Injects faults into real gateways on hosts of their own (network namespaces), under load, and checks what every receiver
-//! got, and for how long it got nothing new.
+//! received, and for how long it received nothing new.
 //!
 //! `cargo run --release -p mdgw-tests --features stores --bin takeovers -- --all --trials 50`
 //!
@@ -28,7 +28,7 @@ use clap::{ArgGroup, Parser};
 use mdgw_tests::{
     failover::LeaseTimingMs,
     stores::Store,
-    world::{
+    testbed::{
         Testbed,
         faults::{CASES, FaultCase, case_named},
         plan::{ElectionBackend, Plan},
@@ -41,7 +41,7 @@ use mdgw_tests::{
 #[derive(Debug, Parser)]
 #[command(name = "takeovers", group = ArgGroup::new("cases").required(true).args(["all", "case"]))]
 struct TakeoverArgs {
-    /// Every case over its own backend, the benchmark's cases over all of them; prints a table.
+    /// Every case over its own backend, and the benchmark's cases over all backends; prints a table.
     #[arg(long)]
     all: bool,
     /// One case; `list` prints all names.
@@ -175,18 +175,18 @@ impl Options {
         while done < self.args.trials {
             let count = self.args.trials_per_day.min(self.args.trials - done);
             let mut injected_faults = Vec::new();
-            // A day that panics is recorded, and the next one is played all the same.
+            // A day that panics is recorded, and the next day is played.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
-                let mut world = Testbed::start(&kind.title(), self.plan(kind, count))?;
-                world.wait_until_expectation_ready();
-                world.start_session();
-                world.wait_for_more_deliveries(1_000);
+                let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
+                testbed.wait_until_expectation_ready();
+                testbed.start_session();
+                testbed.wait_for_more_deliveries(1_000);
                 for trial in done..done + count {
-                    injected_faults.push((kind.case.inject)(&mut world, trial));
+                    injected_faults.push((kind.case.inject)(&mut testbed, trial));
                     let _ignored =
                         writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
                 }
-                Some(world.finish())
+                Some(testbed.finish())
             }));
             match played {
                 Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),

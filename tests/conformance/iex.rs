@@ -46,11 +46,11 @@ fn any_flipped_bit_is_detected() {
         damaged[position] ^= 1;
         let mut checker = Checker::default();
         checker.packet(DetectedProtocol::IexTops, &expected, &synthetic_datagram(&damaged));
-        assert_ne!(checker.mismatch_count(), 0, "byte {position} was not looked at");
+        assert_ne!(checker.mismatch_count(), 0, "byte {position} was not compared");
     }
 }
 
-/// A quote of our own, and what is to be found in it.
+/// A synthetic quote, and its expected decode.
 fn synthetic_packet() -> (Vec<u8>, Json) {
     let mut bytes = Vec::new();
     let stream = StreamIdentity { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 77 };

@@ -18,7 +18,7 @@ fn every_itch_message_decodes_to_its_expected_fields() {
     check_captures(DetectedProtocol::Itch50, &root, is_itch50);
 }
 
-/// Directories are `nasdaq…/itch-5.0…`; other protocols of the same venues are not ours to decode.
+/// Directories are `nasdaq…/itch-5.0…`; other protocols of the same venues are not supported.
 fn is_itch50(directory: &str) -> bool {
     let is_ours = directory.starts_with("nasdaq") && directory.contains("/itch-5.0");
     if directory.starts_with("nasdaq") && !is_ours {
@@ -44,7 +44,7 @@ fn any_flipped_bit_is_detected() {
         damaged[position] ^= 1;
         let mut checker = Checker::default();
         checker.packet(DetectedProtocol::Itch50, &expected, &synthetic_datagram(&damaged));
-        assert_ne!(checker.mismatch_count(), 0, "byte {position} was not looked at");
+        assert_ne!(checker.mismatch_count(), 0, "byte {position} was not compared");
     }
 }
 
@@ -58,7 +58,7 @@ fn an_extra_or_missing_field_is_detected() {
     }
 }
 
-/// An Add Order of our own, and what is to be found in it.
+/// A synthetic Add Order, and its expected decode.
 fn synthetic_packet() -> (Vec<u8>, Json) {
     let mut bytes = Vec::new();
     let mut packet = moldudp64::PacketWriter::begin(&mut bytes, *b"OWNSESSION", Sequence(7), 1472);

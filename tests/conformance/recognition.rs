@@ -29,7 +29,7 @@ fn every_packet_is_recognised_correctly() {
             if recognised == wanted {
                 continue;
             }
-            let location = format!("{}: frame {} taken for {recognised:?}", pair.capture.display(), captured.frame);
+            let location = format!("{}: frame {} recognised as {recognised:?}", pair.capture.display(), captured.frame);
             assert_eq!(wanted, None, "{location}");
             captures::print_to_stderr(&format!("  mistaken: {location}"));
             mistaken += 1;
@@ -38,13 +38,13 @@ fn every_packet_is_recognised_correctly() {
     captures::print_to_stderr(&format!(
         "recognition: {ours} packets of our feeds, {unidentifiable} without identification, {foreign} of others, {mistaken} mistaken"
     ));
-    assert!(ours > 0, "nothing was looked at");
-    // Another protocol over MoldUDP64 may have a message of the same type and length, such as the system event of its
-    // sisters; a packet with only that can't be told from ours. More than a few would mean that nothing is told.
-    assert!(mistaken * 10 <= foreign, "{mistaken} of {foreign} foreign packets are taken for ours");
+    assert!(ours > 0, "no packet was compared");
+    // Another protocol over MoldUDP64 may have a message of the same type and length, such as the system event of related
+    // protocols. A packet with only such messages cannot be distinguished. Only few packets may be mistaken for that reason.
+    assert!(mistaken * 10 <= foreign, "{mistaken} of {foreign} foreign packets are recognised as supported");
 }
 
-/// What the directory says. Sister protocols of the same venues are foreign too.
+/// The feed of a capture, by its directory. Other protocols of the same venues count as foreign.
 fn feed_of(root: &Path, capture: &Path) -> Option<DetectedProtocol> {
     let name = capture.strip_prefix(root).unwrap_or(capture).to_string_lossy().into_owned();
     if name.starts_with("nasdaq") && name.contains("/itch-5.0") {

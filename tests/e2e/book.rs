@@ -1,4 +1,4 @@
-//! `mdgw book` shows the books that the messages make, at the requested moment.
+//! `mdgw book` shows the books at the requested moment, as built from the messages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -10,8 +10,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
-    site::text,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -43,7 +43,7 @@ fn two_lossy_lines_give_the_same_books_as_one_complete_line() {
     let sequence = (MESSAGES / 2).to_string();
     let lines = ["book", text(&a), text(&b), "--all", "--json", "--feed", "nasdaq-itch-5.0"];
     assert_eq!(json_lines(&process::run(lines).expect_code(0)), whole);
-    // In the middle too, where one line may be ahead of the other.
+    // In the middle of the day one line may be ahead of the other.
     let half = day.book(&["--all", "--json", "--sequence", &sequence]).expect_code(0);
     let halved = process::run(lines.into_iter().chain(["--sequence", &sequence])).expect_code(0);
     assert_eq!(json_lines(&halved), json_lines(&half));
@@ -54,7 +54,7 @@ fn a_book_at_a_time_includes_all_packets_up_to_that_time() {
     let day = DayCapture::new();
     let at = day.packets.len() / 2;
     let (time_ns, _) = day.packets[at];
-    // Packets of one time go in together.
+    // Packets with equal timestamps are applied together.
     let last = day.packets.iter().rposition(|(time, _)| *time == time_ns).unwrap();
     let half = day.write("half.pcap", &day.packets[..=last]);
     let expected = process::run(["book", text(&half), "--all", "--json"]).expect_code(0);
@@ -81,7 +81,7 @@ fn top_of_book_changes_end_in_the_final_book() {
             top.map_or((Value::Null, Value::Null), |(bid, send_request)| ((*bid).clone(), (*send_request).clone()));
         assert_eq!(top, (of("bids"), of("asks")), "{book}");
     }
-    // Behind a message: the changes up to it.
+    // Up to and including one message: the changes until then.
     let half = (MESSAGES / 2).to_string();
     let first_half = json_lines(&day.book(&["--top", "--json", "--sequence", &half]).expect_code(0));
     let wanted = changes.iter().take_while(|change| change["sequence"].as_u64().unwrap() <= MESSAGES / 2);
@@ -105,7 +105,7 @@ fn tables_are_human_readable() {
 
 #[test]
 fn by_default_only_non_empty_books_are_shown() {
-    // Most instruments are known by then, and few are quoted.
+    // By then most instruments are known, and few have orders.
     const EARLY: &str = "700";
     let day = DayCapture::new();
     let all = json_lines(&day.book(&["--all", "--json", "--sequence", EARLY]).expect_code(0));
@@ -230,14 +230,14 @@ impl DayCapture {
         process::run(["book", text(&self.path), "--feed", "nasdaq-itch-5.0"].iter().chain(more))
     }
 
-    /// Fields of all messages, as inspected.
+    /// Fields of all messages, from `mdgw inspect`.
     fn messages(&self) -> Vec<Value> {
         let packets = json_lines(&process::run(["inspect", text(&self.path), "--json"]).expect_code(0));
         packets.iter().flat_map(|packet| packet["messages"].as_array().unwrap().clone()).collect()
     }
 }
 
-/// Orders and their sums, the slow way, from the fields of messages.
+/// A simple reference book: orders and their sums, built from the fields of messages.
 #[derive(Default)]
 struct Model {
     /// Locate, side, price in 1e-4, size, by order.
@@ -306,7 +306,7 @@ impl Model {
         (*volume, *trades) = (*volume + shares, *trades + 1);
     }
 
-    /// Levels, orders, volume and trades of a book that was shown.
+    /// Levels, orders, volume and trades of a printed book.
     fn check(&self, book: &Value) {
         let locate = book["instrument_id"].as_u64().unwrap();
         for (side, orders, is_bid) in [("bids", "bid_orders", true), ("asks", "ask_orders", false)] {

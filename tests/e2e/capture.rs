@@ -13,8 +13,8 @@ use std::{
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
     captures::print_to_stderr,
+    gateway_fixture::{GatewayFixture, text},
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT, program},
-    site::{Site, text},
 };
 use serde_json::Value;
 
@@ -32,12 +32,12 @@ fn wireshark_tools_read_captures_from_packet_rings() {
     check_with_wireshark("raw", &["--raw"]);
 }
 
-/// Everything that an exchange sends on two lines is in the file, and `capinfos` and `tshark` agree.
+/// The file contains everything that an exchange sends on two lines. `capinfos` and `tshark` read the same.
 fn check_with_wireshark(name: &str, more: &[&str]) {
-    let site = Site::new();
-    let out = site.path(&format!("{name}.pcapng"));
-    let capture = start(&site.lines, &out, more);
-    let sent = play(&site.lines, &["--messages", "40000", "--rate", "8000"]);
+    let fixture = GatewayFixture::new();
+    let out = fixture.path(&format!("{name}.pcapng"));
+    let capture = start(&fixture.lines, &out, more);
+    let sent = play(&fixture.lines, &["--messages", "40000", "--rate", "8000"]);
     let summary = capture.stop_with(Signal::Terminate).expect_code(0).json();
     let lines = summary["lines"].as_array().unwrap();
     let count = |field: &str| lines.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
@@ -54,12 +54,12 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     assert!(!output.contains("Number of stat entries = 0"), "{output}");
 
     let fields = ["-e", "frame.interface_name", "-e", "ip.dst", "-e", "udp.dstport", "-e", "udp.length"];
-    // Payloads as they are: what Wireshark guesses of a port is not in question.
-    let as_data = site.lines.map(|line| format!("udp.port=={},data", line.port()));
+    // Compare raw payloads, since Wireshark may guess a protocol from the port.
+    let as_data = fixture.lines.map(|line| format!("udp.port=={},data", line.port()));
     let decode = ["-d", &as_data[0], "-d", &as_data[1]];
     let fields = [&["-r", text(&out), "-T", "fields", "-e", "_ws.malformed"], &decode[..], &fields[..]].concat();
     let rows = wireshark("tshark", &fields).unwrap();
-    for (name, address, line) in [("A", site.lines[0], &lines[0]), ("B", site.lines[1], &lines[1])] {
+    for (name, address, line) in [("A", fixture.lines[0], &lines[0]), ("B", fixture.lines[1], &lines[1])] {
         let expected = format!("\t{name}\t{}\t{}\t", address.ip(), address.port());
         let found = rows.lines().filter(|row| row.starts_with(&expected)).count() as u64;
         assert_eq!(found, line["packets"].as_u64().unwrap(), "line {name}: {expected:?}");
@@ -67,7 +67,7 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
     check_interface_statistics(&out, lines);
 }
 
-/// The counts in the file, block by block, equal those of the summary.
+/// The counts in the statistics blocks of the file equal the counts of the summary.
 fn check_interface_statistics(out: &Path, lines: &[Value]) {
     let Some(output) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
         return;
@@ -97,14 +97,14 @@ fn drops_of_a_full_packet_ring_are_reported_per_line() {
     check_drops("raw", &["--raw", "--buffer", "256KiB"]);
 }
 
-/// A capture that is stopped reads nothing while more is sent on line B than the kernel holds for it.
+/// Stops the capture (SIGSTOP) while more is sent on line B than its receive buffer holds.
 fn check_drops(name: &str, more: &[&str]) {
-    let site = Site::new();
-    let out = site.path(&format!("{name}.pcapng"));
-    let capture = start(&site.lines, &out, more);
+    let fixture = GatewayFixture::new();
+    let out = fixture.path(&format!("{name}.pcapng"));
+    let capture = start(&fixture.lines, &out, more);
     capture.signal(Signal::Stop);
     wait_until("the capture process is stopped", || is_stopped(capture.id()));
-    let b = site.lines[1].to_string();
+    let b = fixture.lines[1].to_string();
     let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &b];
     let sent = process::run([&fixed[..], &["--messages", "60000", "--rate", "20000"]].concat()).expect_code(0).json();
     let sent = sent["copies"].as_u64().unwrap();
@@ -119,7 +119,7 @@ fn check_drops(name: &str, more: &[&str]) {
     check_interface_statistics(&out, lines);
 }
 
-/// Whether all threads of a process stand still.
+/// Whether all threads of a process are stopped.
 fn is_stopped(process: u32) -> bool {
     let mut threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.all(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap().contains("State:\tT"))
@@ -128,10 +128,10 @@ fn is_stopped(process: u32) -> bool {
 #[test]
 fn a_file_of_a_killed_capture_can_be_opened() {
     for ending in ["pcapng", "pcapng.zst"] {
-        let site = Site::new();
-        let out = site.path(&format!("killed.{ending}"));
-        let capture = start(&site.lines, &out, &[]);
-        let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000"]);
+        let fixture = GatewayFixture::new();
+        let out = fixture.path(&format!("killed.{ending}"));
+        let capture = start(&fixture.lines, &out, &[]);
+        let exchange = exchange(&fixture.lines, &["--messages", "1000000", "--rate", "4000"]);
         wait_until("packets are on disk", || bytes(&out) > 100_000);
         capture.signal(Signal::Kill);
         let _ = capture.end();
@@ -144,7 +144,7 @@ fn a_file_of_a_killed_capture_can_be_opened() {
                 Err(error) => break Err(error.fault),
             }
         };
-        // Compressed, its last frame has no end.
+        // In a compressed file the last zstd frame is incomplete.
         let is_expected_end = match &ended {
             Ok(()) => true,
             Err(CaptureFault::Truncated { .. }) => true,
@@ -165,15 +165,15 @@ fn a_file_of_a_killed_capture_can_be_opened() {
 
 #[test]
 fn a_full_disk_loses_only_what_does_not_fit_and_names_the_file() {
-    let site = Site::new();
-    let out = site.path("full.pcapng");
-    // A limit on the size of files, in units of 512 bytes, whose signal is ignored: writes beyond it fail.
+    let fixture = GatewayFixture::new();
+    let out = fixture.path("full.pcapng");
+    // `ulimit -f` limits the file size, in units of 512 bytes. The signal is ignored, so writes beyond the limit fail.
     let limited = r#"trap '' XFSZ; ulimit -f 1000; exec "$0" "$@""#;
     let mut command = Command::new("sh");
-    command.args(["-c", limited]).arg(program()).args(arguments(&site.lines, &out, &[]));
+    command.args(["-c", limited]).arg(program()).args(arguments(&fixture.lines, &out, &[]));
     let capture = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    wait_until("the capture has begun", || bytes(&out) > 0);
-    let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000"]);
+    wait_until("the capture has started", || bytes(&out) > 0);
+    let exchange = exchange(&fixture.lines, &["--messages", "1000000", "--rate", "4000"]);
     let ended = capture.wait_with_output().unwrap();
     drop(exchange);
     let output = String::from_utf8_lossy(&ended.stderr).into_owned();
@@ -181,38 +181,38 @@ fn a_full_disk_loses_only_what_does_not_fit_and_names_the_file() {
     let expected = format!("write {} at byte {}: File too large", out.display(), bytes(&out));
     assert!(output.contains(&expected) && output.lines().count() == 1, "{output}");
     assert!(bytes(&out) <= 512_000);
-    assert!(datagrams(&out).len() > 100, "whole blocks to the end");
+    assert!(datagrams(&out).len() > 100, "complete blocks up to the end");
 }
 
 #[test]
 fn a_gap_trigger_writes_the_packets_before_the_gap() {
-    let site = Site::new();
-    let out = site.path("gap.pcapng.zst");
+    let fixture = GatewayFixture::new();
+    let out = fixture.path("gap.pcapng.zst");
     let more = ["--trigger", "gap", "--before", "1m", "--after", "100ms", "--files", "2"];
-    let mut arguments = arguments(&site.lines, &out, &more);
+    let mut arguments = arguments(&fixture.lines, &out, &more);
     arguments.retain(|argument| argument != "--json");
     let capture = process::start(&arguments);
-    let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000", "--loss", "0.05"]);
-    let first = || files(&site).into_iter().find(|path| path.to_string_lossy().contains("gap-00001-"));
-    wait_until("a gap was seen", || first().is_some_and(|path| bytes(&path) > 0));
+    let exchange = exchange(&fixture.lines, &["--messages", "1000000", "--rate", "4000", "--loss", "0.05"]);
+    let first = || files(&fixture).into_iter().find(|path| path.to_string_lossy().contains("gap-00001-"));
+    wait_until("the capture has recorded a gap", || first().is_some_and(|path| bytes(&path) > 0));
     let ended = capture.stop_with(Signal::Interrupt).expect_code(0);
     drop(exchange);
     assert!(ended.stdout.contains("gap of"), "{}", ended.stdout);
     assert!(ended.stderr.is_empty(), "{}", ended.stderr);
-    assert!(!datagrams(files(&site).first().unwrap()).is_empty());
+    assert!(!datagrams(files(&fixture).first().unwrap()).is_empty());
 }
 
 #[test]
 fn invalid_capture_arguments_are_refused_by_name() {
-    let site = Site::new();
-    let out = site.path("there.pcapng");
+    let fixture = GatewayFixture::new();
+    let out = fixture.path("there.pcapng");
     fs::write(&out, "kept").unwrap();
-    let refused = process::run(arguments(&site.lines, &out, &[])).expect_code(2);
+    let refused = process::run(arguments(&fixture.lines, &out, &[])).expect_code(2);
     assert!(refused.stderr.contains(&format!("create {}: File exists", out.display())), "{}", refused.stderr);
     assert_eq!(fs::read(&out).unwrap(), b"kept");
     let refused = process::run(["capture", text(&out), "-o", "x.pcapng"]).expect_code(2);
     assert!(refused.stderr.contains("there.pcapng"), "{}", refused.stderr);
-    let address = site.lines[0].to_string();
+    let address = fixture.lines[0].to_string();
     for wrong in [
         vec!["--group", "239.1.1.1"],
         vec!["--group", &address, "--interface", "no-such-one"],
@@ -221,21 +221,21 @@ fn invalid_capture_arguments_are_refused_by_name() {
         vec!["--group", &address, "--rotate-size", "big"],
         vec![],
     ] {
-        let _ = process::run([vec!["capture", "-o", text(&site.path("new.pcapng"))], wrong].concat()).expect_code(2);
+        let _ = process::run([vec!["capture", "-o", text(&fixture.path("new.pcapng"))], wrong].concat()).expect_code(2);
     }
-    assert_eq!(files(&site), [out]);
+    assert_eq!(files(&fixture), [out]);
 }
 
 #[test]
 fn captured_lines_go_through_the_pipeline_without_a_gap() {
-    let site = Site::new();
-    let out = site.path("day.pcapng");
-    let capture = start(&site.lines, &out, &["--rotate-size", "2MB"]);
-    let _ = play(&site.lines, &["--messages", "40000", "--rate", "4000", "--loss", "0.01", "--never-on-all"]);
+    let fixture = GatewayFixture::new();
+    let out = fixture.path("day.pcapng");
+    let capture = start(&fixture.lines, &out, &["--rotate-size", "2MB"]);
+    let _ = play(&fixture.lines, &["--messages", "40000", "--rate", "4000", "--loss", "0.01", "--never-on-all"]);
     let summary = capture.stop_with(Signal::Interrupt).expect_code(0).json();
     let dropped =
         summary["lines"].as_array().unwrap().iter().map(|line| line["dropped"].as_u64().unwrap()).sum::<u64>();
-    let files = files(&site);
+    let files = files(&fixture);
     assert!(files.len() > 1, "{files:?}");
     assert_eq!(summary["files"].as_array().unwrap().len(), files.len());
     let replay = ["replay", "--offline", "--json", "--feed", "nasdaq-itch-5.0"].map(PathBuf::from);
@@ -255,7 +255,7 @@ fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> MdgwProcess {
     let folder = out.parent().unwrap();
     let has_begun =
         || fs::read_dir(folder).unwrap().any(|entry| entry.unwrap().metadata().is_ok_and(|file| file.len() > 0));
-    wait_until("the capture has begun", has_begun);
+    wait_until("the capture has started", has_begun);
     capture
 }
 
@@ -272,7 +272,7 @@ fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> MdgwProcess {
     process::start([fixed.as_slice(), more].concat())
 }
 
-/// Plays to the end; how many packets were sent.
+/// Plays the day to its end. Returns the number of packets sent.
 fn play(lines: &[SocketAddrV4; 2], more: &[&str]) -> u64 {
     exchange(lines, more).end().expect_code(0).json()["copies"].as_u64().unwrap()
 }
@@ -290,8 +290,8 @@ fn bytes(path: &Path) -> u64 {
     path.metadata().map_or(0, |file| file.len())
 }
 
-fn files(site: &Site) -> Vec<PathBuf> {
-    let mut files: Vec<_> = fs::read_dir(site.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+fn files(fixture: &GatewayFixture) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(fixture.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
 }

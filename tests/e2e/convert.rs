@@ -14,12 +14,12 @@ use mdgw_feeds::{
 };
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
     python::python,
-    site::text,
 };
 
-/// Frames, CSV and JSON are compared with what `DBNStore` makes of the same file.
+/// Tables, CSV and JSON are compared with the output of `DBNStore` for the same file.
 #[test]
 fn the_official_client_and_pandas_read_the_same_tables() {
     let Some(python) = python("convert: tables read back by the official client") else { return };
@@ -77,7 +77,7 @@ fn stdin_zstd_and_plain_input_give_the_same_table() {
         .output()
         .unwrap();
     assert!(piped.status.success() && piped.stdout == bytes, "{}", String::from_utf8_lossy(&piped.stderr));
-    // Nothing of what the metadata announces: a table without a row.
+    // The file has no record of its schema, so the table has no row.
     let (none, empty) = (path("none.dbn"), path("empty.csv"));
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "statistics", "-o", text(&none)]);
     let _ = convert(&none, &empty, &[]).expect_code(0);
@@ -86,7 +86,7 @@ fn stdin_zstd_and_plain_input_give_the_same_table() {
         "ts_recv,ts_event,rtype,publisher_id,instrument_id,ts_ref,price,quantity,sequence,ts_in_delta,stat_type,\
          channel_id,update_action,stat_flags,symbol\n"
     );
-    // JSON lines may hold several schemas, a table may not.
+    // JSON lines may contain several schemas, a table only one.
     let mixed = path("mixed.dbn");
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo,status", "-o", text(&mixed)]);
     let _ = convert(&mixed, &path("mixed.jsonl"), &[]).expect_code(0);
@@ -115,7 +115,7 @@ fn bad_input_keeps_converted_records_and_reports_file_and_offset() {
     let offset = whole.len() - record_bytes;
     assert!(ended.stderr.contains(&format!("read {} at byte {offset}", text(&bad))), "{}", ended.stderr);
     let kept = fs::read(&out).unwrap();
-    assert!(all.starts_with(&kept) && kept.len() > all.len() * 9 / 10, "all whole records are kept");
+    assert!(all.starts_with(&kept) && kept.len() > all.len() * 9 / 10, "all complete records are kept");
     for (content, output) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "not a DBN file")] {
         fs::write(&bad, content).unwrap();
         let ended = convert(&bad, &out, &[]).expect_code(2);
@@ -169,7 +169,7 @@ fn messages() -> Vec<Vec<u8>> {
     (0..200).map(|number| (number, if number % 2 == 0 { b'8' } else { b'5' })).map(level).collect()
 }
 
-/// A packet of auction collars, each of which makes three statistics.
+/// A packet of auction collars. Each collar produces three statistics records.
 fn auction_collars() -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = PacketWriter::begin(&mut bytes, SESSION, Sequence(1), 1_400);

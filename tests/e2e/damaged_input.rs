@@ -1,5 +1,5 @@
-//! Truncated or invalid files, closed pipes, impossible configurations and arguments: valid input before the damage is
-//! kept, and the error names the place and sets the exit code.
+//! Truncated or invalid files, closed pipes, impossible configurations and arguments. Valid input before the damage is
+//! kept. The error names the position of the damage, and the exit code is set.
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, reason = "tests")]
 
 use std::{
@@ -12,8 +12,8 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, ExitedProcess, Signal},
-    site::{Site, SiteConfig, text, wait_until_joined},
 };
 
 #[test]
@@ -25,8 +25,8 @@ fn a_truncated_capture_yields_earlier_records_and_the_offset() {
     for cut_at in [whole.len() - 1, whole.len() / 2, 24 + 8] {
         fs::write(&path, &whole[..cut_at]).unwrap();
         let (found, ended) = records(&path, 2);
-        assert!(all.starts_with(&found), "cut at {cut_at}: not the beginning of what the whole file gives");
-        // The last packet only ends the session.
+        assert!(all.starts_with(&found), "cut at {cut_at}: not a prefix of the output of the complete file");
+        // The last packet only contains the end of the session.
         let share = if cut_at == whole.len() - 1 {
             1.0..=1.0
         } else if cut_at > 100 {
@@ -45,14 +45,14 @@ fn damage_inside_a_capture_is_reported_with_its_offset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.pcap");
     let mut bytes = capture(&path);
-    // The length of the second packet: no capture has packets of 4 GB.
+    // Overwrite the length of the second packet: no capture has packets of 4 GB.
     let first_bytes = u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
     let second = 24 + 16 + first_bytes;
     bytes[second + 8..second + 12].fill(0xff);
     fs::write(&path, &bytes).unwrap();
     let (_, ended) = records(&path, 2);
     assert!(ended.stderr.contains(&format!("at byte {second}")), "{second}: {}", ended.stderr);
-    assert_eq!(ended.json()["total"]["packets"], 1, "the first was good");
+    assert_eq!(ended.json()["total"]["packets"], 1, "the first packet is valid");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_closed_output_pipe_is_no_error() {
     let mut head = [0; 4];
     child.stdout.take().unwrap().read_exact(&mut head).unwrap();
     assert_eq!(&head[..3], b"DBN");
-    // The pipe is closed; megabytes were still to come.
+    // The pipe is closed although megabytes of output remain.
     let ended = child.wait_with_output().unwrap();
     let output = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(0), "{output}");
@@ -106,8 +106,8 @@ fn a_closed_output_pipe_is_no_error() {
 
 #[test]
 fn configuration_errors_name_file_line_and_key() {
-    let site = Site::new();
-    let good = site.config_text(&SiteConfig::itch());
+    let fixture = GatewayFixture::new();
+    let good = fixture.config_text(&GatewayOptions::itch());
     for (from, to, key) in [
         ("threads = 2", "threads = 0", "threads"),
         ("threads = 2", "thread = 2", "thread"),
@@ -120,7 +120,7 @@ fn configuration_errors_name_file_line_and_key() {
     ] {
         let wrong = good.replacen(from, to, 1);
         assert_ne!(wrong, good, "{from}");
-        let path = site.path("wrong.toml");
+        let path = fixture.path("wrong.toml");
         fs::write(&path, &wrong).unwrap();
         let line = 1 + good.lines().zip(wrong.lines()).position(|(good, wrong)| good != wrong).unwrap();
         let checked = process::run(["check", text(&path)]);
@@ -135,7 +135,7 @@ fn configuration_errors_name_file_line_and_key() {
             );
         }
     }
-    let missing = process::run(["run", text(&site.path("nowhere.toml"))]).expect_code(2);
+    let missing = process::run(["run", text(&fixture.path("nowhere.toml"))]).expect_code(2);
     assert!(missing.stderr.contains("nowhere.toml"), "{}", missing.stderr);
 }
 
@@ -147,7 +147,7 @@ fn shipped_configurations_are_valid() {
         let path = entry.unwrap().path();
         let checked = process::run(["check", text(&path)]);
         assert!(checked.stdout.contains("channel"), "{}{}", checked.stdout, checked.stderr);
-        // Not every host has the interfaces and cores that the large one is for.
+        // Not every host has the interfaces and cores of the large configuration.
         let faults = checked.stdout.lines().filter(|line| line.starts_with("fault: ")).count();
         assert_eq!(checked.code, Some(i32::from(faults > 0)), "{}", checked.stdout);
         assert!(faults == 0 || !path.ends_with("loopback.toml"), "{}", checked.stdout);
@@ -158,9 +158,9 @@ fn shipped_configurations_are_valid() {
 
 #[test]
 fn check_fails_where_run_would_not_start() {
-    let site = Site::new();
-    let good = site.config_text(&SiteConfig::itch());
-    let path = site.path("gateway.toml");
+    let fixture = GatewayFixture::new();
+    let good = fixture.config_text(&GatewayOptions::itch());
+    let path = fixture.path("gateway.toml");
     let check = |text_of: &str| {
         fs::write(&path, text_of).unwrap();
         process::run(["check", text(&path)])
@@ -211,18 +211,18 @@ fn an_empty_capture_is_reported_as_empty() {
 
 #[test]
 fn a_truncated_latency_log_is_reported_up_to_the_cut_and_invalid_ones_are_refused() {
-    let site = Site::new();
-    let gateway = site.gateway(&SiteConfig::itch(), &[]);
-    let sim = site.sim(&["--messages", "2000", "--seed", "1", "--rate", "20000"]);
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &[]);
+    let sim = fixture.sim(&["--messages", "2000", "--seed", "1", "--rate", "20000"]);
     let _ = sim.end().expect_code(0);
     gateway.signal(Signal::Terminate);
     let _ = gateway.end().expect_code(0);
-    let log = fs::read_dir(site.path("latency")).unwrap().next().unwrap().unwrap().path();
+    let log = fs::read_dir(fixture.path("latency")).unwrap().next().unwrap().unwrap().path();
     let _ = process::run(["report", text(&log)]).expect_code(0);
 
     let whole = fs::read(&log).unwrap();
     let cut_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
-    let cut = site.path("cut.hlog");
+    let cut = fixture.path("cut.hlog");
     fs::write(&cut, &whole[..cut_line + 10]).unwrap();
     let ended = process::run(["report", text(&cut)]).expect_code(2);
     assert!(ended.stderr.contains(&format!("line at byte {cut_line}")), "{}", ended.stderr);
@@ -263,19 +263,19 @@ fn command_line_errors_exit_2_and_name_the_argument() {
 
 #[test]
 fn an_unserved_subscriber_exits_after_its_idle_time() {
-    let site = Site::new();
-    let ended = site.start_tail(site.output, &["--exit-idle-s", "0.2"]).end().expect_code(0);
+    let fixture = GatewayFixture::new();
+    let ended = fixture.start_tail(fixture.output, &["--exit-idle-s", "0.2"]).end().expect_code(0);
     assert!(ended.stdout.is_empty(), "{}", ended.stdout);
 }
 
 #[test]
 fn tail_prints_table_rows_or_json_objects() {
-    let site = Site::new();
-    let gateway = site.gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
     let [rows, objects] =
-        [&[][..], &["--json"]].map(|more| site.start_tail(site.output, &[&["--until-ended"], more].concat()));
-    wait_until_joined(site.output, 2);
-    let _ = site.sim(&["--messages", "2000", "--stocks", "20", "--rate", "20000"]).end().expect_code(0);
+        [&[][..], &["--json"]].map(|more| fixture.start_tail(fixture.output, &[&["--until-ended"], more].concat()));
+    wait_until_joined(fixture.output, 2);
+    let _ = fixture.sim(&["--messages", "2000", "--stocks", "20", "--rate", "20000"]).end().expect_code(0);
     let (rows, objects) = (rows.end().expect_code(0).stdout, objects.end().expect_code(0).stdout);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 
@@ -296,7 +296,7 @@ fn tail_prints_table_rows_or_json_objects() {
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 
-/// Writes a capture of a synthetic day; its bytes.
+/// Writes a capture of a synthetic day. Returns its bytes.
 fn capture(path: &Path) -> Vec<u8> {
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 9), SESSION, MIDNIGHT_NS);
     feeds::write_capture(path, feeds::DESTINATIONS[0], &packets);

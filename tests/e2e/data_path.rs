@@ -1,5 +1,5 @@
-//! A gateway as its operator sees it: every message is published, a lost range is declared with its bounds, and
-//! signals, restarts and reloads work.
+//! A gateway from the operator's view: every message is published, a lost range is declared with its bounds, and signals,
+//! restarts and reloads work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, net::SocketAddrV4};
@@ -7,22 +7,22 @@ use std::{fs, net::SocketAddrV4};
 use mdgw_feeds::transport::{Transport, moldudp64::MoldUdp64};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 
 const DATE: &str = "2019-01-30";
 
 #[test]
 fn venue_recovery_fills_all_gaps() {
-    let site = Site::new();
-    let gateway = site.gateway(&SiteConfig::itch(), &["--date", DATE]);
-    let tail = site.tail(&["--until-ended", "-o", text(&site.path("out.dbn"))]);
-    let requests = site.requests.to_string();
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", DATE]);
+    let tail = fixture.tail(&["--until-ended", "-o", text(&fixture.path("out.dbn"))]);
+    let requests = fixture.requests.to_string();
     let damage =
         ["--loss", "0.2", "--duplicate", "0.1", "--reorder", "0.1", "--skew-us", "0,50", "--answer-loss", "0.2"];
     let feed = ["--messages", "30000", "--rate", "4000", "--request-server", &requests];
-    let played = site.sim(&[feed.as_slice(), &damage].concat()).end().expect_code(0).json();
+    let played = fixture.sim(&[feed.as_slice(), &damage].concat()).end().expect_code(0).json();
     let tail = tail.end().expect_code(0);
     let gateway = gateway.stop_with(Signal::Terminate).expect_code(0);
 
@@ -32,27 +32,27 @@ fn venue_recovery_fills_all_gaps() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.state, row.gaps, row.lost, row.drops), ("ended", 0, 0, 0), "{}", gateway.stdout);
     assert_eq!(row.messages, 30_000, "{}", gateway.stdout);
-    // Each stock has a record that maps its number to its symbol, which a file holds in its metadata.
+    // Each stock has one record that maps its number to its symbol. A DBN file holds that mapping in its metadata.
     let wrote = format!("wrote {} records of 1000 instruments", row.records - 1_000);
     assert!(tail.stderr.contains(&wrote), "{wrote}: {} / {}", tail.stderr, gateway.stdout);
 }
 
 #[test]
 fn an_unfilled_gap_is_reported_with_exact_bounds() {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let mut packets = feeds::itch_packets(feeds::itch_day(20_000, 5), SESSION, MIDNIGHT_NS);
     let middle = packets.len() / 2;
     let lost: Vec<_> = packets.drain(middle..middle + 3).collect();
     let [first, last] = [&lost[0], &lost[2]].map(|(_, bytes)| MoldUdp64::parse(bytes).unwrap());
     let (first, next) = (first.first.0, last.next().0);
-    let capture = site.path("lacking.pcap");
+    let capture = fixture.path("lacking.pcap");
     feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
 
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let gateway = site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
-    let out = site.path("out.dbn");
-    let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
-    let line = site.lines[0].to_string();
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    let out = fixture.path("out.dbn");
+    let tail = fixture.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
+    let line = fixture.lines[0].to_string();
     let replay = ["replay", text(&capture), "--to", &line, "--rate", "4000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);
     let tail = tail.end().expect_code(1);
@@ -65,8 +65,8 @@ fn an_unfilled_gap_is_reported_with_exact_bounds() {
     let row = SummaryRow::of(&gateway.stdout);
     assert_eq!((row.gaps, row.lost), (1, next - first), "{}", gateway.stdout);
 
-    // The same capture without a gateway gives the same records, those marked suspect after the gap included.
-    let offline = site.path("offline.dbn");
+    // An offline replay of the capture gives the same records, including the suspect ones after the gap.
+    let offline = fixture.path("offline.dbn");
     let arguments = ["replay", "--offline", text(&capture), "--schema", "mbo", "--ts-recv", "none", "--date", DATE];
     let ended =
         process::run(arguments.into_iter().chain(["--feed", "nasdaq-itch-5.0", "--json", "-o", text(&offline)]));
@@ -79,8 +79,8 @@ fn an_unfilled_gap_is_reported_with_exact_bounds() {
 #[test]
 fn sigterm_and_sigint_stop_in_order_with_a_summary() {
     for signal in [Signal::Terminate, Signal::Interrupt] {
-        let site = Site::new();
-        let ended = site.gateway(&SiteConfig::itch(), &[]).stop_with(signal).expect_code(0);
+        let fixture = GatewayFixture::new();
+        let ended = fixture.gateway(&GatewayOptions::itch(), &[]).stop_with(signal).expect_code(0);
         assert_eq!(SummaryRow::of(&ended.stdout).state, "waiting", "{}", ended.stdout);
         assert!(ended.stdout.contains("latency log: "), "{}", ended.stdout);
     }
@@ -88,12 +88,12 @@ fn sigterm_and_sigint_stop_in_order_with_a_summary() {
 
 #[test]
 fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
-    let site = Site::new();
-    let wanted = SiteConfig::itch();
-    let gateway = site.gateway(&wanted, &[]);
+    let fixture = GatewayFixture::new();
+    let wanted = GatewayOptions::itch();
+    let gateway = fixture.gateway(&wanted, &[]);
 
-    let path = site.config(&wanted);
-    let allowed = site.config_text(&wanted).replace("requests_per_second = 10000", "requests_per_second = 5000");
+    let path = fixture.config(&wanted);
+    let allowed = fixture.config_text(&wanted).replace("requests_per_second = 10000", "requests_per_second = 5000");
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
     gateway.wait_for_stderr("configuration reloaded");
@@ -108,7 +108,7 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
     let refused = gateway.wait_for_stderr_times("nothing changed", 2);
     assert!(refused.contains("gateway.toml") && refused.contains("retransmision"), "{refused}");
 
-    // None of it has hurt.
+    // The gateway still works.
     fs::write(&path, &allowed).unwrap();
     gateway.signal(Signal::HangUp);
     gateway.wait_for_stderr_times("configuration reloaded", 2);
@@ -117,11 +117,11 @@ fn a_reload_applies_reloadable_keys_and_refuses_others_by_name() {
 
 #[test]
 fn every_start_publishes_under_a_higher_epoch() {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let epochs: Vec<u64> = [Signal::Terminate, Signal::Kill, Signal::Interrupt]
         .into_iter()
         .map(|signal| {
-            let gateway = site.gateway(&SiteConfig::itch(), &[]);
+            let gateway = fixture.gateway(&GatewayOptions::itch(), &[]);
             let startup_line = gateway.wait_for_stderr("gateway running");
             let _ = gateway.stop_with(signal);
             let digits = startup_line.split("epoch=").nth(1).unwrap().split_whitespace().next().unwrap();
@@ -133,13 +133,14 @@ fn every_start_publishes_under_a_higher_epoch() {
 
 #[test]
 fn a_second_gateway_on_the_same_state_or_the_same_log_is_refused() {
-    let site = Site::new();
-    let wanted = SiteConfig::itch();
-    let running = site.gateway(&wanted, &[]);
+    let fixture = GatewayFixture::new();
+    let wanted = GatewayOptions::itch();
+    let running = fixture.gateway(&wanted, &[]);
 
-    let elsewhere = Site::new();
+    let elsewhere = GatewayFixture::new();
     let same = |key: &str, name: &str| {
-        let [ours, theirs] = [&elsewhere, &site].map(|site| format!("{key} = \"{}\"", site.path(name).display()));
+        let [ours, theirs] =
+            [&elsewhere, &fixture].map(|fixture| format!("{key} = \"{}\"", fixture.path(name).display()));
         let config = elsewhere.config_text(&wanted).replace(&ours, &theirs);
         assert!(config.contains(&theirs), "{config}");
         let path = elsewhere.path("second.toml");
@@ -147,61 +148,65 @@ fn a_second_gateway_on_the_same_state_or_the_same_log_is_refused() {
         process::run(["run", text(&path)]).expect_code(2)
     };
     let state = same("state_file", "state.json");
-    assert!(state.stderr.contains(text(&site.path("state.json"))), "{}", state.stderr);
+    assert!(state.stderr.contains(text(&fixture.path("state.json"))), "{}", state.stderr);
     let log = same("log_dir", "log");
     assert!(log.stderr.contains("publication log of channel one"), "{}", log.stderr);
 
     let _ = running.stop_with(Signal::Terminate).expect_code(0);
-    // A lock ends with its holder.
-    let _ = site.gateway(&wanted, &[]).stop_with(Signal::Terminate).expect_code(0);
+    // The file lock ends with the process.
+    let _ = fixture.gateway(&wanted, &[]).stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
 fn a_restarted_gateway_continues_its_session_without_loss() {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 6), SESSION, MIDNIGHT_NS);
     let half = packets.len() / 2;
-    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
     feeds::write_capture(&first_half, feeds::DESTINATIONS[0], &packets[..half]);
     feeds::write_capture(&second_half, feeds::DESTINATIONS[0], &packets[half..]);
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
     let arguments = ["--date", DATE, "--ts-recv", "none"];
-    let out = site.path("out.dbn");
+    let out = fixture.path("out.dbn");
 
-    let killed = site.gateway(&wanted, &arguments);
-    let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
-    play(&first_half, site.lines[0]);
+    let killed = fixture.gateway(&wanted, &arguments);
+    let tail = fixture.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
+    play(&first_half, fixture.lines[0]);
     let _ = killed.stop_with(Signal::Kill);
-    let gateway = site.gateway(&wanted, &arguments);
-    play(&second_half, site.lines[0]);
+    let gateway = fixture.gateway(&wanted, &arguments);
+    play(&second_half, fixture.lines[0]);
     let tail = tail.end();
     let gateway = gateway.stop_with(Signal::Terminate).expect_code(0);
     let output = format!("{}\n{}", tail.stderr, gateway.stdout);
 
     assert_eq!(tail.code, Some(0), "{output}");
-    assert_eq!(tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(), 2, "begun and ended: {output}");
+    assert_eq!(
+        tail.stderr.matches(": session nasdaq-itch-5.0 2019-01-30 #0").count(),
+        2,
+        "the session begins and ends: {output}"
+    );
     assert_eq!(SummaryRow::of(&gateway.stdout).state, "ended", "{output}");
 }
 
 #[test]
 fn messages_missed_while_down_are_reported_as_a_gap() {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 6), SESSION, MIDNIGHT_NS);
     let half = packets.len() / 2;
-    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
     feeds::write_capture(&first_half, feeds::DESTINATIONS[0], &packets[..half]);
     feeds::write_capture(&second_half, feeds::DESTINATIONS[0], &packets[half + 10..]);
     let [first, last] = [half, half + 9].map(|index| MoldUdp64::parse(&packets[index].1).unwrap());
     let missing = format!("[{}, {})", first.first.0, last.next().0);
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
     let arguments = ["--date", DATE, "--ts-recv", "none"];
 
-    let stopped = site.gateway(&wanted, &arguments);
-    let tail = site.tail(&["--schema", "mbo", "--until-ended", "-o", text(&site.path("out.dbn"))]);
-    play(&first_half, site.lines[0]);
+    let stopped = fixture.gateway(&wanted, &arguments);
+    let tail = fixture.tail(&["--schema", "mbo", "--until-ended", "-o", text(&fixture.path("out.dbn"))]);
+    play(&first_half, fixture.lines[0]);
     let _ = stopped.stop_with(Signal::Terminate).expect_code(0);
-    let gateway = site.gateway(&wanted, &arguments);
-    play(&second_half, site.lines[0]);
+    let gateway = fixture.gateway(&wanted, &arguments);
+    play(&second_half, fixture.lines[0]);
     let tail = tail.end();
     let gateway = gateway.stop_with(Signal::Terminate).expect_code(0);
     let output = format!("{}\n{}\n{}", tail.stderr, gateway.stdout, gateway.stderr);

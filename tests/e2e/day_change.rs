@@ -1,4 +1,4 @@
-//! A gateway that runs for weeks: a day ends and the next begins, without a restart.
+//! A running gateway processes the end of one trading day and the start of the next, without a restart.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
@@ -10,24 +10,24 @@ use dbn::{
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 #[test]
 fn a_new_trading_date_starts_with_empty_books_without_restart() {
-    let site = Site::new();
-    let capture = site.path("days.pcap");
+    let fixture = GatewayFixture::new();
+    let capture = fixture.path("days.pcap");
     let monday = iex_day(1, MONDAY_NS, &[(b'8', 10_0000, 100), (b'5', 10_1000, 200)]);
-    // Tuesday's first event touches the sell side alone.
+    // Tuesday's first event changes only the sell side.
     let tuesday = iex_day(2, MONDAY_NS + DAY_NS, &[(b'5', 11_0000, 300), (b'8', 10_5000, 400)]);
     feeds::write_capture(&capture, feeds::DESTINATIONS[0], &[monday, tuesday].concat());
 
-    let gateway = site.gateway(&SiteConfig::iex("iex-deep-1.0"), &["--ts-recv", "none"]);
-    let out = site.path("out.dbn");
-    let tail = site.tail(&["--schema", "mbp-10", "--ts-recv", "none", "--count", "4", "-o", text(&out)]);
-    play(&site, &capture);
+    let gateway = fixture.gateway(&GatewayOptions::iex("iex-deep-1.0"), &["--ts-recv", "none"]);
+    let out = fixture.path("out.dbn");
+    let tail = fixture.tail(&["--schema", "mbp-10", "--ts-recv", "none", "--count", "4", "-o", text(&out)]);
+    play(&fixture, &capture);
     let tail = tail.end().expect_code(0);
 
     let sessions = ["iex-deep-1.0 2017-04-24 #0", "iex-deep-1.0 2017-04-25 #0"];
@@ -42,32 +42,32 @@ fn a_new_trading_date_starts_with_empty_books_without_restart() {
     let tops: Vec<_> = records.iter().map(|record| (record.levels[0].bid_px, record.levels[0].ask_px)).collect();
     let (no, e9) = (UNDEF_PRICE, 100_000);
     let expected = [(10_0000 * e9, no), (10_0000 * e9, 10_1000 * e9), (no, 11_0000 * e9), (10_5000 * e9, 11_0000 * e9)];
-    assert_eq!(tops, expected, "nothing of Monday is left on Tuesday");
+    assert_eq!(tops, expected, "the books of Tuesday start empty");
 
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-    let state = fs::read_to_string(site.path("state.json")).unwrap();
+    let state = fs::read_to_string(fixture.path("state.json")).unwrap();
     assert!(state.contains("2017-04-25") || state.contains("20170425"), "{state}");
 }
 
 #[test]
 fn session_numbers_continue_over_a_gateway_restart() {
-    let site = Site::new();
-    let capture = site.path("session.pcap");
+    let fixture = GatewayFixture::new();
+    let capture = fixture.path("session.pcap");
     let arguments = ["--date", "2019-01-30", "--ts-recv", "none"];
     let mut session_starts = Vec::new();
-    let mut gateway = site.gateway(&SiteConfig::itch(), &arguments);
+    let mut gateway = fixture.gateway(&GatewayOptions::itch(), &arguments);
     for number in 0..3 {
         let name = format!("SESSION{number:03}");
         let packets =
             feeds::itch_packets(feeds::itch_day(2_000, number), *name.as_bytes().first_chunk().unwrap(), MIDNIGHT_NS);
         feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
-        let tail = site.tail(&["--schema", "mbo", "--from-now", "--until-ended"]);
-        play(&site, &capture);
+        let tail = fixture.tail(&["--schema", "mbo", "--from-now", "--until-ended"]);
+        play(&fixture, &capture);
         let tail = tail.end().expect_code(0);
         session_starts.extend(tail.stderr.lines().find(|line| line.contains(" #")).map(str::to_owned));
         if number == 1 {
             let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-            gateway = site.gateway(&SiteConfig::itch(), &arguments);
+            gateway = fixture.gateway(&GatewayOptions::itch(), &arguments);
         }
     }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -79,7 +79,7 @@ fn session_numbers_continue_over_a_gateway_restart() {
 const MONDAY_NS: u64 = 1_493_042_400_000_000_000;
 const DAY_NS: u64 = 86_400_000_000_000;
 
-/// A day of DEEP, a packet for each update of a level (type, price in 1e-4 dollars, shares); each ends its event.
+/// A day of DEEP: one packet for each level update (type, price in 1e-4 dollars, shares). Each update ends its event.
 fn iex_day(session_id: u32, begin_ns: u64, levels: &[(u8, i64, u32)]) -> Vec<Packet> {
     let updates = levels.iter().map(|(message_type, price_e4, size)| {
         let mut update = PriceLevelUpdate::new_zeroed();
@@ -95,8 +95,8 @@ fn iex_day(session_id: u32, begin_ns: u64, levels: &[(u8, i64, u32)]) -> Vec<Pac
     feeds::iex_packets(PROTOCOL_DEEP_1_0, session_id, begin_ns, updates.iter().map(PriceLevelUpdate::as_bytes))
 }
 
-fn play(site: &Site, capture: &Path) {
-    let line = site.lines[0].to_string();
+fn play(fixture: &GatewayFixture, capture: &Path) {
+    let line = fixture.lines[0].to_string();
     let replay = ["replay", text(capture), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);
 }

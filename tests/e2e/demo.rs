@@ -1,4 +1,4 @@
-//! `mdgw demo` as a new user sees it after cloning the project.
+//! `mdgw demo`, as a new user runs it after cloning the repository.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -47,14 +47,14 @@ fn demo_pair_survives_hand_over_stop_and_kill_without_loss_or_duplicates() {
         "{summary}"
     );
     assert!(changes.is_sorted_by_key(|change| change["epoch"].as_u64()), "{summary}");
-    // A machine that stalls may change leaders by itself.
+    // A scheduling stall may cause further changes of leadership.
     assert!(summary["verdict"]["epochs"].as_array().unwrap().len() > changes.len(), "{summary}");
     assert_eq!(
         (&summary["lost_messages"], &summary["records_received"]),
         (&0.into(), &summary["records_expected"]),
         "{summary}"
     );
-    // The published output can be verified again.
+    // `mdgw ha verify` can check the published output again.
     let capture = folder.path().join("mdgw-demo/published.pcap");
     let again = run(["ha", "verify", capture.to_str().unwrap()]).expect_code(0);
     assert!(again.stdout.contains("single publisher           passed"), "{}", again.stdout);
@@ -85,11 +85,11 @@ fn assert_clean_stop_on(signal: Signal) {
     let shared_before = names("/dev/shm");
     let directory = folder.path().join("demo");
     let demo = {
-        // The environment sets its scratch directory.
+        // TMPDIR sets the scratch directory of the demo.
         let arguments = ["demo", "--json", "--messages", "5000000", "--directory", directory.to_str().unwrap()];
         mdgw_tests::process::start_with(folder.path(), &[("TMPDIR", scratch.path())], arguments)
     };
-    // Its report directory is made first; its scratch directory has a log once the gateway runs.
+    // The demo first creates its report directory. Its scratch directory contains a log once the gateway runs.
     wait_for("the demonstration's log", || {
         fs::read_dir(scratch.path()).unwrap().filter_map(Result::ok).any(|entry| entry.path().join("log/1").is_dir())
     });

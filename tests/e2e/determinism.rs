@@ -10,8 +10,8 @@ use std::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, ExitedProcess},
-    site::{Site, SiteConfig, text},
 };
 use tempfile::TempDir;
 
@@ -43,7 +43,7 @@ fn different_days_give_different_output() {
     let folder = tempfile::tempdir().unwrap();
     let [one, other] =
         [1, 2].map(|seed| OfflineRun::of(&[&whole(&folder, &itch_packets(seed))], "nasdaq-itch-5.0", "mbo").bytes);
-    assert!(one != other, "the comparison sees a difference where there is one");
+    assert!(one != other, "the comparison detects a difference");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn itch_live_output_equals_offline_for_all_threads_and_io_backends() {
     for ((threads, io), schema) in POOLS.into_iter().zip(["mbo", "mbo", "mbo,definition,status"].iter().cycle()) {
         let expected = OfflineRun::of(&[&capture], "nasdaq-itch-5.0", schema);
         let seed = threads.to_string();
-        let wanted = SiteConfig { threads, io, ..SiteConfig::itch() };
+        let wanted = GatewayOptions { threads, io, ..GatewayOptions::itch() };
         let played = ["--capture", text(&capture), "--rate", "8000", "--seed", &seed, "--request-server"];
         let received = run_live(&wanted, schema, &played, &["--until-ended"]);
         let what = format!("{schema}, {threads} threads, {io}");
@@ -67,14 +67,14 @@ fn live_replay_of_two_captures_equals_offline_output() {
     let folder = tempfile::tempdir().unwrap();
     let packets = itch_packets(3);
     let expected = OfflineRun::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", "mbo");
-    // As captured on two lines of which each lacks something.
+    // Two captured lines, each with some packets missing.
     let lines = feeds::write_damaged_captures(folder.path(), &feeds::evenly_spaced(&packets, 150_000), DAMAGE, 4);
 
-    let site = Site::new();
-    let gateway = site.gateway(&SiteConfig::itch(), &["--date", DATE, "--ts-recv", "none"]);
-    let out = site.path("out.dbn");
-    let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
-    let [a, b] = site.lines.map(|line| line.to_string());
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", DATE, "--ts-recv", "none"]);
+    let out = fixture.path("out.dbn");
+    let tail = fixture.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
+    let [a, b] = fixture.lines.map(|line| line.to_string());
     let to = ["replay", text(&lines[0]), text(&lines[1]), "--to", &a, "--to", &b, "--interface", "127.0.0.1"];
     let _ = process::run(to).expect_code(0);
     let _ = tail.end().expect_code(0);
@@ -84,13 +84,13 @@ fn live_replay_of_two_captures_equals_offline_output() {
 
 #[test]
 fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
-    // The last packets far ahead: too few to be believed before nothing else comes, and as many as it takes.
+    // The last packets jump far ahead: first fewer packets than needed to confirm the jump, then just enough.
     let cases = [1, 3].map(|far| {
         std::thread::spawn(move || {
-            let site = Site::new();
-            let capture = site.path("jump.pcap");
+            let fixture = GatewayFixture::new();
+            let capture = fixture.path("jump.pcap");
             let mut packets = feeds::itch_packets(feeds::itch_day(2_000, 5), SESSION, MIDNIGHT_NS);
-            // The middle of the day, so that the last packets have orders.
+            // From the middle of the day, so that the last packets contain orders.
             packets.truncate(packets.len() / 2);
             let first_jumped = packets.len() - far;
             for (_, bytes) in &mut packets[first_jumped..] {
@@ -105,12 +105,12 @@ fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
             assert_eq!(total["lost_messages"], 5_000_000, "{total}");
             assert_eq!(total["drops"], serde_json::json!({}), "{total}");
 
-            let gateway = site.gateway(
-                &SiteConfig { has_recovery: false, ..SiteConfig::itch() },
+            let gateway = fixture.gateway(
+                &GatewayOptions { has_recovery: false, ..GatewayOptions::itch() },
                 &["--date", DATE, "--ts-recv", "none"],
             );
-            let (out, count) = (site.path("out.dbn"), expected.records().to_string());
-            let tail = site.tail(&[
+            let (out, count) = (fixture.path("out.dbn"), expected.records().to_string());
+            let tail = fixture.tail(&[
                 "--schema",
                 "mbo",
                 "--ts-recv",
@@ -122,7 +122,7 @@ fn a_sequence_jump_at_the_end_gives_the_same_output_live_and_offline() {
                 "-o",
                 text(&out),
             ]);
-            let line = site.lines[0].to_string();
+            let line = fixture.lines[0].to_string();
             let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
             let _ = process::run(replay).expect_code(0);
             // The gap is declared, so the input was incomplete.
@@ -150,7 +150,7 @@ fn tops_output_is_identical_offline_lossy_and_live() {
     }
     let expected = OfflineRun::of(&[&capture], "iex-tops-1.6", "mbp-1");
     for (threads, io) in [(1, "io_uring"), (2, "epoll"), (4, "io_uring")] {
-        let wanted = SiteConfig { threads, io, ..SiteConfig::iex("iex-tops-1.6") };
+        let wanted = GatewayOptions { threads, io, ..GatewayOptions::iex("iex-tops-1.6") };
         let received = run_live_without_loss(&wanted, "mbp-1", &capture, 8_000);
         let what = format!("mbp-1, {threads} threads, {io}");
         received.assert_lines_lossy(&what);
@@ -173,7 +173,7 @@ fn deep_output_is_identical_offline_lossy_and_live_over_twelve_sessions() {
         assert_eq!(damaged.summary["total"]["sessions"], 12, "{}", damaged.summary);
         assert_same(&whole.bytes, &damaged.bytes, &format!("mbp-10, two lines damaged by seed {seed}"));
     }
-    let wanted = SiteConfig { threads: 2, io: "epoll", ..SiteConfig::iex("iex-deep-1.0") };
+    let wanted = GatewayOptions { threads: 2, io: "epoll", ..GatewayOptions::iex("iex-deep-1.0") };
     let whole_capture = folder.path().join("whole.pcap");
     feeds::write_capture(&whole_capture, feeds::DESTINATIONS[0], &packets);
     let received = run_live_without_loss(&wanted, "mbp-10", &whole_capture, 15_000);
@@ -189,7 +189,7 @@ fn deep_output_is_identical_offline_lossy_and_live_over_twelve_sessions() {
     assert_same(&whole.bytes, &received.bytes, "mbp-10 over the wire");
 }
 
-/// What `mdgw replay --offline` made of its files.
+/// Output of `mdgw replay --offline`.
 struct OfflineRun {
     bytes: Vec<u8>,
     summary: serde_json::Value,
@@ -206,7 +206,7 @@ impl OfflineRun {
             arguments.extend(["--date", DATE]);
         }
         let ended = process::run(arguments);
-        // The long DEEP capture is cut in its last packet, which is told and changes nothing before.
+        // The long DEEP capture is truncated in its last packet. The replay reports that after all earlier records.
         assert!(ended.code == Some(0) || ended.stderr.contains("the file is truncated"), "{}", ended.stderr);
         Self { bytes: fs::read(out).unwrap(), summary: ended.json() }
     }
@@ -215,7 +215,7 @@ impl OfflineRun {
         self.summary["output"]["records"].as_u64().unwrap()
     }
 
-    /// Both lines were needed, and nothing is missing.
+    /// Asserts that both lines were needed and that nothing is missing.
     fn assert_gaps_filled(&self) {
         assert_eq!(self.summary["total"]["lost_messages"], 0, "{}", self.summary);
         assert_eq!(self.summary["channels"][0]["lines"].as_array().unwrap().len(), 2, "{}", self.summary);
@@ -223,7 +223,7 @@ impl OfflineRun {
     }
 }
 
-/// What a subscriber wrote of a gateway's output.
+/// A subscriber's file of a gateway's output.
 struct LiveRun {
     bytes: Vec<u8>,
     tail: ExitedProcess,
@@ -232,41 +232,41 @@ struct LiveRun {
     sim: serde_json::Value,
 }
 
-/// The same for a venue that can't be asked. What a machine without time for its sockets loses on both lines is a gap
-/// that nothing fills, and then there is nothing to compare: it is played again, slower.
-fn run_live_without_loss(wanted: &SiteConfig, schema: &str, capture: &Path, rate: u32) -> LiveRun {
+/// The same for a venue without a request server. A crowded machine may lose packets on both lines; then the gap cannot
+/// be filled and the outputs cannot be compared. In that case the feed is played again at a lower rate.
+fn run_live_without_loss(wanted: &GatewayOptions, schema: &str, capture: &Path, rate: u32) -> LiveRun {
     let rates = [rate, rate / 3, rate / 9];
     for rate in rates {
         let played = ["--capture", text(capture), "--rate", &rate.to_string(), "--never-on-all"];
-        // Longer than a crowded machine lets any of them wait for its turn.
+        // Longer than any scheduling delay of a crowded machine.
         let received = run_live(wanted, schema, &played, &["--exit-idle-s", "10"]);
         if !received.tail.stderr.contains(": gap [") {
             return received;
         }
-        captures::print_to_stderr(&format!("lost on both lines at {rate} packets/s, played again"));
+        captures::print_to_stderr(&format!("packets lost on both lines at {rate} packets/s; playing again"));
     }
     panic!("packets were lost on both lines at each of {rates:?} packets/s");
 }
 
 /// Plays a feed on two damaged lines through a gateway to a subscriber. The request server's address follows the last
 /// of the played arguments if that asks for it.
-fn run_live(wanted: &SiteConfig, schema: &str, played: &[&str], ends: &[&str]) -> LiveRun {
-    let site = Site::new();
+fn run_live(wanted: &GatewayOptions, schema: &str, played: &[&str], ends: &[&str]) -> LiveRun {
+    let fixture = GatewayFixture::new();
     let mut arguments = vec!["--ts-recv", "none"];
     if wanted.has_recovery {
         arguments.extend(["--date", DATE]);
     }
-    let gateway = site.gateway(wanted, &arguments);
-    let out = site.path("out.dbn");
+    let gateway = fixture.gateway(wanted, &arguments);
+    let out = fixture.path("out.dbn");
     let tail_arguments = ["--schema", schema, "--ts-recv", "none", "-o", text(&out)];
-    let tail = site.tail(&tail_arguments.into_iter().chain(ends.iter().copied()).collect::<Vec<_>>());
-    let server = site.requests.to_string();
+    let tail = fixture.tail(&tail_arguments.into_iter().chain(ends.iter().copied()).collect::<Vec<_>>());
+    let server = fixture.requests.to_string();
     let mut sim_arguments = played.to_vec();
     if sim_arguments.last() == Some(&"--request-server") {
         sim_arguments.push(&server);
     }
     sim_arguments.extend(["--loss", "0.05,0.1", "--duplicate", "0.02", "--reorder", "0.02", "--skew-us", "0,30"]);
-    let sim = site.sim(&sim_arguments).end().expect_code(0);
+    let sim = fixture.sim(&sim_arguments).end().expect_code(0);
     let tail = tail.end();
     let gateway = gateway.stop_with(process::Signal::Terminate);
     assert_eq!(tail.code, Some(0), "{}\n{}{}", tail.stderr, gateway.stdout, gateway.stderr);
@@ -275,7 +275,7 @@ fn run_live(wanted: &SiteConfig, schema: &str, played: &[&str], ends: &[&str]) -
 }
 
 impl LiveRun {
-    /// The lines did lose packets, and where both did the venue was asked.
+    /// Asserts that the lines lost packets, and that the gateway requested from the venue what both lines lost.
     fn assert_lines_lossy(&self, what: &str) {
         let [packets, copies] = ["packets", "copies"].map(|key| self.sim[key].as_u64().unwrap());
         assert!(copies < 2 * packets, "{what}: nothing was lost: {}", self.sim);

@@ -9,8 +9,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, ExitedProcess, Signal},
-    site::{Site, SiteConfig, text},
     tap::Tap,
 };
 
@@ -29,7 +29,7 @@ fn captures_with_equal_messages_are_equal() {
     let lossy = diff(&whole, &a).expect_code(1).json();
     assert!(lossy["only_in"][0].as_u64().unwrap() > 0 && lossy["only_in"][1] == 0, "{lossy}");
 
-    // One bit of one message.
+    // Change one bit of one message.
     let mut changed: Vec<Packet> = packets.clone();
     let index = packets.len() / 2;
     let mut bytes = changed[index].1.to_vec();
@@ -79,7 +79,7 @@ fn dbn_files_are_compared_record_by_record() {
     assert!(first(", status, ").ends_with(", sequence 0"), "{names:?}");
     assert!(!first(", trades, ").contains(", record "), "{names:?}");
 
-    // The price of a record in the middle, a record less, two records turned round.
+    // Change the price of one record, remove one record, swap two records.
     let bytes = fs::read(&stamped).unwrap();
     let metadata_end = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
     let mut places = Vec::new();
@@ -110,7 +110,7 @@ fn dbn_files_are_compared_record_by_record() {
     let found = diff(&stamped, &changed).expect_code(1).json();
     assert_eq!((&found["content_differs"], &found["only_in"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
 
-    // Cut in a record: all before is compared, and it is never called the same.
+    // Truncated inside a record: all records before are compared, and the result is never "same".
     fs::write(&changed, &bytes[..bytes.len() - 5]).unwrap();
     let ended = diff(&stamped, &changed).expect_code(2);
     assert!(
@@ -123,27 +123,27 @@ fn dbn_files_are_compared_record_by_record() {
 
 #[test]
 fn a_capture_of_the_output_equals_the_publication_log() {
-    let site = Site::new();
-    let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| site.path(name));
+    let fixture = GatewayFixture::new();
+    let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| fixture.path(name));
     let packets = feeds::itch_packets(feeds::itch_day(3_000, 4), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&played, DESTINATIONS[0], &packets);
-    let tap = Tap::start(site.output, &published);
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let gateway = site.gateway(&wanted, &["--date", "2019-01-30"]);
-    let line = site.lines[0].to_string();
+    let tap = Tap::start(fixture.output, &published);
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&wanted, &["--date", "2019-01-30"]);
+    let line = fixture.lines[0].to_string();
     let replay = ["replay", text(&played), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 100);
-    let log = site.path("log/1");
+    let log = fixture.path("log/1");
     let same = diff(&log, &published).expect_code(0).json();
     assert!(same["same"].as_bool().unwrap() && same["common"].as_u64().unwrap() > 1_000, "{same}");
 
     let captured = feeds::capture_packets(&published);
-    // A packet with records, in the middle of the day.
+    // Choose a packet with records, in the middle of the day.
     let index = captured.len() / 2;
     let index = index + captured[index..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
-    let output = site.output.to_string();
+    let output = fixture.output.to_string();
     let mut changed = captured.clone();
     let mut bytes = changed[index].1.to_vec();
     *bytes.last_mut().unwrap() ^= 1;
@@ -171,10 +171,10 @@ fn incomparable_inputs_exit_2() {
     let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).expect_code(0);
     let ended = diff(&capture, &dbn).expect_code(2);
     assert!(ended.stderr.contains("cannot be compared"), "{}", ended.stderr);
-    for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
+    for (content, error) in [(&b""[..], "the file is empty"), (b"some text", "not a pcap, pcapng or Nasdaq day file")] {
         fs::write(&bad, content).unwrap();
         let ended = diff(&capture, &bad).expect_code(2);
-        assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
+        assert!(ended.stderr.contains(error) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
     }
     let ended = diff(&capture, &path("missing")).expect_code(2);
     assert!(ended.stderr.contains("missing"), "{}", ended.stderr);

@@ -1,46 +1,47 @@
-//! Of several gateways on one host one leads. After a kill another one leads under a higher epoch; after a shutdown in
-//! order, at once.
+//! One of several gateways on one host leads. After a kill another gateway leads under a higher epoch. After an orderly
+//! shutdown it leads without waiting for the lease.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     process::{self, MdgwProcess, Signal},
-    site::{Site, SiteConfig},
 };
 
 /// Starts gateway `node` of 1 and 2, with the election's records in `records`.
-fn start(site: &Site, records: &Path) -> MdgwProcess {
-    start_with(site, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
+fn start(fixture: &GatewayFixture, records: &Path) -> MdgwProcess {
+    start_with(fixture, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
 }
 
-/// Starts gateway `node` of 1 and 2, the first of which founds; each can be reached at an address of its own.
-fn start_member(site: &Site, key: &Path) -> MdgwProcess {
-    // Nobody else gets a port that the sites hold.
-    let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, site.output.port());
+/// Starts gateway `node` of 1 and 2. Gateway 1 bootstraps the membership. Each gateway has its own address.
+fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
+    // Take ports that the fixtures have reserved, so that no other process uses them.
+    let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, fixture.output.port());
     let keys = format!(
         "[election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{}\"\nminimum_size = 1\nfound = {}\n\
          seeds = [\"{}\", \"{}\"]\n",
-        address(site.node),
+        address(fixture.node),
         key.display(),
-        site.node == 1,
+        fixture.node == 1,
         address(1),
         address(2)
     );
-    start_with(site, "emergent", &keys)
+    start_with(fixture, "emergent", &keys)
 }
 
-fn start_with(site: &Site, backend: &str, keys: &str) -> MdgwProcess {
-    let (node, peer) = (site.node, 3 - site.node);
+fn start_with(fixture: &GatewayFixture, backend: &str, keys: &str) -> MdgwProcess {
+    let (node, peer) = (fixture.node, 3 - fixture.node);
     let election = format!(
         "\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n{keys}\n\
          [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
     );
-    let path = site.path("gateway.toml");
-    fs::write(&path, site.config_text(&SiteConfig::itch()) + &election).expect("the configuration can be written");
+    let path = fixture.path("gateway.toml");
+    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &election)
+        .expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
-/// Waits until it leads; the count of its epoch.
+/// Waits until the gateway leads. Returns the count of its epoch.
 fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
     let line = gateway.wait_for_stderr_times("INFO leads ", times);
     let epoch = line.split("epoch=").nth(1).and_then(|rest| rest.split_whitespace().next());
@@ -50,23 +51,23 @@ fn wait_for_leadership_epoch(gateway: &MdgwProcess, times: usize) -> u64 {
 
 #[test]
 fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
-    let first_site = Site::numbered(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let records = first_site.path("records");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let records = first_fixture.path("records");
 
-    let first = start(&first_site, &records);
+    let first = start(&first_fixture, &records);
     let first_epoch = wait_for_leadership_epoch(&first, 1);
-    let second = start(&second_site, &records);
+    let second = start(&second_fixture, &records);
     second.wait_for_stderr("gateway running");
     assert!(!second.stderr_so_far().contains("INFO leads "), "one leads at a time");
 
-    // Killed: the lease has to run out.
+    // After a kill the lease must expire first.
     first.stop_with(Signal::Kill);
     let second_epoch = wait_for_leadership_epoch(&second, 1);
     assert!(second_epoch > first_epoch);
 
-    // Back again, it waits for its turn, and takes over when the other ends in order.
-    let first = start(&first_site, &records);
+    // The restarted gateway is a candidate, and takes over when the leader stops in order.
+    let first = start(&first_fixture, &records);
     first.wait_for_stderr("gateway running");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
@@ -76,16 +77,16 @@ fn after_a_kill_or_stop_the_peer_leads_with_a_higher_epoch() {
 
 #[test]
 fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
-    let first_site = Site::numbered(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let key = first_site.path("key");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let key = first_fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("two gateways can lead");
     let first_epoch = wait_for_leadership_epoch(&first, 1);
-    let second = start_member(&second_site, &key);
+    let second = start_member(&second_fixture, &key);
     second.wait_for_stderr("state=Connected");
     assert!(!second.stderr_so_far().contains("INFO leads "), "the oldest leads");
 
@@ -95,7 +96,7 @@ fn without_a_store_the_oldest_member_leads_and_a_restarted_one_is_youngest() {
     assert!(second_epoch > first_epoch);
 
     // The restarted gateway joins, although it is configured to bootstrap, and takes over when the leader stops in order.
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("state=Connected");
     assert!(!first.stderr_so_far().contains("INFO leads "), "one leads");
     let ended = second.stop_with(Signal::Terminate).expect_code(0);

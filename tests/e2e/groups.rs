@@ -11,18 +11,18 @@ use mdgw_tests::{
     process::Signal,
 };
 
-/// Groups that one gateway leads.
+/// The groups that a gateway leads.
 fn of(leaders: &Leaders, node: u8) -> BTreeSet<u16> {
     leaders.iter().filter(|(_, (leader, _))| *leader == node).map(|(group, _)| *group).collect()
 }
 
-/// Whether those groups moved, and the others have had no change of leadership at all.
+/// Whether exactly those groups moved, and no other group had a change of leadership.
 fn only_these_moved(groups: &BTreeSet<u16>, before: &Leaders, after: &Leaders) -> bool {
     moved_groups(before, after) == *groups
         && before.iter().all(|(group, led)| groups.contains(group) || after.get(group) == Some(led))
 }
 
-/// Kills gateway 3 and starts it again. Who leads then, and whether only groups moved that had to.
+/// Kills gateway 3 and restarts it. Returns the leaders afterwards, and whether only the necessary groups moved.
 fn kill_and_restart(cluster: &mut GroupCluster, consumers: &GroupConsumers) -> (Leaders, bool) {
     let spread = cluster.wait_until_balanced(&[1, 2, 3]);
     consumers.wait_for_more_deliveries(200);
@@ -35,7 +35,9 @@ fn kill_and_restart(cluster: &mut GroupCluster, consumers: &GroupConsumers) -> (
     let is_right =
         only_these_moved(&of(&spread, 3), &spread, &without) && only_these_moved(&of(&again, 3), &without, &again);
     if !is_right {
-        print_to_stderr(&format!("at first {spread:?}\nwithout 3 {without:?}\nwith it again {again:?}"));
+        print_to_stderr(&format!(
+            "before the kill {spread:?}\nwithout gateway 3 {without:?}\nafter its restart {again:?}"
+        ));
     }
     (again, is_right)
 }
@@ -49,36 +51,37 @@ fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
     let feed = cluster.feed("20");
     consumers.wait_for_more_deliveries(200);
 
-    // On a machine so busy that a gateway finds itself less fit, groups move with reason. Then once more.
+    // On a busy machine a gateway may report a lower fitness, and groups then move for that reason. Retry in that case.
     let leaders = (1..=ATTEMPTS).find_map(|attempt| {
         let warnings_before = cluster.fitness_warnings(&[1, 2]);
         let (leaders, is_right) = kill_and_restart(&mut cluster, &consumers);
         let has_fitness_warning = cluster.fitness_warnings(&[1, 2]) > warnings_before;
         assert!(is_right || has_fitness_warning, "groups moved without a reason");
         if !is_right {
-            print_to_stderr(&format!("attempt {attempt} is inconclusive: a gateway found itself less fit"));
+            print_to_stderr(&format!("attempt {attempt} is inconclusive: a gateway reported a lower fitness"));
         }
         is_right.then_some(leaders)
     });
-    let leaders = leaders.expect("a machine that leaves gateways fit for some seconds");
+    let leaders = leaders.expect("an attempt without a change of fitness");
     for (group, (_, epoch)) in leaders.iter().filter(|(_, (leader, _))| *leader == 3) {
-        wait_until("it is on record that the group was handed over", || {
+        wait_until("the audit records the takeover of the group", || {
             let history =
                 cluster.gateways.send_request(3, &["history", "--count", "1000", "--json"]).expect_code(0).json();
             history["entries"].as_array().unwrap().iter().any(|entry| {
-                let is_it = entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;
-                is_it && entry["cause"] == "handed over"
+                let is_takeover =
+                    entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;
+                is_takeover && entry["cause"] == "handed over"
             })
         });
     }
 
-    // Told to end, it would announce the rest of its day.
+    // The feed is killed: after SIGTERM it would still announce the end of its day.
     let _ended = feed.stop_with(Signal::Kill);
     let (faults, verified) = consumers.verify_streams(&cluster, 1);
     assert!(faults.is_empty(), "{faults:?}\n{}", verified.stdout);
     let _verified = verified.expect_code(0);
     (1..=GATEWAYS).for_each(|node| {
-        let _exited = cluster.gateways.end(node);
+        let _exited = cluster.gateways.stop(node);
     });
 }
 

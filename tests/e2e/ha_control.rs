@@ -5,25 +5,25 @@ use std::{fs, path::Path};
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     gateways::GatewayProcesses,
     pair::wait_until,
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 
 #[test]
 fn history_covers_kills_and_restarts() {
-    let site = Site::new();
-    let (audit, socket) = (site.path("audit.jsonl"), site.path("run/control"));
+    let fixture = GatewayFixture::new();
+    let (audit, socket) = (fixture.path("audit.jsonl"), fixture.path("run/control"));
     let keys = format!("[gateway]\naudit_file = \"{}\"\ncontrol_socket = \"{}\"", text(&audit), text(&socket));
-    let config = site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1);
-    let path = site.path("with_control.toml");
+    let config = fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1);
+    let path = fixture.path("with_control.toml");
     fs::write(&path, config).unwrap();
     let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
         let gateway = process::start(["run", text(&path)]);
         gateway.wait_for_stderr("gateway running");
-        // The socket is there once the log says so, or a moment later.
+        // The socket may appear a moment after the log line.
         while !socket.exists() {
             std::thread::yield_now();
         }
@@ -36,13 +36,13 @@ fn history_covers_kills_and_restarts() {
     let refused = send_request(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
     let _ = gateway.stop_with(Signal::Kill);
-    // A line that broke off, as a crash in the middle of a write leaves it.
+    // An incomplete line, as a crash during a write leaves it.
     let full_audit = fs::read(&audit).unwrap();
     fs::write(&audit, [&full_audit[..], b"{\"number\":3,\"time_"].concat()).unwrap();
 
     fs::remove_file(&socket).unwrap();
     let gateway = start();
-    // A separate thread writes, asynchronously.
+    // A separate thread writes the audit asynchronously.
     let json = loop {
         let json = send_request(&["history", "--json"]).expect_code(0).json();
         if json["entries"].as_array().unwrap().len() >= 5 {
@@ -63,8 +63,8 @@ fn history_covers_kills_and_restarts() {
 fn only_the_leader_pins_and_unpins() {
     let (pair, [leader, other]) = running_pair();
     let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
-    for told in ["pin", "unpin"] {
-        let refused = pair.gateways.send_request(other, &[told]).expect_code(1);
+    for command in ["pin", "unpin"] {
+        let refused = pair.gateways.send_request(other, &[command]).expect_code(1);
         assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     }
     assert!(!is_pinned(leader));
@@ -72,7 +72,7 @@ fn only_the_leader_pins_and_unpins() {
     assert!(done.stdout.contains("is pinned (no automatic moves)"), "{}", done.stdout);
     wait_until("it is pinned", || is_pinned(leader));
     let _done = pair.gateways.send_request(leader, &["unpin"]).expect_code(0);
-    wait_until("it may move again", || !is_pinned(leader));
+    wait_until("the pin is removed", || !is_pinned(leader));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
     let drill = |from: u8, more: &[&str]| pair.gateways.send_request(from, &[&["drill"], more].concat());
     let refused = drill(other, &[]).expect_code(1);
     assert!(refused.stderr.contains(&format!("node {other} does not lead")), "{}", refused.stderr);
-    assert_eq!(epoch(leader), before, "a drill that was refused moves nothing");
+    assert_eq!(epoch(leader), before, "a refused drill moves nothing");
 
     let json = drill(leader, &["--json"]).expect_code(0).json();
     let hand_overs = json["hand_overs"].as_array().unwrap();
@@ -93,8 +93,8 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
     assert!(hand_overs.iter().all(|way| way["took_us"].as_u64().unwrap() > 0), "{json}");
     pair.wait_until_leads(leader);
     assert_eq!(epoch(leader), before + 2);
-    // The one that led meanwhile has it on record.
-    wait_until("the audit has it", || {
+    // The gateway that led during the drill has both changes in its audit.
+    wait_until("the audit records the changes", || {
         let history = pair.gateways.send_request(other, &["history", "--json"]).expect_code(0).json();
         let entries = history["entries"].as_array().unwrap();
         ["gained", "took_over", "lost"]
@@ -105,16 +105,16 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
 
 #[test]
 fn an_unlisted_gateway_is_eligible_once_admitted() {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
     let records = first.path("records");
     let mut gateways = GatewayProcesses::new(vec![first, second]);
-    // The one that is there knows of another peer, which never comes.
-    let config = config_with_peer(gateways.site(1), &records, 9);
+    // The running gateway is configured with another peer, which never starts.
+    let config = config_with_peer(gateways.fixture(1), &records, 9);
     gateways.start(1, &config);
     let of = |gateways: &GatewayProcesses, node| gateways.status(node).unwrap()[0].clone();
-    wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
-    let config = config_with_peer(gateways.site(2), &records, 1);
+    wait_until("the first gateway leads", || of(&gateways, 1)["role"] == "leader");
+    let config = config_with_peer(gateways.fixture(2), &records, 1);
     gateways.start(2, &config);
     wait_until("the status gives the reason", || {
         of(&gateways, 2)["ineligible_reason"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
@@ -128,30 +128,30 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
     assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);
-    wait_until("it stands", || {
+    wait_until("the gateway is eligible", || {
         let status = of(&gateways, 2);
         status["role"] == "candidate" && status["ineligible_reason"].is_null()
     });
     gateways.kill(1);
-    wait_until("it leads in its turn", || of(&gateways, 2)["role"] == "leader");
+    wait_until("the admitted gateway leads", || of(&gateways, 2)["role"] == "leader");
 }
 
-/// Two gateways, and which of them leads and doesn't.
+/// Starts two gateways. Returns them with the node ids of the leader and of the other gateway.
 fn running_pair() -> (ElectedPair, [u8; 2]) {
-    let mut pair = ElectedPair::new(SiteConfig::itch());
+    let mut pair = ElectedPair::new(GatewayOptions::itch());
     [1, 2].into_iter().for_each(|node| pair.start(node));
     let leader = pair.leader();
     (pair, [leader, 3 - leader])
 }
 
-/// A gateway over the records, which knows of one peer and has no link to it.
-fn config_with_peer(site: &Site, records: &Path, peer: u8) -> String {
-    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&site.path("control")));
+/// Configuration of a gateway over the records, with one peer and no link to it.
+fn config_with_peer(fixture: &GatewayFixture, records: &Path, peer: u8) -> String {
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&fixture.path("control")));
     let election = format!(
         "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{}\"\n\n\
          [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        site.node,
+        fixture.node,
         text(records)
     );
-    site.config_text(&SiteConfig::itch()).replacen("[gateway]", &keys, 1) + &election
+    fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1) + &election
 }

@@ -1,5 +1,5 @@
-//! `mdgw ha verify` on the output of real gateways: a kill in the middle keeps every promise, and each kind of damage
-//! to the same capture is found.
+//! `mdgw ha verify` on the output of real gateways: a capture with a kill in the middle passes, and each kind of damage to
+//! that capture is detected.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -10,15 +10,15 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, ExitedProcess, Signal},
-    site::{Site, SiteConfig, text, wait_until_joined},
     tap::Tap,
 };
 
 #[test]
 fn a_killed_and_restarted_gateway_keeps_all_promises() {
-    let site = Site::new();
-    let capture = capture_with_a_kill_mid_day(&site);
+    let fixture = GatewayFixture::new();
+    let capture = capture_with_a_kill_mid_day(&fixture);
     let ended = verify(&[&capture], &["--json"]).expect_code(0);
     let verdict = ended.json();
     assert_eq!(verdict["epochs"].as_array().unwrap().len(), 2, "{}", ended.stdout);
@@ -31,18 +31,18 @@ fn a_killed_and_restarted_gateway_keeps_all_promises() {
 
 #[test]
 fn each_kind_of_damage_is_detected() {
-    let site = Site::new();
-    let capture = capture_with_a_kill_mid_day(&site);
+    let fixture = GatewayFixture::new();
+    let capture = capture_with_a_kill_mid_day(&fixture);
     let packets = feeds::capture_packets(&capture);
-    let path = site.path("damaged.pcap");
+    let path = fixture.path("damaged.pcap");
     let verify_packets = |packets: &[Packet]| {
-        feeds::write_capture(&path, &site.output.to_string(), packets);
+        feeds::write_capture(&path, &fixture.output.to_string(), packets);
         verify(&[&path], &["--json"])
     };
     let whole = verify_packets(&packets).expect_code(0).json();
     assert!(whole["passed"].as_bool().unwrap());
 
-    // A packet with content, in the middle of the second half.
+    // Choose a packet with content, in the middle of the second half.
     let place = packets.len() * 3 / 4;
     let place = place + packets[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
     let edited = |edit: fn(&mut Vec<u8>)| {
@@ -68,7 +68,7 @@ fn each_kind_of_damage_is_detected() {
             }),
             "consistent content",
         ),
-        // Under the epoch before: its count is one lower.
+        // Under the previous epoch: its count is one lower.
         (edited(|bytes| bytes[17] -= 1), "single publisher"),
         (edited(|bytes| bytes[17] -= 1), "monotonic epochs"),
     ] {
@@ -79,15 +79,15 @@ fn each_kind_of_damage_is_detected() {
 
 #[test]
 fn equal_receivers_agree_and_a_differing_one_is_detected() {
-    let site = Site::new();
-    let gateway = site.gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
-    let tails = [(); 2].map(|()| site.start_tail(site.output, &["--json", "--until-ended"]));
-    wait_until_joined(site.output, 2);
-    let _ = site.sim(&["--messages", "3000", "--stocks", "20", "--rate", "2000"]).end().expect_code(0);
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
+    let tails = [(); 2].map(|()| fixture.start_tail(fixture.output, &["--json", "--until-ended"]));
+    wait_until_joined(fixture.output, 2);
+    let _ = fixture.sim(&["--messages", "3000", "--stocks", "20", "--rate", "2000"]).end().expect_code(0);
     let outputs = tails.map(|tail| tail.end().expect_code(0).stdout);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 
-    let paths = [site.path("one.jsonl"), site.path("two.jsonl")];
+    let paths = [fixture.path("one.jsonl"), fixture.path("two.jsonl")];
     fs::write(&paths[0], &outputs[0]).unwrap();
     fs::write(&paths[1], &outputs[1]).unwrap();
     let _ = verify(&[&paths[0], &paths[1]], &[]).expect_code(0);
@@ -119,26 +119,26 @@ fn unverifiable_input_exits_2() {
     assert!(ended.stderr.contains("--group applies to captures only"), "{}", ended.stderr);
 }
 
-/// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.
-fn capture_with_a_kill_mid_day(site: &Site) -> PathBuf {
-    let capture = site.path("published.pcap");
+/// A capture of a gateway that is killed (SIGKILL) and restarted.
+fn capture_with_a_kill_mid_day(fixture: &GatewayFixture) -> PathBuf {
+    let capture = fixture.path("published.pcap");
     let packets = feeds::itch_packets(feeds::itch_day(10_000, 6), SESSION, MIDNIGHT_NS);
     let (early, late) = packets.split_at(packets.len() / 2);
-    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    let [first_half, second_half] = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
     feeds::write_capture(&first_half, feeds::DESTINATIONS[0], early);
     feeds::write_capture(&second_half, feeds::DESTINATIONS[0], late);
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
     let arguments = ["--date", "2019-01-30"];
 
-    let tap = Tap::start(site.output, &capture);
-    let killed = site.gateway(&wanted, &arguments);
-    play(&first_half, site.lines[0]);
-    // What it had not read yet would be lost with it.
+    let tap = Tap::start(fixture.output, &capture);
+    let killed = fixture.gateway(&wanted, &arguments);
+    play(&first_half, fixture.lines[0]);
+    // A kill would lose input that the gateway had not read yet.
     let next = late[0].1[10..18].try_into().unwrap();
     tap.wait_until_covered(u64::from_be_bytes(next));
     let _ = killed.stop_with(Signal::Kill);
-    let gateway = site.gateway(&wanted, &arguments);
-    play(&second_half, site.lines[0]);
+    let gateway = fixture.gateway(&wanted, &arguments);
+    play(&second_half, fixture.lines[0]);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tap.finish() > 1_000);
     capture

@@ -53,8 +53,8 @@ use mdgw_tests::{
     captures,
     counting_allocator::{CountingAllocator, allocations_in},
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::GatewayFixture,
     process::TEST_TIMEOUT,
-    site::Site,
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -130,7 +130,7 @@ fn real_captures_allocate_nothing() {
     }
 }
 
-/// What a run did after its warm-up.
+/// Counts of a run after its warm-up.
 #[derive(Debug, Default)]
 struct AllocationRun {
     allocations: u64,
@@ -151,21 +151,21 @@ impl AllocationRun {
     }
 }
 
-/// Packets until every buffer has been in use and the fence is open.
+/// Packets of the warm-up: until every buffer was used and the fence is open.
 const WARM_UP: usize = 300;
-/// Packets of one call: few, so that a crowded machine makes many calls too.
+/// Packets per call: few, so that a run also makes many calls on a crowded machine.
 const QUOTA: usize = 16;
 
-/// An exchange with damaged lines plays a day, and this thread alone is the pool: it waits, calls the pipeline's
-/// handlers as the pool would, and counts what they allocate. `beside` is called beside each of these calls.
-fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
-    let site = Site::new();
+/// Plays a day on damaged lines. The calling thread acts as the only pool thread: it waits, calls the pipeline's handlers
+/// as the pool would, and counts their allocations. `between_calls` runs between the handler calls and is not counted.
+fn run_pipeline<S: HandleSet>(set: S, between_calls: impl Fn()) -> AllocationRun {
+    let fixture = GatewayFixture::new();
     let registry = Registry::default();
     let (recorder, mut collector) = stage_recorder_pair(1, 2);
     let (metrics, mut metrics_collector) = channel_recorder_pair(&[Line::A, Line::B]);
-    let (sink, mut maintenance) = log(&site.path("log"));
+    let (sink, mut maintenance) = log(&fixture.path("log"));
     let interface = || Some(Interface::LOOPBACK);
-    let output = open_output(&OutputOptions::new(site.output, interface())).unwrap();
+    let output = open_output(&OutputOptions::new(fixture.output, interface())).unwrap();
     let publisher = PublisherConfig {
         group: GroupId(1),
         channel: ChannelId(1),
@@ -173,10 +173,10 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         heartbeat_ns: 10_000_000,
         catch_up_packets_per_s: 20_000,
         send_ns_max: 10_000_000,
-        log_directory: site.path("log"),
+        log_directory: fixture.path("log"),
     };
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
-    let lines = [Line::A, Line::B].into_iter().zip(site.lines).map(|(line, group)| LineSocket {
+    let lines = [Line::A, Line::B].into_iter().zip(fixture.lines).map(|(line, group)| LineSocket {
         line,
         socket: open_receive(&ReceiveOptions::new(group, interface())).unwrap(),
         filter: SourceFilter::new(&[]),
@@ -187,7 +187,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
         lines: lines.collect(),
         recovery: Some(RecoverySocket {
             socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
-            server: site.requests,
+            server: fixture.requests,
         }),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         publisher: Publisher::new(publisher, &sink, Arc::default()),
@@ -214,7 +214,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        let exchange = exchange(&site);
+        let exchange = exchange(&fixture);
         let mut events = Vec::with_capacity(32);
         let mut lines = LineSet::default();
         let mut run = AllocationRun::default();
@@ -249,7 +249,7 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
                 if is_due {
                     pipeline.on_deadline(now, &mut context).unwrap();
                 }
-                beside();
+                between_calls();
             });
             if packets >= WARM_UP {
                 run.calls += 1;
@@ -270,8 +270,8 @@ fn run_pipeline<S: HandleSet>(set: S, beside: impl Fn()) -> AllocationRun {
     })
 }
 
-fn exchange(site: &Site) -> Exchange {
-    let lines = site.lines.iter().zip(DAMAGE);
+fn exchange(fixture: &GatewayFixture) -> Exchange {
+    let lines = fixture.lines.iter().zip(DAMAGE);
     Exchange::start(&ExchangeConfig {
         feed: FeedSource::Itch(feeds::itch_day(20_000, 4)),
         lines: lines.map(|(destination, impairment)| ExchangeLine { destination: *destination, impairment }).collect(),
@@ -279,13 +279,13 @@ fn exchange(site: &Site) -> Exchange {
         seed: 4,
         pace: Pace::Rate(4_000.0),
         interface: Some(Interface::LOOPBACK),
-        request_server: Some(site.requests),
+        request_server: Some(fixture.requests),
         answer_loss: 0.0,
     })
     .unwrap()
 }
 
-/// Two damaged lines into a channel, its log behind it; log maintenance runs between datagrams, outside of the count.
+/// Feeds two damaged lines into a channel with its log. Log maintenance runs between datagrams and is not counted.
 fn channel(feed: Feed, packets: &[Packet]) -> AllocationRun {
     let folder = tempfile::tempdir().unwrap();
     let (mut sink, mut maintenance) = log(folder.path());
@@ -341,7 +341,7 @@ fn log(directory: &Path) -> (LogSink, SegmentMaintenance) {
     (LogSink::new(writer), maintenance)
 }
 
-/// Levels come, change and go on 40 symbols.
+/// Levels are added, changed and removed on 40 symbols.
 fn deep_update(number: u32) -> PriceLevelUpdate {
     let mut update = PriceLevelUpdate::new_zeroed();
     let is_buy = number.is_multiple_of(2);

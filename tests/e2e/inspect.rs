@@ -1,4 +1,4 @@
-//! `mdgw inspect` shows the content of a capture; it reports what is wrong with a file, and keeps what came before.
+//! `mdgw inspect` shows the content of a capture; it reports errors in a file, and shows everything before the error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -11,8 +11,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess, Signal},
-    site::text,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -61,17 +61,17 @@ fn filters_select_exactly_what_they_name() {
     let wanted = messages(&all).iter().filter(|message| message["type"] == "OrderDelete").count();
     assert_eq!(messages(&deletes).len(), wanted);
 
-    // Deletes only number their stock; the directory named the number.
+    // A delete message has only the stock's number. The stock directory maps that number to the symbol.
     let all_messages = messages(&all);
     let first = all_messages.iter().find(|message| message["type"] == "OrderDelete").unwrap();
     let locate = &first["fields"]["stock_locate"];
     let directory =
         |message: &&&Value| message["type"] == "StockDirectory" && message["fields"]["stock_locate"] == *locate;
     let symbol = all_messages.iter().find(directory).unwrap()["fields"]["stock"].as_str().unwrap();
-    let of_stock = filtered(&["--symbol", symbol]);
+    let stock_messages = filtered(&["--symbol", symbol]);
     let wanted: Vec<_> = all_messages.iter().filter(|message| message["fields"]["stock_locate"] == *locate).collect();
     assert!(wanted.len() > 10);
-    assert_eq!(messages(&of_stock).iter().collect::<Vec<_>>(), wanted);
+    assert_eq!(messages(&stock_messages).iter().collect::<Vec<_>>(), wanted);
 
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
     for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
@@ -117,7 +117,7 @@ fn text_output_shows_instrument_price_and_time() {
 fn statistics_match_the_packets() {
     let day = DayCapture::new();
     let mut packets = day.packets.clone();
-    // A gap in the middle, and a copy.
+    // Make a gap in the middle, and a duplicate.
     let lost = packets.remove(packets.len() / 2);
     let copied = packets[3].clone();
     packets.insert(4, copied);
@@ -150,9 +150,9 @@ fn statistics_match_the_packets() {
     for wanted in ["busiest 1 ms", "busiest 10 ms", "busiest 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
         assert!(shown.contains(wanted), "{wanted}: {shown}");
     }
-    // A filter leaves the line's gaps as they are.
-    let of_type = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
-    let filtered = process::run(of_type).expect_code(0).json();
+    // A filter does not change the gaps of a line.
+    let type_filter = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
+    let filtered = process::run(type_filter).expect_code(0).json();
     assert_eq!(filtered["lines"][0]["gap_count"], 1);
     assert_eq!(filtered["lines"][0]["types"].as_array().unwrap().len(), 1);
 }
@@ -211,7 +211,7 @@ fn files_without_a_known_feed_are_refused_by_name() {
     let header = fs::read(&day.path).unwrap()[..24].to_vec();
     let mut token_ring = fs::read(&day.path).unwrap();
     token_ring[20] = 6;
-    let unknown_feed = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
+    let unknown_feed = fs::read(day.write("unknown_feed.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
     for (name, content, said) in [
         ("empty", &b""[..], "empty"),
         ("text", b"no capture at all", "not a pcap, pcapng or Nasdaq day file"),
@@ -273,7 +273,11 @@ fn a_readable_file_is_shown_although_another_is_missing() {
     assert!(ended.stderr.contains(text(&missing)), "{}", ended.stderr);
     let alone = process::run(["inspect", text(&missing)]).expect_code(2);
     let why = "No such file or directory (os error 2)";
-    assert_eq!(alone.stderr, format!("mdgw: open {}: {why}\n", text(&missing)), "nothing was shown before");
+    assert_eq!(
+        alone.stderr,
+        format!("mdgw: open {}: {why}\n", text(&missing)),
+        "the error has no other output before it"
+    );
 }
 
 #[test]
@@ -308,7 +312,7 @@ fn a_file_that_grows_is_followed_until_interrupted() {
     let day = DayCapture::new();
     let whole = fs::read(&day.path).unwrap();
     let path = day.folder.path().join("growing.pcap");
-    // In the middle of a packet, and then in the middle of a later one.
+    // First truncated inside one packet, then inside a later one.
     let (first, second) = (whole.len() / 3, whole.len() / 3 * 2);
     let mut file = File::create(&path).unwrap();
     file.write_all(&whole[..first]).unwrap();
@@ -354,7 +358,7 @@ impl DayCapture {
     }
 }
 
-/// The packets that were printed.
+/// The printed packets.
 fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

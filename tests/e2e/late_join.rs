@@ -19,33 +19,37 @@ use mdgw_feeds::{
 };
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, Signal, TEST_TIMEOUT},
     relay::LossyRelay,
-    site::{Site, SiteConfig, text, wait_until_joined},
     trading_day::{DATE, TradingDay},
 };
 use zerocopy::IntoBytes as _;
 
 #[test]
 fn a_late_subscriber_receives_the_whole_day() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 20_000);
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    day.play_first_half(&site);
-    let (mid_day_tail, noon) = day.tail(&site, "noon.dbn", &[]);
-    day.play_second_half(&site);
-    let (end_of_day_tail, night) = day.tail(&site, "night.dbn", &[]);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_first_half(&fixture);
+    let (mid_day_tail, noon) = day.tail(&fixture, "noon.dbn", &[]);
+    day.play_second_half(&fixture);
+    let (end_of_day_tail, night) = day.tail(&fixture, "night.dbn", &[]);
     for (tail, out) in [(mid_day_tail, noon), (end_of_day_tail, night)] {
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("gap [") && !tail.stderr.contains("lost ["), "{}", tail.stderr);
-        assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.command_line);
+        assert!(
+            fs::read(out).unwrap() == day.expected,
+            "{} differs from the file of an early subscriber",
+            tail.command_line
+        );
     }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
 fn a_subscriber_joining_after_several_sessions_receives_all_of_them() {
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let sessions = (0..).zip([*b"MDGWSIM001", *b"MDGWSIM002", *b"MDGWSIM003"]);
     let packets: Vec<_> = sessions
         .flat_map(|(number, name)| {
@@ -53,24 +57,24 @@ fn a_subscriber_joining_after_several_sessions_receives_all_of_them() {
             feeds::itch_packets(day, name, MIDNIGHT_NS + number * 60_000_000_000_000)
         })
         .collect();
-    let capture = site.path("three.pcap");
+    let capture = fixture.path("three.pcap");
     feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
-    let out = site.path("expected.dbn");
+    let out = fixture.path("expected.dbn");
     let offline = ["replay", "--offline", text(&capture), "--feed", "nasdaq-itch-5.0", "--date", DATE, "--json"];
     let fixed = ["--schema", "mbo", "--ts-recv", "none", "-o"];
     let replayed = process::run(offline.iter().chain(&fixed).chain(&[text(&out)])).expect_code(0).json();
     assert_eq!(replayed["total"]["sessions"], 3, "{replayed}");
     let (count, expected) = (replayed["output"]["records"].to_string(), fs::read(out).unwrap());
 
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let gateway = site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
     let tail = |name: &str| {
-        let out = site.path(name);
-        let tail = site.tail(&[["--count", &count].as_slice(), &fixed, &[text(&out)]].concat());
+        let out = fixture.path(name);
+        let tail = fixture.tail(&[["--count", &count].as_slice(), &fixed, &[text(&out)]].concat());
         (tail, out)
     };
     let (early, early_out) = tail("early.dbn");
-    let line = site.lines[0].to_string();
+    let line = fixture.lines[0].to_string();
     let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);
     let early = early.end().expect_code(0);
@@ -88,36 +92,36 @@ fn a_subscriber_joining_after_several_sessions_receives_all_of_them() {
 
 #[test]
 fn a_subscriber_joining_after_a_gateway_restart_receives_the_whole_day() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 20_000);
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    day.play_first_half(&site);
-    day.play_second_half(&site);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    let (tail, out) = day.tail(&site, "after.dbn", &[]);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (tail, out) = day.tail(&fixture, "after.dbn", &[]);
     let tail = tail.end().expect_code(0);
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
-    assert!(fs::read(out).unwrap() == day.expected, "not what came out before the restart");
+    assert!(fs::read(out).unwrap() == day.expected, "differs from the output before the restart");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
 fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 20_000);
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    day.play_first_half(&site);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_first_half(&fixture);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-    // Where the log lies in memory, it goes with the machine.
-    fs::remove_dir_all(site.path("log")).unwrap();
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    let (tail, _) = day.tail(&site, "after.dbn", &[]);
+    // A log in memory is lost with the machine.
+    fs::remove_dir_all(fixture.path("log")).unwrap();
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (tail, _) = day.tail(&fixture, "after.dbn", &[]);
     // The venue has sent nothing yet.
     tail.wait_for_stderr(": session ");
-    day.play_second_half(&site);
+    day.play_second_half(&fixture);
     let tail = tail.end();
-    // What lay in sockets when the gateway ended is declared, like everything that arrives while no gateway runs.
+    // Packets in the sockets when the gateway ended, and packets that arrive while no gateway runs, are declared as a gap.
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -125,93 +129,101 @@ fn a_subscriber_joining_after_log_loss_receives_the_current_session() {
 
 #[test]
 fn from_now_delivers_the_rest_and_all_definitions() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 20_000);
-    let gateway = day.gateway(&site, &SiteConfig::itch());
-    day.play_first_half(&site);
-    let (tail, out) = day.tail(&site, "now.dbn", &["--from-now"]);
-    // Joined and told where the day stands, or it would begin with the afternoon's first packet whatever it does.
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_first_half(&fixture);
+    let (tail, out) = day.tail(&fixture, "now.dbn", &["--from-now"]);
+    // Wait until the subscriber has joined and received the present position. Otherwise it would begin at the first packet
+    // of the second half in any case.
     tail.wait_for_stderr(": session ");
-    day.play_second_half(&site);
+    day.play_second_half(&fixture);
     let tail = tail.end().expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(tail.stderr.contains(&format!("of {} instruments", feeds::STOCKS)), "{}", tail.stderr);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
     assert!(!found.is_empty() && found.len() < expected.len(), "{} of {}", found.len(), expected.len());
-    assert!(expected.ends_with(&found), "it is the end of the day");
+    assert!(expected.ends_with(&found), "not the end of the day");
 }
 
 #[test]
 fn an_expired_log_delivers_what_it_retains_and_all_definitions() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 60_000);
-    let wanted = SiteConfig { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..SiteConfig::itch() };
-    let gateway = day.gateway(&site, &wanted);
-    day.play_first_half(&site);
-    day.play_second_half(&site);
-    let (tail, out) = day.tail(&site, "late.dbn", &[]);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 60_000);
+    let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..GatewayOptions::itch() };
+    let gateway = day.gateway(&fixture, &wanted);
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
+    let (tail, out) = day.tail(&fixture, "late.dbn", &[]);
     let tail = tail.end().expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     let (found, expected) = (records(&fs::read(out).unwrap()), records(&day.expected));
-    assert!(expected.ends_with(&found), "it is the end of the day: {} of {}", found.len(), expected.len());
-    assert!(found.len() < expected.len(), "the log was to be too small for the day");
-    assert!(found.len() > 1 << 20, "it holds its megabytes: {}", found.len());
-    assert!(!tail.stderr.contains("lost ["), "what was gone before it came was never its own: {}", tail.stderr);
+    assert!(expected.ends_with(&found), "not the end of the day: {} of {} bytes", found.len(), expected.len());
+    assert!(found.len() < expected.len(), "the log must be too small for the day");
+    assert!(found.len() > 1 << 20, "the log holds less than expected: {}", found.len());
+    assert!(
+        !tail.stderr.contains("lost ["),
+        "records that the log had expired before the join are not losses: {}",
+        tail.stderr
+    );
 }
 
 #[test]
 fn packets_lost_before_the_subscriber_are_retransmitted() {
     for seed in 1..=3 {
-        let site = Site::new();
-        let lossy_site = Site::new();
-        let day = TradingDay::of(&site, 20_000);
-        let gateway = day.gateway(&site, &SiteConfig::itch());
+        let fixture = GatewayFixture::new();
+        let lossy_fixture = GatewayFixture::new();
+        let day = TradingDay::of(&fixture, 20_000);
+        let gateway = day.gateway(&fixture, &GatewayOptions::itch());
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-        let relay = LossyRelay::start(site.output, lossy_site.output, damage, seed);
-        let out = site.path("relayed.dbn");
+        let relay = LossyRelay::start(fixture.output, lossy_fixture.output, damage, seed);
+        let out = fixture.path("relayed.dbn");
         let schema = ["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)];
-        let tail = site.start_tail(lossy_site.output, &schema);
-        wait_until_joined(lossy_site.output, 1);
-        day.play_first_half(&site);
-        day.play_second_half(&site);
+        let tail = fixture.start_tail(lossy_fixture.output, &schema);
+        wait_until_joined(lossy_fixture.output, 1);
+        day.play_first_half(&fixture);
+        day.play_second_half(&fixture);
         let tail = tail.end().expect_code(0);
-        let (came, went) = relay.counts();
-        assert!(went < came && came > 1_000, "seed {seed}: {came} came, {went} went on");
+        let (received_count, forwarded_count) = relay.counts();
+        assert!(
+            forwarded_count < received_count && received_count > 1_000,
+            "seed {seed}: {received_count} received, {forwarded_count} forwarded"
+        );
         assert!(!tail.stderr.contains("lost ["), "seed {seed}: {}", tail.stderr);
-        assert!(fs::read(out).unwrap() == day.expected, "seed {seed}: not what came out of the gateway");
+        assert!(fs::read(out).unwrap() == day.expected, "seed {seed}: differs from the output of the gateway");
         let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     }
 }
 
 #[test]
 fn only_allowed_networks_are_served_and_a_reload_extends_them() {
-    let site = Site::new();
-    let day = TradingDay::of(&site, 2_000);
-    let wanted = SiteConfig { allowed: "127.0.0.2/32", has_recovery: false, ..SiteConfig::itch() };
-    let gateway = day.gateway(&site, &wanted);
-    day.play_first_half(&site);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 2_000);
+    let wanted = GatewayOptions { allowed: "127.0.0.2/32", has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = day.gateway(&fixture, &wanted);
+    day.play_first_half(&fixture);
     let [denied, allowed] =
-        [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(|address| RetransmissionClient::new(&site, address));
+        [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2)].map(|address| RetransmissionClient::new(&fixture, address));
 
     denied.send_request();
     allowed.send_request();
-    assert!(allowed.is_answered_within(TEST_TIMEOUT), "the allowed host is answered");
+    assert!(allowed.is_answered_within(TEST_TIMEOUT), "no answer to the allowed host");
     // One thread answers in order: an answer to the other host would have been sent by now.
-    assert!(!denied.is_answered_within(Duration::from_millis(1)), "the other host is not");
+    assert!(!denied.is_answered_within(Duration::from_millis(1)), "an answer to the denied host");
 
-    let late = site.tail(&["--exit-idle-s", "3"]).end();
+    let late = fixture.tail(&["--exit-idle-s", "3"]).end();
     assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
 
-    let path = site.config(&SiteConfig { allowed: "127.0.0.0/8", ..wanted });
+    let path = fixture.config(&GatewayOptions { allowed: "127.0.0.0/8", ..wanted });
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);
     gateway.wait_for_stderr("configuration reloaded");
-    // The service takes up its new limits when it next looks.
+    // The service applies its new limits in its next poll.
     let is_served = (0..100).any(|_| {
         denied.send_request();
         denied.is_answered_within(Duration::from_millis(200))
     });
-    assert!(is_served, "the other host is allowed");
+    assert!(is_served, "no answer to the newly allowed host");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -221,13 +233,13 @@ fn records(file: &[u8]) -> Vec<u8> {
     file[metadata_bytes..].to_vec()
 }
 
-/// Somebody who asks the retransmission service from a certain address.
+/// Sends requests to the retransmission service from a given address.
 struct RetransmissionClient(UdpSocket);
 
 impl RetransmissionClient {
-    fn new(site: &Site, address: Ipv4Addr) -> Self {
+    fn new(fixture: &GatewayFixture, address: Ipv4Addr) -> Self {
         let socket = UdpSocket::bind((address, 0)).unwrap();
-        socket.connect(site.retransmission).unwrap();
+        socket.connect(fixture.retransmission).unwrap();
         Self(socket)
     }
 

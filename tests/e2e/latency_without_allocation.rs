@@ -1,4 +1,4 @@
-//! Recording and handing over latencies allocates nothing on the recording thread.
+//! Recording latencies and handing over histograms allocates nothing on the recording thread.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::hint::black_box;
@@ -40,7 +40,7 @@ fn recording_and_handing_over_allocates_nothing() {
         collector.collect(|set| handed_over += set.recorded().count());
     }
     assert_eq!(allocations, 0);
-    assert!(handed_over > 900 * 24, "the sets did change hands: {handed_over}");
+    assert!(handed_over > 900 * 24, "too few histogram sets were handed over: {handed_over}");
 }
 
 counter_block! {

@@ -4,15 +4,15 @@
 use std::fs;
 
 use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     process::{ExitedProcess, Signal},
-    site::{Site, SiteConfig},
     tmpfs::TmpfsMount,
     trading_day::TradingDay,
 };
 
 #[test]
 fn publishing_continues_when_the_log_disk_is_full() {
-    // Room for the segment that is written, not for the next one.
+    // Space for the current segment, not for the next one.
     let Some(gateway) = run_with_log_size("1600k") else { return };
     assert!(
         gateway.stderr.contains("alarm=\"log-behind\"") && gateway.stderr.contains("no space"),
@@ -29,17 +29,17 @@ fn no_log_behind_alarm_while_the_log_has_space() {
     assert!(!gateway.stdout.contains("not in the publication log"), "{}", gateway.stdout);
 }
 
-/// A day through a gateway whose log is on a file system of that size, received completely by a subscriber. `None`, with a message
-/// on standard error, where this process may not mount one.
+/// Plays a day through a gateway whose log is on a file system of that size. Asserts that a subscriber receives the whole
+/// day. `None`, with a message on standard error, without the permission to mount: the test is then skipped.
 fn run_with_log_size(size: &str) -> Option<ExitedProcess> {
-    let site = Site::new();
-    let _mounted = TmpfsMount::new("a full file system under the log", site.path("log"), size)?;
-    let day = TradingDay::of(&site, 60_000);
-    let wanted = SiteConfig { segment_bytes: 1 << 20, retention_bytes: 16 << 20, ..SiteConfig::itch() };
-    let gateway = day.gateway(&site, &wanted);
-    let (tail, out) = day.tail(&site, "heard.dbn", &[]);
-    day.play_first_half(&site);
-    day.play_second_half(&site);
+    let fixture = GatewayFixture::new();
+    let _mounted = TmpfsMount::new("a full file system under the log", fixture.path("log"), size)?;
+    let day = TradingDay::of(&fixture, 60_000);
+    let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 16 << 20, ..GatewayOptions::itch() };
+    let gateway = day.gateway(&fixture, &wanted);
+    let (tail, out) = day.tail(&fixture, "received.dbn", &[]);
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
     let tail = tail.end().expect_code(0);
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert!(fs::read(out).unwrap() == day.expected, "the subscriber has all of the day");

@@ -24,8 +24,8 @@ use mdgw_feeds::{
 use mdgw_tests::{
     captures,
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::text,
     process::{self, ExitedProcess},
-    site::text,
 };
 use serde_json::Value;
 
@@ -40,8 +40,8 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
     assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
     let schemas = "mbo,mbp-1,trades,statistics,imbalance,status,definition";
     let together = replay(&[&a, &b], schemas, &[]);
-    assert!(replay(&[&out], schemas, &[]) == together, "the merged capture replays otherwise");
-    // Each line lost and led as the damage was done.
+    assert!(replay(&[&out], schemas, &[]) == together, "the merged capture gives other records");
+    // The summary reports the losses and the lead of each line as the damage was done.
     let lines = feeds::damaged(&packets, DAMAGE, 7);
     for (index, line) in lines.iter().enumerate() {
         let line_sequences: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
@@ -54,11 +54,12 @@ fn merged_lossy_lines_replay_like_the_lines_together() {
     }
     let lead = &channel["leads"][0];
     assert_eq!((&lead["line"], &lead["other_line"]), (&"A".into(), &"B".into()));
-    assert_eq!(number(&lead["p50_ns"]), 3_000, "line B is that much later: {lead}");
+    assert_eq!(number(&lead["p50_ns"]), 3_000, "line B is 3 us later: {lead}");
     assert!(number(&lead["won_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
 }
 
-/// Order is the venue's: clocks of machines may be seconds or hours apart, in either direction, and drift.
+/// Messages keep the venue's order, although the clocks of the machines differ by seconds or hours, in either direction, and
+/// drift.
 #[test]
 fn captures_with_different_clocks_are_merged_by_sequence() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,8 +144,8 @@ fn a_shared_line_corrects_clock_offsets_of_leads() {
 #[test]
 fn lines_with_different_packetisation_and_restarts_are_merged() {
     let folder = tempfile::tempdir().unwrap();
-    // Three sessions under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
-    // never the same message.
+    // Three sessions under one session id, as at IEX. Each line splits the messages into other packets and loses some, but no
+    // message is lost on all lines.
     let line = |seed: usize, delay_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
         let mut packets = Vec::new();
         for numbering in 0..3_u64 {
@@ -174,7 +175,7 @@ fn lines_with_different_packetisation_and_restarts_are_merged() {
     let again = folder.path().join("again.pcap");
     let summary = merge(&[&paths[3]], &again, &[]).expect_code(0).json();
     assert_eq!(number(&summary["channels"][0]["messages"]), 1_200);
-    assert!(fs::read(&again).unwrap() == fs::read(&paths[3]).unwrap(), "what is merged stays as it is");
+    assert!(fs::read(&again).unwrap() == fs::read(&paths[3]).unwrap(), "merging a merged capture changes nothing");
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn channels_sharing_files_are_merged_separately() {
         (count(&packets), feeds::damaged(&packets, DAMAGE, seed))
     });
     let destinations = [["239.1.1.1:1001", "239.1.1.2:1001"], ["239.1.2.1:1002", "239.1.2.2:1002"]];
-    // One machine has everything, the other the B lines alone, by a clock five seconds behind.
+    // One machine captured all lines, the other only the B lines, with a clock that is five seconds behind.
     let all = |wanted: &dyn Fn(usize) -> bool, earlier_ns: u64| {
         let mut all: Vec<(u64, &str, &Arc<[u8]>)> = Vec::new();
         for ((_, lines), destinations) in channels.iter().zip(&destinations) {
@@ -210,7 +211,7 @@ fn channels_sharing_files_are_merged_separately() {
     assert_eq!(gaps, [0, 0], "{channels_read}");
 }
 
-/// One machine, one capture, and a line that comes by a long way: as far behind as in a capture of its own it could be.
+/// One capture of one machine. One line lags as far behind as it could in a separate capture.
 #[test]
 fn a_lagging_line_in_the_same_capture_fills_gaps() {
     const LAG_PACKETS: usize = 6_000;
@@ -242,7 +243,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     let merged: Vec<u64> = feeds::capture_packets(&out).iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
     assert!(merged.into_iter().eq((1..=count(&packets)).filter(|sequence| *sequence != missing.start)), "in order");
 
-    // A pipe can't be read in two places: what is held then ends, and that is reported.
+    // A pipe cannot be read at two positions, so the window fills up. The summary reports that.
     let mut child = Command::new(process::program())
         .args(["merge", "/dev/stdin", "-o", text(&out)])
         .stdin(Stdio::piped())
@@ -257,7 +258,7 @@ fn a_lagging_line_in_the_same_capture_fills_gaps() {
     assert!(table.contains("declared early") && table.contains("the window of 4,096 packets was full"), "{table}");
 }
 
-/// One line's capture behind the other's in one file: the second line isn't known yet when the first one's gaps are given up.
+/// One file with the packets of line A followed by those of line B. The gaps of A are declared before B is known.
 #[test]
 fn a_line_starting_after_the_other_ended_is_reported_as_too_late() {
     const LATER_NS: u64 = 3_600_000_000_000;
@@ -316,7 +317,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     let path = |name: &str| folder.path().join(name);
     let (out, bad) = (path("out.pcap"), path("bad.pcap"));
 
-    // A is cut: B goes on alone, and what A had is kept.
+    // The capture of A is truncated. Its packets until then are kept, and the rest comes from B alone.
     let whole = fs::read(&a).unwrap();
     fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
     let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);
@@ -336,7 +337,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     let ended = merge(&[&a, &path("missing.pcap")], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("missing.pcap"), "{}", ended.stderr);
 
-    // A capture of something else.
+    // A capture of an unknown feed.
     feeds::write_capture(&bad, DESTINATIONS[0], &[(MIDNIGHT_NS, Arc::from(&b"hello"[..]))]);
     let ended = merge(&[&bad], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("no known feed in 1 datagrams"), "{}", ended.stderr);
@@ -344,7 +345,7 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     let ended = merge(&[&bad], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains(&format!("no UDP datagrams in {}", text(&bad))), "{}", ended.stderr);
 
-    // The output.
+    // The output must not be an input.
     let ended = merge(&[&a, &b], Path::new("/dev/full"), &[]).expect_code(2);
     assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
     let before = fs::read(&a).unwrap();
@@ -366,7 +367,7 @@ fn output_can_be_piped_and_a_closed_pipe_is_no_error() {
     };
     let whole = piped().wait_with_output().unwrap();
     assert!(whole.status.success() && whole.stdout == fs::read(&out).unwrap());
-    assert!(String::from_utf8(whole.stderr).unwrap().contains("lost on all lines"), "the table goes beside");
+    assert!(String::from_utf8(whole.stderr).unwrap().contains("lost on all lines"), "the table goes to standard error");
     let mut child = piped();
     let mut head = [0; 24];
     child.stdout.take().unwrap().read_exact(&mut head).unwrap();
@@ -390,14 +391,14 @@ fn a_real_iex_capture_is_restored_from_two_lossy_lines() {
     let summary = merge(&[&a, &b], &out, &[]).expect_code(0).json();
     let channel = &summary["channels"][0];
     assert_eq!((number(&channel["sessions"]), number(&channel["gap_count"])), (12, 0), "{channel}");
-    // Overtaken packets come minutes later where nothing happens: longer than a replay by time waits for them.
+    // In quiet times a reordered packet arrives minutes later. A replay by time would not wait for it that long.
     let whole = folder.path().join("whole.pcap");
     feeds::write_capture(&whole, DESTINATIONS[0], &packets);
     let without_times = ["--ts-recv", "none"];
     let expected = replay(&[&whole], "mbp-10,trades,status", &without_times);
     assert!(
         replay(&[&out], "mbp-10,trades,status", &without_times) == expected,
-        "the merged capture replays otherwise"
+        "the merged capture gives other records"
     );
 }
 
@@ -442,7 +443,7 @@ fn ipv6_lines_are_merged() {
     assert!(reported.status.success() && reported.stdout.is_empty(), "{}", String::from_utf8_lossy(&reported.stdout));
 }
 
-/// Only packets whose checksum is wrong.
+/// Tshark filter for packets with a wrong checksum.
 const BAD_SUM: [&str; 2] = ["-Y", "!(udp.checksum.status == \"Good\")"];
 
 #[test]
@@ -501,7 +502,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Messages of a MoldUDP64 packet; none of the end of the session.
+/// Number of messages in a MoldUDP64 packet; 0 for the end of the session.
 fn sequences(bytes: &[u8]) -> Range<u64> {
     let packet = MoldUdp64::parse(bytes).unwrap();
     packet.first.0..packet.next().0
@@ -522,7 +523,7 @@ fn write_lines(path: &Path, packets: &[(u64, &str, &Arc<[u8]>)]) {
 
 const BEGIN_NS: u64 = 1_517_063_400_000_000_000;
 
-/// A session of that many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
+/// A session of that many TOPS quotes, in packets of 1 to `seed` + 1 messages, without the lost packets.
 fn iex_line(
     messages: u64,
     seed: usize,
@@ -556,7 +557,7 @@ fn iex_count(bytes: &[u8]) -> u64 {
     u64::from(Tops::parse(bytes).unwrap().count)
 }
 
-/// A TOPS quote update that no other message is.
+/// A TOPS quote update that differs from every other message.
 fn quote(start_ns: u64, sequence: u64) -> Vec<u8> {
     let mut message = vec![b'Q', 0];
     message.extend_from_slice(&(start_ns + sequence * 1_000).to_le_bytes());

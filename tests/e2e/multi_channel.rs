@@ -1,5 +1,5 @@
 //! Several channels in one pool, published on two output lines: each channel's output is the same as if it ran alone,
-//! although both lines lose packets and one of the channels fails.
+//! although both lines lose packets and one channel fails.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -11,16 +11,16 @@ use std::{
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_tests::{
     captures,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, MdgwProcess, Signal},
     relay::LossyRelay,
-    site::{Site, SiteConfig, text, wait_until_joined},
     trading_day::{DATE, TradingDay},
 };
 
 #[test]
 fn each_channel_is_complete_over_two_lossy_output_lines() {
     let scenario = MultiChannelScenario::start(2);
-    let service = scenario.sites[0].retransmission.to_string();
+    let service = scenario.fixtures[0].retransmission.to_string();
     let tails: Vec<_> = (1..=CHANNELS)
         .map(|channel| scenario.tail(channel, &scenario.behind, &["--retransmission", &service]))
         .collect();
@@ -31,7 +31,7 @@ fn each_channel_is_complete_over_two_lossy_output_lines() {
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("lost ["), "channel {channel}: {}", tail.stderr);
         let received = fs::read(scenario.out(channel)).unwrap();
-        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} differs from its output alone");
     }
     scenario.assert_lines_lossy();
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -58,25 +58,28 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
         return captures::print_to_stderr("SKIPPED: no strace, which makes a system call fail");
     }
     let scenario = MultiChannelScenario::start(1);
-    let service = scenario.sites[0].retransmission.to_string();
+    let service = scenario.fixtures[0].retransmission.to_string();
     let service_arguments = ["--retransmission", &service];
     let mut tails: Vec<_> =
         (1..=CHANNELS).map(|channel| scenario.tail(channel, &scenario.behind, &service_arguments)).collect();
     wait_until_joined(scenario.behind[0], 3);
     wait_until_joined(scenario.behind[1], 3);
     scenario.play_halves(&[TradingDay::play_first_half]);
-    // A channel without a session has no name to say anything under.
+    // Wait until each channel has a session: without one it publishes nothing.
     tails.iter().for_each(|tail| drop(tail.wait_for_stderr(": session ")));
 
     let mut fault = fail_one_receive(&scenario.gateway);
     let alarm = scenario.gateway.wait_for_stderr("alarm=\"channel-failed\"");
     assert!(alarm.contains("cannot read a line's socket"), "{alarm}");
-    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("it has a name");
+    let failed = NAMES
+        .iter()
+        .position(|name| alarm.contains(&format!("channel=\"{name}\"")))
+        .expect("the alarm names the channel");
     fault.kill().unwrap();
     fault.wait().unwrap();
-    let of_failed = tails.remove(failed);
+    let failed_tail = tails.remove(failed);
     let failure_line = format!("channel {}: Failed", failed + 1);
-    of_failed.wait_for_stderr(&failure_line);
+    failed_tail.wait_for_stderr(&failure_line);
     scenario.play_halves(&[TradingDay::play_second_half]);
 
     let healthy_channels = (1..=CHANNELS).filter(|channel| *channel != failed + 1);
@@ -88,10 +91,10 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
             tail.stderr
         );
         let received = fs::read(scenario.out(channel)).unwrap();
-        assert!(received == scenario.days[channel - 1].expected, "channel {channel} is not what it is alone");
+        assert!(received == scenario.days[channel - 1].expected, "channel {channel} differs from its output alone");
     }
     // A subscriber that joins now receives it as well.
-    drop(of_failed);
+    drop(failed_tail);
     scenario.tail(failed + 1, &scenario.behind, &service_arguments).wait_for_stderr(&failure_line);
     let ended = scenario.gateway.stop_with(Signal::Terminate).expect_code(0);
     let row = |name: &str| ended.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
@@ -106,8 +109,8 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
 fn fail_one_receive(gateway: &MdgwProcess) -> Child {
     let is_of_pool = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap().starts_with("main-");
     let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap().map(|task| task.unwrap().path());
-    let of_pool: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
-    let [thread] = of_pool.as_slice() else { panic!("one thread was wanted: {of_pool:?}") };
+    let pool_threads: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
+    let [thread] = pool_threads.as_slice() else { panic!("not one pool thread: {pool_threads:?}") };
     Command::new("strace")
         .args(["-q", "-e", "trace=recvmmsg", "-e", "inject=recvmmsg:error=EIO:when=1", "-p"])
         .arg(thread.file_name().unwrap())
@@ -119,35 +122,39 @@ fn fail_one_receive(gateway: &MdgwProcess) -> Child {
 const CHANNELS: usize = 3;
 const NAMES: [&str; CHANNELS] = ["one", "two", "three"];
 
-/// A gateway with a site for each channel's lines, and two output lines with a lossy network behind them.
+/// One gateway with several channels, and two output lines over a lossy relay. There is one fixture for the lines of each
+/// channel.
 struct MultiChannelScenario {
-    sites: Vec<Site>,
+    fixtures: Vec<GatewayFixture>,
     days: Vec<TradingDay>,
     gateway: MdgwProcess,
     relays: Vec<LossyRelay>,
     behind: [SocketAddrV4; 2],
-    _lossy_sites: [Site; 2],
+    _lossy_sites: [GatewayFixture; 2],
 }
 
 impl MultiChannelScenario {
     fn start(threads: usize) -> Self {
-        let sites: Vec<_> = (0..CHANNELS).map(|_| Site::new()).collect();
-        let days: Vec<_> =
-            sites.iter().zip([12_000, 15_000, 18_000]).map(|(site, count)| TradingDay::of(site, count)).collect();
-        let config = sites[0].path("several.toml");
-        fs::write(&config, config_text(&sites, threads)).unwrap();
+        let fixtures: Vec<_> = (0..CHANNELS).map(|_| GatewayFixture::new()).collect();
+        let days: Vec<_> = fixtures
+            .iter()
+            .zip([12_000, 15_000, 18_000])
+            .map(|(fixture, count)| TradingDay::of(fixture, count))
+            .collect();
+        let config = fixtures[0].path("several.toml");
+        fs::write(&config, config_text(&fixtures, threads)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
         gateway.wait_for_stderr("gateway running");
-        let behind = [Site::new(), Site::new()];
+        let behind = [GatewayFixture::new(), GatewayFixture::new()];
         let groups = [behind[0].output, behind[1].output];
         let damage = LineImpairment { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
-        let relays = (0..).zip(groups).zip(&sites);
-        let relays = relays.map(|((seed, to), site)| LossyRelay::start(site.output, to, damage, seed)).collect();
-        Self { sites, days, gateway, relays, behind: groups, _lossy_sites: behind }
+        let relays = (0..).zip(groups).zip(&fixtures);
+        let relays = relays.map(|((seed, to), fixture)| LossyRelay::start(fixture.output, to, damage, seed)).collect();
+        Self { fixtures, days, gateway, relays, behind: groups, _lossy_sites: behind }
     }
 
     fn out(&self, channel: usize) -> std::path::PathBuf {
-        self.sites[0].path(&format!("{channel}.dbn"))
+        self.fixtures[0].path(&format!("{channel}.dbn"))
     }
 
     fn tail(&self, channel: usize, lines: &[SocketAddrV4], more: &[&str]) -> MdgwProcess {
@@ -164,26 +171,29 @@ impl MultiChannelScenario {
         self.play_halves(&[TradingDay::play_first_half, TradingDay::play_second_half]);
     }
 
-    fn play_halves(&self, halves: &[fn(&TradingDay, &Site)]) {
+    fn play_halves(&self, halves: &[fn(&TradingDay, &GatewayFixture)]) {
         std::thread::scope(|scope| {
-            for (day, site) in self.days.iter().zip(&self.sites) {
-                scope.spawn(|| halves.iter().for_each(|play| play(day, site)));
+            for (day, fixture) in self.days.iter().zip(&self.fixtures) {
+                scope.spawn(|| halves.iter().for_each(|play| play(day, fixture)));
             }
         });
     }
 
     fn assert_lines_lossy(&self) {
         for relay in &self.relays {
-            let (came, went) = relay.counts();
-            assert!(went < came && came > 1_000, "{came} came, {went} went on");
+            let (received_count, forwarded_count) = relay.counts();
+            assert!(
+                forwarded_count < received_count && received_count > 1_000,
+                "{received_count} received, {forwarded_count} forwarded"
+            );
         }
     }
 }
 
-/// The first site's configuration, with the other sites' channels and the second one's output line.
-fn config_text(sites: &[Site], threads: usize) -> String {
-    let wanted = SiteConfig { has_recovery: false, threads, io: "epoll", ..SiteConfig::itch() };
-    let texts: Vec<_> = sites.iter().map(|site| site.config_text(&wanted)).collect();
+/// The configuration of the first fixture, plus the channels of the other fixtures and the output line of the second.
+fn config_text(fixtures: &[GatewayFixture], threads: usize) -> String {
+    let wanted = GatewayOptions { has_recovery: false, threads, io: "epoll", ..GatewayOptions::itch() };
+    let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(&wanted)).collect();
     let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
     let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
     let channel = |(text, (id, name)): (&String, (&str, &str))| {

@@ -1,10 +1,10 @@
-//! The pair on a real network: under each fault every receiver gets every message once and in order. A short form of
-//! `--bin takeovers`, which runs all cases many times.
+//! A pair on a real network: under each fault every receiver receives every message once and in order. This is a short
+//! version of `--bin takeovers`, which runs all cases many times.
 
 use mdgw_tests::{
     captures::print_to_stderr,
     stores::Store,
-    world::{
+    testbed::{
         Testbed,
         checker::RunResult,
         faults::{ExpectedOutcome, case_named},
@@ -20,16 +20,16 @@ fn inject_faults(test: &str, names: &[&str], backend: ElectionBackend) -> Option
     let mut plan = Plan::relaxed(backend);
     cases.iter().for_each(|case| (case.prepare)(&mut plan));
     let stall_monitor = StallMonitor::start();
-    let mut world = Testbed::start(test, plan)?;
-    world.start_session();
-    world.wait_for_more_deliveries(500);
-    let injected_faults: Vec<_> = (0..).zip(&cases).map(|(trial, case)| (case.inject)(&mut world, trial)).collect();
-    let result = world.finish();
+    let mut testbed = Testbed::start(test, plan)?;
+    testbed.start_session();
+    testbed.wait_for_more_deliveries(500);
+    let injected_faults: Vec<_> = (0..).zip(&cases).map(|(trial, case)| (case.inject)(&mut testbed, trial)).collect();
+    let result = testbed.finish();
     result.assert_no_errors();
     for (case, fault) in cases.iter().zip(&injected_faults) {
         let stall_ns = fault.stable_until_ns.map_or(0, |until_ns| stall_monitor.worst_ns(fault.injected_ns, until_ns));
         if case.expected == ExpectedOutcome::NoChange && stall_ns > STALL_NS_MAX {
-            // On such a machine the stall, not the fault, may have moved leadership.
+            // The stall may have moved leadership instead of the fault.
             print_to_stderr(&format!("{test}: {}: the machine stalled for {} ms", case.name, stall_ns / 1_000_000));
         } else {
             assert!(
@@ -60,7 +60,7 @@ fn a_resumed_leader_publishes_nothing_stale() {
 fn a_hand_over_republishes_nothing() {
     let test = "a_hand_over_republishes_nothing";
     let Some(result) = inject_faults(test, &["hand-over"], ElectionBackend::Quorum) else { return };
-    // Only if nothing else moved leadership, as a crowded machine may.
+    // Checked only if no scheduling stall moved leadership as well.
     if result.changes.iter().all(|changes| changes.len() == 1) {
         assert_eq!(result.republished_messages(), 0, "{}", result.verdict());
     }

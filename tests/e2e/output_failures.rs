@@ -10,8 +10,8 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::text,
     process::{self, program},
-    site::text,
     tmpfs::TmpfsMount,
 };
 use tempfile::TempDir;
@@ -48,7 +48,7 @@ fn a_full_disk_names_the_file_and_exits_2() {
     let fixtures = OutputFixtures::new();
     let [a, b, dbn, log] = fixtures.path_strs();
     for arguments in [
-        // Nothing comes there: what can't be written is the beginning of the file.
+        // Already the first write to /dev/full fails.
         &["capture", "--group", UNUSED_ADDRESS, "-o", "/dev/full"][..],
         &["tail", "--line", UNUSED_ADDRESS, "--exit-idle-s", "0.1", "-o", "/dev/full"],
         &["merge", a, b, "-o", "/dev/full"],
@@ -71,7 +71,7 @@ fn output_written_before_the_disk_was_full_is_kept() {
 
     let ended = run_with_file_size_limit(&["merge", a, b, "-o", text(&merged)], &merged);
     assert!(ended.contains(&format!(" at byte {}: ", fs::metadata(&merged).unwrap().len())), "{ended}");
-    // Up to the packet that the end of the room cut, and nothing of that.
+    // The file holds all packets before the limit, and nothing of the packet that did not fit.
     let packets = feeds::capture_packets(&merged);
     let bytes: usize = packets.iter().map(|(_, payload)| 16 + 42 + payload.len()).sum();
     assert_eq!(fs::metadata(&merged).unwrap().len(), 24 + bytes as u64, "pcap, Ethernet, IPv4 and UDP headers");
@@ -86,14 +86,15 @@ fn output_written_before_the_disk_was_full_is_kept() {
 
     let ended =
         run_with_file_size_limit(&["replay", "--offline", a, "--schema", "mbo", "-o", text(&records)], &records);
-    let kept = KeptCounts::told(&ended);
+    let kept = KeptCounts::from_stderr(&ended);
     assert_eq!(fs::metadata(&records).unwrap().len(), kept.bytes);
     assert_eq!(csv_of(&records).lines().count() - 1, kept.records);
     assert!(kept.records > 500 && whole_table.starts_with(&csv_of(&records)), "{ended}");
     assert_no_unfinished_files(fixtures.folder.path());
 }
 
-/// As large as one copy of the file, so that records can't lie there twice; and smaller, so that not all fit.
+/// Disk sizes: as large as one copy of the file, so that a second copy does not fit, and smaller, so that not all records
+/// fit.
 #[test]
 fn a_disk_filling_up_keeps_fitting_records_and_all_symbols() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,28 +107,28 @@ fn a_disk_filling_up_keeps_fitting_records_and_all_symbols() {
     assert!(bytes > 2_000_000, "{bytes}");
 
     let title = "a_disk_that_gets_full_keeps_the_records_that_fit_and_all_their_symbols";
-    for (name, room, is_enough) in [
+    for (name, disk_bytes, is_enough) in [
         ("day.dbn", bytes + 128 * 1024, true),
         ("day.dbn", bytes / 2, false),
         ("day.dbn.zst", bytes + 128 * 1024, true),
         ("day.dbn.zst", bytes / 2, false),
     ] {
-        let Some(disk) = TmpfsMount::new(title, folder.path().join("disk"), &room.to_string()) else { return };
+        let Some(disk) = TmpfsMount::new(title, folder.path().join("disk"), &disk_bytes.to_string()) else { return };
         let out = disk.path().join(name);
         fs::write(&out, "of yesterday").unwrap();
         let ended = process::run(replay.iter().copied().chain([text(&out)]));
         if is_enough {
             let _ = ended.expect_code(0);
-            assert!(csv_of(&out) == whole_table, "{name} on {room} bytes");
+            assert!(csv_of(&out) == whole_table, "{name} on {disk_bytes} bytes");
         } else {
             let stderr = ended.expect_code(2).stderr;
             assert!(stderr.contains(text(&out)) && stderr.contains("No space left"), "{stderr}");
-            let (kept, table) = (KeptCounts::told(&stderr), csv_of(&out));
+            let (kept, table) = (KeptCounts::from_stderr(&stderr), csv_of(&out));
             assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
             assert_eq!(table.lines().count() - 1, kept.records, "{stderr}");
-            // Symbols are in the table, and only the metadata has them.
-            assert!(whole_table.starts_with(&table), "{name} on {room} bytes");
-            let wasted = room.saturating_sub(kept.records as u64 * MBO_BYTES);
+            // The table has symbols, which only the metadata holds.
+            assert!(whole_table.starts_with(&table), "{name} on {disk_bytes} bytes");
+            let wasted = disk_bytes.saturating_sub(kept.records as u64 * MBO_BYTES);
             assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{stderr}");
         }
         assert_no_unfinished_files(disk.path());
@@ -151,19 +152,19 @@ fn a_full_temp_directory_is_named_and_fitting_records_are_written() {
     assert_eq!(ended.status.code(), Some(2), "{stderr}");
     let spool = format!("its spool in {}: No space left", disk.path().display());
     assert!(stderr.contains("write standard output, after ") && stderr.contains(&spool), "{stderr}");
-    let kept = KeptCounts::told(&stderr);
+    let kept = KeptCounts::from_stderr(&stderr);
     assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{stderr}");
     assert!(kept.records > 1_000 && csv_of(Path::new(dbn)).starts_with(&csv_of(&out)), "{stderr}");
 }
 
-/// What an error reports as kept.
+/// The counts that an error message reports as kept.
 struct KeptCounts {
     records: usize,
     bytes: u64,
 }
 
 impl KeptCounts {
-    fn told(error: &str) -> Self {
+    fn from_stderr(error: &str) -> Self {
         let number = |before: &str| -> u64 {
             let (_, rest) = error.split_once(before).unwrap_or_else(|| panic!("{before}: {error}"));
             rest.split(|end: char| !end.is_ascii_digit()).next().unwrap().parse().unwrap()
@@ -172,7 +173,7 @@ impl KeptCounts {
     }
 }
 
-/// The file as CSV, with symbols.
+/// The DBN file as CSV, with symbols.
 fn csv_of(dbn: &Path) -> String {
     process::run(["convert", text(dbn), "-o", "-", "--to", "csv"]).expect_code(0).stdout
 }
@@ -186,7 +187,7 @@ const MBO_BYTES: u64 = 56;
 
 /// Runs the command with files limited to 100 kB. Returns its error text, which names `output`.
 fn run_with_file_size_limit(arguments: &[&str], output: &Path) -> String {
-    // A limit in units of 512 bytes, whose signal is ignored: writes beyond it fail.
+    // `ulimit -f` limits the file size, in units of 512 bytes. The signal is ignored, so writes beyond the limit fail.
     let limited = r#"trap '' XFSZ; ulimit -f 200; exec "$0" "$@""#;
     let mut command = Command::new("sh");
     let ended = command.args(["-c", limited]).arg(program()).args(arguments).output().unwrap();

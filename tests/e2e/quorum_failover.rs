@@ -10,7 +10,7 @@ const SIGCONT: i32 = 18;
 
 fn cluster() -> VoteCluster {
     let program = Path::new(env!("CARGO_BIN_EXE_failover"));
-    // Long enough for a machine that is busy with other tests.
+    // A lease long enough for a machine that runs other tests.
     VoteCluster::start(program, &std::env::temp_dir(), LeaseTimingMs(200, 40, 60)).expect("processes start")
 }
 
@@ -61,7 +61,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
     let mut cluster = cluster();
     let leader = cluster.wait_for_leader().unwrap();
     cluster.kill(3);
-    // Two of three are a majority.
+    // Two of three voters are a majority.
     let openings_before = cluster.openings.len();
     cluster.kill(3 - leader);
     loop {
@@ -71,7 +71,7 @@ fn without_the_witness_two_gateways_lead_and_one_does_not() {
         }
     }
     assert_eq!(cluster.openings.len(), openings_before, "no other gateway led");
-    // Its vote is still on disk: it goes on where it was.
+    // The restarted voter still has its vote on disk.
     cluster.start_node(3).unwrap();
     assert_eq!(cluster.wait_for_leader().unwrap(), leader);
     assert_epochs_ascend(&cluster);

@@ -1,4 +1,4 @@
-//! A gateway that rejoins can take over again, but not before it has everything that its peer has.
+//! A gateway that rejoins can take over again, but only after it has everything that its peer has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -13,49 +13,50 @@ use mdgw_pair::pair_link::{framing::LinkStream, message::LinkMessage};
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     elected_pair::ElectedPair,
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, log_entries, messages_of},
     process::{MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig},
     stalling_relay::StallingRelay,
 };
 
 const MESSAGES: &str = "60000";
 
-/// A pair, a feed with damage, a consumer; and beside them a gateway that never publishes: what it has is what is right.
+/// A pair, a damaged feed and a consumer. The reference gateway receives the same feed and never publishes; its log holds the
+/// expected messages.
 struct RejoinScenario {
     pair: ElectedPair,
-    oracle: InProcessGateway,
+    reference: InProcessGateway,
     consumer: RecordingConsumer,
     feed: MdgwProcess,
 }
 
 impl RejoinScenario {
-    /// `started`: the gateways that run from the beginning.
+    /// Starts the gateways in `started`, the reference and the feed.
     fn new(started: &[u8], rate: &str) -> Self {
-        let mut pair = ElectedPair::new(SiteConfig::itch());
+        let mut pair = ElectedPair::new(GatewayOptions::itch());
         for node in started {
             pair.start(*node);
         }
-        let first = pair.gateways.site(1);
-        let mut reference_site = Site::numbered(3);
-        (reference_site.lines, reference_site.requests) = (first.lines, first.requests);
-        let oracle = InProcessGateway::start_with(reference_site, &SiteConfig::itch(), StartMode::OwnLog);
+        let first = pair.gateways.fixture(1);
+        let mut reference_fixture = GatewayFixture::with_node(3);
+        (reference_fixture.lines, reference_fixture.requests) = (first.lines, first.requests);
+        let reference = InProcessGateway::start_with(reference_fixture, &GatewayOptions::itch(), StartMode::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
-        let consumer = RecordingConsumer::open(pair.gateways.site(1), joined);
+        let consumer = RecordingConsumer::open(pair.gateways.fixture(1), joined);
         let requests = first.requests.to_string();
         let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
-        // No answer of the server has to come in time on a crowded machine.
+        // No message is lost on both lines: on a crowded machine the server's answers could come too late.
         let damage = ["--loss", "0.02", "--duplicate", "0.02", "--reorder", "0.02", "--never-on-all"];
         let feed = first.sim(&[feed.as_slice(), &damage].concat());
-        Self { pair, oracle, consumer, feed }
+        Self { pair, reference, consumer, feed }
     }
 
     fn receive(&mut self, count: usize) {
-        self.consumer.receive_until("the stream goes on", |deliveries| deliveries.len() >= count);
+        self.consumer.receive_until("the stream continues", |deliveries| deliveries.len() >= count);
     }
 
-    /// The second gateway leads after the first was killed in the middle of the day, and has published as much again.
+    /// Kills the first gateway in the middle of the day. Returns when the second one leads and has published as many messages.
     fn after_first_killed() -> Self {
         let mut scenario = Self::new(&[1, 2], "500");
         scenario.pair.wait_until_eligible(2);
@@ -71,30 +72,30 @@ impl RejoinScenario {
         self.consumer.deliveries.len()
     }
 
-    /// The day's end is told: the pair, what was told, and what had to be.
-    fn end(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
+    /// Waits until the session ends. Returns the pair, the consumer, and the expected messages.
+    fn finish(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
         self.consumer
             .receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
         let _ended = self.feed.stop_with(Signal::Terminate);
-        let expected = messages_of(&log_entries(&self.oracle.site));
+        let expected = messages_of(&log_entries(&self.reference.fixture));
         assert!(expected.len() > 50_000, "{} messages", expected.len());
-        let _oracle = self.oracle.stop();
+        let _reference = self.reference.stop();
         (self.pair, self.consumer, expected)
     }
 }
 
-/// Somebody begins to take a copy of the gateway's state and is gone in the midst of it.
+/// Requests a state copy from a gateway, and disconnects after the first slice.
 fn abort_copy_midway(from: SocketAddrV4) {
     let mut socket = TcpStream::connect(from).unwrap();
     socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut stream = LinkStream::new(SharedKey::new(&[0x5a; 32]), 1, Nonce([7; 16]));
     socket.write_all(&stream.hello()).unwrap();
-    let (mut has_asked, mut bytes) = (false, [0; 4_096]);
+    let (mut has_requested, mut bytes) = (false, [0; 4_096]);
     loop {
         let message = stream.next_message().unwrap();
-        if !has_asked && let Some(send_request) = stream.seal(&LinkMessage::CopyRequest { channel: CHANNEL }) {
+        if !has_requested && let Some(send_request) = stream.seal(&LinkMessage::CopyRequest { channel: CHANNEL }) {
             socket.write_all(&send_request).unwrap();
-            has_asked = true;
+            has_requested = true;
         }
         match message {
             Some(LinkMessage::CopySlice { number: 0, .. }) => return,
@@ -108,14 +109,14 @@ fn abort_copy_midway(from: SocketAddrV4) {
     }
 }
 
-/// Its books are a copy of its peer's, although another joiner had requested one and vanished in the middle of it.
+/// The joining gateway copies the books of its peer, although another joiner disconnected in the middle of a copy.
 #[test]
 fn a_restarted_gateway_catches_up_before_it_takes_over() {
     let mut scenario = RejoinScenario::after_first_killed();
     abort_copy_midway(scenario.pair.link_address(2));
 
     scenario.pair.start(1);
-    let log_before = messages_of(&log_entries(scenario.pair.gateways.site(1)));
+    let log_before = messages_of(&log_entries(scenario.pair.gateways.fixture(1)));
     let copy_line =
         scenario.pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
     assert!(copy_line.contains("next="), "{copy_line}");
@@ -132,26 +133,26 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
 
     scenario.pair.gateways.kill(2);
     scenario.pair.wait_until_leads(1);
-    let (pair, consumer, expected) = scenario.end();
+    let (pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
-    let whole = messages_of(&log_entries(pair.gateways.site(1)));
-    assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
+    // Its own log keeps its old entries and continues at the position of the copy. The peer's log has the messages between.
+    let whole = messages_of(&log_entries(pair.gateways.fixture(1)));
+    assert!(whole.iter().all(|(name, records)| expected[name] == *records), "the books differ from the reference");
     let missing_messages: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
     let kept_before_gap = log_before.keys().take_while(|name| name < missing_messages.first().unwrap()).count();
-    assert!(kept_before_gap > 1_000, "{kept_before_gap} messages of before");
+    assert!(kept_before_gap > 1_000, "{kept_before_gap} messages before the restart");
     let gap = expected.range(*missing_messages[0]..=**missing_messages.last().unwrap()).count();
-    assert_eq!(gap, missing_messages.len(), "one hole, and nothing is missing behind it");
+    assert_eq!(gap, missing_messages.len(), "one gap, and nothing is missing after it");
 }
 
-/// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
+/// The donor is killed in the middle of a state copy. The joining gateway uses nothing of that copy.
 #[test]
 fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     let mut scenario = RejoinScenario::after_first_killed();
 
     let relay = StallingRelay::start(scenario.pair.link_address(2), COPY_BYTES_MAX);
     scenario.pair.route_link_through(2, relay.address);
-    scenario.pair.begin(1);
+    scenario.pair.spawn(1);
     relay.wait_until_stalled();
     scenario.pair.gateways.kill(2);
     scenario.pair.gateways.wait_until_running(1);
@@ -173,12 +174,12 @@ fn a_donor_killed_during_the_copy_is_replaced_with_correct_books() {
     scenario.pair.start(2);
     scenario.pair.wait_until_eligible(2);
 
-    let (pair, consumer, expected) = scenario.end();
+    let (pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
+    assert!(messages_of(&log_entries(pair.gateways.fixture(1))) == expected, "its log is not complete");
 }
 
-/// More bytes than are sent before a copy, fewer than a copy.
+/// Bytes until the relay stalls: more than are sent before a copy, fewer than a copy has.
 const COPY_BYTES_MAX: usize = 16 << 10;
 
 #[test]
@@ -192,10 +193,13 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     scenario.pair.start(1);
     let leader = scenario.pair.leader();
     scenario.pair.wait_until_eligible(3 - leader);
-    let (pair, consumer, expected) = scenario.end();
+    let (pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
-    let second = messages_of(&log_entries(pair.gateways.site(1)));
+    assert!(
+        messages_of(&log_entries(pair.gateways.fixture(2))) == expected,
+        "the log of the second gateway is not complete"
+    );
+    let second = messages_of(&log_entries(pair.gateways.fixture(1)));
     assert!(
         second.iter().all(|(name, records)| expected[name] == *records),
         "the second gateway published other records"
@@ -206,8 +210,8 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
 fn a_gateway_started_alone_leads() {
     let scenario = RejoinScenario::new(&[1], "5000");
     scenario.pair.wait_until_leads(1);
-    let (mut pair, consumer, expected) = scenario.end();
+    let (mut pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    let said = pair.gateways.end(1);
-    assert!(said.contains("leads"), "{said}");
+    let stderr = pair.gateways.stop(1);
+    assert!(stderr.contains("leads"), "{stderr}");
 }

@@ -1,5 +1,5 @@
-//! Safeguards behind a faulty gateway: a sentinel that kills a gateway that hangs, and a fence in the kernel that drops
-//! the packets of a gateway that was paused past its lease.
+//! Safeguards against a faulty gateway: the sentinel kills a gateway that hangs, and the kernel fence drops the packets of a
+//! gateway that was paused past its lease.
 #![allow(clippy::print_stderr, reason = "a skipped test prints it")]
 
 use std::{
@@ -14,28 +14,29 @@ use std::{
 use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions},
     pair::wait_until,
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-fn start(site: &Site, wanted: &SiteConfig, election: &str) -> MdgwProcess {
-    let (node, peer) = (site.node, 3 - site.node);
+fn start(fixture: &GatewayFixture, wanted: &GatewayOptions, election: &str) -> MdgwProcess {
+    let (node, peer) = (fixture.node, 3 - fixture.node);
     let text = format!(
         "{}\n[election]\nname = \"gw{node}\"\n{election}\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        site.config_text(wanted)
+        fixture.config_text(wanted)
     );
-    let path = site.path("gateway.toml");
+    let path = fixture.path("gateway.toml");
     fs::write(&path, text).expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
-/// A member of two, linked, that is killed when it hangs. Silence is no help for longer than any test lasts.
-fn start_member(site: &Site, key: &Path) -> MdgwProcess {
-    // Nobody else gets a port that the sites hold.
-    let address = |host: u8| format!("127.0.0.{host}:{}", site.output.port());
-    let (own, other) = (site.node, 3 - site.node);
+/// Starts one gateway of a linked pair, with a sentinel that kills it when it hangs. The lease is longer than the test, so
+/// only the death notice can move leadership in time.
+fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
+    // Take ports that the fixtures have reserved, so that no other process uses them.
+    let address = |host: u8| format!("127.0.0.{host}:{}", fixture.output.port());
+    let (own, other) = (fixture.node, 3 - fixture.node);
     let key = key.display();
     let election = format!(
         "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
@@ -49,20 +50,20 @@ fn start_member(site: &Site, key: &Path) -> MdgwProcess {
         address(20 + own),
         address(20 + other),
     );
-    start(site, &SiteConfig::itch(), &election)
+    start(fixture, &GatewayOptions::itch(), &election)
 }
 
 #[test]
 fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
-    let first_site = Site::numbered(1);
-    let second_site = first_site.peer_on_same_lines(2);
-    let key = first_site.path("key");
+    let first_fixture = GatewayFixture::with_node(1);
+    let second_fixture = first_fixture.peer_on_same_lines(2);
+    let key = first_fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 
-    let first = start_member(&first_site, &key);
+    let first = start_member(&first_fixture, &key);
     first.wait_for_stderr("INFO leads ");
-    let second = start_member(&second_site, &key);
+    let second = start_member(&second_fixture, &key);
     second.wait_for_stderr("state=Connected");
     second.wait_for_stderr("sentinel is watching");
 
@@ -81,11 +82,11 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
         return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
     }
-    let site = Site::numbered(1);
-    let key = site.path("key");
+    let fixture = GatewayFixture::with_node(1);
+    let key = fixture.path("key");
     fs::write(&key, "07".repeat(32)).expect("the key can be written");
-    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
-    let gateway = start_member(&site, &key);
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
+    let gateway = start_member(&fixture, &key);
     gateway.wait_for_stderr("sentinel is watching");
     let children = format!("/proc/{0}/task/{0}/children", gateway.id());
     let sentinel = fs::read_to_string(children).expect("the children can be read").trim().to_owned();
@@ -98,42 +99,42 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
-/// Holds the gateway's sending thread between the check of the fence and the kernel, stops the whole process until its
-/// deadline is over, and lets it go on: how many packets of the old epoch arrive then.
+/// Holds the gateway's sending thread between the fence check and the system call, stops the process until its deadline has
+/// passed, and continues it. Returns how many packets of the old epoch arrive then.
 fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
-    let site = Site::numbered(1);
-    let listener = listener(&site);
-    let wanted = SiteConfig { io: "epoll", threads: 1, ..SiteConfig::itch() };
-    let records = site.path("records");
+    let fixture = GatewayFixture::with_node(1);
+    let listener = listener(&fixture);
+    let wanted = GatewayOptions { io: "epoll", threads: 1, ..GatewayOptions::itch() };
+    let records = fixture.path("records");
     let election = format!(
         "backend = \"file\"\nprofile = \"calm\"\nkernel_fence = {kernel_fence}\n\n[election.file]\ndirectory = \"{}\"\n",
         records.display()
     );
-    let gateway = start(&site, &wanted, &election);
+    let gateway = start(&fixture, &wanted, &election);
     gateway.wait_for_stderr("INFO leads ");
     // For longer than any trial takes.
-    let _exchange = site.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
+    let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let old = next_epoch(&listener);
 
     let mut tracer = hold_threads_at_send(&gateway);
-    // A thread that has just sent looks the same for a moment.
-    let mut looks = 0;
-    wait_until("a thread is held where it sends", || {
-        looks = if threads(&gateway).iter().any(ThreadStatus::is_sending) { looks + 1 } else { 0 };
-        looks == 200
+    // A thread that has just sent also shows sendmmsg(2) for a moment.
+    let mut observations = 0;
+    wait_until("a thread is held in sendmmsg(2)", || {
+        observations = if threads(&gateway).iter().any(ThreadStatus::is_sending) { observations + 1 } else { 0 };
+        observations == 200
     });
     gateway.signal(Signal::Stop);
     wait_until("all threads are stopped", || threads(&gateway).iter().all(ThreadStatus::is_stopped));
-    // No renewal can move the deadline any more; it is less than a lease away.
+    // The stopped process cannot renew, so the deadline is less than a lease away.
     let over = Instant::now() + Duration::from_millis(1_200);
     while Instant::now() < over {
         std::thread::sleep(over.saturating_duration_since(Instant::now()));
     }
     let epochs_before_deadline = epochs(&listener);
     assert!(epochs_before_deadline.iter().all(|epoch| *epoch == old), "{epochs_before_deadline:?}");
-    assert!(threads(&gateway).iter().any(ThreadStatus::is_sending), "it is still held");
+    assert!(threads(&gateway).iter().any(ThreadStatus::is_sending), "the thread is still held");
 
-    tracer.kill().expect("the tracer is ours");
+    tracer.kill().expect("the tracer is a child of the test");
     let _ended = tracer.wait();
     wait_until("the held thread has sent and stopped", || {
         threads(&gateway).iter().all(|thread| thread.state == STOPPED)
@@ -144,7 +145,7 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
         match next_epoch(&listener) {
             epoch if epoch == old => late += 1,
             epoch => {
-                assert!(epoch > old, "it leads again, above itself");
+                assert!(epoch > old, "a later leadership has a higher epoch");
                 return late;
             }
         }
@@ -161,10 +162,10 @@ fn the_kernel_fence_drops_sends_after_the_deadline() {
     }
     assert_eq!(packets_sent_after_deadline(true), 0);
     let leaks_without_fence = (0..3).any(|_| packets_sent_after_deadline(false) > 0);
-    assert!(leaks_without_fence, "without that fence it goes out");
+    assert!(leaks_without_fence, "without the kernel fence the packets are sent");
 }
 
-/// Attaches a tracer that holds each thread where it enters sendmmsg(2), until it is killed.
+/// Attaches strace, which holds each thread at its entry into sendmmsg(2) until strace is killed.
 fn hold_threads_at_send(gateway: &MdgwProcess) -> Child {
     Command::new("strace")
         .args(["-f", "-q", "-e", "trace=sendmmsg", "-e", "inject=sendmmsg:delay_enter=600000000:when=1", "-p"])
@@ -203,27 +204,27 @@ fn threads(gateway: &MdgwProcess) -> Vec<ThreadStatus> {
     tasks.flatten().filter_map(|task| thread(&task.path())).collect()
 }
 
-fn listener(site: &Site) -> UdpSocket {
+fn listener(fixture: &GatewayFixture) -> UdpSocket {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
-    socket.set_reuse_address(true).expect("others listen as well");
-    socket.bind(&site.output.into()).expect("the group's port");
-    socket.join_multicast_v4(site.output.ip(), &Ipv4Addr::LOCALHOST).expect("loopback is an interface");
+    socket.set_reuse_address(true).expect("the address can be shared");
+    socket.bind(&fixture.output.into()).expect("the group's port");
+    socket.join_multicast_v4(fixture.output.ip(), &Ipv4Addr::LOCALHOST).expect("loopback is an interface");
     socket.into()
 }
 
 fn next_epoch(listener: &UdpSocket) -> Epoch {
-    listener.set_nonblocking(false).expect("a socket of ours");
-    listener.set_read_timeout(Some(TEST_TIMEOUT)).expect("a socket of ours");
+    listener.set_nonblocking(false).expect("the socket option can be set");
+    listener.set_read_timeout(Some(TEST_TIMEOUT)).expect("the socket option can be set");
     next_packet_epoch(listener).expect("something is published")
 }
 
-/// Of all that has come.
+/// Epochs of all packets received so far.
 fn epochs(listener: &UdpSocket) -> Vec<Epoch> {
-    listener.set_nonblocking(true).expect("a socket of ours");
+    listener.set_nonblocking(true).expect("the socket option can be set");
     std::iter::from_fn(|| next_packet_epoch(listener)).collect()
 }
 
-/// Of the next packet. Probes of the output come to the group as well, and are none.
+/// Epoch of the next packet. Skips output probes, which are sent to the same group.
 fn next_packet_epoch(listener: &UdpSocket) -> Option<Epoch> {
     let mut datagram = [0; 2_048];
     loop {

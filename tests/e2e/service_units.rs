@@ -45,7 +45,7 @@ impl Unit {
     }
 }
 
-/// Whether `systemd-analyze` is there; a line says that `test` is skipped where it isn't.
+/// Whether `systemd-analyze` is installed. If not, prints that `test` is skipped.
 fn has_systemd_analyze(test: &str) -> bool {
     let is_there = Command::new("systemd-analyze").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !is_there {
@@ -68,7 +68,7 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
         return;
     }
     let folder = tempfile::tempdir().expect("a temporary directory can be created");
-    // systemd-analyze demands that the programs of a unit are there.
+    // systemd-analyze checks that the programs of a unit exist.
     for name in UNITS {
         let text = read(&ops("systemd").join(name));
         assert!(text.contains("=/usr/bin/mdgw "), "{name}");
@@ -88,7 +88,7 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
 #[test]
 fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
     for name in UNITS {
-        // It filters adjtimex(2) out, for reading too.
+        // This filter blocks adjtimex(2), also for reading.
         assert_eq!(Unit::load(name).get("ProtectClock"), None, "{name}");
     }
 }
@@ -119,12 +119,12 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
     assert!(socket.is_some_and(|socket| sentinel.writable().iter().any(|directory| socket.starts_with(directory))));
 }
 
-/// Ids of nobody, who owns nothing here.
+/// Ids of the user nobody, which owns no files here.
 const USER: &str = "65534";
 
-/// Makes the unit's world around the gateway: interfaces of the shipped configuration in a network of its own, a
-/// read-only file system, empty parents of the unit's directories, and the directories owned by the user. Then it drops
-/// to the user and the unit's capabilities, runs the unit's check, and becomes the gateway. Arguments: user,
+/// Script that creates the unit's environment: a network namespace with the interfaces of the shipped configuration, a
+/// read-only file system, and the unit's directories, owned by the user, below otherwise empty parents. Then the script
+/// switches to the user and the unit's capabilities, runs the unit's check, and executes the gateway. Arguments: user,
 /// capabilities (for setpriv), configuration, program, directories.
 const START: &str = r#"
 user=$1 capabilities=$2 config=$3 program=$4
@@ -180,7 +180,7 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
     let start = unit.get("ExecStart").expect("the unit starts a program");
     assert_eq!(start, "/usr/bin/mdgw run /etc/mdgw/mdgw.toml", "as the script starts it");
 
-    // The shipped cores may not be there, and threads that spin would take all that there are.
+    // The shipped cores may not exist here, and spinning threads would occupy all cores.
     let shipped = read(&ops("config/mdgw.toml"));
     let config = shipped.replace("cores = [2, 3]", "threads = 2").replace("wait = \"spin\"", "wait = \"park\"");
     assert_ne!(config, shipped);
@@ -192,7 +192,7 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
 
     let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
     let status = read(&Path::new("/proc").join(gateway.id().to_string()).join("status"));
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("the kernel tells the user");
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("the status has the user ids");
     assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
     let socket = root.join("run/mdgw/control");
     let socket = socket.to_str().expect("a path of digits and letters");

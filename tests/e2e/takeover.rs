@@ -16,14 +16,14 @@ use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     pair::{
         CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender,
         check_deliveries, link, log_entries, messages_of, start_gateway, wait_until,
     },
-    site::{Site, SiteConfig, text},
 };
 
-/// Of the leader that stops, and of the gateway that goes on.
+/// Epochs of the leader that stops, and of its successor.
 const OLD_EPOCH: Epoch = Epoch(3 << 8 | 9);
 const NEW_EPOCH: Epoch = Epoch(4 << 8 | 2);
 
@@ -31,16 +31,16 @@ fn session(restart: u32) -> Session {
     Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart }
 }
 
-/// Small packets, so that a stock's first message (its mapping and its definition) is cut into parts.
-fn wanted() -> SiteConfig {
-    SiteConfig { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..SiteConfig::itch() }
+/// Small packets, so that the first message of a stock (mapping and definition) is split into parts.
+fn wanted() -> GatewayOptions {
+    GatewayOptions { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..GatewayOptions::itch() }
 }
 
 fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
     feeds::itch_packets(feeds::itch_day(messages, seed), name, MIDNIGHT_NS)
 }
 
-/// A standby that has all of the day in its log, its leader, and a consumer of both.
+/// A standby with the whole day in its log, a scripted leader, and a consumer of both.
 struct TakeoverScenario {
     standby: InProcessGateway,
     leader: ScriptedLeader,
@@ -49,20 +49,20 @@ struct TakeoverScenario {
 
 impl TakeoverScenario {
     fn new(days: &[Vec<Packet>]) -> Self {
-        let standby = InProcessGateway::start(Site::numbered(2), &wanted());
-        let consumer = RecordingConsumer::open(&standby.site, 2);
+        let standby = InProcessGateway::start(GatewayFixture::with_node(2), &wanted());
+        let consumer = RecordingConsumer::open(&standby.fixture, 2);
         let venue = VenueSender::default();
         for day in days {
-            venue.send(standby.site.lines[0], day);
+            venue.send(standby.fixture.lines[0], day);
         }
         let last = session(u32::try_from(days.len() - 1).unwrap());
         wait_until("the log has the last session's end", || {
             standby.log().last().is_some_and(|entry| entry.session == last && entry.flags.0 & 8 != 0)
         });
-        Self { leader: ScriptedLeader::new(standby.site.output, OLD_EPOCH), standby, consumer }
+        Self { leader: ScriptedLeader::new(standby.fixture.output, OLD_EPOCH), standby, consumer }
     }
 
-    /// The leader publishes so many entries and stops; the standby goes on.
+    /// The leader publishes `count` entries and stops. Then the standby takes over.
     fn assert_takeover_after(mut self, count: usize) {
         let log = self.standby.log();
         self.leader.publish(&log[..count]);
@@ -80,10 +80,15 @@ impl TakeoverScenario {
         assert_eq!(self.consumer.epoch(), Some(NEW_EPOCH));
         let report = self.standby.stop();
         let published = report.channels[0].published;
-        // An entry that covers nothing (a state, the session's end) is republished at its position.
-        let heard = log[..count].last().map(LogEntry::until);
-        let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
-        assert_eq!(published.catch_up_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
+        // An entry that covers no message (a state, the session's end) is republished if it is at the received position.
+        let received = log[..count].last().map(LogEntry::until);
+        let is_new =
+            |entry: &&LogEntry| received.is_none_or(|received| entry.until() > received || entry.from() == received);
+        assert_eq!(
+            published.catch_up_packets,
+            log.iter().filter(is_new).count() as u64,
+            "only the entries that receivers may lack"
+        );
         assert_eq!(report.listener_counts.unwrap().holes_abandoned, 0);
     }
 }
@@ -92,10 +97,10 @@ impl TakeoverScenario {
 fn takeover_after_a_kill_inside_a_split_message() {
     let day = day(600, 1, SESSION);
     let log = TakeoverScenario::new(std::slice::from_ref(&day)).standby.log();
-    let first_part = log.iter().position(|entry| entry.until().part == 1).expect("a message is cut into parts");
+    let first_part = log.iter().position(|entry| entry.until().part == 1).expect("a message is split into parts");
     let parts = log[first_part..].iter().take_while(|entry| entry.until().part > 0).count() + 1;
     assert!(parts >= 2, "{parts} parts");
-    // Before the first part, after each, and after the next message.
+    // Stop before the first part, after each part, and after the next message.
     for count in first_part..=first_part + parts + 1 {
         TakeoverScenario::new(std::slice::from_ref(&day)).assert_takeover_after(count);
     }
@@ -123,13 +128,13 @@ fn a_gap_only_on_the_standby_is_not_published() {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let (leading, standby) =
-        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
-    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+        (InProcessGateway::start(fixture.peer(1), &wanted()), InProcessGateway::start(fixture.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.fixture, 3);
     let venue = VenueSender::default();
-    venue.send(leading.site.lines[0], &packets);
-    venue.send(standby.site.lines[0], &incomplete);
+    venue.send(leading.fixture.lines[0], &packets);
+    venue.send(standby.fixture.lines[0], &incomplete);
     for member in [&leading, &standby] {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -137,24 +142,27 @@ fn a_gap_only_on_the_standby_is_not_published() {
     assert!(messages_of(&incomplete_log).len() < messages_of(&whole).len());
     let gap =
         incomplete_log.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
-    // The leader has published what the standby lacks, and some more.
+    // The leader has published the messages that the standby lacks, and some later ones.
     let count = whole.iter().position(|entry| entry.first >= gap.next).unwrap() + 10;
-    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&whole[..count]);
+    ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&whole[..count]);
     standby.wait_until_received(whole[count - 1].until());
     standby.open_fence(NEW_EPOCH);
     consumer.receive_to_session_end(session(0));
-    // No gap is declared. The successor's books may give other records for later messages, which are marked suspect.
+    // No gap is declared. The successor's books may produce other records for later messages; those are marked suspect.
     let position = (session(0), whole[count - 1].next.0);
     let mut expected = messages_of(&whole[..count]);
     expected.extend(messages_of(&incomplete_log).split_off(&position));
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
-    let oracle = messages_of(&whole);
+    let complete_books = messages_of(&whole);
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
-        let is_right = oracle.get(&(*session, *sequence)) == Some(records);
-        assert!(is_right || *is_suspect, "{sequence} differs in silence");
-        assert!(*sequence >= position.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
+        let is_right = complete_books.get(&(*session, *sequence)) == Some(records);
+        assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
+        assert!(
+            *sequence >= position.1 || !is_suspect,
+            "{sequence} is from the old leader, whose books are not suspect"
+        );
         suspects += u32::from(*is_suspect);
     }
     assert!(suspects > 0);
@@ -167,43 +175,43 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 4..]].concat();
     let (before, after) = packets.split_at(middle + 40);
-    let site = Site::new();
+    let fixture = GatewayFixture::new();
     let (leading, mut standby) =
-        (InProcessGateway::start(site.peer(1), &wanted()), InProcessGateway::start(site.peer(2), &wanted()));
-    let mut consumer = RecordingConsumer::open(&standby.site, 3);
+        (InProcessGateway::start(fixture.peer(1), &wanted()), InProcessGateway::start(fixture.peer(2), &wanted()));
+    let mut consumer = RecordingConsumer::open(&standby.fixture, 3);
     let venue = VenueSender::default();
-    venue.send(leading.site.lines[0], &incomplete);
-    venue.send(standby.site.lines[0], before);
+    venue.send(leading.fixture.lines[0], &incomplete);
+    venue.send(standby.fixture.lines[0], before);
     wait_until("the log has the session's end", || leading.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     let incomplete_log = leading.log();
-    // The old leader has declared the gap, and published as much as the standby has.
+    // The old leader has declared the gap and published everything that the standby has.
     let first: [u8; 8] = after[0].1[10..18].try_into().unwrap();
     let position = StreamPosition::at(session(0), Sequence(u64::from_be_bytes(first)));
     // A heartbeat covers messages that produced no output.
     standby.wait_until_ready(position);
     let count = incomplete_log.iter().take_while(|entry| entry.until() <= position).count();
     assert!(incomplete_log[..count].iter().any(declares_gap));
-    ScriptedLeader::new(standby.site.output, OLD_EPOCH).publish(&incomplete_log[..count]);
+    ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&incomplete_log[..count]);
     wait_until("the output of the leader is received", || {
         standby.status_table().last_received == Some(incomplete_log[count - 1].until())
     });
     standby.deliver_condition();
     standby.open_fence(NEW_EPOCH);
-    venue.send(standby.site.lines[0], after);
+    venue.send(standby.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let gaps = consumer.deliveries.iter().filter(|delivery| matches!(delivery, Delivery::Gap(..))).count();
-    assert_eq!(gaps, 1, "as the old leader declared it, and not again");
-    let oracle = messages_of(&standby.log());
+    assert_eq!(gaps, 1, "only the old leader declares the gap");
+    let complete_books = messages_of(&standby.log());
     let mut suspects = 0;
     for delivery in &consumer.deliveries {
         let Delivery::Message(session, sequence, records, is_suspect) = delivery else { continue };
-        let is_right = oracle.get(&(*session, *sequence)) == Some(records);
-        assert!(is_right || *is_suspect, "{sequence} differs in silence");
+        let is_right = complete_books.get(&(*session, *sequence)) == Some(records);
+        assert!(is_right || *is_suspect, "{sequence} differs without a suspect mark");
         suspects += u32::from(*is_suspect && *sequence >= position.sequence.0);
     }
     assert!(
         suspects > 100,
-        "consumers' books are wrong since the gap, and {suspects} of the successor's messages say so"
+        "consumers' books are wrong since the gap, and {suspects} of the successor's messages are marked suspect"
     );
     let _ = (leading.stop(), standby.stop());
 }
@@ -216,7 +224,7 @@ fn declares_gap(entry: &LogEntry) -> bool {
 fn packets_lost_by_receiver_and_standby_are_republished() {
     let mut scenario = TakeoverScenario::new(&[day(3_000, 1, SESSION)]);
     let log = scenario.standby.log();
-    // Lost on the network, for all receivers: the last packet but ten that the leader sent.
+    // The network loses, for all receivers, the tenth packet before the leader's last one.
     let lost = 100;
     scenario.leader.publish(&log[..lost]);
     scenario.standby.wait_until_received(log[lost - 1].until());
@@ -233,7 +241,7 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
     let log = scenario.standby.log();
     scenario.leader.publish(&log[..20]);
     scenario.standby.wait_until_received(log[19].until());
-    ScriptedLeader::new(scenario.standby.site.output, Epoch(u64::MAX)).publish(&log[200..201]);
+    ScriptedLeader::new(scenario.standby.fixture.output, Epoch(u64::MAX)).publish(&log[200..201]);
     scenario.leader.publish(&log[20..30]);
     scenario.standby.wait_until_received(log[29].until());
     assert_eq!(scenario.standby.handle().epochs().highest_observed(), Some(OLD_EPOCH));
@@ -246,15 +254,16 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
 
 #[test]
 fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
-    let wanted = SiteConfig { has_recovery: true, ..wanted() };
-    let start = |site| GatewayProcess::start(site, &wanted, StartMode::OwnLog);
+    let wanted = GatewayOptions { has_recovery: true, ..wanted() };
+    let start = |fixture| GatewayProcess::start(fixture, &wanted, StartMode::OwnLog);
     let [mut leading, mut standby] = [&first, &second].map(start);
     let mut consumer = RecordingConsumer::open(&second, 3);
     let requests = first.requests.to_string();
     let feed = ["--messages", "40000", "--rate", "4000", "--request-server", &requests, "--linger-s", "60"];
-    // On a crowded machine the server's answers may come too late for a gateway, and a gap would be declared, as it should.
+    // No message is lost on both lines: on a crowded machine the server's answers may come too late, and the gateway would
+    // rightly declare a gap.
     let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05", "--never-on-all"];
     leading.send_command("open 2561");
     let played = first.sim(&[feed.as_slice(), &damage].concat());
@@ -267,16 +276,16 @@ fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     standby.assert_exit_success();
     let log = log_entries(&second);
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
-    assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "that is the whole day");
+    assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "the log has the whole day");
     assert_eq!(consumer.epoch(), Some(Epoch(2818)));
 }
 
-/// Two gateways that both have the same lines, the first of which leads; linked.
+/// Two linked gateways on the same lines. The first one leads.
 fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkHandle>; 2], RecordingConsumer) {
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
-    let consumer = RecordingConsumer::open(&members[1].site, 3);
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
+    let consumer = RecordingConsumer::open(&members[1].fixture, 3);
     let [a, b] = &mut members;
     let handles = link([a, b]);
     members[0].open_fence(OLD_EPOCH);
@@ -289,15 +298,17 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
     let venue = VenueSender::default();
-    venue.send(first.site.lines[0], before);
+    venue.send(first.fixture.lines[0], before);
     let log_end = |first: &InProcessGateway| first.log().last().map(LogEntry::until);
-    wait_until("the input is worked off", || {
+    wait_until("all input is processed", || {
         let position = log_end(&first);
         position.is_some()
             && first.status_table().published == position
             && second.status_table().logged_through == position
     });
-    wait_until("the peer has reported it", || second.status_table().heard.reported_through == log_end(&first));
+    wait_until("the peer has reported its position", || {
+        second.status_table().received.reported_through == log_end(&first)
+    });
 
     first.handle().fence().close();
     first.handle().on_fence_change();
@@ -308,12 +319,12 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     });
     assert_eq!(ended.unwrap().get(&CHANNEL).copied(), log_end(&first));
     second.open_fence(NEW_EPOCH);
-    venue.send(second.site.lines[0], after);
+    venue.send(second.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
     let log = second.log();
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
-    assert_eq!(first.log(), log, "both gateways' logs are alike, byte for byte");
+    assert_eq!(first.log(), log, "the logs of both gateways are equal, byte for byte");
     wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
     assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
@@ -325,25 +336,25 @@ fn a_planned_hand_over_publishes_nothing_twice() {
 fn the_leader_learns_whether_its_output_is_received() {
     let packets = day(1_000, 1, SESSION);
     for is_cut in [false, true] {
-        let first = Site::numbered(1);
+        let first = GatewayFixture::with_node(1);
         let mut second = first.peer_on_same_lines(2);
         if is_cut {
-            // As if the leader's cable were out: it sends where the other one doesn't listen.
-            second.output = Site::new().output;
+            // As with an unplugged cable: the leader sends to a group that the standby has not joined.
+            second.output = GatewayFixture::new().output;
         }
-        let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+        let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
         let [a, b] = &mut members;
         let [handle, _] = link([a, b]);
         let [first, second] = members;
         first.open_fence(OLD_EPOCH);
-        VenueSender::default().send(first.site.lines[0], &packets);
-        wait_until("all of it is published", || {
+        VenueSender::default().send(first.fixture.lines[0], &packets);
+        wait_until("everything is published", || {
             let position = first.log().last().map(LogEntry::until);
             position.is_some()
                 && first.status_table().published == position
                 && second.status_table().logged_through == position
         });
-        let report = || handle.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
+        let report = || handle.peer_reports(CHANNEL).first().map(|report| report.positions).unwrap_or_default();
         wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
             assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
@@ -359,15 +370,15 @@ fn the_leader_learns_whether_its_output_is_received() {
 fn a_joining_gateway_copies_the_session_from_its_peer() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);
     let mut members = vec![InProcessGateway::start(first, &wanted())];
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], before);
+    venue.send(members[0].fixture.lines[0], before);
     members.push(InProcessGateway::start_with(second, &wanted(), StartMode::WholeSession));
     let [a, b] = members.get_disjoint_mut([0, 1]).unwrap();
     let handles = link([a, b]);
-    venue.send(members[0].site.lines[0], after);
+    venue.send(members[0].fixture.lines[0], after);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -378,8 +389,8 @@ fn a_joining_gateway_copies_the_session_from_its_peer() {
     }
 }
 
-/// A gateway asks the other one for some tens of milliseconds. On a machine so crowded that an answer takes longer it gives the
-/// hole up, rightly; then once more.
+/// A gateway requests missing messages from its peer for some tens of milliseconds. On a crowded machine an answer may take
+/// longer, and the gateway rightly declares the gap. In that case the test retries.
 #[test]
 fn a_gap_on_all_lines_is_filled_from_the_peer() {
     let is_filled = (1..=ATTEMPTS).any(|attempt| {
@@ -389,21 +400,21 @@ fn a_gap_on_all_lines_is_filled_from_the_peer() {
         }
         gaps == 0
     });
-    assert!(is_filled, "the other gateway was never asked, or never answered");
+    assert!(is_filled, "no attempt filled the gap from the peer");
 }
 
 fn gaps_after_peer_recovery() -> u64 {
     let packets = day(3_000, 1, SESSION);
     let middle = packets.len() / 2;
     let incomplete = [&packets[..middle], &packets[middle + 40..]].concat();
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
-    let _desks = link([a, b]);
+    let _links = link([a, b]);
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], &packets);
-    venue.send(members[1].site.lines[0], &incomplete);
+    venue.send(members[0].fixture.lines[0], &packets);
+    venue.send(members[1].fixture.lines[0], &incomplete);
     for member in &members {
         wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
     }
@@ -418,12 +429,12 @@ const ATTEMPTS: usize = 5;
 #[test]
 fn diverging_records_of_two_gateways_are_detected() {
     let packets = day(4_000, 1, SESSION);
-    let first = Site::numbered(1);
+    let first = GatewayFixture::with_node(1);
     let second = first.peer(2);
-    let mut members = [first, second].map(|site| InProcessGateway::start(site, &wanted()));
+    let mut members = [first, second].map(|fixture| InProcessGateway::start(fixture, &wanted()));
     let [a, b] = &mut members;
     let handles = link([a, b]);
-    // One price, one bit: somewhere in the middle an order is added at another price.
+    // Change one bit of a price: one order in the middle of the day is added at another price.
     let changed: Vec<Packet> = {
         let mut packets = packets.clone();
         let added = |bytes: &[u8]| bytes.len() > 22 + 36 && bytes[22] == b'A' && bytes[21] == 36;
@@ -434,8 +445,8 @@ fn diverging_records_of_two_gateways_are_detected() {
         packets
     };
     let venue = VenueSender::default();
-    venue.send(members[0].site.lines[0], &packets);
-    venue.send(members[1].site.lines[0], &changed);
+    venue.send(members[0].fixture.lines[0], &packets);
+    venue.send(members[1].fixture.lines[0], &changed);
     let mut found = None;
     wait_until("the difference is found", || {
         found = handles.iter().find_map(|handle| handle.take_mismatch());
@@ -445,7 +456,7 @@ fn diverging_records_of_two_gateways_are_detected() {
     assert_eq!((found.channel, found.session), (CHANNEL, session(0)));
     assert_eq!(found.ours.len(), found.theirs.len());
     let different = found.ours.iter().zip(&found.theirs).filter(|(ours, theirs)| ours != theirs).count();
-    assert!((1..=8).contains(&different), "a price: {different} bytes");
+    assert!((1..=8).contains(&different), "more than a price differs: {different} bytes");
     let _ = members.map(InProcessGateway::stop);
 }
 
@@ -468,7 +479,7 @@ fn the_checker_detects_loss_duplicates_reordering_and_changes() {
     }
 }
 
-/// A gateway in a process of its own, that can be killed.
+/// A gateway in a separate process, which can be killed.
 struct GatewayProcess {
     child: Child,
     input: ChildStdin,
@@ -476,10 +487,10 @@ struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    fn start(site: &Site, wanted: &SiteConfig, beginning: StartMode) -> Self {
+    fn start(fixture: &GatewayFixture, wanted: &GatewayOptions, beginning: StartMode) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "takeover::gateway_process_for_kill_test", "--ignored", "--nocapture"]);
-        command.env("MDGW_TEST_CONFIG", text(&site.config(wanted)));
+        command.env("MDGW_TEST_CONFIG", text(&fixture.config(wanted)));
         if beginning == StartMode::WholeSession {
             command.env("MDGW_TEST_WHOLE_SESSION", "1");
         }
@@ -496,12 +507,12 @@ impl GatewayProcess {
         self.wait_for_reply(command.split(' ').next().unwrap());
     }
 
-    /// Waits for a line of its own among those of the test harness; what follows its first word.
+    /// Waits for a line that begins with `word`, among the lines of the test harness. Returns the rest of that line.
     fn wait_for_reply(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway is gone");
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway has ended");
             if let Some(rest) = line.strip_prefix("@ ").and_then(|said| said.strip_prefix(word)) {
                 return rest.trim().to_owned();
             }
@@ -520,14 +531,14 @@ impl GatewayProcess {
 
 impl Drop for GatewayProcess {
     fn drop(&mut self) {
-        // Gone already, in most tests.
+        // In most tests the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 #[test]
-#[ignore = "the process that another test starts and kills"]
+#[ignore = "runs as the gateway process of another test, which kills it"]
 fn gateway_process_for_kill_test() {
     let Some(config) = std::env::var_os("MDGW_TEST_CONFIG") else { return };
     let whole = std::env::var_os("MDGW_TEST_WHOLE_SESSION").is_some();

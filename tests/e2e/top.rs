@@ -1,4 +1,4 @@
-//! `mdgw top` on a running gateway and on a replay, as its viewer sees them.
+//! The display of `mdgw top`, for a running gateway and for a replay.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -12,38 +12,38 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
-    site::{Site, SiteConfig, text},
 };
 use serde_json::Value;
 
 /// A gateway that is fed slowly, and its control socket.
-fn running(site: &Site) -> (MdgwProcess, MdgwProcess, PathBuf) {
-    let (gateway, socket) = site.controlled_gateway(&SiteConfig::itch(), &["--date", "2019-01-30"]);
-    let [a, b] = site.lines.map(|line| line.to_string());
-    // Far longer than anybody watches.
+fn running(fixture: &GatewayFixture) -> (MdgwProcess, MdgwProcess, PathBuf) {
+    let (gateway, socket) = fixture.controlled_gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
+    let [a, b] = fixture.lines.map(|line| line.to_string());
+    // Longer than any of these tests.
     let day = ["--messages", "5000000", "--rate", "200"];
     let sim = process::start(["sim", "--line", &a, "--line", &b, "--interface", "lo"].into_iter().chain(day));
     (gateway, sim, socket)
 }
 
-/// Looks until it sees what is waited for.
+/// Runs `mdgw top --once` until its output is wanted.
 fn once(socket: &Path, is_wanted: impl Fn(&Value) -> bool) -> Value {
     let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
-        let looked = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
-        let value = looked.expect_code(0).json();
+        let exited = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
+        let value = exited.expect_code(0).json();
         if is_wanted(&value) {
             return value;
         }
-        assert!(Instant::now() < deadline, "never seen: {value}");
+        assert!(Instant::now() < deadline, "top does not show it: {value}");
     }
 }
 
 #[test]
 fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
-    let site = Site::new();
-    let (gateway, _sim, socket) = running(&site);
+    let fixture = GatewayFixture::new();
+    let (gateway, _sim, socket) = running(&fixture);
     let is_busy = |value: &Value| {
         let channel = &value["channels"][0];
         let is_led = channel["lines"].as_array().unwrap().iter().any(|line| line["lead_count"].as_u64() > Some(0));
@@ -61,10 +61,10 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
     assert_eq!((&channel["name"], &channel["pool"], &channel["id"]), (&"one".into(), &"main".into(), &1.into()));
     assert!(channel["datagrams"].as_u64() > Some(0) && channel["packets_sent"].as_u64() > Some(0), "{channel}");
 
-    // Nobody sees colours or a screen behind a pipe.
+    // Into a pipe, `top` writes no colours and no screen control.
     let table = process::run(["top", "--interval", "10ms", "--socket", text(&socket)]).expect_code(0).stdout;
     assert!(table.contains("main-1") && table.contains("one") && !table.contains('\u{1b}'), "{table}");
-    let svg = site.path("top.svg");
+    let svg = fixture.path("top.svg");
     let _ = process::run(["top", "--interval", "10ms", "--socket", text(&socket), "--svg", text(&svg)]).expect_code(0);
     assert!(fs::read_to_string(svg).unwrap().ends_with("</svg>\n"));
 
@@ -75,15 +75,15 @@ fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
 
 #[test]
 fn terminal_settings_are_restored() {
-    let site = Site::new();
-    let (gateway, sim, socket) = running(&site);
+    let fixture = GatewayFixture::new();
+    let (gateway, sim, socket) = running(&fixture);
     for ending in [ExitBy::Key(b'q'), ExitBy::Key(3), ExitBy::Signal("TERM"), ExitBy::Signal("INT")] {
         let mut terminal = Terminal::with_top(&socket);
         terminal.wait_until_shown("space freeze");
         terminal.wait_until_shown("main-1");
         let (code, settings) = terminal.end(&ending);
         assert_eq!(code, "0", "{ending:?}");
-        // Not raw any more: keys come by lines, with echo.
+        // The terminal is not in raw mode any more: input is line by line, with echo.
         assert!(settings.contains(" icanon") && settings.contains(" echo "), "{ending:?}: {settings}");
     }
     // The gateway stops while `top` runs: the view reports it and stays.
@@ -97,16 +97,16 @@ fn terminal_settings_are_restored() {
 
 #[test]
 fn top_watches_a_replay_over_its_socket() {
-    let site = Site::new();
-    let (day, pipe, socket) = (site.path("day.pcap"), site.path("pipe"), site.path("control"));
+    let fixture = GatewayFixture::new();
+    let (day, pipe, socket) = (fixture.path("day.pcap"), fixture.path("pipe"), fixture.path("control"));
     let packets = feeds::itch_packets(feeds::itch_day(120_000, 3), SESSION, MIDNIGHT_NS);
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
     let whole = fs::read(day).unwrap();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let of_feed = ["--feed", "nasdaq-itch-5.0", "--control", text(&socket)];
-    let replay = process::start(["replay", "--offline", text(&pipe)].iter().chain(&of_feed));
+    let feed_arguments = ["--feed", "nasdaq-itch-5.0", "--control", text(&socket)];
+    let replay = process::start(["replay", "--offline", text(&pipe)].iter().chain(&feed_arguments));
     let mut pipe = File::options().write(true).open(&pipe).unwrap();
-    // All but the end, so that the replay waits for more while it is looked at.
+    // The end of the file is missing, so the replay waits for more input while `top` shows it.
     let (most, rest) = whole.split_at(whole.len() - 1_000);
     pipe.write_all(most).unwrap();
     while !socket.exists() {
@@ -129,7 +129,8 @@ enum ExitBy {
     Signal(&'static str),
 }
 
-/// `mdgw top` on a terminal of its own, which `script` makes, under a shell that tells how the terminal was left.
+/// `mdgw top` on a pseudoterminal, which script(1) creates. A shell around it prints the exit code and the terminal settings
+/// afterwards.
 struct Terminal {
     keys: ChildStdin,
     child: Child,
@@ -137,7 +138,7 @@ struct Terminal {
     seen: Vec<u8>,
 }
 
-/// Back from the alternate screen.
+/// Escape sequence that leaves the alternate screen.
 const LEAVE_SCREEN: &str = "\u{1b}[?1049l";
 
 impl Terminal {
@@ -149,12 +150,12 @@ impl Terminal {
         command.env("SHELL", "/bin/sh").env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("script (util-linux) is installed");
         let (keys, mut reader) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (told, output) = channel();
-        // Ends with the terminal.
+        let (sender, output) = channel();
+        // The thread ends when the terminal closes.
         std::thread::spawn(move || {
             let mut buffer = vec![0; 65_536];
             while let Ok(count) = reader.read(&mut buffer) {
-                if count == 0 || told.send(buffer[..count].to_vec()).is_err() {
+                if count == 0 || sender.send(buffer[..count].to_vec()).is_err() {
                     return;
                 }
             }
@@ -162,32 +163,32 @@ impl Terminal {
         Self { keys, child, output, seen: Vec::new() }
     }
 
-    /// Waits until this has been written.
+    /// Waits until the terminal output contains `text`.
     fn wait_until_shown(&mut self, text: &str) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         while !self.seen.windows(text.len()).any(|window| window == text.as_bytes()) {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok(more) = self.output.recv_timeout(left) else {
-                panic!("never showed {text:?}, but {}", String::from_utf8_lossy(&self.seen))
+                panic!("{text:?} did not appear in {}", String::from_utf8_lossy(&self.seen))
             };
             self.seen.extend(more);
         }
     }
 
     /// The text between `before` and the next full stop.
-    fn told(&mut self, before: &str) -> String {
+    fn value_after(&mut self, before: &str) -> String {
         self.wait_until_shown(before);
         let text = String::from_utf8_lossy(&self.seen).into_owned();
         let (_, after) = text.split_once(before).unwrap();
         after.split_once('.').map_or_else(String::new, |(value, _)| value.to_owned())
     }
 
-    /// Ends it; its exit code, and the terminal's settings after it.
+    /// Ends `top`. Returns its exit code and the terminal settings afterwards.
     fn end(&mut self, ending: &ExitBy) -> (String, String) {
         match ending {
             ExitBy::Key(key) => self.keys.write_all(&[*key]).unwrap(),
             ExitBy::Signal(name) => {
-                let pid = self.told("pid=");
+                let pid = self.value_after("pid=");
                 let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
                 assert!(sent.unwrap().success());
             }
@@ -195,7 +196,7 @@ impl Terminal {
         self.wait_until_shown("over.");
         self.wait_until_shown(LEAVE_SCREEN);
         let text = String::from_utf8_lossy(&self.seen).into_owned();
-        (self.told("code="), text.rsplit_once("code=").unwrap().1.to_owned())
+        (self.value_after("code="), text.rsplit_once("code=").unwrap().1.to_owned())
     }
 }
 

@@ -3,30 +3,30 @@
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal},
-    site::{Site, SiteConfig, text},
 };
 
 #[test]
 fn gateway_gaps_end_the_rate_search_and_latency_is_reported() {
-    let site = Site::new();
-    let day = site.path("day.pcap");
-    let wanted = SiteConfig { has_recovery: false, ..SiteConfig::itch() };
-    let (gateway, socket) = site.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
-    // Some seconds of packets, and then one that no line brings.
+    let fixture = GatewayFixture::new();
+    let day = fixture.path("day.pcap");
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let (gateway, socket) = fixture.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
+    // Some seconds of packets, then one packet that is missing on both lines.
     let mut packets = feeds::itch_packets(feeds::itch_day(60_000, 4), SESSION, MIDNIGHT_NS);
     let _ = packets.remove(PACKETS_BEFORE_GAP);
     feeds::write_capture(&day, DESTINATIONS[0], &packets);
-    let lines = site.lines.map(|line| line.to_string()).join(",");
+    let lines = fixture.lines.map(|line| line.to_string()).join(",");
     let search = ["replay", text(&day), "--lines", &lines, "--interface", "lo", "--until-loss", "--json"];
-    // One step that is longer than the packets last: a machine that is busy elsewhere changes nothing.
+    // One step, longer than the packets take, so that a busy machine does not change the result.
     let pace = ["--rate", "200", "--step", "1m", "--gateway", text(&socket)];
     let found = process::run(search.iter().chain(&pace)).expect_code(1).json();
     assert_eq!(found["stopped_by"], "loss", "{found}");
     assert_eq!(found["highest_rate_without_loss"], serde_json::Value::Null);
     let [step] = found["steps"].as_array().unwrap().as_slice() else { panic!("{found}") };
     let number = |name: &str| step[name].as_u64().unwrap();
-    // Each packet goes out on both lines.
+    // Each packet is sent on both lines.
     assert!(number("sent") >= 2 * PACKETS_BEFORE_GAP as u64 && number("sent") < 2 * packets.len() as u64, "{step}");
     assert_eq!(number("dropped"), 0, "{step}");
     assert!(number("gap_messages") > 0, "{step}");

@@ -4,8 +4,8 @@
 use std::fs;
 
 use mdgw_tests::{
+    gateway_fixture::{free_address, text, write_key},
     process,
-    site::{free_address, text, write_key},
 };
 
 #[test]
@@ -28,9 +28,9 @@ fn check_reports_the_plan_or_names_the_error() {
     for part in [listen.as_str(), "127.0.0.2:27500", "127.0.0.3:27500", text(&votes)] {
         assert!(checked.stdout.contains(part), "no {part} in\n{}", checked.stdout);
     }
-    assert!(!votes.exists(), "a check leaves nothing behind");
+    assert!(!votes.exists(), "a check creates no files");
 
-    // An address of no interface here, a directory below a file, a key that isn't there.
+    // An address that no interface here has, a directory below a file, a missing key.
     for (from, to, named) in [
         (listen.as_str(), "192.0.2.7:27500", "192.0.2.7:27500"),
         (text(&votes), &format!("{}/votes", key.display()), "votes"),

@@ -19,7 +19,7 @@ pub(crate) struct Target {
     pub(crate) name: &'static str,
     /// Good inputs.
     pub(crate) seeds: Vec<Vec<u8>>,
-    /// Mutations of them, unless more are asked for.
+    /// Number of mutated inputs by default.
     pub(crate) rounds: u64,
     /// What reading one may take.
     pub(crate) memory_bytes_max: usize,

@@ -30,7 +30,7 @@ use mdgw_runtime::{
     config::{Resolved, explain::explain},
     state_file::StateFile,
 };
-use mdgw_tests::{counting_allocator::CountingAllocator, site::text};
+use mdgw_tests::{counting_allocator::CountingAllocator, gateway_fixture::text};
 use mdgw_tools::{
     convert::{self, ConvertOptions, Format},
     diff::{self, DiffOptions},
@@ -55,7 +55,7 @@ fn capture_files() {
     });
 }
 
-/// As `mdgw inspect` and `mdgw ha verify` read it.
+/// Reads a capture as `mdgw inspect` and `mdgw ha verify` do.
 fn read_capture(path: &Path, input: &[u8]) {
     let mut file = match CaptureFile::open(path, &open_options()) {
         Ok(file) => file,
@@ -90,7 +90,7 @@ fn read_capture(path: &Path, input: &[u8]) {
                 break;
             }
         }
-        assert!(file.counts().frames <= FRAMES_MAX, "it does not end");
+        assert!(file.counts().frames <= FRAMES_MAX, "the reader does not end");
     }
     let summary = statistics.summary(text(path), file.counts());
     let (_, _) = (summary.to_string(), serde_json::to_string(&summary).unwrap());
@@ -134,7 +134,7 @@ fn dbn_files() {
         match DbnInput::open(&path) {
             Ok(mut file) => loop {
                 match file.next_record() {
-                    Ok(Some(_)) => assert!(file.offset() <= RECORD_BYTES_MAX, "it does not end"),
+                    Ok(Some(_)) => assert!(file.offset() <= RECORD_BYTES_MAX, "the reader does not end"),
                     Ok(None) => break,
                     Err(error) => {
                         assert_names_file(&error, &path);
@@ -168,7 +168,7 @@ fn publication_log_segments() {
             Ok(mut reader) => read_log(&mut reader, sessions),
             Err(error) => assert_names_file(&error, &log),
         }
-        // What is left of it is gone on with.
+        // Reading continues with the valid part.
         let options = LogOptions { segment_bytes: seeds::SEGMENT_BYTES, private_bytes: 64 << 10, ..log_options(&log) };
         match mdgw_publog::open(options, 1) {
             Ok(mut opened) => {
@@ -189,7 +189,7 @@ fn read_log(reader: &mut Reader, sessions: [[u8; 16]; 2]) {
     let mut entries = 0;
     while reader.next().is_some() {
         entries += 1;
-        assert!(entries <= seeds::SEGMENT_BYTES, "it does not end");
+        assert!(entries <= seeds::SEGMENT_BYTES, "the reader does not end");
     }
     for session in sessions {
         for sequence in [0, 3, u64::MAX] {
@@ -248,7 +248,7 @@ fn state_files() {
             }
             Err(error) => assert_names_file(&error, &path),
         }
-        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+        assert_eq!(fs::read(&path).unwrap(), input, "the file was changed");
     });
 }
 
@@ -264,7 +264,7 @@ fn audits() {
         let (file, recovered) = AuditFile::open(&path).unwrap();
         assert_eq!((recovered.entries, recovered.torn_bytes), (history.entries.len() as u64, history.torn_bytes));
         assert_eq!(file.path(), path);
-        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+        assert_eq!(fs::read(&path).unwrap(), input, "the file was changed");
     });
 }
 
@@ -277,7 +277,7 @@ fn vote_files() {
         if let Err(error) = VoteFile::open(folder.path(), GroupId(1)) {
             assert_names_file(&error, &path);
         }
-        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+        assert_eq!(fs::read(&path).unwrap(), input, "the file was changed");
     });
 }
 
@@ -325,7 +325,7 @@ fn target(name: &'static str, seeds: Vec<Vec<u8>>, rounds: u64, memory_mb_max: u
     Target { name, seeds, rounds, memory_bytes_max: memory_mb_max << 20 }
 }
 
-/// Names the file.
+/// Asserts that the output names the file.
 fn assert_names_file(error: &dyn Error, path: &Path) {
     let output = error_chain(error);
     assert!(output.contains(text(path)), "{output:?} does not name {}", path.display());
@@ -361,6 +361,6 @@ fn date() -> Option<TradingDate> {
     TradingDate::from_yyyymmdd(20_190_130)
 }
 
-/// More than any of these inputs holds, unpacked as well.
+/// Upper bound of frames in any of these inputs, also after decompression.
 const FRAMES_MAX: u64 = 1_000_000;
 const RECORD_BYTES_MAX: u64 = 1 << 30;

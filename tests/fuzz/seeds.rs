@@ -35,7 +35,7 @@ use mdgw_telemetry::stages::{Stage, StageHistograms};
 
 use super::feeds;
 
-/// Captures in each container and compression that is read, of each protocol, and day files.
+/// Captures of each protocol, in each supported container and compression, and day files.
 pub(crate) fn captures() -> Vec<Vec<u8>> {
     let payloads = |wanted: &str| {
         let mut all = feeds::seeds::all().into_iter();
@@ -180,7 +180,7 @@ pub(crate) const LOG_CHANNEL: u16 = 1;
 /// A session of the log.
 pub(crate) const LOG_SESSION: [u8; 16] = [3; 16];
 
-/// Of two channels, with disclosure and negative values.
+/// A latency log of two channels, with disclosure and negative values.
 pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
     let mut disclosure = Disclosure::default();
     disclosure.push("host", "fuzz");
@@ -201,7 +201,7 @@ pub(crate) fn latency_logs() -> Vec<Vec<u8>> {
     vec![log.into_inner().unwrap()]
 }
 
-/// Of a gateway that ended in order and of one that crashed.
+/// State files of a gateway that stopped in order and of one that crashed.
 pub(crate) fn state_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
@@ -248,7 +248,7 @@ pub(crate) fn configurations() -> Vec<Vec<u8>> {
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
 
-/// What `mdgw tail --json` prints.
+/// Output of `mdgw tail --json`.
 pub(crate) fn rows() -> Vec<Vec<u8>> {
     let row = |sequence: u64, index: u64| {
         format!(

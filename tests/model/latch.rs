@@ -1,27 +1,27 @@
 //! Model of the latch over a queue of places: two or three gateways with the product's own state machines, and a store
-//! with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
+//! with sessions. A search begins either when node 1 leads and has renewed, or before any gateway has a session.
 //!
 //! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
 //! stays late (a pause). A request, an answer, a watch notification or a death notice arrives, late or never. A request
-//! that is lost, on the way there or back (so one-way partitions are included), is answered as unknown, also with a
-//! broken connection, and while the request may still take effect. A session ends that the store has not received
-//! anything from for long enough; its gateway learns that at any time after, or never. A process restarts in a new
-//! session, its death announced twice, once or not. A gateway hands over, closes, or its threads get stuck. A packet
-//! that passed the fence arrives late. A gateway in the queue sends nothing until it gets an event; otherwise its
-//! session pings are sent when due and answered at once. Clocks run at different rates.
+//! or its answer is lost (so one-way partitions are included); its outcome is then reported as unknown, also after a
+//! broken connection, and the request may still take effect. The store ends a session without contact; the gateway is
+//! notified at any time afterwards, or never. A process restarts in a new session, and its death is announced twice, once
+//! or not at all. A gateway hands over, closes, or its threads get stuck. A packet that passed the fence check arrives
+//! late. A queued gateway becomes silent until it receives an event; otherwise it sends session pings when they are due,
+//! and the store answers them at once. Clocks run at different rates.
 //!
-//! Must never happen: one gateway may send while a send of another may be under way; an epoch is not above all earlier
-//! ones; a receiver takes content of an old epoch after a new one; a session has two places; a leader gives up as lost
-//! a place that is still its own.
+//! Violations: one gateway may send while a send of another gateway may be outstanding; an epoch is not above all earlier
+//! epochs; a receiver accepts content of an old epoch after a newer one; a session has two places; a leader closes
+//! because it lost its place although it still has that place.
 //!
-//! The store node that ends sessions learns of another node's contacts half a tick later, SESSION_TIMEOUT/4 at most. So
-//! after nearly SESSION_TIMEOUT without contact a session may end although an epoch has just been taken in it: no
-//! forwarded request extends it at once.
+//! The store node that ends sessions is informed of contacts with other nodes half a tick later, at most
+//! SESSION_TIMEOUT/4. So a session may end after nearly SESSION_TIMEOUT without contact although an epoch was just claimed
+//! in it: no forwarded request extends a session at once.
 //!
 //! Time, the number of faults and the number of states bound the space. The search must find a violation with each
-//! safeguard switched off, except for the store's checks when an epoch is taken (the place, the epoch's version), and
-//! for the notification of a session's end. In all that is searched here, timely contact of a session makes up for
-//! these. All switches are in the store, its client or the gateway around the core: the core itself is the product's.
+//! safeguard switched off, except for three: the store's checks of the place and of the epoch's version when an epoch is
+//! claimed, and the notification of a session's end. In the searched space, timely session contact replaces these three.
+//! All switches are in the store, its client or the gateway around the core: the core itself is the product's.
 
 mod client;
 mod network;
@@ -47,56 +47,56 @@ use self::{
 };
 use super::search::{self, SafetyModel};
 
-/// What is searched.
+/// Parameters of a search.
 #[derive(Clone, Debug)]
 struct LatchModel {
     gateways: usize,
     timing: LeaseTiming,
     on_suspended: OnSuspended,
-    /// SESSION_TIMEOUT as the gateways are configured; the store's own is [`SESSION_TIMEOUT`].
+    /// Session timeout in the gateways' configuration; the store uses [`SESSION_TIMEOUT`].
     session_timeout_ns: u64,
-    /// An epoch is taken only by who has a place.
+    /// The store lets only a session with a place claim an epoch.
     checks_place: bool,
-    /// And only in the place of the version that was seen.
+    /// The store replaces only the expected version of the epoch.
     checks_version: bool,
-    /// What a session asks is done in the order in which it was asked.
+    /// The store executes the requests of a session in order.
     requests_in_order: bool,
-    /// How late the node that ends sessions may learn of a contact.
+    /// Longest delay until the store node that ends sessions is informed of a contact.
     session_end_delay: u64,
-    /// A client whose session has ended silently makes another one with a new place.
+    /// A client whose session has ended opens a new session with a new place, without notifying the gateway.
     rejoins_silently: bool,
-    /// The fence's deadline counts from when a renewal was sent, not from its answer.
+    /// The fence's deadline counts from the time at which the renewal was sent, not from its answer.
     deadline_from_send: bool,
-    /// Whoever hands over or closes waits for its sends.
+    /// A gateway that hands over or closes waits for its outstanding sends.
     drains_sends: bool,
     receivers_check_epochs: bool,
     observes_epochs: bool,
-    /// Per gateway: how fast its clock runs, in a hundredth of true time.
+    /// Rate of each gateway's clock, in hundredths of true time.
     rates: [u64; 3],
     budget: FaultBudget,
     start: Start,
-    /// Nothing happens after it, in true time.
+    /// End of the search, in true time.
     horizon: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// Nobody has a session.
+    /// No gateway has a session.
     Cold,
-    /// Node 1 leads, the others are about to join.
+    /// Node 1 leads; the other nodes are about to join.
     Warm,
 }
 
-/// How often each may happen.
+/// How often each fault may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct FaultBudget {
-    /// Messages that lie about while time goes on; the others arrive before it does, or never.
+    /// Messages that may still be in flight when time advances. All other messages arrive before, or never.
     late: u8,
     /// Broken connections.
     connection_breaks: u8,
     /// Ended sessions.
     ends: u8,
-    /// Gateways in line that fall silent.
+    /// Queued gateways that become silent.
     silences: u8,
     restarts: u8,
     hand_overs: u8,
@@ -105,7 +105,8 @@ struct FaultBudget {
     packets: u8,
 }
 
-/// Unit-free: of two thirds of a session, 100, clocks of rate 99 and 101 take 2, a send 4.
+/// Times without a unit. Two thirds of a session are 100. In that time, clocks of rate 99 and 101 drift apart by 2. A send
+/// takes up to 4.
 const ALL_SAFEGUARDS: LatchModel = LatchModel {
     gateways: 2,
     timing: LeaseTiming { lease_ns: 100, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
@@ -136,7 +137,7 @@ const ALL_SAFEGUARDS: LatchModel = LatchModel {
     horizon: WARM_UP_END + 2 * SESSION_TIMEOUT,
 };
 
-/// By then node 1 leads.
+/// End of the warm-up: node 1 leads.
 const WARM_UP_END: u64 = 95;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -146,7 +147,7 @@ struct State {
     store: LatchStore,
     network: Vec<InFlight>,
     left: FaultBudget,
-    /// Epochs of packets that have passed a fence and are under way.
+    /// Epochs of packets that have passed a fence check and have not arrived.
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
@@ -166,34 +167,34 @@ enum Violation {
 struct Node {
     core: SessionLatch,
     incarnation: u64,
-    /// Which session of this gateway its client has.
+    /// Number of the present session among all sessions of this gateway.
     session: u32,
-    /// The place in it, as the client knows it.
+    /// The place of that session, as far as the client knows.
     place: Option<u32>,
     fence: Option<(Epoch, MonoNs)>,
-    /// Until when a send of the opening that ended may be under way.
+    /// Latest end of sends of the last leadership.
     sends_end: MonoNs,
     is_draining: bool,
     is_silent: bool,
 }
 
-/// A message under way.
+/// A message in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct InFlight {
-    what: InFlightMessage,
-    /// It lies about, and time goes on.
+    content: InFlightMessage,
+    /// Time may advance although the message has not arrived.
     is_late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum InFlightMessage {
-    /// From a session.
+    /// A request from a session.
     Request {
         from: SessionId,
-        asked: PlacedRequest,
+        placed: PlacedRequest,
         is_awaited: bool,
     },
-    /// To a session.
+    /// An event to a session.
     Event {
         to: SessionId,
         event: SessionEvent,
@@ -204,7 +205,7 @@ enum InFlightMessage {
     },
 }
 
-/// A request, and the place of the session that it is about.
+/// A request, and the place of its session at that time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PlacedRequest {
     place: Option<u32>,
@@ -230,7 +231,7 @@ enum Action {
 
 impl LatchModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
-        // Nobody's clock agrees with another's.
+        // Each clock has its own offset.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
     }
 
@@ -277,11 +278,11 @@ impl LatchModel {
                 }
             }
             Output::Close { reason, .. } => {
-                let of_node = &mut state.nodes[node];
-                if let Some((_, deadline)) = of_node.fence.take() {
-                    of_node.sends_end = deadline.min(at).plus(self.timing.send_ns_max);
+                let closed = &mut state.nodes[node];
+                if let Some((_, deadline)) = closed.fence.take() {
+                    closed.sends_end = deadline.min(at).plus(self.timing.send_ns_max);
                 }
-                let has_place = state.store.place_of((node, of_node.session)).is_some();
+                let has_place = state.store.place_of((node, closed.session)).is_some();
                 if reason == CloseReason::Lost && has_place && self.requests_in_order {
                     state.violation.get_or_insert(Violation::LostOwnPlace);
                 }
@@ -299,7 +300,7 @@ impl LatchModel {
         (self.clock(node, state.now) < deadline).then_some(epoch)
     }
 
-    /// Until when a send that has passed the fence may be under way.
+    /// Latest end of a send that has passed the fence check.
     fn sends_end(&self, node: &Node) -> MonoNs {
         let open = node.fence.map_or(MonoNs(0), |(_, deadline)| deadline.plus(self.timing.send_ns_max));
         open.max(node.sends_end)
@@ -314,12 +315,12 @@ impl LatchModel {
         }
     }
 
-    /// The next moment at which anything can change but for touches.
+    /// The next time at which anything but a session ping happens.
     fn next_moment(&self, state: &State) -> Option<u64> {
         let of_nodes = state.nodes.iter().enumerate().flat_map(|(index, node)| {
             let fence = node.fence.map(|(_, deadline)| deadline);
-            let asks = node.core.next_deadline().filter(|_| self.next_touch(state, index).is_none());
-            let times = [asks, fence, Some(self.sends_end(node))];
+            let deadline = node.core.next_deadline().filter(|_| self.next_ping(state, index).is_none());
+            let times = [deadline, fence, Some(self.sends_end(node))];
             times.into_iter().flatten().map(move |at| self.true_time(index, at))
         });
         let sessions = state.store.sessions.iter().filter(|_| state.left.ends > 0);
@@ -331,21 +332,20 @@ impl LatchModel {
         state.nodes[node].core.next_deadline().is_some_and(|at| at <= self.clock(node, state.now))
     }
 
-    /// When it does nothing but touch next.
-    fn next_touch(&self, state: &State, node: usize) -> Option<u64> {
+    /// The time of the node's next timer, if that only sends a session ping.
+    fn next_ping(&self, state: &State, node: usize) -> Option<u64> {
         let core = &state.nodes[node].core;
-        let is_touch =
-            |output: &Output<SessionRequest>| matches!(output, Output::Request(SessionRequest::KeepAlive(_)));
+        let is_ping = |output: &Output<SessionRequest>| matches!(output, Output::Request(SessionRequest::KeepAlive(_)));
         let at = core.next_deadline().filter(|_| state.nodes[node].fence.is_none())?;
         let outputs = core.clone().step(at, Input::Time);
-        (!outputs.is_empty() && outputs.iter().all(is_touch)).then(|| self.true_time(node, at))
+        (!outputs.is_empty() && outputs.iter().all(is_ping)).then(|| self.true_time(node, at))
     }
 
-    /// Time advances until then, and gateways that are not silent ping their sessions.
+    /// Advances time to `moment`. Gateways that are not silent ping their sessions until then.
     fn advance_to(&self, state: &mut State, moment: u64) {
         let next = |state: &State| {
-            let speaking = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
-            speaking.filter_map(|node| Some((self.next_touch(state, node)?, node))).min()
+            let not_silent = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
+            not_silent.filter_map(|node| Some((self.next_ping(state, node)?, node))).min()
         };
         while let Some((at, node)) = next(state).filter(|(at, _)| *at <= moment) {
             state.now = at.max(state.now);
@@ -383,7 +383,7 @@ impl LatchModel {
         state
     }
 
-    /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
+    /// Runs without faults until node 1 leads and has renewed: messages arrive at once, timers fire in time.
     fn warm_up(&self, state: &mut State) {
         self.begin(state, 0);
         for now in 0..=WARM_UP_END {
@@ -396,13 +396,13 @@ impl LatchModel {
             }
             while !state.network.is_empty() {
                 let message = state.network.remove(0);
-                self.arrive(state, message.what);
+                self.arrive(state, message.content);
             }
         }
         assert!(self.may_send(state, 0).is_some(), "node 1 leads by now");
     }
 
-    /// No send is under way any more, and the election thread knows it.
+    /// No send of the node is outstanding any more, and the election thread is notified.
     fn drained(&self, state: &mut State, node: usize) {
         state.nodes[node].is_draining = false;
         if self.drains_sends {
@@ -444,8 +444,9 @@ impl Model for LatchModel {
             actions.extend(nodes().map(Action::Break));
         }
         if left.silences > 0 {
-            let speaks = |node: &usize| state.nodes[*node].fence.is_none() && !state.nodes[*node].is_silent;
-            actions.extend(nodes().filter(speaks).map(Action::Silence));
+            let is_queued_and_not_silent =
+                |node: &usize| state.nodes[*node].fence.is_none() && !state.nodes[*node].is_silent;
+            actions.extend(nodes().filter(is_queued_and_not_silent).map(Action::Silence));
         }
         if left.restarts > 0 {
             actions.extend(nodes().map(Action::Restart));
@@ -466,7 +467,7 @@ impl Model for LatchModel {
         if self.next_moment(state).is_some() {
             actions.push(Action::Advance(None));
             if left.late > 0 {
-                let in_time = in_flight().filter(|(_, message)| !message.is_late && !message.what.is_reliable());
+                let in_time = in_flight().filter(|(_, message)| !message.is_late && !message.content.is_reliable());
                 actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
             }
         }
@@ -480,9 +481,9 @@ impl Model for LatchModel {
                     state.left.late -= 1;
                     state.network[index].is_late = true;
                 }
-                let stays = |message: &InFlight| message.is_late || message.what.is_reliable();
+                let stays = |message: &InFlight| message.is_late || message.content.is_reliable();
                 let lost = state.network.iter().filter(|message| !stays(message));
-                let lost = lost.filter_map(|message| message.what.awaited_ticket()).collect();
+                let lost = lost.filter_map(|message| message.content.awaited_request()).collect();
                 state.network.retain(stays);
                 self.advance_to(&mut state, self.next_moment(last)?);
                 self.check(&mut state);
@@ -495,7 +496,7 @@ impl Model for LatchModel {
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
                 let message = state.network.remove(index);
-                self.arrive(&mut state, message.what);
+                self.arrive(&mut state, message.content);
             }
             Action::Break(node) => {
                 state.left.connection_breaks -= 1;
@@ -539,7 +540,7 @@ impl Model for LatchModel {
                 }
             }
         }
-        // Order in the network means nothing: what a session asked for has its tickets.
+        // The order of in-flight messages has no meaning, since requests have ids.
         state.network.sort_by_cached_key(fingerprint);
         (state != *last).then_some(state)
     }
@@ -556,9 +557,9 @@ impl Model for LatchModel {
 }
 
 const SOMEBODY_LEADS: &str = "a gateway leads";
-const LEADER_AFTER_SESSION_END: &str = "another leads after the end of a session";
-const LEADER_AFTER_DEATH_NOTICE: &str = "another leads after a notice of death";
-const LEADER_AFTER_HAND_OVER: &str = "another leads after a hand-over";
+const LEADER_AFTER_SESSION_END: &str = "another gateway leads after the end of a session";
+const LEADER_AFTER_DEATH_NOTICE: &str = "another gateway leads after a death notice";
+const LEADER_AFTER_HAND_OVER: &str = "another gateway leads after a hand-over";
 
 impl SafetyModel for LatchModel {
     type Violation = Violation;
@@ -578,7 +579,7 @@ fn assert_violates(what: &str, model: LatchModel, expected: &[Violation]) {
     search::assert_violates(what, model, CONTROL_STATES, expected);
 }
 
-/// Of a search in which nothing may go wrong.
+/// Number of generated states of a search that must find no violation.
 const STATES: usize = 400_000;
-/// What is to be found is found earlier, and then the search ends.
+/// Upper bound of generated states; a search ends earlier when it finds a violation.
 const CONTROL_STATES: usize = 1_500_000;

@@ -3,18 +3,19 @@
 //!
 //! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
 //! stays late (a pause). A request, an answer, a watch notification or a message between gateways arrives, late or
-//! never; so the fate of a swap is unknown, and it may take effect after the gateway gave it up. A gateway learns that
-//! the fate is unknown. A process restarts, its death announced or not. The store is down for a while, or is restored
+//! never. So the outcome of a swap may be unknown, and the swap may take effect after the gateway abandoned it. A gateway
+//! is notified that an outcome is unknown. A process restarts, its death announced or not. The store is down for a while, or is restored
 //! from a backup. A gateway hands over or closes. A packet that passed the fence arrives late. Clocks run at different
 //! rates, and several requests are in flight at once.
 //!
-//! Must never happen: one gateway may send while a send of another may be under way; an epoch goes back; a receiver
-//! takes content of an old epoch after a new one.
+//! Violations: one gateway may send while a send of another gateway may be outstanding; an epoch regresses; a receiver
+//! accepts content of an old epoch after a newer one.
 //!
 //! Time, the number of faults and the number of states bound the space. The search must find a violation with each
-//! safeguard switched off, except for one: that a candidate promises only with no swap of its own outstanding. Without
-//! that safeguard nothing was found in 1,500,000 states each over an outage with a swap of unknown fate, over restarts
-//! with a successor of two and of three, over a hand-over, and over a restored store, each with one late message.
+//! safeguard switched off, except for one: a candidate gives a promise only while none of its own swaps is outstanding.
+//! Without that safeguard no violation was found in 1,500,000 states each: over an outage with a swap of unknown outcome,
+//! over restarts with a successor among two and among three gateways, over a hand-over, and over a restored store, each
+//! with one late message.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +38,7 @@ use stateright::{Model, Property};
 
 use super::search::{self, SafetyModel};
 
-/// What is searched.
+/// Parameters of a search.
 #[derive(Clone, Debug)]
 struct LeaseModel {
     gateways: usize,
@@ -46,36 +47,36 @@ struct LeaseModel {
     version_check: bool,
     receivers_check_epochs: bool,
     observes_epochs: bool,
-    /// Per gateway: how fast its clock runs, in a hundredth of true time.
+    /// Rate of each gateway's clock, in hundredths of true time.
     rates: [u64; 3],
     budget: FaultBudget,
-    /// Who may restart.
+    /// Indices of the nodes that may restart.
     may_restart: &'static [usize],
-    /// Until then, in true time, the store does not answer.
+    /// End of a store outage, in true time.
     outage_until: u64,
-    /// What a backup of the store holds.
+    /// Content of the store's backup.
     backup: StoreBackup,
-    /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
+    /// Node 1 abandoned a *prepare* that is still in flight. Its next *prepare* was answered, and its fence is closed.
     stray_prepare: bool,
-    /// The successor that node 1 has named in its last renewal.
+    /// The successor that node 1 named in its last renewal.
     successor: Option<usize>,
-    /// Nodes that it has received a message from since.
+    /// A node from which node 1 has received a message since.
     reported_since: Option<usize>,
-    /// Nothing happens after it, in true time.
+    /// End of the search, in true time.
     horizon: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StoreBackup {
     Nothing,
-    /// What the store held when the search began.
+    /// The record at the begin of the search.
     Last,
 }
 
-/// How often each may happen.
+/// How often each fault may happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct FaultBudget {
-    /// Messages that lie about while time goes on; the others arrive before it does, or never.
+    /// Messages that may still be in flight when time advances. All other messages arrive before, or never.
     late: u8,
     unknown: u8,
     restarts: u8,
@@ -83,13 +84,13 @@ struct FaultBudget {
     hand_overs: u8,
     closes: u8,
     packets: u8,
-    /// Words of the others to node 1 how they are.
+    /// State messages from the other nodes to node 1.
     states: u8,
 }
 
 const LEASE: u64 = 100;
 
-/// Unit-free: a lease of 100, of which clocks of rate 99 and 101 take 2, a send 4.
+/// Times without a unit. The lease is 100. In that time, clocks of rate 99 and 101 drift apart by 2. A send takes up to 4.
 const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
     gateways: 2,
     timing: LeaseTiming { lease_ns: LEASE, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
@@ -117,7 +118,7 @@ const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
     horizon: WARM_UP_END + 2 * LEASE,
 };
 
-/// By then node 1 leads.
+/// End of the warm-up: node 1 leads.
 const WARM_UP_END: u64 = 250;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -126,11 +127,11 @@ struct State {
     nodes: Vec<Node>,
     stored: Option<Versioned>,
     backup: Option<Versioned>,
-    /// One more with each restored backup.
-    life: u8,
+    /// Number of restored backups.
+    restore_count: u8,
     network: Vec<InFlight>,
     left: FaultBudget,
-    /// Epochs of packets that have passed a fence and are under way.
+    /// Epochs of packets that have passed a fence check and have not arrived.
     packets: Vec<Epoch>,
     highest_received: Epoch,
     highest_opened: Epoch,
@@ -149,25 +150,25 @@ struct Node {
     core: Lease,
     incarnation: u64,
     fence: Option<(Epoch, MonoNs)>,
-    /// Until when a send of the opening that ended may be under way.
+    /// Latest end of sends of the last leadership.
     sends_end: MonoNs,
     is_draining: bool,
-    /// Which life of the store its connection leads to.
-    life: u8,
+    /// Restore count of the store when the present connection was made.
+    restore_count: u8,
 }
 
-/// A message under way.
+/// A message in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct InFlight {
-    what: InFlightMessage,
-    /// It lies about, and time goes on.
+    content: InFlightMessage,
+    /// Time may advance although the message has not arrived.
     is_late: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum InFlightMessage {
-    ToStore { from: usize, incarnation: u64, life: u8, request: RegisterRequest },
-    FromStore { to: usize, incarnation: u64, life: u8, event: RegisterEvent },
+    ToStore { from: usize, incarnation: u64, restore_count: u8, request: RegisterRequest },
+    FromStore { to: usize, incarnation: u64, restore_count: u8, event: RegisterEvent },
     Peer { to: usize, incarnation: u64, input: Input<RegisterEvent> },
 }
 
@@ -190,7 +191,7 @@ enum Action {
 
 impl LeaseModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
-        // Nobody's clock agrees with another's.
+        // Each clock has its own offset.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
     }
 
@@ -245,14 +246,14 @@ impl LeaseModel {
                 // Answers over the abandoned connection are lost; requests that reached the store may take effect.
                 state
                     .network
-                    .retain(|message| !matches!(message.what, InFlightMessage::FromStore { to, .. } if to == node));
-                state.nodes[node].life = state.life;
+                    .retain(|message| !matches!(message.content, InFlightMessage::FromStore { to, .. } if to == node));
+                state.nodes[node].restore_count = state.restore_count;
                 self.notify_watch(state, node);
             }
             Output::Request(request) => {
-                let Node { incarnation, life, .. } = state.nodes[node];
+                let Node { incarnation, restore_count, .. } = state.nodes[node];
                 if !self.is_down(state) {
-                    state.enqueue(InFlightMessage::ToStore { from: node, incarnation, life, request });
+                    state.enqueue(InFlightMessage::ToStore { from: node, incarnation, restore_count, request });
                 }
             }
             Output::Peer { to, message } => {
@@ -264,9 +265,16 @@ impl LeaseModel {
         }
     }
 
-    fn handle_at_store(&self, state: &mut State, from: usize, incarnation: u64, life: u8, request: RegisterRequest) {
-        // A request to a store that was restored since ends with its connection.
-        if life != state.life {
+    fn handle_at_store(
+        &self,
+        state: &mut State,
+        from: usize,
+        incarnation: u64,
+        restore_count: u8,
+        request: RegisterRequest,
+    ) {
+        // A restore ends all connections, so a request that was sent before is lost.
+        if restore_count != state.restore_count {
             return;
         }
         let (request_id, outcome) = match request {
@@ -286,10 +294,10 @@ impl LeaseModel {
             }
             RegisterRequest::Reconnect => return,
         };
-        // A process that has ended meanwhile gets nothing.
+        // A process that has ended receives no answer.
         if state.nodes[from].incarnation == incarnation {
             let event = RegisterEvent::Answer { request_id, outcome };
-            state.enqueue(InFlightMessage::FromStore { to: from, incarnation, life, event });
+            state.enqueue(InFlightMessage::FromStore { to: from, incarnation, restore_count, event });
         }
     }
 
@@ -299,22 +307,22 @@ impl LeaseModel {
 
     /// The watch may skip versions: a newer notification replaces pending ones.
     fn notify_watch(&self, state: &mut State, to: usize) {
-        let is_older = |message: &InFlight| matches!(&message.what, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
+        let is_older = |message: &InFlight| matches!(&message.content, InFlightMessage::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
         state.network.retain(|message| !is_older(message));
-        let Node { incarnation, life, .. } = state.nodes[to];
-        if life == state.life && !self.is_down(state) {
+        let Node { incarnation, restore_count, .. } = state.nodes[to];
+        if restore_count == state.restore_count && !self.is_down(state) {
             let event = RegisterEvent::Changed(state.stored.clone());
-            state.enqueue(InFlightMessage::FromStore { to, incarnation, life, event });
+            state.enqueue(InFlightMessage::FromStore { to, incarnation, restore_count, event });
         }
     }
 
     fn arrive(&self, state: &mut State, load: InFlightMessage) {
         match load {
-            InFlightMessage::ToStore { from, incarnation, life, request } => {
-                self.handle_at_store(state, from, incarnation, life, request);
+            InFlightMessage::ToStore { from, incarnation, restore_count, request } => {
+                self.handle_at_store(state, from, incarnation, restore_count, request);
             }
-            InFlightMessage::FromStore { to, incarnation, life, event } => {
-                if state.nodes[to].incarnation == incarnation && state.nodes[to].life == life {
+            InFlightMessage::FromStore { to, incarnation, restore_count, event } => {
+                if state.nodes[to].incarnation == incarnation && state.nodes[to].restore_count == restore_count {
                     self.step(state, to, Input::Backend(event));
                 }
             }
@@ -331,7 +339,7 @@ impl LeaseModel {
         (self.clock(node, state.now) < deadline).then_some(epoch)
     }
 
-    /// Until when a send that has passed the fence may be under way.
+    /// Latest end of a send that has passed the fence check.
     fn sends_end(&self, node: &Node) -> MonoNs {
         let open = node.fence.map_or(MonoNs(0), |(_, deadline)| deadline.plus(self.timing.send_ns_max));
         open.max(node.sends_end)
@@ -346,7 +354,7 @@ impl LeaseModel {
         }
     }
 
-    /// The next moment at which anything can change.
+    /// The next time at which anything can change.
     fn next_moment(&self, state: &State) -> Option<u64> {
         let moments = state.nodes.iter().enumerate().flat_map(|(index, node)| {
             let fence = node.fence.map(|(_, deadline)| deadline);
@@ -362,7 +370,7 @@ impl LeaseModel {
         state.nodes[node].core.next_deadline().is_some_and(|at| at <= self.clock(node, state.now))
     }
 
-    /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
+    /// Runs without faults until node 1 leads and has renewed: messages arrive at once, timers fire in time.
     fn warm_up(&self) -> State {
         let node = |node: usize| Node {
             core: self.start(node, 1, Epoch::default()),
@@ -370,14 +378,14 @@ impl LeaseModel {
             fence: None,
             sends_end: MonoNs(0),
             is_draining: false,
-            life: 0,
+            restore_count: 0,
         };
         let mut state = State {
             now: 0,
             nodes: (0..self.gateways).map(node).collect(),
             stored: None,
             backup: None,
-            life: 0,
+            restore_count: 0,
             network: Vec::new(),
             left: self.budget,
             packets: Vec::new(),
@@ -403,10 +411,10 @@ impl LeaseModel {
             }
             while !state.network.is_empty() {
                 let message = state.network.remove(0);
-                if matches!(message.what, InFlightMessage::Peer { .. }) {
+                if matches!(message.content, InFlightMessage::Peer { .. }) {
                     stray_messages.push(InFlight { is_late: true, ..message });
                 } else {
-                    undisturbed.arrive(&mut state, message.what);
+                    undisturbed.arrive(&mut state, message.content);
                     (0..self.gateways).for_each(|node| undisturbed.step(&mut state, node, Input::Time));
                 }
             }
@@ -420,7 +428,7 @@ impl LeaseModel {
             self.hand_over(&mut state);
             while !state.nodes[0].is_draining {
                 let message = state.network.remove(0);
-                self.arrive(&mut state, message.what);
+                self.arrive(&mut state, message.content);
                 self.step(&mut state, 0, Input::Time);
             }
             self.drained(&mut state, 0);
@@ -432,20 +440,20 @@ impl LeaseModel {
         state
     }
 
-    /// From node 1 to node 2, from which it has just received a message.
+    /// Node 1 hands over to node 2, whose state it has just received.
     fn hand_over(&self, state: &mut State) {
         self.report_peer_state(state, 1);
         self.step(state, 0, Input::HandOver(Some(id_of(1))));
     }
 
-    /// Node 1 learns that another gateway is eligible.
+    /// Node 1 is notified that another gateway is eligible.
     fn report_peer_state(&self, state: &mut State, node: usize) {
         let mut of_peer = state.nodes[node].core.peer_state(self.clock(node, state.now));
         of_peer.eligibility = Eligibility::Eligible;
         self.step(state, 0, Input::Peer { from: id_of(node), message: PeerMessage::State(of_peer) });
     }
 
-    /// No send is under way any more, and the election thread knows it.
+    /// No send of the node is outstanding any more, and the election thread is notified.
     fn drained(&self, state: &mut State, node: usize) {
         state.nodes[node].is_draining = false;
         state.nodes[node].sends_end = MonoNs(0);
@@ -462,8 +470,8 @@ impl LeaseModel {
                 state.enqueue(InFlightMessage::Peer { to, incarnation, input: Input::Died(notice) });
             }
         }
-        // Answers to it are lost; its requests may still take effect.
-        state.network.retain(|message| match message.what {
+        // Answers to the old process are lost; its requests may still take effect.
+        state.network.retain(|message| match message.content {
             InFlightMessage::ToStore { .. } => true,
             InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
         });
@@ -474,15 +482,15 @@ impl LeaseModel {
             fence: None,
             sends_end: MonoNs(0),
             is_draining: false,
-            life: state.life,
+            restore_count: state.restore_count,
         };
         self.step(state, node, Input::Eligibility(Eligibility::Eligible));
     }
 }
 
 impl State {
-    fn enqueue(&mut self, what: InFlightMessage) {
-        self.network.push(InFlight { what, is_late: false });
+    fn enqueue(&mut self, content: InFlightMessage) {
+        self.network.push(InFlight { content, is_late: false });
     }
 }
 
@@ -513,11 +521,18 @@ impl Model for LeaseModel {
         actions.extend((0..state.network.len()).map(Action::Arrive));
         actions.extend((0..self.gateways).filter(|node| self.is_due(state, *node)).map(Action::Time));
         actions.extend((0..self.gateways).filter(|node| state.nodes[*node].is_draining).map(Action::Drained));
-        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::InDoubt));
+        actions.extend(
+            (0..self.gateways)
+                .filter(|node| state.nodes[*node].restore_count < state.restore_count)
+                .map(Action::InDoubt),
+        );
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.unknown > 0 {
             let is_swap = |message: &InFlight| {
-                matches!(message.what, InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
+                matches!(
+                    message.content,
+                    InFlightMessage::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. }
+                )
             };
             actions
                 .extend(in_flight().filter(|(_, message)| is_swap(message)).map(|(index, _)| Action::Unknown(index)));
@@ -564,16 +579,16 @@ impl Model for LeaseModel {
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
                 let message = state.network.remove(index);
-                self.arrive(&mut state, message.what);
+                self.arrive(&mut state, message.content);
             }
             Action::Unknown(index) => {
                 state.left.unknown -= 1;
-                let InFlightMessage::ToStore { from, incarnation, request, .. } = &state.network[index].what else {
+                let InFlightMessage::ToStore { from, incarnation, request, .. } = &state.network[index].content else {
                     return None;
                 };
                 let RegisterRequest::CompareAndSwap { request_id, .. } = request else { return None };
                 let (from, incarnation, request_id) = (*from, *incarnation, *request_id);
-                // It is still under way, and may take effect.
+                // The request is still in flight and may take effect.
                 state.network[index].is_late = true;
                 if state.nodes[from].incarnation == incarnation {
                     let outcome = Outcome::Unknown(String::new());
@@ -586,11 +601,11 @@ impl Model for LeaseModel {
             }
             Action::Restore => {
                 state.left.restores -= 1;
-                state.life += 1;
+                state.restore_count += 1;
                 state.stored.clone_from(&state.backup);
             }
             Action::InDoubt(node) => {
-                state.nodes[node].life = state.life;
+                state.nodes[node].restore_count = state.restore_count;
                 self.step(&mut state, node, Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)));
                 self.notify_watch(&mut state, node);
             }
@@ -626,7 +641,7 @@ impl Model for LeaseModel {
                 }
             }
         }
-        // Order in the network means nothing.
+        // The order of in-flight messages has no meaning.
         state.network.sort_by_cached_key(fingerprint);
         (state != *last).then_some(state)
     }
@@ -634,7 +649,9 @@ impl Model for LeaseModel {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("safe", |_, state: &State| state.violation.is_none()),
-            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) != NodeId(1)),
+            Property::sometimes("another gateway leads", |_, state: &State| {
+                NodeId::of(state.highest_opened) != NodeId(1)
+            }),
         ]
     }
 }
@@ -668,8 +685,8 @@ fn assert_safeguard_needed(
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
 
-/// Without it there were too few states.
-const LEADERSHIP_MOVED: &[&str] = &["another leads"];
+/// The search must reach this; otherwise it generated too few states.
+const LEADERSHIP_MOVED: &[&str] = &["another gateway leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
@@ -694,11 +711,17 @@ fn at_most_one_leader_over_a_store_restore() {
         "restored store, late messages",
         LeaseModel { budget: FaultBudget { restores: 1, late: 1, ..NO_FAULTS }, ..ALL_SAFEGUARDS },
     );
-    // Time enough for a gateway that counts its waiting time from before the break.
+    // Long enough for a gateway that counts its wait from a time before the disconnect.
     let model =
         LeaseModel { budget: FaultBudget { restores: 1, ..NO_FAULTS }, horizon: WARM_UP_END + 80, ..ALL_SAFEGUARDS };
     let switch_off = |search: &mut LeaseModel| search.safeguards.forgets_on_disconnect = false;
-    assert_safeguard_needed("forgetting at a break", model, 450_000, switch_off, &[Violation::TwoLeaders]);
+    assert_safeguard_needed(
+        "resetting the state on a disconnect",
+        model,
+        450_000,
+        switch_off,
+        &[Violation::TwoLeaders],
+    );
 }
 
 #[test]
@@ -716,8 +739,8 @@ fn at_most_one_leader_over_an_emptied_store_and_restarts() {
     );
 }
 
-/// The hand-over message, and the *prepare* that was given up, may reach the successor at any moment, even when the leader before
-/// has the record again: its time counts from its stamp.
+/// The hand-over message and the abandoned *prepare* may reach the successor at any moment, even when the previous leader
+/// holds the record again. The successor's lease counts from the timestamp of the message.
 #[test]
 fn a_late_notified_successor_is_safe_by_its_timestamp() {
     let budget = FaultBudget { late: 1, ..NO_FAULTS };
@@ -726,7 +749,7 @@ fn a_late_notified_successor_is_safe_by_its_timestamp() {
     assert_safeguard_needed("the successor's stamp", model, 600_000, switch_off, &[Violation::TwoLeaders]);
 }
 
-/// The record that is released names the successor, which may have opened its fence.
+/// A released record names the successor, which may have opened its fence.
 #[test]
 fn at_most_one_leader_over_hand_overs_and_closes() {
     let budget = FaultBudget { hand_overs: 1, closes: 1, ..NO_FAULTS };
@@ -739,7 +762,7 @@ fn at_most_one_leader_over_hand_overs_and_closes() {
     assert_safeguard_needed("waiting for the successor", model, 250_000, switch_off, &[Violation::TwoLeaders]);
 }
 
-/// The leader goes on by promises.
+/// During the outage the leader extends its lease by promises of the candidates.
 #[test]
 fn at_most_one_leader_over_a_store_outage() {
     let restarts = FaultBudget { restarts: 1, ..NO_FAULTS };
@@ -837,8 +860,8 @@ const SUCCESSOR_OF_THREE: LeaseModel = LeaseModel {
     ..ALL_SAFEGUARDS
 };
 
-/// What a nonce of *prepare* is for: whoever is handed the lead counts its lease from the moment that the record names,
-/// however many other questions it has answered since. Its record names that moment instead of a nonce.
+/// The designated successor counts its lease from the timestamp that the record holds for it, however many other requests
+/// it has answered since. The timestamp has the role of a *prepare* nonce.
 #[test]
 fn a_successor_lease_counted_from_opening_is_detected() {
     let safeguards = LeaseSafeguards { lease_from_successor_stamp: false, ..LeaseSafeguards::ALL };
@@ -864,14 +887,14 @@ fn replacing_the_successor_at_once_is_detected() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     let budget = FaultBudget { restarts: 1, ..NO_FAULTS };
     assert_violates(
-        "the successor that stays",
+        "keeping the named successor",
         LeaseModel { safeguards, budget, reported_since: Some(1), ..SUCCESSOR_OF_THREE },
         &[Violation::TwoLeaders, Violation::EpochRegressed],
     );
 }
 
-/// Defaults of a search without a violation.
+/// Number of generated states of a search that must find no violation.
 const STATES: usize = 100_000;
-/// What is to be found is found earlier, and then the search ends.
+/// Upper bound of generated states; a search ends earlier when it finds a violation.
 const CONTROL_STATES: usize = 1_500_000;
 const NO_FAULTS: FaultBudget = ALL_SAFEGUARDS.budget;

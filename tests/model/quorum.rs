@@ -4,10 +4,10 @@
 //! Events, in any order: time advances to the next moment at which anything changes. A timer that is due fires, or
 //! stays late (a pause). A message arrives, late or never (loss, reordering, one-way partitions). A process restarts
 //! with what is on its disk. A gateway hands over. A packet that passed the fence arrives late. Clocks run at different
-//! rates, several requests are in flight at once, and an old answer may arrive once more.
+//! rates, several requests are in flight at once, and an old answer may arrive again.
 //!
-//! Must never happen: two gateways may send at one moment; an epoch goes back; a receiver takes content of an old epoch
-//! after a new one.
+//! Violations: two gateways may send at the same time; an epoch regresses; a receiver accepts content of an old epoch
+//! after a newer one.
 //!
 //! Time, the number of faults and the number of states bound the space. The search must find a violation with each
 //! safeguard switched off, except for polls, which are no safeguard: `tests/simulation/quorum.rs` counts what they
@@ -35,33 +35,33 @@ use stateright::{Model, Property};
 
 use super::search::{self, SafetyModel, assert_violates};
 
-/// What is searched.
+/// Parameters of a search.
 #[derive(Clone, Debug)]
 struct QuorumModel {
     timing: LeaseTiming,
     safeguards: QuorumSafeguards,
     votes_survive_restart: bool,
     receivers_check_epochs: bool,
-    /// Per node: how fast its clock runs, in a hundredth of true time.
+    /// Rate of each node's clock, in hundredths of true time.
     rates: [u64; 3],
     restarts: u8,
-    /// Who may restart.
+    /// Indices of the nodes that may restart.
     may_restart: &'static [usize],
-    /// From when on node 2 heard nothing of node 1 before the search.
-    node2_deaf_from: u64,
+    /// During the warm-up, messages from node 1 to node 2 are lost from this time on.
+    node2_isolated_from: u64,
     hand_overs: u8,
     packets: u8,
-    /// The witness's answers to node 1 from then on until the search begins may come a second time, at any moment.
+    /// The witness's answers to node 1 after this time of the warm-up may arrive a second time, at any moment.
     repeats_answers_from: u64,
-    /// How many messages may lie about while time goes on; the others arrive before it does, or never.
+    /// Messages that may still be in flight when time advances. All other messages arrive before, or never.
     late: u8,
-    /// Nothing happens after it, in true time.
+    /// End of the search, in true time.
     horizon: u64,
 }
 
 const LEASE: u64 = 100;
 
-/// Unit-free: a lease of 100, of which clocks of rate 99 and 101 take 2, a send 4.
+/// Times without a unit. The lease is 100. In that time, clocks of rate 99 and 101 drift apart by 2. A send takes up to 4.
 const ALL_SAFEGUARDS: QuorumModel = QuorumModel {
     timing: LeaseTiming { lease_ns: LEASE, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
     safeguards: QuorumSafeguards::ALL,
@@ -70,7 +70,7 @@ const ALL_SAFEGUARDS: QuorumModel = QuorumModel {
     rates: [99, 101, 101],
     restarts: 0,
     may_restart: &[0, 1, 2],
-    node2_deaf_from: WARM_UP_END,
+    node2_isolated_from: WARM_UP_END,
     hand_overs: 0,
     packets: 0,
     repeats_answers_from: WARM_UP_END + 1,
@@ -78,7 +78,7 @@ const ALL_SAFEGUARDS: QuorumModel = QuorumModel {
     horizon: WARM_UP_END + 2 * LEASE,
 };
 
-/// By then node 1 leads.
+/// End of the warm-up: node 1 leads.
 const WARM_UP_END: u64 = 200;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,11 +86,11 @@ struct State {
     now: u64,
     nodes: [Node; 3],
     network: Vec<Message>,
-    /// Copies of what has arrived already.
+    /// Copies of messages that have arrived already.
     repeated: Vec<Message>,
     restarts: u8,
     hand_overs: u8,
-    /// Epochs of packets that have passed a fence and are under way.
+    /// Epochs of packets that have passed a fence check and have not arrived.
     packets: Vec<Epoch>,
     packets_sent: u8,
     late: u8,
@@ -136,7 +136,7 @@ enum Action {
 
 impl QuorumModel {
     fn clock(&self, node: usize, now: u64) -> MonoNs {
-        // Nobody's clock agrees with another's.
+        // Each clock has its own offset.
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
     }
 
@@ -166,7 +166,7 @@ impl QuorumModel {
     fn step(&self, state: &mut State, node: usize, input: Input<QuorumEvent>) {
         let at = self.clock(node, state.now);
         let Process::Gateway(candidate) = &mut state.nodes[node].process else { return };
-        // While it is bound to another it only asks whether voters are there: as if lost.
+        // While its own voter has promised another node, the candidate only polls. Polls are treated as lost.
         let is_idle = candidate.voter().active_promise(at).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
         let outputs = candidate.step(at, input);
         let mut released = None;
@@ -201,7 +201,7 @@ impl QuorumModel {
                     }
                 }
                 Output::Request(QuorumRequest::Store { write_id: ticket, durable }) => {
-                    // At once: to be killed before the answer is to lose the answer.
+                    // Stored at once: a kill before the write ends has the same effect as a lost answer.
                     state.nodes[node].disk = durable;
                     self.step(state, node, Input::Backend(QuorumEvent::Stored(ticket)));
                 }
@@ -241,7 +241,7 @@ impl QuorumModel {
         (self.clock(node, state.now) < deadline).then_some(epoch)
     }
 
-    /// Two at one moment, where a send that has passed the fence takes as long as it may.
+    /// Records a violation if the sends of two gateways may overlap, each with the longest send.
     fn check(&self, state: &mut State) {
         let sends = |node: usize| {
             let until = state.nodes[node].fence.map(|(_, deadline)| deadline.plus(self.timing.send_ns_max));
@@ -252,7 +252,7 @@ impl QuorumModel {
         }
     }
 
-    /// The next moment at which anything can change.
+    /// The next time at which anything can change.
     fn next_moment(&self, state: &State) -> Option<u64> {
         let mut moments = Vec::new();
         for (index, node) in state.nodes.iter().enumerate() {
@@ -287,7 +287,7 @@ impl QuorumModel {
         !is_follower && candidate.next_deadline().is_some_and(|at| at <= now)
     }
 
-    /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
+    /// Runs without faults until node 1 leads and has renewed: messages arrive at once, timers fire in time.
     fn warm_up(&self) -> State {
         let nodes = [0, 1, 2].map(|node| {
             let (process, _) = self.start(node, 1, DurableVote::default(), 0);
@@ -314,7 +314,7 @@ impl QuorumModel {
             self.step(&mut state, 1, Input::Time);
             while !state.network.is_empty() {
                 let message = state.network.remove(0);
-                let is_lost = now >= self.node2_deaf_from && (message.from, message.to) == (NodeId(1), NodeId(2));
+                let is_lost = now >= self.node2_isolated_from && (message.from, message.to) == (NodeId(1), NodeId(2));
                 if now >= self.repeats_answers_from && (message.from, message.to) == (NodeId(3), NodeId(1)) {
                     state.repeated.push(message.clone());
                 }
@@ -423,7 +423,7 @@ impl Model for QuorumModel {
                 }
             }
         }
-        // Order in the network means nothing.
+        // The order of in-flight messages has no meaning.
         state.network.sort_by_cached_key(|message| format!("{message:?}"));
         (state != *last).then_some(state)
     }
@@ -431,7 +431,9 @@ impl Model for QuorumModel {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("safe", |_, state: &State| state.violation.is_none()),
-            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.highest_opened) == NodeId(2)),
+            Property::sometimes("another gateway leads", |_, state: &State| {
+                NodeId::of(state.highest_opened) == NodeId(2)
+            }),
         ]
     }
 }
@@ -460,8 +462,8 @@ fn assert_safeguard_needed(
     search::assert_safeguard_needed(safeguard, model, (states, LEADERSHIP_MOVED), switch_off, expected);
 }
 
-/// Without it there were too few states.
-const LEADERSHIP_MOVED: &[&str] = &["another leads"];
+/// The search must reach this; otherwise it generated too few states.
+const LEADERSHIP_MOVED: &[&str] = &["another gateway leads"];
 
 #[test]
 fn at_most_one_leader_with_late_messages() {
@@ -484,7 +486,13 @@ fn at_most_one_leader_over_restarts() {
         search.safeguards.startup_wait = false;
         search.votes_survive_restart = false;
     };
-    assert_safeguard_needed("sitting out and votes on disk", model, 350_000, switch_off, &[Violation::EpochRegressed]);
+    assert_safeguard_needed(
+        "the initial wait and votes on disk",
+        model,
+        350_000,
+        switch_off,
+        &[Violation::EpochRegressed],
+    );
 }
 
 #[test]
@@ -492,12 +500,12 @@ fn at_most_one_leader_over_a_hand_over() {
     assert_safe("hand-over, restart", QuorumModel { hand_overs: 1, restarts: 1, ..ALL_SAFEGUARDS }, STATES);
     let model = QuorumModel { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
     let switch_off = |search: &mut QuorumModel| search.safeguards.startup_wait = false;
-    assert_safeguard_needed("sitting out, with a hand-over", model, 200_000, switch_off, &[Violation::TwoLeaders]);
+    assert_safeguard_needed("the initial wait, with a hand-over", model, 200_000, switch_off, &[Violation::TwoLeaders]);
 }
 
-/// Node 2 has not received the last renewals; the witness has.
+/// The witness has received the last renewals, node 2 has not.
 const WITNESS_RESTARTS: QuorumModel =
-    QuorumModel { may_restart: &[2], node2_deaf_from: WARM_UP_END - 80, ..ALL_SAFEGUARDS };
+    QuorumModel { may_restart: &[2], node2_isolated_from: WARM_UP_END - 80, ..ALL_SAFEGUARDS };
 
 #[test]
 fn at_most_one_leader_with_repeated_answers() {
@@ -510,11 +518,11 @@ fn at_most_one_leader_with_repeated_answers() {
         switch_off,
         &[Violation::TwoLeaders],
     );
-    // Also to a later process of the requester.
+    // The answer may also reach a later process of the requester.
     assert_safe("old answers, restart", QuorumModel { restarts: 1, may_restart: &[0], ..REPEATED_ANSWER }, STATES);
 }
 
-/// One of the witness's last answers comes again.
+/// One of the witness's last answers arrives a second time.
 const REPEATED_ANSWER: QuorumModel = QuorumModel { repeats_answers_from: WARM_UP_END - 30, ..ALL_SAFEGUARDS };
 
 #[test]
@@ -530,5 +538,5 @@ fn receivers_without_epoch_check_are_detected() {
     assert_safeguard_needed("receivers' epoch rule", model, STATES, switch_off, &[Violation::StalePacketAccepted]);
 }
 
-/// Defaults of a search.
+/// Number of generated states of a search.
 const STATES: usize = 100_000;

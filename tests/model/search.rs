@@ -15,20 +15,20 @@ pub(super) trait SafetyModel:
     fn violation(state: &Self::State) -> Option<Self::Violation>;
 }
 
-/// What the search asks of a state.
+/// The traits that a state needs for the search.
 pub(super) trait SearchState: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static {}
 impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> SearchState for S {}
 
-/// What a search found.
+/// Result of a search.
 struct SearchResult<W> {
-    /// The violation, and after how many steps it was found.
+    /// The violation, and the number of steps to it.
     violation: Option<(W, usize)>,
-    /// That were generated.
+    /// Number of generated states.
     states: usize,
     reached: Vec<&'static str>,
 }
 
-/// Until so many states have been generated.
+/// Searches until `states` states have been generated, or a violation is found.
 fn search<M: SafetyModel>(model: M, states: usize) -> SearchResult<M::Violation> {
     let stop_condition = HasDiscoveries::AnyFailures;
     let checker = model
@@ -65,8 +65,8 @@ pub(super) fn assert_violates<M: SafetyModel>(what: &str, model: M, states: usiz
     assert!(expected.contains(&violation), "{violation:?} after {steps} steps, {} states", found.states);
 }
 
-/// Over one search: asserts that there is no violation, although all of `reached` happens, and with a safeguard
-/// switched off something does within as many states. So the search is deep enough to be about that safeguard.
+/// Asserts two searches with equal numbers of states. With all safeguards there is no violation, although all of `reached`
+/// happens. With the safeguard switched off there is a violation. So the search is deep enough to check that safeguard.
 #[track_caller]
 pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     safeguard: &str,

@@ -1,19 +1,20 @@
-//! The lease over a register under a simulated network, store and clock: gateways, their hot threads, the product's own
-//! fence, and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
+//! The lease over a register under a simulated network, store and clock. Gateways have a hot thread and the product's own
+//! fence; the subscriber runs the product's own receiver. `SEED=n` repeats one seed, `SEEDS=n` sets how many seeds run.
 //!
 //! Simulated: clocks of different rates, and slewed clocks; requests, answers and packets that are late, lost or
 //! reordered; a store that is down, or restored from a backup; gateways that are killed (with or without a death
-//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs
-//! in between.
+//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs.
 //!
-//! Checked: no two gateways may send at one time, the longest send included; each opening has a higher epoch than any
-//! before; receivers deliver nothing of an old epoch; and, separately, a gateway leads once the faults are over.
+//! Checked: no two gateways may send at the same time, with the longest send included; each opening has a higher epoch
+//! than any before; receivers deliver nothing of an old epoch; and, separately, a gateway leads once the faults have
+//! ended.
 
+pub(crate) mod cluster;
 pub(crate) mod faults;
 mod receiver;
 mod store;
-pub(crate) mod world;
 
+use cluster::{LeaseCluster, LeaseSetup, MS, Opening, SwapTimes, Violation, WAKE_NS_MAX};
 use faults::{Fault, FaultConfig};
 use mdgw_captures::random::Random;
 use mdgw_election::{
@@ -21,7 +22,6 @@ use mdgw_election::{
     timing::{LeaseTiming, drift_ns},
 };
 use mdgw_tests::captures::print_to_stderr;
-use world::{LeaseSetup, MS, Opening, SwapTimes, Violation, WAKE_NS_MAX, World};
 
 use crate::seeds::for_seeds;
 
@@ -42,21 +42,21 @@ const SLEWS: LeaseSetup = LeaseSetup { faults: FaultConfig::SLEWS, ..PAIR };
 const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, ..PAIR };
 
 /// A period of faults, then none. Safety holds in both; at the end a gateway leads.
-fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<World, String> {
-    let mut world = World::new(seed, setup);
-    world.run_for(600 * MS);
-    world.stop_faults();
-    world.run_for(200 * MS);
-    match &world.violation {
+fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<LeaseCluster, String> {
+    let mut cluster = LeaseCluster::new(seed, setup);
+    cluster.run_for(600 * MS);
+    cluster.stop_faults();
+    cluster.run_for(200 * MS);
+    match &cluster.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
-        None if world.leading().is_none() => Err("not live: no gateway leads after 200 ms without faults".to_owned()),
-        None => Ok(world),
+        None if cluster.leading().is_none() => Err("not live: no gateway leads after 200 ms without faults".to_owned()),
+        None => Ok(cluster),
     }
 }
 
 #[test]
 fn at_most_one_leader_during_faults_and_one_after() {
-    let worlds = for_seeds("storms", 20_000, |seed| {
+    let runs = for_seeds("with faults", 20_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).expect("0 or 1");
         let faults = [
             FaultConfig::STORM,
@@ -66,83 +66,86 @@ fn at_most_one_leader_during_faults_and_one_after() {
             FaultConfig::SLEWS,
         ];
         let faults = faults[usize::try_from(seed / 2 % 5).expect("one of five")];
-        let world = run_faults_then_recover(seed, LeaseSetup { gateways, faults, ..PAIR })?;
-        Ok((world.opened.len() as u64, world.stale_packets()))
+        let cluster = run_faults_then_recover(seed, LeaseSetup { gateways, faults, ..PAIR })?;
+        Ok((cluster.opened.len() as u64, cluster.stale_packets()))
     });
-    let (openings, stale_packets) = worlds.into_iter().fold((0, 0), |sum, world| (sum.0 + world.0, sum.1 + world.1));
+    let (openings, stale_packets) =
+        runs.into_iter().fold((0, 0), |sum, cluster| (sum.0 + cluster.0, sum.1 + cluster.1));
     print_to_stderr(&format!(
-        "storms: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was taken"
+        "with faults: {openings} openings, {stale_packets} packets of an old epoch arrived late, none was accepted"
     ));
-    assert!(stale_packets > 0, "no packet was late: nothing was shown");
+    assert!(stale_packets > 0, "no packet was late, so the case is not covered");
 }
 
 #[test]
 fn leadership_is_stable_without_faults() {
-    for_seeds("calm days", 50, |seed| {
-        let mut world = World::new(seed, PAIR);
-        world.run_for(1_000 * MS);
-        if world.opened.len() == 1 { Ok(()) } else { Err(format!("{:?} {:?}", world.opened, world.violation)) }
+    for_seeds("without faults", 50, |seed| {
+        let mut cluster = LeaseCluster::new(seed, PAIR);
+        cluster.run_for(1_000 * MS);
+        if cluster.opened.len() == 1 { Ok(()) } else { Err(format!("{:?} {:?}", cluster.opened, cluster.violation)) }
     });
 }
 
-/// SIGSTOP and SIGCONT, with a packet that had passed the fence and was not sent.
+/// Pauses leaders (SIGSTOP, SIGCONT) after a packet has passed the fence check and before it is sent.
 #[test]
 fn receivers_accept_nothing_from_a_resumed_leader() {
     const PAUSES: u64 = 10;
-    let stale_packets = for_seeds("stopped leaders", 1_000, |seed| {
+    let stale_packets = for_seeds("paused leaders", 1_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).expect("0 or 1");
         let setup = LeaseSetup { gateways, timing: LeaseTiming::DEFAULT, ..PAIR };
-        let mut world = World::new(seed, setup);
+        let mut cluster = LeaseCluster::new(seed, setup);
         let mut random = Random::new(seed);
-        world.run_for(500 * MS);
+        cluster.run_for(500 * MS);
         for _ in 0..PAUSES {
-            world.run_for(random.below(setup.timing.renew_ns));
-            let leader = world.leading().ok_or("no gateway leads")?;
+            cluster.run_for(random.below(setup.timing.renew_ns));
+            let leader = cluster.leading().ok_or("no gateway leads")?;
             let lasts_ns = 200 * MS + random.below(2_800 * MS);
-            world.fault(Fault::Pause, leader, lasts_ns);
-            world.run_for(lasts_ns + 300 * MS);
-            if let Some(violation) = &world.violation {
+            cluster.fault(Fault::Pause, leader, lasts_ns);
+            cluster.run_for(lasts_ns + 300 * MS);
+            if let Some(violation) = &cluster.violation {
                 return Err(format!("not safe: {violation:?}"));
             }
-            if world.opened.last().is_none_or(|opening| opening.gateway == leader) {
+            if cluster.opened.last().is_none_or(|opening| opening.gateway == leader) {
                 return Err("no other gateway led meanwhile".to_owned());
             }
         }
-        Ok(world.stale_packets())
+        Ok(cluster.stale_packets())
     });
-    let (stops, stale_packets) = (PAUSES * stale_packets.len() as u64, stale_packets.into_iter().sum::<u64>());
+    let (pauses, stale_packets) = (PAUSES * stale_packets.len() as u64, stale_packets.into_iter().sum::<u64>());
     print_to_stderr(&format!(
-        "stopped leaders: {stops} stops of 0.2 to 3 s; {stale_packets} records of the old epoch arrived, 0 accepted"
+        "paused leaders: {pauses} pauses of 0.2 to 3 s; {stale_packets} records of the old epoch arrived, 0 accepted"
     ));
-    assert!(stale_packets >= stops, "each stop is one in the hole");
+    assert!(stale_packets >= pauses, "each pause delays one packet past the fence check");
 }
 
-/// The protocol's own part of a failover: killed without notice until the other opens. Delays are bounded here, so the
-/// longest is known beforehand.
+/// The election's share of a failover: from a kill without a death notice until the next leader opens its fence. Message
+/// delays are bounded here, so the longest blackout can be calculated.
 #[test]
 fn blackout_stays_within_the_calculated_bound() {
     const DELAY_NS_MAX: u64 = 500_000;
     let profiles = LeaseTiming::PROFILES.into_iter().chain([("20/4", PAIR.timing)]);
     for (name, timing) in profiles {
         let wait_ns = timing.wait_ns();
-        // By a clock that is as slow as allowed: W / (1 - rho).
+        // The wait W on the slowest clock that the configured rate error rho allows: W / (1 - rho).
         let drift = drift_ns(wait_ns, timing.rate_error_ppm);
         let expire_ns_max = wait_ns + drift + drift_ns(drift, timing.rate_error_ppm) + WAKE_NS_MAX;
-        // The last renewal on its way to the store, and its notice on the way back; the swap and its answer.
+        // Detect: the last renewal travels to the store, its notification back. Open: the swap travels there, its answer back.
         let (detect_ns_max, open_ns_max) = (2 * DELAY_NS_MAX, 2 * DELAY_NS_MAX);
         let faults = FaultConfig { delay_ns_max: DELAY_NS_MAX, ..FaultConfig::NONE };
-        let blackouts = for_seeds(&format!("silence, {name}"), 500, |seed| {
-            let mut world = World::new(seed, LeaseSetup { timing, faults, ..PAIR });
+        let blackouts = for_seeds(&format!("kill without notice, {name}"), 500, |seed| {
+            let mut cluster = LeaseCluster::new(seed, LeaseSetup { timing, faults, ..PAIR });
             let mut random = Random::new(seed);
-            world.run_for(4 * timing.lease_ns + random.below(timing.renew_ns));
-            let leader = world.leading().ok_or("no gateway leads")?;
-            let (killed_ns, before) = (world.now_ns(), world.opened.len());
-            world.kill(leader, false);
-            let has_new_leader = world.run_until(killed_ns + 4 * timing.lease_ns, |world| world.opened.len() > before);
+            cluster.run_for(4 * timing.lease_ns + random.below(timing.renew_ns));
+            let leader = cluster.leading().ok_or("no gateway leads")?;
+            let (killed_ns, before) = (cluster.now_ns(), cluster.opened.len());
+            cluster.kill(leader, false);
+            let has_new_leader =
+                cluster.run_until(killed_ns + 4 * timing.lease_ns, |cluster| cluster.opened.len() > before);
             if !has_new_leader {
-                return Err(format!("no gateway leads after four leases; {:?}", world.violation));
+                return Err(format!("no gateway leads after four leases; {:?}", cluster.violation));
             }
-            let Opening { at_ns: opened_ns, swap: SwapTimes { record_learned_ns, sent_ns }, .. } = world.opened[before];
+            let Opening { at_ns: opened_ns, swap: SwapTimes { record_learned_ns, sent_ns }, .. } =
+                cluster.opened[before];
             let parts = [
                 ("detect", record_learned_ns.saturating_sub(killed_ns), detect_ns_max),
                 ("expire", sent_ns - record_learned_ns, expire_ns_max),
@@ -157,7 +160,7 @@ fn blackout_stays_within_the_calculated_bound() {
         let bound_ns = detect_ns_max + expire_ns_max + open_ns_max;
         let ms = |ns: u64| ns as f64 / 1e6;
         print_to_stderr(&format!(
-            "silence, {name}: at worst {:.3} ms; bound: detect {:.3} + expire {:.3} + open {:.3} = {:.3} ms",
+            "kill without notice, {name}: at worst {:.3} ms; bound: detect {:.3} + expire {:.3} + open {:.3} = {:.3} ms",
             ms(worst_ns),
             ms(detect_ns_max),
             ms(expire_ns_max),
@@ -165,26 +168,29 @@ fn blackout_stays_within_the_calculated_bound() {
             ms(bound_ns)
         ));
         assert!(worst_ns <= bound_ns);
-        assert!(worst_ns > timing.lease_ns - timing.renew_ns, "it waited for no lease: {worst_ns} ns");
+        assert!(
+            worst_ns > timing.lease_ns - timing.renew_ns,
+            "the successor did not wait for the lease: {worst_ns} ns"
+        );
     }
 }
 
-// ---- each safeguard switched off is found ----
+// ---- a violation is found with each safeguard switched off ----
 
 #[track_caller]
 fn assert_violation_found(what: &str, setup: LeaseSetup, is_expected: fn(&Violation) -> bool) {
     let found = (0..CONTROL_SEEDS).find_map(|seed| {
-        let mut world = World::new(seed, setup);
-        world.run_for(600 * MS);
-        world.violation.map(|violation| (seed, violation))
+        let mut cluster = LeaseCluster::new(seed, setup);
+        cluster.run_for(600 * MS);
+        cluster.violation.map(|violation| (seed, violation))
     });
-    let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
+    let (seed, violation) = found.unwrap_or_else(|| panic!("no violation in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     assert!(is_expected(&violation), "{violation:?}");
-    // The same faults do no harm with all safeguards on.
-    let mut world = World::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });
-    world.run_for(600 * MS);
-    assert_eq!(world.violation, None, "seed {seed}");
+    // With all safeguards on, the same seed has no violation.
+    let mut cluster = LeaseCluster::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });
+    cluster.run_for(600 * MS);
+    assert_eq!(cluster.violation, None, "seed {seed}");
 }
 
 const CONTROL_SEEDS: u64 = 3_000;
@@ -200,7 +206,7 @@ fn two_leaders_or_epoch_regressed(violation: &Violation) -> bool {
 #[test]
 fn without_margin_there_are_two_leaders() {
     let timing = LeaseTiming { margin_ns: 0, ..PAIR.timing };
-    assert!(timing.check().is_err(), "no configuration may say so");
+    assert!(timing.check().is_err(), "no configuration may have this margin");
     assert_violation_found("margin", LeaseSetup { timing, ..STORM }, two_leaders);
 }
 
@@ -210,13 +216,13 @@ fn half_the_minimum_margin_allows_two_leaders() {
     assert_eq!(least.check(), Ok(()));
     let timing = LeaseTiming { margin_ns: least.margin_ns / 2, ..least };
     assert!(timing.check().is_err());
-    assert_violation_found("half of the margin", LeaseSetup { timing, ..STORM }, two_leaders);
+    assert_violation_found("half of the minimum margin", LeaseSetup { timing, ..STORM }, two_leaders);
 }
 
 #[test]
 fn a_store_without_version_check_allows_two_leaders() {
     assert_violation_found(
-        "the check of the version",
+        "the version check",
         LeaseSetup { version_check: false, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -241,7 +247,7 @@ fn receivers_that_ignore_epochs_accept_stale_records() {
 #[test]
 fn a_start_without_initial_wait_allows_two_leaders() {
     let safeguards = LeaseSafeguards { startup_wait: false, ..LeaseSafeguards::ALL };
-    assert_violation_found("sitting out", LeaseSetup { safeguards, ..STORM }, two_leaders_or_epoch_regressed);
+    assert_violation_found("the initial wait", LeaseSetup { safeguards, ..STORM }, two_leaders_or_epoch_regressed);
 }
 
 #[test]
@@ -257,7 +263,11 @@ fn counting_unknown_swaps_allows_two_leaders() {
 #[test]
 fn a_skipped_candidate_promise_allows_two_leaders() {
     let safeguards = LeaseSafeguards { asks_every_candidate: false, ..LeaseSafeguards::ALL };
-    assert_violation_found("one candidate's promise", LeaseSetup { safeguards, gateways: 3, ..STORM }, two_leaders);
+    assert_violation_found(
+        "the promise of each candidate",
+        LeaseSetup { safeguards, gateways: 3, ..STORM },
+        two_leaders,
+    );
 }
 
 #[test]
@@ -284,7 +294,7 @@ fn not_waiting_for_the_successor_allows_two_leaders() {
 fn replacing_the_successor_at_once_allows_two_leaders() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "the successor that stays",
+        "keeping the named successor",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
         two_leaders_or_epoch_regressed,
     );
@@ -292,14 +302,14 @@ fn replacing_the_successor_at_once_allows_two_leaders() {
 
 #[test]
 fn ignoring_clock_slew_allows_two_leaders() {
-    assert_violation_found("the clock's rate", LeaseSetup { clock_rates_read: false, ..SLEWS }, two_leaders);
+    assert_violation_found("reading the clock rate", LeaseSetup { clock_rates_read: false, ..SLEWS }, two_leaders);
 }
 
 #[test]
 fn a_store_restored_while_disconnected_needs_state_reset() {
     let safeguards = LeaseSafeguards { forgets_on_disconnect: false, ..LeaseSafeguards::ALL };
     assert_violation_found(
-        "forgetting at a break",
+        "resetting the state on a disconnect",
         LeaseSetup { safeguards, ..RESTORES },
         two_leaders_or_epoch_regressed,
     );

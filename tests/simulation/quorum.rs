@@ -1,9 +1,11 @@
-//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` sets how many.
+//! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` sets how
+//! many seeds run.
 
-mod world;
+mod cluster;
 
 use std::{cell::Cell, env};
 
+use cluster::{Faults, QuorumCluster, QuorumSetup, Violation};
 use mdgw_election::{
     auto_move::AutoMoveConfig,
     core::{CloseReason, GroupPlacement, Input, Pin},
@@ -14,7 +16,6 @@ use mdgw_election::{
     record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion, PeerTimestamp},
     timing::LeaseTiming,
 };
-use world::{Faults, QuorumCluster, QuorumSetup, Violation};
 
 const MS: u64 = 1_000_000;
 
@@ -30,7 +31,7 @@ const PAIR: QuorumSetup = QuorumSetup {
     faults: Faults::NONE,
 };
 
-/// Leaders move on by themselves, and sooner than any real one.
+/// Leaders hand over automatically, after a shorter tenure than in any real configuration.
 const AUTO_MOVES: QuorumSetup = QuorumSetup {
     moves: Some(AutoMoveConfig {
         worse_for_ns: 10 * MS,
@@ -41,7 +42,7 @@ const AUTO_MOVES: QuorumSetup = QuorumSetup {
     ..PAIR
 };
 
-/// Everything at once.
+/// All kinds of faults, often.
 const HEAVY_FAULTS: Faults = Faults {
     loss_share: 0.1,
     duplicate_share: 0.05,
@@ -74,23 +75,23 @@ fn run_seeds(count: u64, check: impl Fn(u64) -> Result<(), String>) {
 
 /// A period of faults, then none. Safety holds in both; at the end a gateway leads.
 fn run_faults_then_recover(seed: u64, setup: QuorumSetup) -> Result<QuorumCluster, String> {
-    let mut world = QuorumCluster::new(seed, setup);
-    world.run_for(600 * MS);
-    world.stop_faults();
-    world.run_for(400 * MS);
-    match &world.violation {
+    let mut cluster = QuorumCluster::new(seed, setup);
+    cluster.run_for(600 * MS);
+    cluster.stop_faults();
+    cluster.run_for(400 * MS);
+    match &cluster.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
-        None if world.leading().is_none() => Err("not live: no gateway leads after 400 ms without faults".to_owned()),
-        None => Ok(world),
+        None if cluster.leading().is_none() => Err("not live: no gateway leads after 400 ms without faults".to_owned()),
+        None => Ok(cluster),
     }
 }
 
-/// The first seed of some at which something happens that must not.
+/// The first of these seeds with a violation.
 fn first_violation(setup: QuorumSetup, seeds: u64) -> Option<(u64, Violation)> {
     (0..seeds).find_map(|seed| {
-        let mut world = QuorumCluster::new(seed, setup);
-        world.run_for(600 * MS);
-        world.violation.map(|violation| (seed, violation))
+        let mut cluster = QuorumCluster::new(seed, setup);
+        cluster.run_for(600 * MS);
+        cluster.violation.map(|violation| (seed, violation))
     })
 }
 
@@ -115,14 +116,15 @@ fn at_most_one_leader_during_automatic_moves() {
 #[test]
 fn a_dead_leader_is_replaced_within_lease_poll_and_vote() {
     run_seeds(200, |seed| {
-        let mut world = QuorumCluster::new(seed, PAIR);
-        world.run_for(200 * MS);
-        let leader = world.leading().ok_or("no gateway leads")?;
-        let (killed_ns, before) = (world.now_ns(), world.opened.len());
-        world.kill(leader);
-        world.run_until(|world| world.opened.len() > before || world.now_ns() > killed_ns + 200 * MS);
-        // L (1 + rho) after the last renewal, poll, vote with a store, wake-ups; delays are some 0.1 ms here.
-        let took_ns = world.now_ns() - killed_ns;
+        let mut cluster = QuorumCluster::new(seed, PAIR);
+        cluster.run_for(200 * MS);
+        let leader = cluster.leading().ok_or("no gateway leads")?;
+        let (killed_ns, before) = (cluster.now_ns(), cluster.opened.len());
+        cluster.kill(leader);
+        cluster.run_until(|cluster| cluster.opened.len() > before || cluster.now_ns() > killed_ns + 200 * MS);
+        // Lease L on a slow clock, L (1 + rho), after the last renewal; then poll, vote with a disk write, and wake-ups. Message
+        // delays are about 0.1 ms here.
+        let took_ns = cluster.now_ns() - killed_ns;
         if took_ns > 20 * MS + 10 * MS { Err(format!("took {took_ns} ns")) } else { Ok(()) }
     });
 }
@@ -130,27 +132,27 @@ fn a_dead_leader_is_replaced_within_lease_poll_and_vote() {
 #[test]
 fn death_notice_release_and_hand_over_skip_the_lease_wait() {
     run_seeds(200, |seed| {
-        type Act = fn(&mut QuorumCluster, NodeId);
-        let acts: [(&str, Act); 3] = [
-            ("notice", |world, leader| {
-                let notice = world.kill(leader);
-                world.announce(notice);
+        type Operation = fn(&mut QuorumCluster, NodeId);
+        let operations: [(&str, Operation); 3] = [
+            ("notice", |cluster, leader| {
+                let notice = cluster.kill(leader);
+                cluster.announce(notice);
             }),
-            ("release", |world, leader| world.close(leader)),
-            ("hand-over", |world, _| world.hand_over(None)),
+            ("release", |cluster, leader| cluster.close(leader)),
+            ("hand-over", |cluster, _| cluster.hand_over(None)),
         ];
-        for (name, act) in acts {
-            // A lease so long that no gateway could have waited for it.
-            let mut world = QuorumCluster::new(seed, QuorumSetup { timing: LeaseTiming::CALM, ..PAIR });
-            world.run_until(|world| world.leading().is_some() || world.now_ns() > 20_000 * MS);
-            world.run_for(500 * MS);
-            let leader = world.leading().ok_or("no gateway leads")?;
-            let (at_ns, before) = (world.now_ns(), world.opened.len());
-            act(&mut world, leader);
-            world.run_until(|world| world.opened.len() > before || world.now_ns() > at_ns + 5_000 * MS);
-            let took_ns = world.now_ns() - at_ns;
-            if took_ns > 50 * MS || world.leading() == Some(leader) {
-                return Err(format!("{name} took {took_ns} ns, {:?}", world.violation));
+        for (name, operation) in operations {
+            // The lease is longer than the time limit of this test, so no gateway can have waited for it.
+            let mut cluster = QuorumCluster::new(seed, QuorumSetup { timing: LeaseTiming::CALM, ..PAIR });
+            cluster.run_until(|cluster| cluster.leading().is_some() || cluster.now_ns() > 20_000 * MS);
+            cluster.run_for(500 * MS);
+            let leader = cluster.leading().ok_or("no gateway leads")?;
+            let (at_ns, before) = (cluster.now_ns(), cluster.opened.len());
+            operation(&mut cluster, leader);
+            cluster.run_until(|cluster| cluster.opened.len() > before || cluster.now_ns() > at_ns + 5_000 * MS);
+            let took_ns = cluster.now_ns() - at_ns;
+            if took_ns > 50 * MS || cluster.leading() == Some(leader) {
+                return Err(format!("{name} took {took_ns} ns, {:?}", cluster.violation));
             }
         }
         Ok(())
@@ -160,30 +162,30 @@ fn death_notice_release_and_hand_over_skip_the_lease_wait() {
 #[test]
 fn without_faults_there_is_one_election() {
     run_seeds(50, |seed| {
-        let mut world = QuorumCluster::new(seed, PAIR);
-        world.run_for(2_000 * MS);
-        if world.opened.len() == 1 { Ok(()) } else { Err(format!("{:?}", world.opened)) }
+        let mut cluster = QuorumCluster::new(seed, PAIR);
+        cluster.run_for(2_000 * MS);
+        if cluster.opened.len() == 1 { Ok(()) } else { Err(format!("{:?}", cluster.opened)) }
     });
 }
 
 #[test]
 fn a_leader_keeps_leading_without_one_voter_and_stops_without_a_majority() {
     run_seeds(100, |seed| {
-        let mut world = QuorumCluster::new(seed, PAIR);
-        world.run_for(200 * MS);
-        let leader = world.leading().ok_or("no gateway leads")?;
+        let mut cluster = QuorumCluster::new(seed, PAIR);
+        cluster.run_for(200 * MS);
+        let leader = cluster.leading().ok_or("no gateway leads")?;
         let other = NodeId(3 - leader.0);
-        // One way: the standby receives nothing, so its own voter's promise ends; the witness keeps its own.
-        world.cut(leader, other);
-        world.run_for(300 * MS);
-        if world.opened.len() != 1 || world.leading() != Some(leader) {
-            return Err(format!("moved although a majority renewed: {:?}", world.opened));
+        // Cut one way: the standby receives nothing, so the promise of its voter expires. The witness still renews.
+        cluster.cut(leader, other);
+        cluster.run_for(300 * MS);
+        if cluster.opened.len() != 1 || cluster.leading() != Some(leader) {
+            return Err(format!("leadership moved although a majority renewed: {:?}", cluster.opened));
         }
-        world.cut(leader, NodeId(3));
-        world.run_for(100 * MS);
-        let expired = world.closed.iter().any(|(_, node, reason)| *node == leader && *reason == CloseReason::Expired);
-        if !expired || world.leading() != Some(other) {
-            return Err(format!("{:?} {:?}", world.opened, world.closed));
+        cluster.cut(leader, NodeId(3));
+        cluster.run_for(100 * MS);
+        let expired = cluster.closed.iter().any(|(_, node, reason)| *node == leader && *reason == CloseReason::Expired);
+        if !expired || cluster.leading() != Some(other) {
+            return Err(format!("{:?} {:?}", cluster.opened, cluster.closed));
         }
         Ok(())
     });
@@ -192,36 +194,36 @@ fn a_leader_keeps_leading_without_one_voter_and_stops_without_a_majority() {
 #[test]
 fn the_fitter_gateway_leads_and_a_joining_one_is_not_eligible() {
     run_seeds(100, |seed| {
-        let mut world = QuorumCluster::new(seed, PAIR);
+        let mut cluster = QuorumCluster::new(seed, PAIR);
         let worse = NodeId(1 + u8::try_from(seed % 2).unwrap());
-        world.input(worse, Input::Fitness(Fitness { channels_behind: 1, ..Fitness::default() }));
-        world.run_for(200 * MS);
-        let leader = world.leading().ok_or("no gateway leads")?;
+        cluster.input(worse, Input::Fitness(Fitness { channels_behind: 1, ..Fitness::default() }));
+        cluster.run_for(200 * MS);
+        let leader = cluster.leading().ok_or("no gateway leads")?;
         if leader == worse {
             return Err("the less fit gateway leads although the other is eligible".to_owned());
         }
-        world.kill(leader);
-        world.run_for(200 * MS);
-        if world.leading() != Some(worse) {
+        cluster.kill(leader);
+        cluster.run_for(200 * MS);
+        if cluster.leading() != Some(worse) {
             return Err("alone, the less fit gateway must lead".to_owned());
         }
-        world.start(leader);
-        world.input(leader, Input::Eligibility(Eligibility::Joining));
-        world.run_for(100 * MS);
-        world.kill(worse);
-        world.run_for(300 * MS);
-        if world.leading().is_some() { Err("who joins leads".to_owned()) } else { Ok(()) }
+        cluster.start(leader);
+        cluster.input(leader, Input::Eligibility(Eligibility::Joining));
+        cluster.run_for(100 * MS);
+        cluster.kill(worse);
+        cluster.run_for(300 * MS);
+        if cluster.leading().is_some() { Err("a joining gateway leads".to_owned()) } else { Ok(()) }
     });
 }
 
 #[test]
 fn a_differing_configuration_delays_and_prevents_hand_over() {
     run_seeds(50, |seed| {
-        let mut world = QuorumCluster::new(seed, PAIR);
-        world.run_for(200 * MS);
-        let leader = world.leading().ok_or("no gateway leads")?;
+        let mut cluster = QuorumCluster::new(seed, PAIR);
+        cluster.run_for(200 * MS);
+        let leader = cluster.leading().ok_or("no gateway leads")?;
         let other = NodeId(3 - leader.0);
-        let says = |node: NodeId| {
+        let state_of = |node: NodeId| {
             let name = NodeName::new("n").expect("a plain name");
             let message = PeerMessage::State(PeerState {
                 member: Member { node, name, incarnation: Incarnation(1) },
@@ -232,21 +234,27 @@ fn a_differing_configuration_delays_and_prevents_hand_over() {
             });
             Input::Peer { from: node, message }
         };
-        world.input(leader, says(other));
-        world.input(leader, Input::HandOver(Some(other)));
-        world.run_for(100 * MS);
-        if world.leading() != Some(leader) {
-            return Err("handed over to who publishes something else".to_owned());
+        cluster.input(leader, state_of(other));
+        cluster.input(leader, Input::HandOver(Some(other)));
+        cluster.run_for(100 * MS);
+        if cluster.leading() != Some(leader) {
+            return Err("handed over to a gateway with another configuration".to_owned());
         }
-        world.input(other, says(leader));
-        world.kill(leader);
-        let patience_ns = CONFIG_MISMATCH_WAIT_LEASES * PAIR.timing.lease_ns;
-        world.run_for(patience_ns - 10 * MS);
-        if world.leading().is_some() {
-            return Err("it leads though the leader before published something else".to_owned());
+        cluster.input(other, state_of(leader));
+        cluster.kill(leader);
+        let mismatch_wait_ns = CONFIG_MISMATCH_WAIT_LEASES * PAIR.timing.lease_ns;
+        cluster.run_for(mismatch_wait_ns - 10 * MS);
+        if cluster.leading().is_some() {
+            return Err(
+                "the standby leads too early, although the previous leader had another configuration".to_owned()
+            );
         }
-        world.run_for(200 * MS);
-        if world.leading() == Some(other) { Ok(()) } else { Err("alone, it has to lead in the end".to_owned()) }
+        cluster.run_for(200 * MS);
+        if cluster.leading() == Some(other) {
+            Ok(())
+        } else {
+            Err("the only running gateway must lead after the wait".to_owned())
+        }
     });
 }
 
@@ -254,43 +262,44 @@ fn a_differing_configuration_delays_and_prevents_hand_over() {
 fn an_unfit_leader_hands_over_with_backoff_unless_pinned() {
     let stalled = Fitness { stalled: true, ..Fitness::default() };
     run_seeds(100, |seed| {
-        let mut world = QuorumCluster::new(seed, AUTO_MOVES);
-        world.run_for(200 * MS);
-        let mut leader = world.leading().ok_or("no gateway leads")?;
-        let mut leading_since_ns = world.now_ns();
+        let mut cluster = QuorumCluster::new(seed, AUTO_MOVES);
+        cluster.run_for(200 * MS);
+        let mut leader = cluster.leading().ok_or("no gateway leads")?;
+        let mut leading_since_ns = cluster.now_ns();
         for tenure_ms in [0, 100, 200, 400] {
-            let before = world.opened.len();
-            world.input(leader, Input::Fitness(stalled));
-            world.run_until(|world| world.opened.len() > before || world.now_ns() > leading_since_ns + 2_000 * MS);
-            let (at_ns, next, _) = world.opened.last().copied().unwrap();
-            // Rates of clocks, and what the network and disks take.
+            let before = cluster.opened.len();
+            cluster.input(leader, Input::Fitness(stalled));
+            cluster
+                .run_until(|cluster| cluster.opened.len() > before || cluster.now_ns() > leading_since_ns + 2_000 * MS);
+            let (at_ns, next, _) = cluster.opened.last().copied().unwrap();
+            // Tolerance for clock rates, network and disks.
             let (least_ns, most_ns) = (tenure_ms * MS - tenure_ms * MS / 1_000, (tenure_ms + 60) * MS);
             if next == leader || !(least_ns..most_ns).contains(&(at_ns - leading_since_ns)) {
-                return Err(format!("{:?} {:?}", world.opened, world.closed));
+                return Err(format!("{:?} {:?}", cluster.opened, cluster.closed));
             }
-            world.input(leader, Input::Fitness(Fitness::default()));
+            cluster.input(leader, Input::Fitness(Fitness::default()));
             (leader, leading_since_ns) = (next, at_ns);
         }
-        if world.closed.iter().any(|(_, _, reason)| *reason != CloseReason::HandedOver) {
-            return Err(format!("not handed over: {:?}", world.closed));
+        if cluster.closed.iter().any(|(_, _, reason)| *reason != CloseReason::HandedOver) {
+            return Err(format!("not handed over: {:?}", cluster.closed));
         }
-        let before = world.opened.len();
-        world.input(leader, Input::Pin(Pin::Pinned));
-        world.input(leader, Input::Fitness(stalled));
-        world.run_for(2_000 * MS);
-        if world.opened.len() != before {
-            return Err("moved though pinned".to_owned());
+        let before = cluster.opened.len();
+        cluster.input(leader, Input::Pin(Pin::Pinned));
+        cluster.input(leader, Input::Fitness(stalled));
+        cluster.run_for(2_000 * MS);
+        if cluster.opened.len() != before {
+            return Err("leadership moved although it was pinned".to_owned());
         }
-        // A pin ends with its leadership: handed over by hand, and led again, it moves on.
-        world.hand_over(None);
-        world.run_for(100 * MS);
-        let other = world.leading().filter(|other| *other != leader).ok_or("not handed over by hand")?;
+        // A pin ends with the leadership it was set for. After a manual hand-over, automatic moves work again.
+        cluster.hand_over(None);
+        cluster.run_for(100 * MS);
+        let other = cluster.leading().filter(|other| *other != leader).ok_or("the manual hand-over failed")?;
         for (worse, better) in [(other, leader), (leader, other)] {
-            world.input(better, Input::Fitness(Fitness::default()));
-            world.input(worse, Input::Fitness(stalled));
-            world.run_for(1_500 * MS);
-            if world.leading() != Some(better) {
-                return Err(format!("{worse} does not move on: {:?} {:?}", world.opened, world.closed));
+            cluster.input(better, Input::Fitness(Fitness::default()));
+            cluster.input(worse, Input::Fitness(stalled));
+            cluster.run_for(1_500 * MS);
+            if cluster.leading() != Some(better) {
+                return Err(format!("{worse} does not hand over: {:?} {:?}", cluster.opened, cluster.closed));
             }
         }
         Ok(())
@@ -298,34 +307,38 @@ fn an_unfit_leader_hands_over_with_backoff_unless_pinned() {
 }
 
 #[test]
-fn a_group_moves_home_and_its_preferred_successor_follows() {
+fn a_group_moves_to_its_preferred_leader_and_its_preferred_successor_follows() {
     let successor_took_over = Cell::new(0);
     run_seeds(200, |seed| {
-        let mut world = QuorumCluster::new(seed, QuorumSetup { gateways: 3, witnesses: 0, ..AUTO_MOVES });
-        world.run_for(200 * MS);
-        let leader = world.leading().ok_or("no gateway leads")?;
+        let mut cluster = QuorumCluster::new(seed, QuorumSetup { gateways: 3, witnesses: 0, ..AUTO_MOVES });
+        cluster.run_for(200 * MS);
+        let leader = cluster.leading().ok_or("no gateway leads")?;
         let [preferred_leader, preferred_successor] = [1, 2].map(|step| NodeId((leader.0 - 1 + step) % 3 + 1));
         for node in [1, 2, 3] {
-            let place = GroupPlacement {
+            let placement = GroupPlacement {
                 preferred_leader: Some(preferred_leader),
                 preferred_successor: Some(preferred_successor),
             };
-            world.input(NodeId(node), Input::Placement(place));
+            cluster.input(NodeId(node), Input::Placement(placement));
         }
-        world.run_for(500 * MS);
+        cluster.run_for(500 * MS);
         let handed_over = [CloseReason::HandedOver].as_slice();
-        let reasons: Vec<_> = world.closed.iter().map(|(_, _, reason)| *reason).collect();
-        if world.leading() != Some(preferred_leader) || reasons != handed_over {
-            return Err(format!("home is {preferred_leader}: {:?} {:?}", world.opened, world.closed));
+        let reasons: Vec<_> = cluster.closed.iter().map(|(_, _, reason)| *reason).collect();
+        if cluster.leading() != Some(preferred_leader) || reasons != handed_over {
+            return Err(format!(
+                "the preferred leader is {preferred_leader}: {:?} {:?}",
+                cluster.opened, cluster.closed
+            ));
         }
-        let notice = world.kill(preferred_leader);
-        world.announce(notice);
-        world.run_for(100 * MS);
-        let next = world.leading().ok_or("no gateway succeeds")?;
+        let notice = cluster.kill(preferred_leader);
+        cluster.announce(notice);
+        cluster.run_for(100 * MS);
+        let next = cluster.leading().ok_or("no gateway leads after the kill")?;
         successor_took_over.set(successor_took_over.get() + u32::from(next == preferred_successor));
         Ok(())
     });
-    // Who tries first wins but for a store that takes long: a place decides who tries first, never who may.
+    // The preferred successor asks for votes first, and wins unless its disk is slow. Placement decides only the order of
+    // attempts, never eligibility.
     if env::var_os("SEED").is_none() {
         assert!(successor_took_over.get() >= 180, "{} of 200", successor_took_over.get());
     }
@@ -335,7 +348,7 @@ fn a_group_moves_home_and_its_preferred_successor_follows() {
 fn without_initial_wait_and_stored_votes_there_are_two_leaders() {
     let safeguards = QuorumSafeguards { startup_wait: false, ..QuorumSafeguards::ALL };
     let setup = QuorumSetup { safeguards, votes_survive_restart: false, faults: HEAVY_FAULTS, ..PAIR };
-    let found = first_violation(setup, 500).expect("a safeguard is off");
+    let found = first_violation(setup, 500).expect("a violation without this safeguard");
     assert!(matches!(found.1, Violation::TwoLeaders { .. } | Violation::EpochRegressed { .. }), "{found:?}");
 }
 
@@ -367,23 +380,23 @@ fn answers_without_ticket_check_allow_two_leaders() {
 }
 
 #[test]
-fn without_polls_a_deaf_gateway_wastes_generations() {
+fn without_polls_a_gateway_that_receives_nothing_wastes_generations() {
     let generations = |polls| {
         let safeguards = QuorumSafeguards { polls, ..QuorumSafeguards::ALL };
         (0..20)
             .map(|seed| {
-                let mut world = QuorumCluster::new(seed, QuorumSetup { safeguards, ..PAIR });
-                world.run_for(200 * MS);
-                let leader = world.leading().expect("a gateway leads");
-                let deaf = NodeId(3 - leader.0);
-                world.cut(leader, deaf);
-                world.run_for(500 * MS);
-                assert_eq!(world.violation, None);
-                assert_eq!(world.leading(), Some(leader), "no vote against a running promise");
-                world.kill(leader);
-                world.run_for(200 * MS);
-                assert_eq!(world.leading(), Some(deaf));
-                world.opened.last().map_or(0, |(_, _, epoch)| epoch.count())
+                let mut cluster = QuorumCluster::new(seed, QuorumSetup { safeguards, ..PAIR });
+                cluster.run_for(200 * MS);
+                let leader = cluster.leading().expect("a gateway leads");
+                let isolated = NodeId(3 - leader.0);
+                cluster.cut(leader, isolated);
+                cluster.run_for(500 * MS);
+                assert_eq!(cluster.violation, None);
+                assert_eq!(cluster.leading(), Some(leader), "voters keep their promise to the leader");
+                cluster.kill(leader);
+                cluster.run_for(200 * MS);
+                assert_eq!(cluster.leading(), Some(isolated));
+                cluster.opened.last().map_or(0, |(_, _, epoch)| epoch.count())
             })
             .sum::<u64>()
     };

@@ -1,55 +1,59 @@
-//! Publication under a simulated network, clock and disk, from seeds: gateways with the product's own log, publisher,
-//! fence, standby receiver and retransmission service; subscribers with the product's own receiver. `SEED=n` repeats
-//! one seed, `SEEDS=n` sets how many.
+//! Publication under a simulated network, clock and disk, from seeds. Gateways run the product's own log, publisher,
+//! fence, standby receiver and retransmission service. Subscribers run the product's own receiver. `SEED=n` repeats one
+//! seed, `SEEDS=n` sets how many seeds run.
 //!
-//! Each gateway gets the same venue day at its own pace: messages of one packet and of several, messages without
-//! output, and sessions that begin again. Simulated: leaders that are killed, with a truncated entry in their logs, and
-//! restart; leaders that are paused between the fence check and the send, so that a batch leaves late under an old
-//! epoch; leaders that hand over, or lapse and return; full sockets; logs without a ready segment; forged packets.
-//! Without network faults no packet to a subscriber is lost or reordered, and subscribers have no retransmission
-//! service: whatever a takeover omits they miss. With network faults packets are lost, late and reordered, and
-//! subscribers request retransmissions.
+//! Each gateway receives the same venue day at its own pace: messages of one packet and of several, messages without
+//! output, and restarted sessions. Simulated faults:
+//! - A leader is killed, with uncommitted entries in its log, and restarts.
+//! - A leader is paused between the fence check and the send, so that a batch leaves late under an old epoch.
+//! - A leader hands over, or its lease expires and it is elected again.
+//! - Sockets are full, logs have no ready segment, packets are forged.
 //!
-//! Checked: each subscriber gets each message of the day once, in order, with its content; none is lost and no session
-//! is left out; nothing of an old epoch follows a newer one; and everything in the logs is what the day says, under its
-//! id.
+//! With [`NetworkConditions::Lossless`] no packet to a subscriber is lost or reordered, and subscribers have no
+//! retransmission service, so they miss whatever a takeover omits. With [`NetworkConditions::Lossy`] packets are lost,
+//! late and reordered, and subscribers request retransmissions.
 //!
-//! The leader comes from the seed, one at a time; or from the election over a register, in the same simulated time and
-//! under its own faults (`../lease.rs`). Then the fence is open as long as the lease allows, a hand-over passes the end
-//! of the output in the election's messages, the election learns the epochs that the standby observed, and a gateway
-//! that returns is eligible once it has caught up.
+//! Checked:
+//! - Each subscriber receives each message of the day once, in order, with its content, and each session.
+//! - No subscriber accepts a packet of an old epoch after one of a newer epoch.
+//! - Every message in a log has the venue's content under the venue's sequence.
+//!
+//! The seed chooses one leader at a time, or the simulated election over a register does (`../lease.rs`), in the same
+//! simulated time and under its own faults. With the election, the fence is open as long as the lease allows, and a
+//! hand-over message carries the end of the output. The election is informed of the epochs that each standby observed. A
+//! restarted gateway is eligible once it has caught up.
 
-mod day;
-mod elected;
+mod election;
 mod faults;
 mod gateway;
 mod network;
+mod simulation;
 mod standby;
 mod subscriber;
-mod wire;
-mod world;
+mod thread_io;
+mod venue_script;
 
 use mdgw_feeds::identity::{ChannelId, Epoch, GroupId};
 use mdgw_tests::captures::print_to_stderr;
 
 use crate::{lease, seeds::for_seeds};
-use day::Told;
-use world::{Counts, RunOutcome, World};
+use simulation::{Counts, RunOutcome, StreamSimulation};
+use venue_script::StreamItem;
 
-/// What is simulated, and which safeguards stand.
+/// Parameters of a simulation, and which safeguards are on.
 #[derive(Clone, Copy, Debug)]
-struct Setup {
+struct StreamSetup {
     gateways: usize,
     network: NetworkConditions,
-    /// A takeover begins at the last received position of the previous leader, not at the end of the own log.
+    /// A takeover begins at the last position received from the previous leader, not at the end of the own log.
     starts_at_received: bool,
-    /// A leader that hands over reports what it has sent, not what it has logged.
+    /// A leader that hands over reports its sent position, not its logged position.
     reports_sent_position: bool,
-    /// Output received beyond the own input is not accepted.
-    doubts: bool,
-    /// Receivers drop what comes under a lower epoch.
+    /// A standby rejects received positions beyond its own input.
+    rejects_beyond_input: bool,
+    /// Receivers drop packets of an old epoch.
     checks_epochs: bool,
-    /// Receivers ask all services what their logs hold; else they believe whichever answers.
+    /// Receivers ask all services for the range of their logs; otherwise they trust the first answer.
     asks_all_services: bool,
     /// The election decides leadership.
     uses_election: bool,
@@ -63,65 +67,79 @@ enum NetworkConditions {
     Lossy,
 }
 
-/// What must never be.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Violation {
-    /// Told twice, out of order, or with something left out before it.
-    Unexpected { told: Told, expected: Option<Told> },
-    /// Not what the venue said.
-    Content(Told),
-    /// Declared lost.
+    /// Delivered twice or out of order, or an item before it is missing.
+    Unexpected { item: StreamItem, expected: Option<StreamItem> },
+    /// Delivered with other content than the venue sent.
+    Content(StreamItem),
+    /// The receiver gave up these messages, or a gap was declared.
     Lost { restart: u32, first: u64, next: u64 },
     /// An item that the venue never sent.
     UnknownItem,
-    /// Taken although one of a newer epoch was before it.
+    /// Accepted after a packet of a newer epoch.
     OldEpoch { epoch: Epoch, after: Epoch },
     /// Never delivered.
-    Missing(Told),
-    /// A log has something else under that name.
-    Log { node: u8, name: Told },
-    /// The election's own.
-    SimulatedElection(lease::world::Violation),
+    Missing(StreamItem),
+    /// The content in a log differs from what the venue sent.
+    Log { node: u8, item: StreamItem },
+    /// A violation that the simulated election found.
+    Election(lease::cluster::Violation),
 }
 
-const PAIR: Setup = Setup {
+const PAIR: StreamSetup = StreamSetup {
     gateways: 2,
     network: NetworkConditions::Lossless,
     starts_at_received: true,
     reports_sent_position: true,
-    doubts: true,
+    rejects_beyond_input: true,
     checks_epochs: true,
     asks_all_services: true,
     uses_election: false,
 };
-const LOSSY: Setup = Setup { network: NetworkConditions::Lossy, ..PAIR };
-const WITH_ELECTION: Setup = Setup { uses_election: true, ..LOSSY };
+const LOSSY: StreamSetup = StreamSetup { network: NetworkConditions::Lossy, ..PAIR };
+const WITH_ELECTION: StreamSetup = StreamSetup { uses_election: true, ..LOSSY };
 
 #[test]
 fn every_message_is_delivered_once_across_leaders() {
     let kinds = [
-        ("straight streams", PAIR, 1_300),
-        ("streams in storms", LOSSY, 700),
-        ("streams of elected leaders", WITH_ELECTION, 4_000),
+        ("streams, lossless network", PAIR, 1_300),
+        ("streams, lossy network", LOSSY, 700),
+        ("streams, with election", WITH_ELECTION, 4_000),
     ];
     for (name, setup, seeds) in kinds {
         let counts = for_seeds(name, seeds, |seed| {
             let gateways = 2 + usize::try_from(seed % 2).expect("0 or 1");
-            let RunOutcome { violation, counts, .. } = World::new(seed, Setup { gateways, ..setup }).run();
+            let RunOutcome { violation, counts, .. } =
+                StreamSimulation::new(seed, StreamSetup { gateways, ..setup }).run();
             violation.map_or(Ok(counts), |violation| Err(format!("{name}: {violation:?}")))
         });
-        // One seed, or a few, need not show everything.
+        // A few seeds need not cover every case.
         let is_partial_run = counts.len() < 100;
         let all = counts.into_iter().fold(Counts::default(), Counts::sum);
         print_to_stderr(&format!("{name}: {all:?}"));
         if is_partial_run {
             continue;
         }
-        let Counts { openings, catch_up_packets, passed_over, refused, private, stale, answers, .. } = all;
-        let shown_counts = [openings, catch_up_packets, passed_over, refused, stale];
-        assert!(shown_counts.iter().all(|count| *count > 0), "nothing was shown: {shown_counts:?}");
+        let Counts {
+            openings,
+            catch_up_packets,
+            skipped_entries,
+            refused,
+            private_entries,
+            stale_packets,
+            answers,
+            ..
+        } = all;
+        let covered_cases = [openings, catch_up_packets, skipped_entries, refused, stale_packets];
+        assert!(covered_cases.iter().all(|count| *count > 0), "a case was not covered: {covered_cases:?}");
         assert_eq!(setup.network == NetworkConditions::Lossy, answers > 0, "{answers}");
-        assert_eq!(setup.network == NetworkConditions::Lossy && !setup.uses_election, private > 0, "{private}");
+        assert_eq!(
+            setup.network == NetworkConditions::Lossy && !setup.uses_election,
+            private_entries > 0,
+            "{private_entries}"
+        );
     }
 }
 
@@ -129,22 +147,23 @@ fn every_message_is_delivered_once_across_leaders() {
 fn a_seed_is_deterministic() {
     for_seeds("streams run twice", 40, |seed| {
         let setup = [PAIR, LOSSY, WITH_ELECTION][usize::try_from(seed % 3).expect("one of three")];
-        let [once, again] = [(); 2].map(|()| World::new(seed, setup).run().digest);
-        if once == again { Ok(()) } else { Err("two runs of one seed differ".to_owned()) }
+        let [first, second] = [(); 2].map(|()| StreamSimulation::new(seed, setup).run().digest);
+        if first == second { Ok(()) } else { Err("two runs of one seed differ".to_owned()) }
     });
 }
 
-// ---- each safeguard switched off is found ----
+// ---- a violation is found with each safeguard switched off ----
 
 #[track_caller]
-fn assert_violation_found(what: &str, setup: Setup, is_expected: fn(&Violation) -> bool) {
-    let violation_of = |seed| World::new(seed, setup).run().violation.filter(is_expected);
+fn assert_violation_found(what: &str, setup: StreamSetup, is_expected: fn(&Violation) -> bool) {
+    let violation_of = |seed| StreamSimulation::new(seed, setup).run().violation.filter(is_expected);
     let found = (0..CONTROL_SEEDS).find_map(|seed| Some((seed, violation_of(seed)?)));
-    let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
+    let (seed, violation) = found.unwrap_or_else(|| panic!("no violation in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
-    // The same faults do no harm with all safeguards on.
-    let sound = Setup { gateways: setup.gateways, network: setup.network, uses_election: setup.uses_election, ..PAIR };
-    assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
+    // With all safeguards on, the same seed has no violation.
+    let all_safeguards =
+        StreamSetup { gateways: setup.gateways, network: setup.network, uses_election: setup.uses_election, ..PAIR };
+    assert_eq!(StreamSimulation::new(seed, all_safeguards).run().violation, None, "seed {seed}");
 }
 
 const CONTROL_SEEDS: u64 = 300;
@@ -153,52 +172,64 @@ fn is_loss(violation: &Violation) -> bool {
     matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. })
 }
 
-/// Services that have received no leader yet answer under epoch 0, which no leader uses.
+/// Epoch 0 is excluded: services that have not received any leader yet answer under it, and no leader uses it.
 fn is_of_old_leader(violation: &Violation) -> bool {
     matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0)
 }
 
 #[test]
 fn a_takeover_from_the_own_log_end_loses_messages() {
-    assert_violation_found("received position", Setup { starts_at_received: false, ..PAIR }, is_loss);
+    assert_violation_found("received position", StreamSetup { starts_at_received: false, ..PAIR }, is_loss);
 }
 
 #[test]
 fn a_hand_over_reporting_logged_positions_loses_messages() {
-    assert_violation_found("telling what was sent", Setup { reports_sent_position: false, ..PAIR }, is_loss);
+    assert_violation_found(
+        "reporting the sent position",
+        StreamSetup { reports_sent_position: false, ..PAIR },
+        is_loss,
+    );
 }
 
 #[test]
 fn receivers_of_elected_leaders_need_their_safeguards() {
     assert_violation_found(
         "the receivers' epoch rule, elected",
-        Setup { checks_epochs: false, ..WITH_ELECTION },
+        StreamSetup { checks_epochs: false, ..WITH_ELECTION },
         is_of_old_leader,
     );
     assert_violation_found(
         "asking all services, elected",
-        Setup { asks_all_services: false, ..WITH_ELECTION },
+        StreamSetup { asks_all_services: false, ..WITH_ELECTION },
         is_loss,
     );
 }
 
 #[test]
-fn accepting_positions_beyond_input_stops_a_successor() {
-    // It continues after what it accepted, in that session.
+fn a_successor_that_accepts_positions_beyond_its_input_publishes_a_forged_session() {
+    // The successor continues after the forged position, in the forged session.
     let is_forged = |violation: &Violation| {
-        matches!(violation, Violation::Unexpected { told: Told::Session(day::FORGED_SESSION), .. })
+        matches!(violation, Violation::Unexpected { item: StreamItem::Session(venue_script::FORGED_SESSION), .. })
     };
-    assert_violation_found("rejection beyond the own input", Setup { doubts: false, ..PAIR }, is_forged);
+    assert_violation_found(
+        "rejection beyond the own input",
+        StreamSetup { rejects_beyond_input: false, ..PAIR },
+        is_forged,
+    );
 }
 
 #[test]
 fn receivers_that_ignore_epochs_accept_an_old_leader() {
-    assert_violation_found("the receivers' epoch rule", Setup { checks_epochs: false, ..LOSSY }, is_of_old_leader);
+    assert_violation_found(
+        "the receivers' epoch rule",
+        StreamSetup { checks_epochs: false, ..LOSSY },
+        is_of_old_leader,
+    );
 }
 
 #[test]
 fn receivers_that_ask_one_service_lose_messages() {
-    assert_violation_found("asking all services", Setup { asks_all_services: false, ..LOSSY }, is_loss);
+    assert_violation_found("asking all services", StreamSetup { asks_all_services: false, ..LOSSY }, is_loss);
 }
 
 const GROUP: GroupId = GroupId(2);

@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 Arc::clone(&fence),
                 waiting,
                 &inbox,
-                Box::new(NoSurroundings),
+                Box::new(IgnoredNotifications),
                 options(timing),
             ),
             &fence,
@@ -97,7 +97,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => return Err("no such store".into()),
     };
     run_candidate(
-        Election::new(core, register, Arc::clone(&fence), waiting, &inbox, Box::new(NoSurroundings), options(timing)),
+        Election::new(
+            core,
+            register,
+            Arc::clone(&fence),
+            waiting,
+            &inbox,
+            Box::new(IgnoredNotifications),
+            options(timing),
+        ),
         &fence,
     )
 }
@@ -125,18 +133,18 @@ fn run_candidate(election: Election, fence: &Fence) -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// No peer is notified: this tests the lease alone.
-struct NoSurroundings;
+/// Ignores all notifications: this program tests only the lease.
+struct IgnoredNotifications;
 
-impl ElectionHooks for NoSurroundings {}
+impl ElectionHooks for IgnoredNotifications {}
 
 fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
     let is_stopping = Arc::new(AtomicBool::new(false));
-    let of_thread = Arc::clone(&is_stopping);
+    let thread_copy = Arc::clone(&is_stopping);
     thread::spawn(move || {
-        // Whatever it reads, or fails to read: the end is what counts.
+        // The content does not matter, only the end of standard input.
         let _ = io::stdin().read_to_end(&mut Vec::new());
-        of_thread.store(true, Ordering::Release);
+        thread_copy.store(true, Ordering::Release);
     });
     let mut out = io::stdout().lock();
     while !is_stopping.load(Ordering::Acquire) {
@@ -151,6 +159,6 @@ fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
 }
 
 const GROUP: GroupId = GroupId(1);
-/// As short as the test's ensemble allows with room to spare.
+/// Session timeout: short, but above the minimum of the test's ensemble.
 const SESSION: Duration = Duration::from_millis(600);
 const SEND_INTERVAL: Duration = Duration::from_micros(200);

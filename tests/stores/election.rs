@@ -54,7 +54,7 @@ fn two_leaders_are_detected() {
     let disjoint = [send(1, 10), send(1, 20), send(2, 21), send(2, 30)];
     assert_eq!(overlaps(&disjoint), "");
     assert_ne!(overlaps(&[send(1, 10), send(2, 15), send(1, 16)]), "", "the old leader sent after the new one");
-    assert_ne!(overlaps(&[send(2, 10), send(1, 15)]), "", "an epoch went back");
+    assert_ne!(overlaps(&[send(2, 10), send(1, 15)]), "", "an epoch regressed");
 }
 
 fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
@@ -75,16 +75,16 @@ fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
             candidates[leader].signal(Signal::STOP);
         }
         let next = sends.wait_for_epoch_above(epoch);
-        // A crowded machine may have moved leadership just before.
+        // A scheduling stall may have moved leadership just before.
         takeovers_ms.extend(next.at_ns.checked_sub(since_ns).map(|taken_ns| taken_ns / 1_000_000));
         if round % 2 == 0 {
             let (node, incarnation) = (candidates[leader].node, candidates[leader].incarnation + 1);
             candidates[leader] = CandidateProcess::start(name, node, incarnation, &ensemble, &sends);
         } else {
-            // It goes on where it was stopped; its fence must have closed meanwhile.
+            // The stopped process continues; its fence must have closed before.
             candidates[leader].signal(Signal::CONT);
         }
-        // Time for two to stand again, and for one that goes on wrongly to be seen.
+        // Time for both candidates to be eligible again, and for a wrong send of the continued one to be detected.
         epoch = sends.wait_for_sends_in_epoch(next.epoch, SENDS_BETWEEN);
     }
     drop(candidates);
@@ -146,7 +146,7 @@ impl CandidateProcess {
         let stdout = child.stdout.take().expect("its output is piped");
         let sends = Arc::clone(sends);
         thread::spawn(move || {
-            // A line that was cut short by its end is no send.
+            // An incomplete last line of a killed process is ignored.
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 let numbers = line.split_once(' ').map(|(epoch, at)| (epoch.parse(), at.parse()));
                 if let Some((Ok(epoch), Ok(at_ns))) = numbers {
@@ -169,7 +169,7 @@ impl CandidateProcess {
 
 impl Drop for CandidateProcess {
     fn drop(&mut self) {
-        // Gone already, where the test killed it.
+        // In some tests the process was killed before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -181,29 +181,29 @@ struct SendEvent {
     at_ns: u64,
 }
 
-/// What all candidates have sent so far, in the order in which it came here.
+/// The sends of all candidates so far, in the order in which this process received them.
 #[derive(Debug, Default)]
 struct SendLog {
     list: Mutex<Vec<SendEvent>>,
-    came: Condvar,
+    send_added: Condvar,
 }
 
 impl SendLog {
     fn add(&self, send: SendEvent) {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).push(send);
-        self.came.notify_all();
+        self.send_added.notify_all();
     }
 
     fn all(&self) -> Vec<SendEvent> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The first send of a higher epoch.
+    /// Waits for the first send of a higher epoch.
     fn wait_for_epoch_above(&self, epoch: u64) -> SendEvent {
         self.wait("a new leader", |list| list.iter().copied().find(|send| send.epoch > epoch))
     }
 
-    /// Until leaders of that epoch and later ones have sent so often; returns the last epoch.
+    /// Waits until leaders of that epoch or later ones have sent `count` times. Returns the last epoch.
     fn wait_for_sends_in_epoch(&self, epoch: u64, count: usize) -> u64 {
         self.wait("sends", |list| {
             let later = list.iter().map(|send| send.epoch).filter(|later| *later >= epoch);
@@ -211,7 +211,7 @@ impl SendLog {
         })
     }
 
-    /// Until so many more were sent than now.
+    /// Waits for that many more sends.
     fn wait_for_new_sends(&self, count: usize) {
         let now_ns = mono_now().0;
         self.wait("sends", |list| {
@@ -219,7 +219,7 @@ impl SendLog {
         });
     }
 
-    /// Until nothing has been sent for three leases.
+    /// Waits until no candidate has sent for three leases.
     fn wait_for_no_sends(&self) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         let last_ns = || self.all().last().map_or(0, |send| send.at_ns);
@@ -238,12 +238,12 @@ impl SendLog {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "waited for {what} after {:?}", list.last());
-            list = self.came.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0;
+            list = self.send_added.wait_timeout(list, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
-/// Epochs whose sends did not all come after those of the epoch before; empty: none.
+/// Describes epochs whose sends overlap with those of the epoch before; empty: none.
 fn overlaps(sends: &[SendEvent]) -> String {
     let mut ordered = sends.to_vec();
     ordered.sort_by_key(|send| send.at_ns);

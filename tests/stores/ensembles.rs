@@ -1,4 +1,4 @@
-//! Checks of the stores that other tests start: nodes, health, failures.
+//! Tests of the test stores themselves: nodes, health checks, failures.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ fn a_panicking_test_leaves_no_store_behind() {
     });
     let (certificate, addresses) = receiver.recv().expect("the store starts");
     assert!(failing.join().is_err());
-    assert!(!certificate.parent().is_some_and(Path::exists), "its directory is there");
+    assert!(!certificate.parent().is_some_and(Path::exists), "the directory was not removed");
     assert!(addresses.iter().all(|address| TcpStream::connect(address).is_err()), "it runs");
 }
 
@@ -58,7 +58,7 @@ fn survives_the_loss_of_its_leader(store: Store) {
     ensemble.pause(new);
     let deadline = Instant::now() + TEST_TIMEOUT;
     while ensemble.leader() == new {
-        assert!(Instant::now() < deadline, "a stopped node leads on");
+        assert!(Instant::now() < deadline, "a stopped node still leads");
         thread::sleep(Duration::from_millis(20));
     }
     ensemble.resume(new);

@@ -1,5 +1,5 @@
-//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, return, or return
-//! with old data.
+//! A group's record in real stores: the guarantees of swap, read and watch while nodes are killed, hang, restart, or are
+//! restored from old data.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use mdgw_tests::{
     process::TEST_TIMEOUT,
     stores::{
         Certificate, Ensemble, PASSWORD, Store, USER,
-        register_client::{Asker, record},
+        register_client::{RegisterClient, record},
     },
 };
 
@@ -116,11 +116,11 @@ fn etcd_requires_a_client_certificate() {
     with_store(Store::EtcdTls, 1, |ensemble| {
         let with = |tls: Option<EtcdTls>| {
             let config = EtcdConfig { tls, ..etcd_config(ensemble) };
-            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+            RegisterClient::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
         };
-        let mut asker = with(Some(tls(ensemble)));
-        let version = asker.put(Version::NONE, &record(1));
-        assert_eq!(asker.read().map(|found| found.version), Some(version));
+        let mut client = with(Some(tls(ensemble)));
+        let version = client.put(Version::NONE, &record(1));
+        assert_eq!(client.read().map(|found| found.version), Some(version));
 
         let other_user = EtcdTls { identity: None, ..tls(ensemble) };
         let distrusted = EtcdTls { ca_file: ensemble.certificate(Certificate::Client), ..tls(ensemble) };
@@ -144,12 +144,12 @@ fn etcd_requires_the_password() {
             let config = etcd_config(ensemble);
             let access = StoreAccess { login, ..config.access };
             let config = EtcdConfig { access, prefix: prefix.to_owned(), tls: None };
-            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+            RegisterClient::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
         };
-        let mut asker = with(login(PASSWORD), PREFIX);
-        let version = asker.put(Version::NONE, &record(1));
-        asker.watch();
-        asker.wait_for_change(|found| found.is_some_and(|found| found.version == version));
+        let mut client = with(login(PASSWORD), PREFIX);
+        let version = client.put(Version::NONE, &record(1));
+        client.watch();
+        client.wait_for_change(|found| found.is_some_and(|found| found.version == version));
 
         for (refused, prefix) in [(None, PREFIX), (login("wrong"), PREFIX), (login(PASSWORD), "/elsewhere/")] {
             let outcome = with(refused.clone(), prefix).try_read();
@@ -168,11 +168,11 @@ fn zookeeper_denies_other_users() {
             let config = zookeeper_config(ensemble);
             let login = Some(Login { user: user.to_owned(), password_file });
             let config = ZooKeeperConfig { access: StoreAccess { login, ..config.access }, ..config };
-            Asker::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
+            RegisterClient::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
         };
         let mut owner = with(USER);
         let version = owner.put(Version::NONE, &record(1));
-        for mut other_user in [with("stranger"), asker(ensemble)] {
+        for mut other_user in [with("other-user"), client(ensemble)] {
             for outcome in [other_user.try_read(), other_user.swap(version, &record(2))] {
                 assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
             }
@@ -182,36 +182,36 @@ fn zookeeper_denies_other_users() {
 }
 
 fn swaps_only_the_version_that_was_read(ensemble: &mut Ensemble) {
-    let mut asker = asker(ensemble);
-    assert_eq!(asker.read(), None);
-    let first = asker.put(Version::NONE, &record(1));
-    assert_eq!(asker.swap(Version::NONE, &record(2)), Outcome::Refused);
+    let mut client = client(ensemble);
+    assert_eq!(client.read(), None);
+    let first = client.put(Version::NONE, &record(1));
+    assert_eq!(client.swap(Version::NONE, &record(2)), Outcome::Refused);
     let renewed = Record { renewal: 1, ..record(1) };
-    let second = asker.put(first, &renewed);
+    let second = client.put(first, &renewed);
     assert!(second > first && first > Version::NONE, "{first:?} {second:?}");
     for stale in [Version::NONE, first, Version(second.0 + 1), Version(u64::MAX)] {
-        let outcome = asker.swap(stale, &record(2));
+        let outcome = client.swap(stale, &record(2));
         assert!(matches!(outcome, Outcome::Refused | Outcome::Failed(_)), "{stale:?}: {outcome:?}");
     }
-    let found = asker.read().expect("the record is there");
+    let found = client.read().expect("the record is there");
     assert_eq!((found.version, found.record), (second, renewed));
 }
 
 fn counts_each_swap_of_two_writers_once(ensemble: &mut Ensemble) {
-    asker(ensemble).put(Version::NONE, &record(1));
+    client(ensemble).put(Version::NONE, &record(1));
     let writers = [1, 2].map(|node| {
-        let mut asker = asker(ensemble);
-        thread::spawn(move || asker.increment_until(node, SWAPS))
+        let mut client = client(ensemble);
+        thread::spawn(move || client.increment_until(node, SWAPS))
     });
     let unknown = writers.map(|writer| writer.join().expect("the writer counts"));
     assert_eq!(unknown, [0, 0]);
-    assert_eq!(asker(ensemble).read().map(|found| found.record.renewal), Some(2 * SWAPS));
+    assert_eq!(client(ensemble).read().map(|found| found.record.renewal), Some(2 * SWAPS));
 }
 
 fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
-    let mut writer = asker(ensemble);
-    let mut watchers = [asker(ensemble), asker(ensemble)];
-    watchers.iter_mut().for_each(Asker::watch);
+    let mut writer = client(ensemble);
+    let mut watchers = [client(ensemble), client(ensemble)];
+    watchers.iter_mut().for_each(RegisterClient::watch);
     for watcher in &mut watchers {
         assert_eq!(watcher.wait_for_change(|_| true), None, "the watch reports that there is no record yet");
     }
@@ -228,79 +228,79 @@ fn notifies_each_watcher_of_the_newest_record(ensemble: &mut Ensemble) {
             found == version
         });
     }
-    // A late watch gets the present record.
-    let mut late = asker(ensemble);
+    // A watch that starts late is notified of the present record.
+    let mut late = client(ensemble);
     late.watch();
     assert_eq!(late.wait_for_change(|_| true).map(|found| found.version), Some(version));
 }
 
 fn continues_when_a_node_dies_or_hangs(ensemble: &mut Ensemble) {
-    let mut asker = asker(ensemble);
-    asker.put(Version::NONE, &record(1));
+    let mut client = client(ensemble);
+    client.put(Version::NONE, &record(1));
     let mut count = 0;
-    // Each node in turn, so that the one in use is among them whichever it is, and the store's leader too.
+    // Each node in turn, so that both the node of the client's connection and the store's leader are affected.
     for node in 0..ensemble.count() {
         ensemble.kill(node);
-        asker.increment_until(1, SWAPS);
+        client.increment_until(1, SWAPS);
         ensemble.restart(node);
         ensemble.await_serving();
         ensemble.pause(node);
-        asker.increment_until(1, SWAPS);
+        client.increment_until(1, SWAPS);
         ensemble.resume(node);
         count += 2 * SWAPS;
-        assert_eq!(asker.read().map(|found| found.record.renewal), Some(count));
+        assert_eq!(client.read().map(|found| found.record.renewal), Some(count));
     }
 }
 
 fn swaps_nothing_without_a_majority_and_recovers(ensemble: &mut Ensemble) {
-    let mut asker = asker(ensemble);
-    let version = asker.put(Version::NONE, &record(1));
+    let mut client = client(ensemble);
+    let version = client.put(Version::NONE, &record(1));
     ensemble.kill(0);
     ensemble.kill(1);
     for renewal in 1..=5 {
-        let outcome = asker.swap(version, &Record { renewal, ..record(1) });
+        let outcome = client.swap(version, &Record { renewal, ..record(1) });
         assert!(matches!(outcome, Outcome::Unknown(_) | Outcome::Failed(_)), "{outcome:?}");
     }
-    asker.await_link(StoreLink::InDoubt);
+    client.await_link(StoreLink::InDoubt);
     ensemble.restart(0);
     ensemble.restart(1);
-    asker.increment_until(1, SWAPS);
-    asker.await_link(StoreLink::Up);
+    client.increment_until(1, SWAPS);
+    client.await_link(StoreLink::Up);
 }
 
 fn never_applies_a_lost_swap_late(ensemble: &mut Ensemble) {
-    let mut asker = asker(ensemble);
-    let mut version = asker.put(Version::NONE, &record(1));
+    let mut client = client(ensemble);
+    let mut version = client.put(Version::NONE, &record(1));
     for round in 1..=5 {
-        // All nodes, since the one in use may be any of them after a reconnect.
+        // All nodes, since the client may be connected to any of them after a reconnect.
         (0..ensemble.count()).for_each(|node| ensemble.pause(node));
         let lost = Record { renewal: round, ..record(7) };
-        let outcome = asker.swap(version, &lost);
+        let outcome = client.swap(version, &lost);
         assert!(matches!(outcome, Outcome::Unknown(_)), "{outcome:?}");
         (0..ensemble.count()).for_each(|node| ensemble.resume(node));
         // The swap took effect or not; in neither case may it take effect after a later one.
-        let found = asker.read().expect("the record is there");
+        let found = client.read().expect("the record is there");
         assert!(found.version == version || found.record == lost, "{found:?}");
         let next = Record { renewal: round, ..record(1) };
         version = loop {
-            let found = asker.read().expect("the record is there");
-            if let Outcome::Swapped(version) = asker.swap(found.version, &next) {
+            let found = client.read().expect("the record is there");
+            if let Outcome::Swapped(version) = client.swap(found.version, &next) {
                 break version;
             }
         };
         for _ in 0..20 {
-            assert_eq!(asker.read().map(|found| found.record), Some(next.clone()));
+            assert_eq!(client.read().map(|found| found.record), Some(next.clone()));
         }
     }
 }
 
 fn shows_the_old_record_when_restored_from_a_backup(ensemble: &mut Ensemble) {
     let empty = ensemble.back_up();
-    let mut first = asker(ensemble);
+    let mut first = client(ensemble);
     let old = first.put(Version::NONE, &record(1));
     drop(first);
     let backup = ensemble.back_up();
-    let (mut writer, mut watcher) = (asker(ensemble), asker(ensemble));
+    let (mut writer, mut watcher) = (client(ensemble), client(ensemble));
     watcher.watch();
     let mut version = old;
     for renewal in 1..=5 {
@@ -320,8 +320,8 @@ fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
     let held = record(1);
     let dead = held.holder.clone().expect("it is held");
     let later = Member { incarnation: Incarnation(dead.incarnation.0 + 1), ..dead.clone() };
-    let mut asker = asker(ensemble);
-    asker.put(Version::NONE, &held);
+    let mut client = client(ensemble);
+    client.put(Version::NONE, &held);
     let place = match ensemble.store() {
         Store::ZooKeeper => RecordLocation::ZooKeeper(zookeeper_config(ensemble)),
         Store::Etcd | Store::EtcdTls | Store::EtcdPassword => RecordLocation::Etcd(etcd_config(ensemble)),
@@ -331,10 +331,10 @@ fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
         (dead, ReleaseResult::Released, Record { holder: None, ..held }),
     ] {
         let (sender, events) = mpsc::channel();
-        // As a sentinel does: opened when it is needed, and asked at once.
+        // As a sentinel does: opens the register only when needed, and sends a request at once.
         let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
         assert_eq!(release_on_behalf(&mut *register, &events, &member, TEST_TIMEOUT), marked);
-        assert_eq!(asker.read().map(|found| found.record), Some(left));
+        assert_eq!(client.read().map(|found| found.record), Some(left));
     }
 }
 
@@ -346,15 +346,15 @@ fn with_store(store: Store, count: usize, test: impl FnOnce(&mut Ensemble)) {
     }
 }
 
-fn asker(ensemble: &Ensemble) -> Asker {
+fn client(ensemble: &Ensemble) -> RegisterClient {
     match ensemble.store() {
         Store::ZooKeeper => {
             let config = zookeeper_config(ensemble);
-            Asker::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
+            RegisterClient::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
         }
         Store::Etcd | Store::EtcdTls | Store::EtcdPassword => {
             let config = etcd_config(ensemble);
-            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+            RegisterClient::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Packets against their expected decodes, value by value, through the code of `mdgw inspect --json`.
 //!
-//! Expected decodes come from a dissector, whose names of fields are its own; so values are compared by their position
-//! in header and message, and only where both have the same number of them. Known differences between the dissector
-//! and the specifications, each looked at on its own:
-//! - `NAME_bits` repeats the bit field `NAME` bit by bit. It is put together again and must give `NAME`.
-//! - IEX Auction Information, extension number: a number of one byte by the specification, which the dissector reads
-//!   as a character. The number is compared with the character's code; 0 and a space look alike there.
+//! Expected decodes come from a dissector with its own field names. So values are compared by their position in header and
+//! message, and only where both have the same number of values. Known differences between the dissector and the
+//! specifications, each handled separately:
+//! - `NAME_bits` repeats the bit field `NAME` bit by bit. The bits are combined again and must equal `NAME`.
+//! - IEX Auction Information, extension number: by the specification a number of one byte, which the dissector reads as a
+//!   character. The number is compared with the character's code; 0 and a space cannot be distinguished there.
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, ops::AddAssign, path::Path};
 
@@ -18,7 +18,7 @@ use crate::{
     json::Json,
 };
 
-/// What was compared.
+/// Numbers of compared values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ComparisonCounts {
     /// Packets.
@@ -50,10 +50,10 @@ impl fmt::Display for ComparisonCounts {
     }
 }
 
-/// Compares, counts, and keeps what didn't agree.
+/// Compares, counts, and collects mismatches.
 #[derive(Debug, Default)]
 pub struct Checker {
-    /// What was compared so far.
+    /// Values compared so far.
     pub compared: ComparisonCounts,
     /// Messages by their type.
     pub types: BTreeMap<char, u64>,
@@ -65,19 +65,19 @@ pub struct Checker {
 const MISMATCHES_MAX: usize = 20;
 
 impl Checker {
-    /// How many things didn't agree.
+    /// Number of mismatches.
     #[must_use]
     pub fn mismatch_count(&self) -> u64 {
         self.mismatch_count
     }
 
-    /// The first of them.
+    /// The first mismatches, as text.
     #[must_use]
     pub fn mismatches(&self) -> &[String] {
         &self.mismatches
     }
 
-    /// Notes something that didn't agree.
+    /// Records a mismatch.
     pub fn mismatch(&mut self, what: String) {
         self.mismatch_count += 1;
         if self.mismatches.len() < MISMATCHES_MAX {
@@ -85,13 +85,13 @@ impl Checker {
         }
     }
 
-    /// One packet of a capture, decoded as that protocol where it doesn't identify its own.
+    /// Checks one packet of a capture. It is decoded as `protocol` unless it identifies its own.
     pub fn packet(&mut self, protocol: DetectedProtocol, expected: &Json, captured: &CapturedDatagram<'_>) {
         let view = Dissector::new(CaptureKind::Packets, Some(protocol)).packet(*captured);
         self.view(expected, &view);
     }
 
-    /// One packet, taken apart.
+    /// Checks one decoded packet.
     fn view(&mut self, expected: &Json, view: &PacketView<'_>) {
         self.compared.packets += 1;
         let location = format!("frame {}", view.datagram.frame);
@@ -101,7 +101,7 @@ impl Checker {
         self.messages(&location, expected.get("messages"), shown.get("messages"));
     }
 
-    /// The messages of a packet made from a day file, whose expected decode has no packets.
+    /// Checks the messages of a packet made from a day file, whose expected decode has no packets.
     fn file_messages(&mut self, expected: &mut impl Iterator<Item = Json>, view: &PacketView<'_>) {
         let shown = shown(view);
         for message in shown.get("messages").map_or(&[][..], Json::list) {
@@ -113,7 +113,7 @@ impl Checker {
         }
     }
 
-    /// What stands around the payload. Whatever one of them tells and the other doesn't is a mismatch.
+    /// Checks the values around the payload. A value that only one of the two decodes has is a mismatch.
     fn frame(&mut self, location: &str, expected: &Json, shown: &Json) {
         for name in [
             "frame",
@@ -140,7 +140,7 @@ impl Checker {
     fn header(&mut self, location: &str, expected: &Json, shown: &Json, view: &PacketView<'_>) {
         let wanted = expected.get("header").unwrap_or(&Json::Null);
         self.fields(location, wanted, shown.get("header").unwrap_or(&Json::Null));
-        // What the packet is taken for has to agree with the header's own words.
+        // The recognised protocol must agree with the packet's own header.
         let (Framing::Packet(_, packet) | Framing::UnidentifiedMold(packet)) = view.framing else { return };
         for (value, names) in [
             (i128::from(packet.first.0), ["sequence_number", "first_message_sequence_number"]),
@@ -148,7 +148,7 @@ impl Checker {
         ] {
             let wanted = names.iter().find_map(|name| wanted.get(name)).and_then(Json::number);
             if wanted != Some(value) {
-                self.mismatch(format!("{location}: {} taken for {value}, expected {wanted:?}", names[0]));
+                self.mismatch(format!("{location}: {} recognised as {value}, expected {wanted:?}", names[0]));
             }
         }
     }
@@ -167,7 +167,7 @@ impl Checker {
         self.compared.messages += 1;
         let code = shown.get("header").and_then(|header| header.get("message_type")).and_then(Json::text);
         *self.types.entry(code.and_then(|code| code.chars().next()).unwrap_or('?')).or_default() += 1;
-        // The name is ours; that there is one says that the message was understood.
+        // The name of a message is not compared. That it has one shows that the message was decoded.
         if shown.get("type").and_then(Json::text).is_none() {
             self.mismatch(format!("{location}: refused, {:?}", shown.get("refused")));
         }
@@ -183,7 +183,7 @@ impl Checker {
         }
     }
 
-    /// Values by position, `NAME_bits` folded into their `NAME`.
+    /// Compares values by position, with `NAME_bits` combined into `NAME`.
     fn fields(&mut self, location: &str, expected: &Json, shown: &Json) {
         let members = expected.members();
         let wanted: Vec<_> = members.iter().filter(|(name, _)| bits_of(members, name).is_none()).collect();
@@ -216,13 +216,13 @@ fn shown(view: &PacketView<'_>) -> Json {
     Json::parse(&text).expect("what was written as JSON is JSON")
 }
 
-/// The bit field that the member of that name repeats bit by bit.
+/// Name of the bit field that the member of that name repeats bit by bit.
 fn bits_of<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
     let whole = name.strip_suffix("_bits")?;
     members.iter().find(|(member, _)| member == whole).map(|(_, value)| value)
 }
 
-/// A bit field out of its parts, the lowest first; `unused_N` is N bits wide, the others one.
+/// Combines the parts of a bit field, the lowest first. `unused_N` is N bits wide, every other part one bit.
 fn combine_bits(parts: &Json) -> Option<i128> {
     let mut shift = 0_u32;
     let mut whole = 0_i128;
@@ -248,15 +248,15 @@ fn values_match(name: &str, value: &Json, wanted: &Json) -> bool {
     }
 }
 
-/// Text on the wire is compared as Latin-1: each byte is the character of that number.
+/// Text in packets is compared as Latin-1: each byte is the character with that number.
 fn text_matches(value: &[u8], wanted: &str) -> bool {
     value.iter().map(|byte| char::from(*byte)).eq(wanted.chars())
 }
 
-/// Every capture of one protocol against its expected decode; a report per file and in total.
+/// Compares every capture of one protocol with its expected decode. Prints a report per file and in total.
 ///
 /// # Panics
-/// When anything doesn't agree, when a file can't be read, or when there is no capture of that protocol at all.
+/// On a mismatch, when a file can't be read, or when there is no capture of that protocol.
 pub fn check_captures(protocol: DetectedProtocol, root: &Path, wanted: impl Fn(&str) -> bool) {
     let pairs = captures::pairs(root, wanted).expect("captures can be listed");
     assert!(!pairs.is_empty(), "{protocol}: no capture below {}", root.display());
@@ -291,16 +291,16 @@ pub fn check_captures(protocol: DetectedProtocol, root: &Path, wanted: impl Fn(&
     assert!(total.fields > 0, "{protocol}: nothing was compared");
 }
 
-/// One capture against its expected decode.
+/// Compares one capture with its expected decode.
 fn check_pair(checker: &mut Checker, protocol: DetectedProtocol, pair: &CaptureWithDecode) {
     let expected = captures::read(&pair.expected).expect("the expected decode can be read");
-    // One element of the array stands on each line.
+    // Each line holds one element of the array.
     let mut expected = expected.split(|byte| *byte == b'\n').filter_map(|line| {
         let line = line.trim_ascii();
         let line = line.strip_suffix(b",").unwrap_or(line);
         (!matches!(line, b"" | b"[" | b"]")).then(|| Json::parse(line).expect("one JSON object a line"))
     });
-    // A day file's packets need a date; any will do, since no value that is compared depends on it.
+    // Packets of a day file need a date. No compared value depends on it, so any date will do.
     let options = OpenOptions { date: TradingDate::from_yyyymmdd(20_190_130), ..OpenOptions::default() };
     let mut file = CaptureFile::open(&pair.capture, &options).expect("the capture can be opened");
     let mut dissector = Dissector::new(file.kind(), Some(protocol));
@@ -317,7 +317,7 @@ fn check_pair(checker: &mut Checker, protocol: DetectedProtocol, pair: &CaptureW
                 }
             }
             Ok(None) => break,
-            // A capture may be cut in its last packet; then everything before it was expected, and nothing after.
+            // A capture may be truncated in its last packet. Its expected decode ends before that packet too.
             Err(error) => {
                 captures::print_to_stderr(&format!("  {error}"));
                 break;
@@ -330,7 +330,7 @@ fn check_pair(checker: &mut Checker, protocol: DetectedProtocol, pair: &CaptureW
     }
 }
 
-/// A datagram that was never captured, for checks of the checker.
+/// A synthetic datagram, for tests of the checker itself.
 #[must_use]
 pub fn synthetic_datagram(payload: &[u8]) -> CapturedDatagram<'_> {
     CapturedDatagram {

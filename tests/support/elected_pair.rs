@@ -5,9 +5,9 @@ use std::net::SocketAddrV4;
 use serde_json::Value;
 
 use crate::{
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, write_key},
     gateways::GatewayProcesses,
     pair::wait_until,
-    site::{Site, SiteConfig, text, write_key},
 };
 
 /// A pair over one `file` record. Both are killed when it is dropped.
@@ -15,23 +15,23 @@ use crate::{
 pub struct ElectedPair {
     /// Both gateways.
     pub gateways: GatewayProcesses,
-    wanted: SiteConfig,
+    wanted: GatewayOptions,
     link_addresses: [SocketAddrV4; 2],
     /// The link address at which each gateway's peer reaches it; differs from its own with a relay in between.
     reachable_at: [SocketAddrV4; 2],
 }
 
 impl ElectedPair {
-    /// Two sites of one feed and one output, without processes yet.
+    /// Two gateways with the same lines and the same output, not yet started.
     ///
     /// # Panics
     /// When the key can't be written.
     #[must_use]
-    pub fn new(wanted: SiteConfig) -> Self {
-        let first = Site::numbered(1);
+    pub fn new(wanted: GatewayOptions) -> Self {
+        let first = GatewayFixture::with_node(1);
         let second = first.peer_on_same_lines(2);
         // Addresses that no gateway uses without a link.
-        let link_addresses = [Site::new().requests, Site::new().requests];
+        let link_addresses = [GatewayFixture::new().requests, GatewayFixture::new().requests];
         let key = first.path("key");
         write_key(&key);
         Self {
@@ -59,8 +59,8 @@ impl ElectedPair {
     }
 
     /// Starts a gateway without waiting until it runs.
-    pub fn begin(&mut self, node: u8) {
-        self.gateways.begin(node, &self.config_text(node));
+    pub fn spawn(&mut self, node: u8) {
+        self.gateways.spawn(node, &self.config_text(node));
     }
 
     /// Its status of its group; `None` if it doesn't answer.
@@ -100,17 +100,17 @@ impl ElectedPair {
     /// The configuration that a gateway is started with.
     ///
     /// # Panics
-    /// When there is none of that number.
+    /// When no gateway has that node id.
     #[must_use]
     pub fn config_text(&self, node: u8) -> String {
-        let (first, site, peer) = (self.gateways.site(1), self.gateways.site(node), 3 - node);
+        let (first, fixture, peer) = (self.gateways.fixture(1), self.gateways.fixture(node), 3 - node);
         let (listen, peer_address) = (self.link_address(node), self.reachable_at[usize::from(peer) - 1]);
         let (records, key) = (first.path("records"), first.path("key"));
-        let audit = site.path("audit.jsonl");
+        let audit = fixture.path("audit.jsonl");
         let keys = format!(
             "[gateway]\naudit_file = \"{}\"\ncontrol_socket = \"{}\"",
             text(&audit),
-            text(&site.path("control"))
+            text(&fixture.path("control"))
         );
         let election = format!(
             "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
@@ -120,6 +120,6 @@ impl ElectedPair {
             text(&records),
             text(&key),
         );
-        site.config_text(&self.wanted).replacen("[gateway]", &keys, 1) + &election
+        fixture.config_text(&self.wanted).replacen("[gateway]", &keys, 1) + &election
     }
 }

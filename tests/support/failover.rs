@@ -196,7 +196,7 @@ impl ElectionHooks for FenceReporter {
 
 fn write_event(text: &str) {
     let mut stdout = io::stdout().lock();
-    // Fails only when the reader is gone; this process will then be ended soon.
+    // Fails only when the reader has ended; this process is then killed soon.
     let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 

@@ -1,43 +1,43 @@
-//! Gateways as processes of their own, by node id: start, query, kill, stop.
+//! Starts, queries, kills and stops gateways as separate processes, by node id.
 
 use std::fs;
 
 use serde_json::Value;
 
 use crate::{
+    gateway_fixture::{GatewayFixture, text},
     pair::wait_until,
     process::{self, ExitedProcess, MdgwProcess, Signal},
-    site::{Site, text},
 };
 
-/// The gateways of some sites, numbered from 1 on. All are killed when it is dropped.
+/// One gateway process for each fixture, with node ids from 1 on. Dropping it kills all of them.
 #[derive(Debug)]
 pub struct GatewayProcesses {
-    sites: Vec<Site>,
+    fixtures: Vec<GatewayFixture>,
     running: Vec<Option<MdgwProcess>>,
 }
 
 impl GatewayProcesses {
-    /// One gateway for each site, not yet started.
+    /// One gateway for each fixture, not yet started.
     #[must_use]
-    pub fn new(sites: Vec<Site>) -> Self {
-        let running = sites.iter().map(|_| None).collect();
-        Self { sites, running }
+    pub fn new(fixtures: Vec<GatewayFixture>) -> Self {
+        let running = fixtures.iter().map(|_| None).collect();
+        Self { fixtures, running }
     }
 
-    /// That gateway's site.
+    /// That gateway's fixture.
     ///
     /// # Panics
     /// When no gateway has that node id.
     #[must_use]
-    pub fn site(&self, node: u8) -> &Site {
-        &self.sites[index(node)]
+    pub fn fixture(&self, node: u8) -> &GatewayFixture {
+        &self.fixtures[index(node)]
     }
 
-    /// All sites, in order of node id.
+    /// All fixtures, in order of node id.
     #[must_use]
-    pub fn sites(&self) -> &[Site] {
-        &self.sites
+    pub fn fixtures(&self) -> &[GatewayFixture] {
+        &self.fixtures
     }
 
     /// That gateway, if it runs.
@@ -51,7 +51,7 @@ impl GatewayProcesses {
     /// # Panics
     /// When the configuration can't be written, or it doesn't start.
     pub fn start(&mut self, node: u8, config: &str) {
-        self.begin(node, config);
+        self.spawn(node, config);
         self.wait_until_running(node);
     }
 
@@ -59,8 +59,8 @@ impl GatewayProcesses {
     ///
     /// # Panics
     /// When the configuration can't be written, or it can't be started.
-    pub fn begin(&mut self, node: u8, config: &str) {
-        let path = self.site(node).path("gateway.toml");
+    pub fn spawn(&mut self, node: u8, config: &str) {
+        let path = self.fixture(node).path("gateway.toml");
         fs::write(&path, config).expect("the configuration can be written");
         let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
         self.running[index(node)] = Some(gateway);
@@ -71,8 +71,8 @@ impl GatewayProcesses {
     /// # Panics
     /// When it ends instead.
     pub fn wait_until_running(&self, node: u8) {
-        self.running(node).expect("it was begun").wait_for_stderr("gateway running");
-        wait_until("its control socket is there", || self.status(node).is_some());
+        self.running(node).expect("a started gateway").wait_for_stderr("gateway running");
+        wait_until("the control socket answers", || self.status(node).is_some());
     }
 
     /// Kills it with SIGKILL.
@@ -80,23 +80,23 @@ impl GatewayProcesses {
     /// # Panics
     /// When it doesn't run.
     pub fn kill(&mut self, node: u8) {
-        let gateway = self.running[index(node)].take().expect("a gateway that is killed runs");
+        let gateway = self.running[index(node)].take().expect("a running gateway");
         let _ended = gateway.stop_with(Signal::Kill);
     }
 
-    /// Stops it in order (SIGTERM), and returns its output.
+    /// Stops it in order (SIGTERM). Returns its standard error.
     ///
     /// # Panics
     /// When it doesn't run, or ends with an error.
-    pub fn end(&mut self, node: u8) -> String {
-        let gateway = self.running[index(node)].take().expect("a gateway that is ended runs");
+    pub fn stop(&mut self, node: u8) -> String {
+        let gateway = self.running[index(node)].take().expect("a running gateway");
         gateway.stop_with(Signal::Terminate).expect_code(0).stderr
     }
 
     /// Runs `mdgw ha` with these arguments on that gateway's control socket.
     #[must_use]
     pub fn send_request(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
-        let socket = self.site(node).path("control");
+        let socket = self.fixture(node).path("control");
         process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }
 

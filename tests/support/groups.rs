@@ -21,10 +21,10 @@ use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
 use crate::{
     captures::print_to_stderr,
     failover::LeaseTimingMs,
+    gateway_fixture::{GatewayFixture, text, wait_until_joined, write_key},
     gateways::GatewayProcesses,
     pair::{Delivery, LogEntry, check_deliveries, messages_of, read_entries, wait_until},
     process::{self, ExitedProcess, MdgwProcess, TEST_TIMEOUT},
-    site::{Site, text, wait_until_joined, write_key},
     tap::Tap,
 };
 
@@ -41,9 +41,9 @@ pub type Leaders = BTreeMap<u16, (u8, u64)>;
 pub struct GroupCluster {
     /// The gateways: nodes 1 to [`GATEWAYS`].
     pub gateways: GatewayProcesses,
-    /// The lines of three sites: one line for each channel.
+    /// The lines of three fixtures: one line for each channel.
     lines: Vec<SocketAddrV4>,
-    _line_sites: Vec<Site>,
+    _line_fixtures: Vec<GatewayFixture>,
     /// `backend = …` and the table of its store.
     backend: [String; 2],
     timing: LeaseTimingMs,
@@ -59,7 +59,7 @@ impl GroupCluster {
     /// When the key can't be written.
     #[must_use]
     pub fn new(store: Option<String>, timing: LeaseTimingMs) -> Self {
-        let first = Site::numbered(1);
+        let first = GatewayFixture::with_node(1);
         let others = (2..=GATEWAYS).map(|node| first.peer(node)).collect::<Vec<_>>();
         let backend = match store {
             Some(store) => ["etcd".to_owned(), format!("[election.etcd]\n{store}")],
@@ -70,11 +70,11 @@ impl GroupCluster {
         };
         let key = first.path("key");
         write_key(&key);
-        let line_sites: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
+        let line_fixtures: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| GatewayFixture::new()).collect();
         Self {
             gateways: GatewayProcesses::new([first].into_iter().chain(others).collect()),
-            lines: line_sites.iter().flat_map(|site| site.lines).collect(),
-            _line_sites: line_sites,
+            lines: line_fixtures.iter().flat_map(|fixture| fixture.lines).collect(),
+            _line_fixtures: line_fixtures,
             backend,
             timing,
         }
@@ -83,13 +83,13 @@ impl GroupCluster {
     /// Multicast group of the output.
     #[must_use]
     pub fn output(&self) -> SocketAddrV4 {
-        self.gateways.site(1).output
+        self.gateways.fixture(1).output
     }
 
     /// Path of that file in the first gateway's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.gateways.site(1).path(name)
+        self.gateways.fixture(1).path(name)
     }
 
     /// Starts a gateway and waits until it runs.
@@ -148,15 +148,15 @@ impl GroupCluster {
     }
 
     fn log(&self, node: u8, group: u16) -> Vec<LogEntry> {
-        Reader::open(self.gateways.site(node).path("log").join(group.to_string()), group)
+        Reader::open(self.gateways.fixture(node).path("log").join(group.to_string()), group)
             .map(read_entries)
             .unwrap_or_default()
     }
 
     fn config_text(&self, node: u8) -> String {
-        let site = self.gateways.site(node);
+        let fixture = self.gateways.fixture(node);
         let (log, state, socket, audit) =
-            (site.path("log"), site.path("state"), site.path("control"), site.path("audit"));
+            (fixture.path("log"), fixture.path("state"), fixture.path("control"), fixture.path("audit"));
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{}\"\nlog_dir = \"{}\"\nsegment_bytes = 4194304\n\
              retention_bytes = 67108864\ncontrol_socket = \"{}\"\naudit_file = \"{}\"\n\n\
@@ -190,12 +190,12 @@ impl GroupCluster {
              [election.link]\nlisten = \"{}\"\nkey_file = \"{}\"\n",
             groups.join(", "),
             self.output(),
-            site.retransmission,
-            site.requests,
+            fixture.retransmission,
+            fixture.requests,
             text(&self.path("key")),
         );
         for peer in (1..=GATEWAYS).filter(|peer| *peer != node) {
-            let link = self.gateways.site(peer).requests;
+            let link = self.gateways.fixture(peer).requests;
             let _ = write!(config, "\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\nlink = \"{link}\"\n");
         }
         config
@@ -230,7 +230,7 @@ impl GroupConsumers {
     pub fn start(cluster: &GroupCluster, gateways: u32) -> Self {
         let capture = cluster.path("published.pcap");
         let tap = Tap::start(cluster.output(), &capture);
-        let service = cluster.gateways.site(1).retransmission;
+        let service = cluster.gateways.fixture(1).retransmission;
         let consumers: BTreeMap<_, _> =
             (1..=GROUPS).map(|group| (group, GroupConsumer::start(cluster.output(), service, group))).collect();
         wait_until_joined(cluster.output(), gateways + 1 + u32::from(GROUPS));
@@ -255,8 +255,8 @@ impl GroupConsumers {
     /// The longest time between two messages of a group within that period.
     #[must_use]
     pub fn longest_blackout(&self, group: u16, from: Instant, until: Instant) -> Duration {
-        let heard = self.consumers[&group].received();
-        let pairs = heard.windows(2).map(|two| (two[0].0, two[1].0));
+        let received = self.consumers[&group].received();
+        let pairs = received.windows(2).map(|two| (two[0].0, two[1].0));
         pairs
             .filter(|(one, next)| *next >= from && *one < until)
             .map(|(one, next)| next - one)

@@ -28,7 +28,7 @@ impl Json {
     /// Reads one value.
     ///
     /// # Errors
-    /// It is no JSON, or holds a fraction.
+    /// When the text is not JSON or contains a fraction.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
         serde_json::from_slice(text)
     }

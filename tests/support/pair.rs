@@ -1,5 +1,5 @@
-//! Two gateways whose leadership the test decides, a leader that stops wherever the test wants, a venue, and a consumer
-//! that records everything.
+//! Two in-process gateways whose leader the test sets, a scripted leader that stops at any position, a venue, and a
+//! consumer that records all deliveries.
 
 use std::{
     collections::BTreeMap,
@@ -34,13 +34,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     feeds::Packet,
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, wait_until_joined},
     process::TEST_TIMEOUT,
-    site::{Site, SiteConfig, free_address, wait_until_joined},
 };
 
-/// Group id of a [`Site`].
+/// Group id of a [`GatewayFixture`].
 pub const GROUP: GroupId = GroupId(1);
-/// Channel id of a [`Site`].
+/// Channel id of a [`GatewayFixture`].
 pub const CHANNEL: ChannelId = ChannelId(1);
 
 /// Polls until the condition holds.
@@ -73,35 +73,35 @@ pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
     Gateway::start(&config, overrides).expect("the gateway starts")
 }
 
-/// A gateway in the test's own process.
+/// A gateway that runs inside the test process.
 #[derive(Debug)]
 pub struct InProcessGateway {
-    /// Its site.
-    pub site: Site,
+    /// Addresses, directory and configuration.
+    pub fixture: GatewayFixture,
     gateway: Gateway,
 }
 
 impl InProcessGateway {
     /// Starts it as a standby.
     #[must_use]
-    pub fn start(site: Site, expected_messages: &SiteConfig) -> Self {
-        Self::start_with(site, expected_messages, StartMode::default())
+    pub fn start(fixture: GatewayFixture, expected_messages: &GatewayOptions) -> Self {
+        Self::start_with(fixture, expected_messages, StartMode::default())
     }
 
     /// Starts it, as a standby, with that.
     #[must_use]
-    pub fn start_with(site: Site, expected_messages: &SiteConfig, beginning: StartMode) -> Self {
-        let gateway = start_gateway(&site.config(expected_messages), beginning);
-        Self { site, gateway }
+    pub fn start_with(fixture: GatewayFixture, expected_messages: &GatewayOptions, beginning: StartMode) -> Self {
+        let gateway = start_gateway(&fixture.config(expected_messages), beginning);
+        Self { fixture, gateway }
     }
 
     /// The group's handle.
     ///
     /// # Panics
-    /// Never: a site has that group.
+    /// Never: the configuration has that group.
     #[must_use]
     pub fn handle(&self) -> &GroupHandle {
-        self.gateway.group(GROUP).expect("a site has one group")
+        self.gateway.group(GROUP).expect("the configuration has one group")
     }
 
     /// Status of its channel, and what it has received from the peer.
@@ -129,7 +129,7 @@ impl InProcessGateway {
     /// All entries of its log.
     #[must_use]
     pub fn log(&self) -> Vec<LogEntry> {
-        log_entries(&self.site)
+        log_entries(&self.fixture)
     }
 
     /// Waits until its log reaches that position.
@@ -144,7 +144,9 @@ impl InProcessGateway {
     pub fn wait_until_received(&self, position: StreamPosition) {
         let status_table = self.gateway.status_table().expect("a standby listens");
         wait_until("the output of the leader is received", || {
-            status_table.get(CHANNEL).is_some_and(|status_table| status_table.heard.received_through == Some(position))
+            status_table
+                .get(CHANNEL)
+                .is_some_and(|status_table| status_table.received.received_through == Some(position))
         });
     }
 
@@ -205,10 +207,10 @@ impl LogEntry {
     }
 }
 
-/// Everything in a site's publication log.
+/// All entries of a gateway's publication log.
 #[must_use]
-pub fn log_entries(site: &Site) -> Vec<LogEntry> {
-    let reader = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
+pub fn log_entries(fixture: &GatewayFixture) -> Vec<LogEntry> {
+    let reader = Reader::open(fixture.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
     reader.map(read_entries).unwrap_or_default()
 }
 
@@ -244,7 +246,7 @@ pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
     messages
 }
 
-/// A leader that publishes entries of a log as far as the test says, and then nothing more.
+/// A leader that publishes log entries only up to the position that the test sets.
 #[derive(Debug)]
 pub struct ScriptedLeader {
     socket: UdpSocket,
@@ -339,18 +341,18 @@ pub enum Delivery {
 }
 
 impl RecordingConsumer {
-    /// Subscribes to a site's output, and requests missing messages from that site's gateway.
+    /// Subscribes to a gateway's output, and requests missing messages from that gateway.
     ///
     /// # Panics
     /// When it can't.
     #[must_use]
-    pub fn open(site: &Site, members: u32) -> Self {
-        let line = LineAddress::new(site.output, Ipv4Addr::LOCALHOST);
+    pub fn open(fixture: &GatewayFixture, members: u32) -> Self {
+        let line = LineAddress::new(fixture.output, Ipv4Addr::LOCALHOST);
         let mut config = SubscriberConfig::new(vec![line]);
         config.receiver.group = GROUP;
-        config.services = vec![site.retransmission];
+        config.services = vec![fixture.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
-        wait_until_joined(site.output, members);
+        wait_until_joined(fixture.output, members);
         Self { subscriber, deliveries: Vec::new() }
     }
 
@@ -420,7 +422,7 @@ pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u
                     return Err(format!("{sequence}: one too many"));
                 };
                 if *name != (*session, *sequence) {
-                    return Err(format!("{session} {sequence} came where {} {} was due", name.0, name.1));
+                    return Err(format!("{session} {sequence} delivered where {} {} was expected", name.0, name.1));
                 }
                 if records != body {
                     return Err(format!("{session} {sequence}: other records"));
@@ -431,5 +433,5 @@ pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u
             Delivery::End(_) => {}
         }
     }
-    expected_messages.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never came", name.0, name.1)))
+    expected_messages.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never delivered", name.0, name.1)))
 }

@@ -1,4 +1,4 @@
-//! The program as a user runs it: started, watched line by line, stopped, and never left behind.
+//! Runs the `mdgw` program as a user does: starts it, reads its output line by line, and stops it. Dropping it kills it.
 
 use std::{
     env,
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, kill_process};
 
-/// Bound of every wait in tests: no step takes this long on any machine, so a longer one hangs.
+/// Upper bound of every wait in tests. A step that takes longer is considered hung.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The program under test: `MDGW_PROGRAM`, or else the one that Cargo builds in the profile of the calling test.
@@ -24,7 +24,8 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        // A package alone may get other features of its dependencies than the workspace, and a rebuild takes minutes.
+        // Build the whole workspace: one package alone may select other features of its dependencies, which means a rebuild of
+        // several minutes.
         if let Some(program) = env::var_os("MDGW_PROGRAM") {
             return PathBuf::from(program);
         }
@@ -72,7 +73,7 @@ pub struct ExitedProcess {
     pub stderr: String,
 }
 
-/// Signals that users send.
+/// Signals that a test can send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGINT, as Ctrl-C sends it.
@@ -239,7 +240,7 @@ impl MdgwProcess {
     /// # Panics
     /// When it takes longer.
     pub fn wait_for_exit_within(mut self, timeout: Duration) -> ExitedProcess {
-        // Both streams end when the process does; it starts no others that could hold them.
+        // Both streams end with the process, since no child process holds them.
         let deadline = Instant::now() + timeout;
         for stream in [&self.stdout, &self.stderr] {
             assert!(
@@ -270,7 +271,7 @@ impl MdgwProcess {
 
 impl Drop for MdgwProcess {
     fn drop(&mut self) {
-        // Gone already, in most tests.
+        // In most tests the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -315,15 +316,15 @@ struct OutputState {
 impl OutputStream {
     fn read(pipe: impl Read + Send + 'static) -> Arc<Self> {
         let stream = Arc::new(Self::default());
-        let of_thread = Arc::clone(&stream);
+        let thread_copy = Arc::clone(&stream);
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
-                of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
-                of_thread.changed.notify_all();
+                thread_copy.state.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
+                thread_copy.changed.notify_all();
             }
-            of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
-            of_thread.changed.notify_all();
+            thread_copy.state.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
+            thread_copy.changed.notify_all();
         });
         stream
     }

@@ -4,8 +4,8 @@ use std::{env, path::PathBuf};
 
 use crate::captures::print_to_stderr;
 
-/// The Python that `MDGW_PYTHON` names, with the packages of `tests/requirements.txt`; the test command has made it. `None`, and
-/// a line that says so, where there is none: the test has nobody to read with then.
+/// The Python interpreter that `MDGW_PYTHON` names, with the packages of `tests/requirements.txt`; `tests/run` installs it.
+/// `None`, with a message on standard error, without one: the test is then skipped.
 #[must_use]
 pub fn python(test: &str) -> Option<PathBuf> {
     let python = env::var_os("MDGW_PYTHON").map(PathBuf::from);

@@ -14,7 +14,7 @@ use std::{
 use mdgw_captures::impairment::{ImpairedLines, LineImpairment, LossPolicy};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Receives one group on loopback and forwards what the damage leaves to another one.
+/// Receives one multicast group on loopback, applies the damage, and forwards the rest to another group.
 #[derive(Debug)]
 pub struct LossyRelay {
     shared: Arc<RelayCounts>,
@@ -38,18 +38,18 @@ impl LossyRelay {
         let receive = open_receive(from).expect("the relay joins a group");
         let send = open_send().expect("the relay opens a socket");
         let shared = Arc::new(RelayCounts::default());
-        let of_thread = Arc::clone(&shared);
+        let thread_copy = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             let mut lines = ImpairedLines::new(&[damage], LossPolicy::Independent, seed);
             let mut datagram = [0; 2_048];
-            while !of_thread.stop.load(Ordering::Acquire) {
+            while !thread_copy.stop.load(Ordering::Acquire) {
                 let Ok(length) = receive.recv(&mut datagram) else { continue };
-                of_thread.received.fetch_add(1, Ordering::Relaxed);
+                thread_copy.received.fetch_add(1, Ordering::Relaxed);
                 let packet: Arc<[u8]> = datagram[..length].into();
                 lines.transmit(&packet, |_, _, packet| {
                     let sent = send.send_to(packet, to).expect("loopback takes a datagram");
                     assert_eq!(sent, packet.len());
-                    of_thread.forwarded.fetch_add(1, Ordering::Relaxed);
+                    thread_copy.forwarded.fetch_add(1, Ordering::Relaxed);
                 });
             }
         });

@@ -30,12 +30,12 @@ impl StallingRelay {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has an address left");
         let Ok(SocketAddr::V4(address)) = listener.local_addr() else { panic!("not an IPv4 socket") };
         let is_stalled = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&is_stalled);
+        let thread_copy = Arc::clone(&is_stalled);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 // If the server refuses, the client's connection is closed.
                 let Ok(server) = TcpStream::connect(to) else { continue };
-                let is_stalled = Arc::clone(&of_thread);
+                let is_stalled = Arc::clone(&thread_copy);
                 let (Ok(client_reader), Ok(server_writer)) = (client.try_clone(), server.try_clone()) else { continue };
                 std::thread::spawn(move || forward(client_reader, server_writer, usize::MAX, &AtomicBool::new(false)));
                 let bytes_max = if is_stalled.load(Ordering::Acquire) { usize::MAX } else { bytes_max };

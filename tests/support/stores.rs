@@ -20,7 +20,7 @@ use tempfile::TempDir;
 pub use etcd::{PASSWORD, USER};
 use server::StoreNode;
 
-use crate::{captures::print_to_stderr, namespaces::Host, process::TEST_TIMEOUT, site::free_address};
+use crate::{captures::print_to_stderr, gateway_fixture::free_address, namespaces::Host, process::TEST_TIMEOUT};
 
 /// A kind of store, and its access control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A capture of a published group, received like any subscriber would.
+//! Captures a published multicast group, received as a subscriber receives it.
 
 use std::{
     fs::File,
@@ -29,17 +29,17 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Joins the group; what is sent from now on is captured.
+    /// Joins the group and captures everything from now on.
     ///
     /// # Panics
-    /// When the socket can't be opened or the file not be written.
+    /// When the socket can't be opened or the file can't be written.
     #[must_use]
     pub fn start(group: SocketAddrV4, path: &Path) -> Self {
         let socket = open(group).expect("the tap joins a group");
         let file = BufWriter::new(File::create(path).expect("a capture can be created"));
         let mut writer = PcapWriter::new(file).expect("a capture can be begun");
         let stop = Arc::new(AtomicBool::new(false));
-        let of_thread = Arc::clone(&stop);
+        let thread_copy = Arc::clone(&stop);
         let covered_through = Arc::new(AtomicU64::new(0));
         let covered_writer = Arc::clone(&covered_through);
         let thread = std::thread::spawn(move || {
@@ -47,8 +47,8 @@ impl Tap {
             let mut count = 0;
             let sender = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
             loop {
-                // Asked before, so that what lay in the socket then is still read.
-                let is_stopping = of_thread.load(Ordering::Acquire);
+                // Read before the socket, so that all datagrams queued at that time are still captured.
+                let is_stopping = thread_copy.load(Ordering::Acquire);
                 while let Ok(length) = socket.recv(&mut datagram) {
                     let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
                     let time_ns = u64::try_from(time_ns).expect("before 2554");

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::{captures::print_to_stderr, site::text};
+use crate::{captures::print_to_stderr, gateway_fixture::text};
 
 /// A file system in memory. Unmounted when it is dropped, by a panicking test too.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 //! Rules of the repository that neither Cargo nor clippy enforces: which package may use which, modules without cycles,
-//! documents that point to what exists, a runbook for each alarm, short files, licences. Each rule is shown to catch what it is there for.
+//! documents that point to what exists, a runbook for each alarm, short files, licences. Each rule has a control that it must catch.
 
 mod alarms;
 mod documents;

@@ -100,9 +100,9 @@ fn rows_not_printed(readme: &str, source: &str) -> Vec<String> {
 
 /// The headings of all documents.
 struct Headings {
-    /// By the document's path: what an anchor may name.
+    /// The anchors of each document, by its path.
     anchors: BTreeMap<PathBuf, BTreeSet<String>>,
-    /// Headings of several words, as they read. A single word is quoted for other reasons too.
+    /// Headings of several words, as text. Single words are left out, since they are quoted for other reasons too.
     texts: BTreeSet<String>,
 }
 
@@ -136,7 +136,7 @@ impl Headings {
         let is_dead = |link: &String| {
             let Some((file, anchor)) = link.split_once('#').filter(|_| !is_foreign(link)) else { return false };
             let target = if file.is_empty() { PathBuf::from(document) } else { normalised(&folder.join(file)) };
-            // Lines of source files, and documents that don't exist, are not for here.
+            // Anchors of source files, and missing documents, are checked elsewhere.
             self.anchors.get(&target).is_some_and(|anchors| !anchors.contains(anchor))
         };
         let dead: Vec<_> = links(text).into_iter().filter(is_dead).map(|link| format!("{document}: {link}")).collect();

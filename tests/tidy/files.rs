@@ -9,7 +9,7 @@ use super::{SourceFile, assert_none, files, sources};
 /// Longest source file.
 const LINES_MAX: usize = 1_000;
 
-/// Words in comments that mean "not finished"; in two halves, so that they don't stand here. The macros of that meaning
+/// Words in comments that mean "not finished"; in two halves, so that this file does not contain them. The macros of that meaning
 /// are refused by clippy.
 const REMINDERS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 

@@ -25,7 +25,7 @@ fn licences_of_linked_packages_are_allowed() {
 
 #[test]
 fn the_first_command_needs_no_protocol_compiler() {
-    // The client of a store that is not asked for, and what it takes to build it.
+    // Store clients that are not built by default, and their build dependencies.
     let found = |features: &[&str]| linked_packages(features).into_iter().any(|(name, _)| name == "prost-build");
     assert!(!found(&[]), "linked by default");
     assert!(found(&["--features", "mdgw/etcd"]));

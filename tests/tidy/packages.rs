@@ -113,7 +113,7 @@ fn architecture_shows_the_doors_in_force() {
     let shown = doors_shown(&architecture);
     let in_force =
         DOORS.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(|(package, doors)| {
-            // The binary may use every package; the table says so in words.
+            // The binary may use every package; the table has a sentence for that.
             let doors = if *package == "gateway/mdgw" { &["all of these"] } else { *doors };
             (*package, doors.to_vec())
         });

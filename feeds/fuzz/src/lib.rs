@@ -82,7 +82,7 @@ pub fn iextp(input: &[u8]) {
     let position = iextp::SegmentPosition {
         first: packet.first,
         stream_offset: header.stream_offset.get().cast_unsigned(),
-        send_time: packet.send_time.expect("IEX tells it"),
+        send_time: packet.send_time.expect("IEX packets have a send time"),
     };
     let mut again = Vec::new();
     let mut writer = iextp::PacketWriter::begin(&mut again, stream, position, usize::MAX);

@@ -154,7 +154,7 @@ fn a_feed_is_recognised_from_one_datagram() {
     let event = [b"S".as_slice(), &[0; 9]].concat();
     assert_eq!(detect_protocol(&mold(5, &[order.clone(), order.clone()])), Some(DetectedProtocol::Itch50));
     assert_eq!(detect_protocol(&mold(5, &[order, event.clone()])), None, "a length that ITCH 5.0 does not have");
-    assert_eq!(detect_protocol(&mold(5, &[])), None, "a heartbeat does not tell whose it is");
+    assert_eq!(detect_protocol(&mold(5, &[])), None, "a heartbeat does not identify its venue");
     for (message_protocol_id, feed) in [
         (iextp::PROTOCOL_TOPS_1_5, Some(DetectedProtocol::IexTops)),
         (iextp::PROTOCOL_TOPS_1_6, Some(DetectedProtocol::IexTops)),

@@ -392,8 +392,8 @@ impl fmt::Display for Notice {
             }
             Self::StoreReachable => f.write_str("the store answers again"),
             Self::Obstacle(obstacle) => write!(f, "not eligible: {obstacle}"),
-            Self::HigherEpochObserved(heard) => {
-                write!(f, "stepping down: received output of a higher epoch {} (node {})", heard.count(), heard.node())
+            Self::HigherEpochObserved(epoch) => {
+                write!(f, "stepping down: received output of a higher epoch {} (node {})", epoch.count(), epoch.node())
             }
             Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
             Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),

@@ -385,8 +385,8 @@ mod tests {
         let mut writing = TestRegister::in_directory(directory.path());
         let record = record(1, &member(1, 1));
         assert_eq!(writing.swap(0, &record), Outcome::Swapped(Version(1)));
-        let told = watching.events.recv().unwrap();
-        assert_eq!(told, RegisterEvent::Changed(Some(Versioned { version: Version(1), record })));
+        let event = watching.events.recv().unwrap();
+        assert_eq!(event, RegisterEvent::Changed(Some(Versioned { version: Version(1), record })));
     }
 
     #[test]

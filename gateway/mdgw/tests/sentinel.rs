@@ -41,13 +41,13 @@ const GROUP: GroupId = GroupId(9);
 const EPOCH: Epoch = Epoch(5 << 8 | 3);
 
 /// Directory of the key, and the socket that receives death notices.
-struct Site {
+struct Fixture {
     directory: tempfile::TempDir,
     recipient: UdpSocket,
     key: SharedKey,
 }
 
-impl Site {
+impl Fixture {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
@@ -256,13 +256,13 @@ fn death_of(incarnation: u64) -> Announcement {
 
 /// Lets a gateway die. Its death must be announced three times, and nothing else.
 fn check(options: Options<'_>, die: impl FnOnce(&mut Gateway)) -> String {
-    let site = Site::new();
-    let mut gateway = site.gateway(options);
-    assert_eq!(site.notices(), [], "no notice while the gateway lives");
+    let fixture = Fixture::new();
+    let mut gateway = fixture.gateway(options);
+    assert_eq!(fixture.notices(), [], "no notice while the gateway lives");
     die(&mut gateway);
-    assert_eq!([(); 3].map(|()| site.notice()), [death_of(options.incarnation); 3]);
+    assert_eq!([(); 3].map(|()| fixture.notice()), [death_of(options.incarnation); 3]);
     let log = gateway.stderr_text();
-    assert_eq!(site.notices(), [], "{log}");
+    assert_eq!(fixture.notices(), [], "{log}");
     assert!(!gateway.child.wait().unwrap().success(), "{log}");
     log
 }
@@ -312,7 +312,7 @@ fn signals_to_the_gateway_process_group_spare_the_sentinel() {
 #[test]
 fn a_stopped_gateway_is_killed_only_with_a_hang_limit() {
     let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(8) };
-    let unlimited = Site::new();
+    let unlimited = Fixture::new();
     let mut unlimited_gateway = unlimited.gateway(with_incarnation(9));
     kill_process(unlimited_gateway.id(), Signal::STOP).unwrap();
     let log = check(limited, |gateway| kill_process(gateway.id(), Signal::STOP).unwrap());
@@ -370,32 +370,32 @@ fn a_record_not_taken_over_is_released_on_behalf() {
 
 #[test]
 fn an_orderly_stop_is_not_announced() {
-    let site = Site::new();
-    let mut gateway = site.gateway(with_incarnation(11));
+    let fixture = Fixture::new();
+    let mut gateway = fixture.gateway(with_incarnation(11));
     gateway.order("close");
     assert!(gateway.child.wait().unwrap().success());
     let log = gateway.stderr_text();
     assert!(log.contains("gateway stopped cleanly"), "{log}");
-    assert_eq!(site.notices(), []);
+    assert_eq!(fixture.notices(), []);
 }
 
 #[test]
 fn a_gateway_survives_its_sentinel_and_reports_the_loss() {
-    let site = Site::new();
-    let mut gateway = site.gateway(with_incarnation(12));
+    let fixture = Fixture::new();
+    let mut gateway = fixture.gateway(with_incarnation(12));
     kill_process(gateway.sentinel.unwrap(), Signal::KILL).unwrap();
     gateway.order("fault");
     let fault = gateway.answer();
     assert!(fault.contains("sentinel"), "{fault}");
     gateway.order("close");
     assert!(gateway.child.wait().unwrap().success());
-    assert_eq!(site.notices(), []);
+    assert_eq!(fixture.notices(), []);
 }
 
 #[test]
 fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
-    let site = Site::new();
-    let socket = site.path("sentinel.socket");
+    let fixture = Fixture::new();
+    let socket = fixture.path("sentinel.socket");
     let mut service = Command::new(env!("CARGO_BIN_EXE_mdgw"))
         .args(["sentinel", "--priority", "0", "--socket"])
         .arg(&socket)
@@ -406,17 +406,17 @@ fn a_sentinel_service_watches_gateways_in_sequence_and_in_parallel() {
     log.find(|line| line.contains("ready")).expect("the sentinel must listen");
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let options = |incarnation| Options { service: Some(&socket), ..with_incarnation(incarnation) };
-    let mut first = site.gateway(options(13));
-    let mut second = site.gateway(options(14));
+    let mut first = fixture.gateway(options(13));
+    let mut second = fixture.gateway(options(14));
     for (gateway, incarnation) in [(&mut second, 14), (&mut first, 13)] {
         gateway.child.kill().unwrap();
-        assert_eq!([(); 3].map(|()| site.notice()), [death_of(incarnation); 3]);
+        assert_eq!([(); 3].map(|()| fixture.notice()), [death_of(incarnation); 3]);
     }
-    assert_eq!(site.notices(), []);
-    let mut third = site.gateway(options(15));
+    assert_eq!(fixture.notices(), []);
+    let mut third = fixture.gateway(options(15));
     third.order("close");
     log.find(|line| line.contains("gateway stopped cleanly")).expect("the sentinel must watch the third gateway");
-    assert_eq!(site.notices(), []);
+    assert_eq!(fixture.notices(), []);
     service.kill().unwrap();
     service.wait().unwrap();
 }

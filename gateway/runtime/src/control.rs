@@ -420,7 +420,7 @@ mod tests {
         let record: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
         control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&record)));
         ok(control.handle(admit(3, "gw3")));
-        assert_eq!(refused(control.handle(admit(2, "stranger"))), "node 2 is already named gw2");
+        assert_eq!(refused(control.handle(admit(2, "other-name"))), "node 2 is already named gw2");
         ok(control.handle(Request::HandOver { group: None, target: None }));
         assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway is not the leader"));
         // The record may name no gateway that could admit.

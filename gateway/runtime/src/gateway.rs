@@ -372,7 +372,7 @@ impl Gateway {
             let health = lock(&healths).get(&group).copied();
             let status_table = status_table.as_ref().map(|status_table| status_table.all()).unwrap_or_default();
             let known = channels.iter().filter_map(|channel| Some((channel, status_table.get(channel)?)));
-            let told = known.map(|(channel, known)| {
+            let channel_status = known.map(|(channel, known)| {
                 let logged_through = known.logged_through.map(AuditPosition::from);
                 let state = format!("{:?}", known.state).to_lowercase();
                 let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
@@ -407,7 +407,7 @@ impl Gateway {
                 "takeovers": takeovers,
                 "fitness": fitness,
                 "joining": joining,
-                "channels": told.collect::<Vec<_>>(),
+                "channels": channel_status.collect::<Vec<_>>(),
             })
         };
         let latch = Arc::new(election.clone());

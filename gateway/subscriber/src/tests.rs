@@ -88,13 +88,13 @@ fn lost_messages_are_recovered_from_a_responding_service() {
     }
     let service_thread = std::thread::spawn(move || {
         let mut buffer = [0; 100];
-        let (length, asker) = service.recv_from(&mut buffer).unwrap();
+        let (length, requester) = service.recv_from(&mut buffer).unwrap();
         let request = ServiceRequest::parse(&buffer[..length]).unwrap();
         for sequence in request.first.0..request.next.0 {
-            service.send_to(&message(PacketFlags::RETRANSMISSION, sequence), asker).unwrap();
+            service.send_to(&message(PacketFlags::RETRANSMISSION, sequence), requester).unwrap();
         }
         let end = packet(PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT), (1, 6), &[]);
-        service.send_to(&end, asker).unwrap();
+        service.send_to(&end, requester).unwrap();
         (request.first.0, request.next.0, request.session)
     });
     poll_until(&mut subscriber, &mut items, |items| items.len() >= 6);

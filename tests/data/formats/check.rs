@@ -1,4 +1,4 @@
-//! Compares a fixture of this folder with the values that it stands for. Each package includes this file in its unit tests.
+//! Compares a fixture of this folder with the values that it encodes. Each package includes this file in its unit tests.
 
 use std::fmt::Debug;
 

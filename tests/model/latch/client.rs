@@ -1,4 +1,4 @@
-//! Between a gateway and the store: requests and answers, and the lifetimes of sessions and processes.
+//! The store client of each gateway: requests and answers, sessions, and restarts of the process.
 
 use mdgw_election::{
     core::Input,
@@ -11,7 +11,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     InFlight, InFlightMessage, LatchModel, Node, PlacedRequest, State, Violation,
-    network::ticket_of,
+    network::request_id_of,
     store::{Removal, SessionId, id_of},
 };
 
@@ -26,30 +26,30 @@ impl LatchModel {
                 self.step(state, node, Input::Backend(SessionEvent::Answer(request_id, SessionAnswer::Done)));
             }
         } else if is_of_place && place.is_none() {
-            state.send_event(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
+            state.send_event(id, SessionEvent::Answer(request_id_of(&request), SessionAnswer::Gone));
         } else {
             state.enqueue(InFlightMessage::Request {
                 from: id,
-                asked: PlacedRequest { place, request },
+                placed: PlacedRequest { place, request },
                 is_awaited: true,
             });
         }
     }
 
-    /// What the store makes of a request; `None`: its session has ended.
+    /// The store executes a request and returns its answer; `None`: the session has ended.
     pub(super) fn handle_at_store(
         &self,
         state: &mut State,
         from: SessionId,
-        asked: &PlacedRequest,
+        placed: &PlacedRequest,
     ) -> Option<SessionAnswer> {
-        let PlacedRequest { place, request } = asked;
+        let PlacedRequest { place, request } = placed;
         if self.requests_in_order {
-            state.network.retain(|message| !message.what.was_requested_before(from, request));
+            state.network.retain(|message| !message.content.was_requested_before(from, request));
         }
         let store = &mut state.store;
         let is_alive = store.record_contact(from, state.now, self.session_end_delay);
-        let stands = is_alive && place.is_some_and(|place| store.has_place(place));
+        let has_place = is_alive && place.is_some_and(|place| store.has_place(place));
         let skips_place_check = !self.checks_place && matches!(request, SessionRequest::TakeEpoch { .. });
         if !is_alive && !skips_place_check {
             return None;
@@ -69,8 +69,8 @@ impl LatchModel {
                 answer
             }
             SessionRequest::KeepAlive(_) => unreachable!("answered at once"),
-            SessionRequest::Renew(_) => done(stands),
-            SessionRequest::TakeEpoch { .. } if self.checks_place && !stands => SessionAnswer::Gone,
+            SessionRequest::Renew(_) => done(has_place),
+            SessionRequest::TakeEpoch { .. } if self.checks_place && !has_place => SessionAnswer::Gone,
             SessionRequest::TakeEpoch { expected, .. } if self.checks_version && *expected != store.version => {
                 SessionAnswer::Refused
             }
@@ -78,7 +78,9 @@ impl LatchModel {
                 store.take_epoch(*epoch);
                 SessionAnswer::Done
             }
-            SessionRequest::Leave(_) => done(stands && place.is_some_and(|place| state.remove(place, Removal::Left))),
+            SessionRequest::Leave(_) => {
+                done(has_place && place.is_some_and(|place| state.remove(place, Removal::Left)))
+            }
             SessionRequest::Remove(_, name) => {
                 let place = store.place_named(name);
                 done(place.is_some_and(|place| state.remove(place, Removal::Removed)))
@@ -86,12 +88,12 @@ impl LatchModel {
         })
     }
 
-    pub(super) fn arrive(&self, state: &mut State, load: InFlightMessage) {
-        match load {
-            InFlightMessage::Request { from, asked, is_awaited } => {
-                let answer = self.handle_at_store(state, from, &asked);
+    pub(super) fn arrive(&self, state: &mut State, message: InFlightMessage) {
+        match message {
+            InFlightMessage::Request { from, placed, is_awaited } => {
+                let answer = self.handle_at_store(state, from, &placed);
                 if let Some(answer) = answer.filter(|_| is_awaited) {
-                    state.send_event(from, SessionEvent::Answer(ticket_of(&asked.request), answer));
+                    state.send_event(from, SessionEvent::Answer(request_id_of(&placed.request), answer));
                 }
             }
             InFlightMessage::Event { to, event } => {
@@ -109,17 +111,17 @@ impl LatchModel {
         let Node { incarnation, session, .. } = state.nodes[node];
         let id = (node, session + 1);
         (state.nodes[node].session, state.nodes[node].place) = (id.1, None);
-        // Of an earlier session nothing comes any more.
-        state.network.retain(|message| !matches!(message.what, InFlightMessage::Event { to, .. } if to.0 == node));
+        // Events of an earlier session no longer arrive.
+        state.network.retain(|message| !matches!(message.content, InFlightMessage::Event { to, .. } if to.0 == node));
         state.store.begin_session(id, incarnation, state.now);
-        let asked = self.clock(node, state.now);
-        state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, requested_at: asked });
+        let requested_at = self.clock(node, state.now);
+        state.send_event(id, SessionEvent::Started { timeout_ns: self.session_timeout_ns, requested_at });
     }
 
-    /// What was asked may have been done or not, now or later.
-    pub(super) fn time_out_requests(&self, state: &mut State, mut asked: Vec<(SessionId, RequestId)>) {
-        asked.sort_unstable();
-        for (id, request_id) in asked {
+    /// Reports these requests as unknown: each may have taken effect, may take effect later, or never.
+    pub(super) fn time_out_requests(&self, state: &mut State, mut requests: Vec<(SessionId, RequestId)>) {
+        requests.sort_unstable();
+        for (id, request_id) in requests {
             if state.is_current(id) {
                 let answer = SessionAnswer::Unknown(String::new());
                 self.step(state, id.0, Input::Backend(SessionEvent::Answer(request_id, answer)));
@@ -127,26 +129,26 @@ impl LatchModel {
         }
     }
 
-    /// The connection is another one from now on. What was asked over the old one may still be done.
+    /// Replaces the connection. Requests over the old connection may still take effect.
     pub(super) fn break_connection(&self, state: &mut State, node: usize) {
         let id = (node, state.nodes[node].session);
-        let given_up =
-            state.network.iter().filter_map(|message| message.what.awaited_ticket()).filter(|(of, _)| *of == id);
-        let given_up: Vec<_> = given_up.collect();
-        state.network.retain(|message| !message.what.is_answer_to(id));
-        for InFlight { what, is_late } in &mut state.network {
-            if let InFlightMessage::Request { from, is_awaited, .. } = what
+        let abandoned =
+            state.network.iter().filter_map(|message| message.content.awaited_request()).filter(|(of, _)| *of == id);
+        let abandoned: Vec<_> = abandoned.collect();
+        state.network.retain(|message| !message.content.is_answer_to(id));
+        for InFlight { content, is_late } in &mut state.network {
+            if let InFlightMessage::Request { from, is_awaited, .. } = content
                 && *from == id
             {
                 (*is_awaited, *is_late) = (false, true);
             }
         }
         self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::InDoubt)));
-        self.time_out_requests(state, given_up);
+        self.time_out_requests(state, abandoned);
         self.step(state, node, Input::Backend(SessionEvent::StoreLink(StoreLink::Up)));
     }
 
-    /// The session with that index has had no contact for too long.
+    /// The store ends a session that had no contact for too long.
     pub(super) fn end_session(&self, state: &mut State, index: usize) {
         let id = state.store.sessions[index].id;
         if !self.rejoins_silently {
@@ -171,17 +173,17 @@ impl LatchModel {
                 (0..2).for_each(|_| state.enqueue(InFlightMessage::Died { to, notice }));
             }
         }
-        // Answers to it are lost; its requests may still take effect.
-        state.network.retain(|message| !matches!(message.what, InFlightMessage::Died { to, .. } if to == node));
+        // Answers to the old process are lost; its requests may still take effect.
+        state.network.retain(|message| !matches!(message.content, InFlightMessage::Died { to, .. } if to == node));
         let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
-        let of_node = &mut state.nodes[node];
-        of_node.core = self.latch(node, incarnation + 1, own_epoch);
-        of_node.incarnation += 1;
-        (of_node.fence, of_node.sends_end, of_node.is_draining) = (None, MonoNs(0), false);
+        let restarted = &mut state.nodes[node];
+        restarted.core = self.latch(node, incarnation + 1, own_epoch);
+        restarted.incarnation += 1;
+        (restarted.fence, restarted.sends_end, restarted.is_draining) = (None, MonoNs(0), false);
         self.begin(state, node);
     }
 
-    /// Its process has just been started.
+    /// Handles the start of the process.
     pub(super) fn begin(&self, state: &mut State, node: usize) {
         self.begin_session(state, node);
         self.step(state, node, Input::Eligibility(Eligibility::Eligible));

@@ -13,18 +13,18 @@ use super::{
 };
 
 impl State {
-    pub(super) fn enqueue(&mut self, what: InFlightMessage) {
-        self.network.push(InFlight { what, is_late: false });
+    pub(super) fn enqueue(&mut self, content: InFlightMessage) {
+        self.network.push(InFlight { content, is_late: false });
     }
 
-    /// Drops notifications of a session that its gateway has replaced.
+    /// Sends an event to a session, unless its gateway has replaced that session.
     pub(super) fn send_event(&mut self, to: SessionId, event: SessionEvent) {
         if self.is_current(to) {
             self.enqueue(InFlightMessage::Event { to, event });
         }
     }
 
-    /// Whether that session is the one that its gateway has now.
+    /// Whether that session is the present session of its gateway.
     pub(super) fn is_current(&self, (node, session): SessionId) -> bool {
         self.nodes[node].session == session
     }
@@ -34,7 +34,7 @@ impl State {
         self.set_known_place(of, place);
     }
 
-    /// The client learns of its place with the answer; until then nothing is asked about it.
+    /// The client receives its place with an answer. Before that it sends no request about a place.
     pub(super) fn set_known_place(&mut self, of: SessionId, place: Option<u32>) {
         if self.is_current(of) {
             self.nodes[of.0].place = place;
@@ -50,42 +50,43 @@ impl State {
         watchers.is_some()
     }
 
-    /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
+    /// Whether no earlier request of the same session waits for an answer. An abandoned request takes effect before this one,
+    /// or never.
     pub(super) fn is_next_in_session(&self, message: &InFlight) -> bool {
-        let InFlightMessage::Request { from, asked, .. } = &message.what else { return true };
-        let mut waiting = self.network.iter().filter(|other| other.what.awaited_ticket().is_some());
-        !waiting.any(|other| other.what.was_requested_before(*from, &asked.request))
+        let InFlightMessage::Request { from, placed, .. } = &message.content else { return true };
+        let mut waiting = self.network.iter().filter(|other| other.content.awaited_request().is_some());
+        !waiting.any(|other| other.content.was_requested_before(*from, &placed.request))
     }
 
-    /// Another than node 1 leads, after the place before it went that way.
+    /// Whether another node than node 1 leads after the first place was removed that way.
     pub(super) fn moved_after(&self, how: Removal) -> bool {
         self.store.last_removal == Some(how) && self.nodes.iter().skip(1).any(|node| node.fence.is_some())
     }
 }
 
 impl InFlightMessage {
-    /// Whose request still waits for an answer, or for this one.
-    pub(super) fn awaited_ticket(&self) -> Option<(SessionId, RequestId)> {
+    /// The request that still waits for an answer, or that this message answers.
+    pub(super) fn awaited_request(&self) -> Option<(SessionId, RequestId)> {
         match self {
-            Self::Request { from, asked, is_awaited: true } => Some((*from, ticket_of(&asked.request))),
+            Self::Request { from, placed, is_awaited: true } => Some((*from, request_id_of(&placed.request))),
             Self::Event { to, event: SessionEvent::Answer(request_id, _) } => Some((*to, *request_id)),
             Self::Request { .. } | Self::Event { .. } | Self::Died { .. } => None,
         }
     }
 
-    /// Whether that session asked it before that request.
+    /// Whether this is an earlier request of that session.
     pub(super) fn was_requested_before(&self, session: SessionId, request: &SessionRequest) -> bool {
-        let Self::Request { from, asked, .. } = self else { return false };
-        *from == session && ticket_of(&asked.request) < ticket_of(request)
+        let Self::Request { from, placed, .. } = self else { return false };
+        *from == session && request_id_of(&placed.request) < request_id_of(request)
     }
 
     pub(super) fn is_answer_to(&self, id: SessionId) -> bool {
         matches!(self, Self::Event { to, event: SessionEvent::Answer(..) } if *to == id)
     }
 
-    /// What a client asks for again with each connection until it knows.
+    /// Whether the client requests this event again after each reconnect, so that it is never lost.
     pub(super) fn is_reliable(&self) -> bool {
-        matches!(self, Self::Event { .. }) && self.awaited_ticket().is_none()
+        matches!(self, Self::Event { .. }) && self.awaited_request().is_none()
     }
 }
 
@@ -95,7 +96,7 @@ pub(super) fn fingerprint(message: &InFlight) -> u64 {
     hasher.finish()
 }
 
-pub(super) fn ticket_of(request: &SessionRequest) -> RequestId {
+pub(super) fn request_id_of(request: &SessionRequest) -> RequestId {
     match request {
         SessionRequest::Join(request_id)
         | SessionRequest::ReadQueue(request_id)

@@ -7,18 +7,18 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::Epoch;
 
-/// A gateway, and which session of it.
+/// A gateway, and the number of its session.
 pub(super) type SessionId = (usize, u32);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct LatchStore {
-    /// In the order of joining.
-    line: Vec<StoredEntry>,
+    /// Places in the order of joining.
+    queue: Vec<StoredEntry>,
     joined: u32,
     pub(super) sessions: Vec<Session>,
     epoch: Epoch,
     pub(super) version: Version,
-    /// How the last place went that was the first.
+    /// How the first place of the queue was last removed.
     pub(super) last_removal: Option<Removal>,
 }
 
@@ -33,9 +33,9 @@ struct StoredEntry {
 pub(super) struct Session {
     pub(super) id: SessionId,
     incarnation: u64,
-    /// Its contacts: the last one known for sure to the node that ends sessions, and all later ones.
+    /// Times of contact: the last one that the node which ends sessions surely knows, and all later ones.
     contacts: Vec<u64>,
-    /// The place that it watches.
+    /// The watched place.
     watches: Option<u32>,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Removal {
     Left,
 }
 
-/// What the store keeps a session for.
+/// The store ends a session after this time without contact.
 pub(super) const SESSION_TIMEOUT: u64 = 150;
 
 impl LatchStore {
@@ -69,30 +69,30 @@ impl LatchStore {
     }
 
     pub(super) fn has_place(&self, number: u32) -> bool {
-        self.line.iter().any(|place| place.number == number)
+        self.queue.iter().any(|place| place.number == number)
     }
 
-    /// The first one that it has.
+    /// The first place of a session.
     pub(super) fn place_of(&self, id: SessionId) -> Option<u32> {
-        self.line.iter().find(|place| place.session == id).map(|place| place.number)
+        self.queue.iter().find(|place| place.session == id).map(|place| place.number)
     }
 
     pub(super) fn place_named(&self, name: &str) -> Option<u32> {
-        self.line.iter().map(|place| place.number).find(|number| name_of(*number) == name)
+        self.queue.iter().map(|place| place.number).find(|number| name_of(*number) == name)
     }
 
-    /// A place at the end of the line, for a session that is there.
+    /// Appends a place for a session. `None`: the session has ended.
     pub(super) fn join(&mut self, session: SessionId) -> Option<u32> {
         let incarnation = self.session(session)?.incarnation;
         self.joined += 1;
-        self.line.push(StoredEntry { number: self.joined, session, incarnation });
+        self.queue.push(StoredEntry { number: self.joined, session, incarnation });
         Some(self.joined)
     }
 
-    /// The answer, and the place that the client takes for its own.
+    /// The answer, and the place that the client identifies as its own.
     pub(super) fn read_queue(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
-        let own = self.line.iter().position(|place| place.session == from);
-        let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.line[before].number);
+        let own = self.queue.iter().position(|place| place.session == from);
+        let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.queue[before].number);
         if let Some(session) = self.session(from) {
             session.watches = before;
         }
@@ -100,9 +100,9 @@ impl LatchStore {
             name: name_of(place.number),
             member: Some(member(place.session.0, place.incarnation)),
         };
-        let entries = self.line.iter().map(place).collect();
+        let entries = self.queue.iter().map(place).collect();
         let answer = SessionAnswer::Queue { entries, own, epoch: self.epoch, version: self.version };
-        (answer, own.map(|own| self.line[own].number))
+        (answer, own.map(|own| self.queue[own].number))
     }
 
     pub(super) fn take_epoch(&mut self, epoch: Epoch) {
@@ -112,8 +112,8 @@ impl LatchStore {
 
     /// Removes a place and returns its watcher; `None`: it did not exist.
     pub(super) fn remove(&mut self, number: u32, how: Removal) -> Option<Vec<SessionId>> {
-        let index = self.line.iter().position(|place| place.number == number)?;
-        self.line.remove(index);
+        let index = self.queue.iter().position(|place| place.number == number)?;
+        self.queue.remove(index);
         if index == 0 {
             self.last_removal = Some(how);
         }
@@ -126,12 +126,12 @@ impl LatchStore {
 }
 
 impl Session {
-    /// Which of the times is known for sure where sessions are ended.
+    /// Index of the last contact that the node which ends sessions surely knows.
     fn last_known_contact(&self, now: u64, session_end_delay: u64) -> usize {
         self.contacts.iter().rposition(|contacts| contacts + session_end_delay <= now).unwrap_or(0)
     }
 
-    /// From when on it may end, by a clock that is fast by a hundredth.
+    /// The earliest time at which the session may end, on a clock that is fast by a hundredth.
     pub(super) fn may_end(&self, now: u64, session_end_delay: u64) -> u64 {
         self.contacts[self.last_known_contact(now, session_end_delay)] + SESSION_TIMEOUT * 100 / 101
     }

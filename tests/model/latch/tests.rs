@@ -69,7 +69,7 @@ fn at_most_one_of_three_gateways_leads() {
     assert_safe("three gateways", LatchModel { gateways: 3, budget, ..ALL_SAFEGUARDS }, &[LEADER_AFTER_DEATH_NOTICE]);
 }
 
-/// More than ZooKeeper does to anybody: it keeps the order within a session.
+/// Stricter than necessary: ZooKeeper keeps the order within a session.
 #[test]
 fn at_most_one_leader_with_reordered_requests() {
     let budget = FaultBudget { late: 2, connection_breaks: 1, ends: 1, ..NO_FAULTS };
@@ -103,14 +103,14 @@ fn a_deadline_beyond_the_session_end_delay_is_detected() {
     assert_violates("margin for contact of the session", model, TWO_LEADERS);
 }
 
-/// The second line of defence: a session with timely contact still exists, so the store's checks hold.
+/// The store's checks are a second safeguard. Timely contact already ensures that the session still exists.
 #[test]
 fn at_most_one_leader_without_store_checks() {
     let budget = FaultBudget { late: 1, silences: 1, ..ONE_SESSION_END };
     let model = LatchModel { checks_place: false, checks_version: false, budget, ..ALL_SAFEGUARDS };
-    assert_safe("nothing checked by the store", model, &[LEADER_AFTER_SESSION_END]);
+    assert_safe("no checks by the store", model, &[LEADER_AFTER_SESSION_END]);
     let model = LatchModel { rejoins_silently: true, budget, ..ALL_SAFEGUARDS };
-    assert_safe("sessions made anew without notice", model, &[LEADER_AFTER_SESSION_END]);
+    assert_safe("new sessions without notification", model, &[LEADER_AFTER_SESSION_END]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn deadlines_from_renewal_answers_are_detected() {
         budget,
         ..ALL_SAFEGUARDS
     };
-    assert_violates("counting from the sending", model, &[Violation::TwoLeaders]);
+    assert_violates("deadlines from the send time", model, &[Violation::TwoLeaders]);
 }
 
 #[test]
@@ -135,8 +135,8 @@ fn a_hand_over_without_draining_sends_is_detected() {
     );
 }
 
-/// After nearly SESSION_TIMEOUT without contact a gateway takes an epoch and leads; then its session ends, since its contact
-/// arrived too late.
+/// After nearly SESSION_TIMEOUT without contact, a gateway claims an epoch and leads. Then its session ends, because the
+/// node that ends sessions was informed of the contact too late.
 #[test]
 fn a_longer_session_end_delay_is_detected() {
     assert_violates(
@@ -161,7 +161,7 @@ const fn session_timeout_for(span_ns: u64) -> u64 {
     (span_ns + ALL_SAFEGUARDS.timing.margin_ns) / 2 * 3
 }
 
-/// Also that the second one to open has the lower epoch, since its answer came later.
+/// The epoch may also regress: the second gateway to open may have the lower epoch, since its answer arrived later.
 const TWO_LEADERS: &[Violation] = &[Violation::TwoLeaders, Violation::EpochRegressed];
 const NO_FAULTS: FaultBudget = ALL_SAFEGUARDS.budget;
 const ONE_SESSION_END: FaultBudget = FaultBudget { ends: 1, ..NO_FAULTS };

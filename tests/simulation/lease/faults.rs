@@ -5,25 +5,25 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation},
 };
 
-use super::world::{Event, GatewayEvent, MS, World, node_of};
+use super::cluster::{Event, GatewayEvent, LeaseCluster, MS, node_of};
 
-/// How often things go wrong, and which.
+/// Rates and kinds of faults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultConfig {
     /// Mean time between two faults, ns; 0: none.
     pub(crate) fault_interval_ns: u64,
-    /// The kinds; a kind is as likely as it is listed often.
+    /// The kinds of faults. A kind that is listed twice is twice as likely.
     pub(crate) kinds: &'static [Fault],
     /// Mean length of a fault, ns.
     pub(crate) lasts_ns: u64,
-    /// Share of messages and packets that come late, and the longest of those delays, ns.
+    /// Share of messages and packets with a long delay, and the longest such delay, ns.
     pub(crate) late: f64,
     pub(crate) long_delay_ns: u64,
-    /// Longest delay of the others, ns.
+    /// Longest delay of all other messages, ns.
     pub(crate) delay_ns_max: u64,
     /// Share of messages between gateways that are lost.
     pub(crate) lost: f64,
-    /// Share of the store's answers that say that nothing is known.
+    /// Share of the store's answers that are replaced by an unknown outcome.
     pub(crate) unknown: f64,
 }
 
@@ -58,7 +58,7 @@ impl FaultConfig {
         lost: 0.02,
         unknown: 0.03,
     };
-    /// Hand-overs, one upon the other, with messages that are very late.
+    /// Frequent hand-overs, with very late messages.
     pub(crate) const HAND_OVERS: Self = Self {
         fault_interval_ns: 3 * MS,
         kinds: &[Fault::HandOver, Fault::HandOver, Fault::CutToStore, Fault::CutFromStore],
@@ -67,10 +67,10 @@ impl FaultConfig {
         long_delay_ns: 60 * MS,
         ..Self::STORM
     };
-    /// A store that is hard to reach, so that leaders live on promises.
+    /// A store that is rarely reachable, so that leaders extend their lease by promises of the candidates.
     pub(crate) const STORE_UNREACHABLE: Self =
         Self { kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause], ..Self::STORM };
-    /// Clocks that are slewed as far as a time daemon goes.
+    /// Clocks that are slewed at the highest rate of a time daemon.
     pub(crate) const SLEWS: Self = Self {
         kinds: &[
             Fault::Slew,
@@ -100,33 +100,36 @@ impl FaultConfig {
     };
 }
 
-/// One thing that goes wrong, or is done at a bad moment.
+/// One fault, or an operation at a random time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Its process ends, mostly with a death notice, and starts again.
+    /// The process is killed, mostly with a death notice, and restarts.
     Kill,
-    /// Its process is stopped, perhaps between the fence's check and the send, and goes on.
+    /// The process is paused, perhaps between the fence check and the send, and continues.
     Pause,
-    /// Nothing comes to the store, from the store, to another gateway.
+    /// Messages from the gateway to the store are dropped.
     CutToStore,
+    /// Messages from the store to the gateway are dropped.
     CutFromStore,
+    /// Messages from the gateway to another gateway are dropped.
     CutPeers,
-    /// Leadership is to be handed over to another gateway.
+    /// The gateway is asked to hand over.
     HandOver,
-    /// It gives up leadership and is started again.
+    /// The gateway closes in order and restarts.
     Close,
     StoreDown,
-    /// Its clock is slewed, one way or the other.
+    /// The clock is slewed, forwards or backwards.
     Slew,
-    /// The store is backed up; restored.
+    /// The store is backed up.
     BackUp,
+    /// The store is restored from its backup.
     Restore,
 }
 
-/// What chrony does at most, about.
+/// Rate of a slew, ppm: close to the maximum of chrony.
 const SLEW_PPM: i64 = 80_000;
 
-impl World {
+impl LeaseCluster {
     pub(super) fn random_fault(&mut self) {
         if self.faults_stopped {
             return;
@@ -140,7 +143,7 @@ impl World {
         self.fault(kind, gateway, lasts_ns);
     }
 
-    /// That fault, now.
+    /// Injects a fault now.
     pub(crate) fn fault(&mut self, fault: Fault, gateway: usize, lasts_ns: u64) {
         let store = self.store_index();
         match fault {
@@ -170,7 +173,7 @@ impl World {
         }
     }
 
-    /// Its process ends at once. What it handed to the kernel is sent.
+    /// Kills the process. Packets that it has handed to the kernel are still sent.
     pub(crate) fn kill(&mut self, number: usize, is_announced: bool) {
         let gateway = &mut self.gateways[number];
         if gateway.core.take().is_none() {
@@ -179,13 +182,13 @@ impl World {
         gateway.paused = false;
         gateway.is_closing = false;
         gateway.unsent_packet = None;
-        gateway.ended.clear();
+        gateway.final_positions.clear();
         gateway.fence.close();
         gateway.sends_end_ns = self.now_ns;
         let incarnation = Incarnation(gateway.incarnation);
-        self.news.push_back((number, GatewayEvent::Killed));
+        self.gateway_events.push_back((number, GatewayEvent::Killed));
         let gateway = &mut self.gateways[number];
-        if let Some(epoch) = gateway.leads.take()
+        if let Some(epoch) = gateway.leading_epoch.take()
             && is_announced
         {
             let notice = DeathNotice { holder: node_of(number), incarnation, epoch };
@@ -197,7 +200,7 @@ impl World {
     }
 
     fn pause(&mut self, number: usize, lasts_ns: u64) {
-        let now = self.local(number);
+        let now = self.local_time(number);
         let gateway = &mut self.gateways[number];
         if gateway.core.is_none() || gateway.paused {
             return;
@@ -205,7 +208,7 @@ impl World {
         gateway.paused = true;
         gateway.unsent_packet = gateway.fence.epoch_if_open(now);
         let incarnation = gateway.incarnation;
-        self.news.push_back((number, GatewayEvent::Stopped));
+        self.gateway_events.push_back((number, GatewayEvent::Stopped));
         self.after(lasts_ns, Event::Resume { gateway: number, incarnation });
     }
 

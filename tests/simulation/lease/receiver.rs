@@ -1,4 +1,4 @@
-//! A subscriber's receiver (the product's own), and what it must never deliver.
+//! A subscriber with the product's own receiver, and the check that it delivers no record of an old epoch.
 
 use mdgw_election::identity::NodeId;
 use mdgw_feeds::{
@@ -15,8 +15,8 @@ use zerocopy::{
     little_endian::{I32, U16, U32, U64},
 };
 
-/// Receives packets in order of arrival. Each carries a record that was not published before: what is known by its
-/// sequence to be a copy would be dropped whatever its epoch.
+/// Receives packets in order of arrival. Each packet carries the next sequence, since the receiver would drop a repeated
+/// sequence whatever its epoch.
 pub(super) struct EpochReceiver {
     receiver: Receiver,
     checks_epochs: bool,
@@ -38,24 +38,24 @@ impl EpochReceiver {
         Self { receiver, checks_epochs, sequence: 1, highest_epoch: Epoch::default(), stale: 0 }
     }
 
-    /// Packets of an epoch that was over.
+    /// Number of packets of an old epoch.
     pub(super) fn stale(&self) -> u64 {
         self.stale
     }
 
-    /// A packet sent under `epoch` arrives. If its record was handed on although one of a newer epoch was before it: that
-    /// epoch.
+    /// A packet sent under `epoch` arrives. If the receiver delivers its record after a record of a higher epoch, returns
+    /// that higher epoch.
     pub(super) fn receive(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {
         self.stale += u64::from(epoch < self.highest_epoch);
-        let written = if self.checks_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
-        let (bytes, length) = packet(written, self.sequence);
+        let packet_epoch = if self.checks_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
+        let (bytes, length) = packet(packet_epoch, self.sequence);
         let datagram =
             PublishedDatagram { line: Line(0), service: 0, bytes: &bytes[..length], ts_recv: UnixNs(now_ns) };
         let mut is_delivered = false;
         let mut deliver = |output: mdgw_feeds::published::receiver::Output<'_>| {
             is_delivered |= matches!(output.item, Item::Message { .. });
         };
-        // Refused is dropped and counted.
+        // The receiver counts what it refuses.
         let _ = self.receiver.accept(datagram, MonoNs(now_ns), &mut deliver);
         if !is_delivered {
             return None;

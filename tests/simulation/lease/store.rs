@@ -5,18 +5,18 @@ use mdgw_election::{
     register::{Outcome, RegisterEvent, RegisterRequest, StoreLink, Version, Versioned},
 };
 
-use super::world::{Event, SimulatedGateway, World};
+use super::cluster::{Event, LeaseCluster, SimulatedGateway};
 
 #[derive(Default)]
 pub(super) struct SimulatedStore {
     stored: Option<Versioned>,
     is_down: bool,
-    /// One more with each restored backup.
-    pub(super) life: u64,
+    /// Number of restored backups.
+    pub(super) restore_count: u64,
     backup: Option<Versioned>,
 }
 
-impl World {
+impl LeaseCluster {
     pub(super) fn is_partitioned(&self, from: usize, to: usize) -> bool {
         self.partitions.get(&(from, to)).is_some_and(|count| *count > 0)
     }
@@ -25,33 +25,36 @@ impl World {
         self.gateways.len()
     }
 
-    pub(super) fn ask_store(&mut self, from: usize, request: RegisterRequest) {
+    pub(super) fn send_to_store(&mut self, from: usize, request: RegisterRequest) {
         if request == RegisterRequest::Reconnect {
-            let life = self.store.life;
+            let restore_count = self.store.restore_count;
             let gateway = &mut self.gateways[from];
             gateway.connection += 1;
-            gateway.store_restore_count = life;
+            gateway.store_restore_count = restore_count;
             gateway.last_watch_ns = 0;
             return self.notify_watch(from);
         }
-        let SimulatedGateway { incarnation, connection, store_restore_count: life, .. } = self.gateways[from];
+        let SimulatedGateway { incarnation, connection, store_restore_count: restore_count, .. } = self.gateways[from];
         if self.is_partitioned(from, self.store_index()) {
             return;
         }
         let delay_ns = self.delay_ns();
-        self.after(delay_ns, Event::AtStore { from, incarnation, connection, life, request: Box::new(request) });
+        self.after(
+            delay_ns,
+            Event::AtStore { from, incarnation, connection, restore_count, request: Box::new(request) },
+        );
     }
 
-    pub(super) fn at_store(
+    pub(super) fn handle_at_store(
         &mut self,
         from: usize,
         incarnation: u64,
         connection: u64,
-        life: u64,
+        restore_count: u64,
         request: &RegisterRequest,
     ) {
-        // A request to a store that was restored since ends with its connection.
-        if self.store.is_down || life != self.store.life {
+        // A restore ends all connections, so a request that was sent before is lost.
+        if self.store.is_down || restore_count != self.store.restore_count {
             return;
         }
         let (request_id, outcome) = match request {
@@ -75,13 +78,13 @@ impl World {
             return;
         }
         let is_unknown = !self.faults_stopped && self.random.chance(self.setup.faults.unknown);
-        let outcome = if is_unknown { Outcome::Unknown("broken off".to_owned()) } else { outcome };
+        let outcome = if is_unknown { Outcome::Unknown("connection lost".to_owned()) } else { outcome };
         let input = Box::new(Input::Backend(RegisterEvent::Answer { request_id, outcome }));
         let delay_ns = self.delay_ns();
         self.after(delay_ns, Event::ToGateway { to: from, incarnation, connection: Some(connection), input });
     }
 
-    /// The watch notifies in order, and not at all while it is partitioned.
+    /// Notifies a watching gateway of the present record. Notifications arrive in order; a partition drops them.
     pub(super) fn notify_watch(&mut self, to: usize) {
         if self.store.is_down || self.is_partitioned(self.store_index(), to) {
             return;
@@ -109,15 +112,15 @@ impl World {
         self.store.backup = self.store.stored.clone();
     }
 
-    /// The store comes back after an outage with what the backup held.
+    /// Restores the backup, after an outage.
     pub(super) fn restore(&mut self, lasts_ns: u64) {
         if self.store.backup.is_none() {
             return;
         }
         self.store.stored = self.store.backup.clone();
-        self.store.life += 1;
+        self.store.restore_count += 1;
         for gateway in 0..self.gateways.len() {
-            // Its connection ends, and it learns that before anything from the next connection.
+            // The connection ends. The gateway is notified of that before it receives anything over the next connection.
             self.gateways[gateway].connection += 1;
             self.send(gateway, Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)), 0);
         }

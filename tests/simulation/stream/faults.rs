@@ -1,4 +1,4 @@
-//! Leadership without an election, and the faults. One gateway leads at a time: `elected.rs`, `../lease.rs` and
+//! Faults, and leadership without an election: here one gateway leads at a time. `election.rs`, `../lease.rs` and
 //! `../quorum.rs` cover the election.
 
 use std::{mem, rc::Rc};
@@ -13,18 +13,18 @@ use mdgw_feeds::{
 
 use super::{
     CHANNEL, GROUP, MS, NetworkConditions,
-    day::{FORGED_SESSION, session},
-    world::{Event, World, node_of},
+    simulation::{Event, StreamSimulation, node_of},
+    venue_script::{FORGED_SESSION, session},
 };
 
-impl World {
-    // ---- who leads ----
+impl StreamSimulation {
+    // ---- leadership ----
 
     pub(super) fn open(&mut self, gateway: usize) {
         self.epoch = Epoch::new(self.epoch.count() + 1, node_of(gateway));
         self.leader = Some(gateway);
         let (epoch, starts_at_received) = (self.epoch, self.setup.starts_at_received);
-        let run = self.running_gateway(gateway).expect("the leader is awake");
+        let run = self.running_gateway(gateway).expect("the leader is running");
         if !starts_at_received {
             run.assume_all_received(epoch);
         }
@@ -32,7 +32,7 @@ impl World {
         self.forward_sent(gateway);
     }
 
-    /// Nobody leads until the others have waited for long enough.
+    /// Ends leadership. The next election follows after a random wait.
     fn start_vacancy(&mut self) {
         self.leader = None;
         self.vacancies += 1;
@@ -50,18 +50,18 @@ impl World {
         }
     }
 
-    /// One of those that could lead.
+    /// A random eligible gateway that `is_wanted`.
     fn choose(&mut self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let could_lead = |number: &usize| {
-            let slot = &self.seats[*number];
+            let slot = &self.slots[*number];
             is_wanted(*number) && slot.is_eligible && !slot.is_stopped && slot.gateway.run.is_some()
         };
-        let candidates: Vec<_> = (0..self.seats.len()).filter(could_lead).collect();
+        let candidates: Vec<_> = (0..self.slots.len()).filter(could_lead).collect();
         let chosen = self.random.below(candidates.len() as u64);
         candidates.get(usize::try_from(chosen).expect("few gateways")).copied()
     }
 
-    /// The successor opens at once: it has been notified that nothing more will come.
+    /// Hands over to another gateway, which opens its fence as soon as the hand-over message arrives.
     fn hand_over(&mut self, leader: usize) {
         let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
         let Some(to) = self.choose(|number| number != leader) else { return };
@@ -71,7 +71,7 @@ impl World {
         self.forward_sent(leader);
         self.start_vacancy();
         let delay_ns = self.delay_ns();
-        self.after(delay_ns, Event::Ended { to, epoch, position });
+        self.after(delay_ns, Event::HandedOver { to, epoch, position });
     }
 
     pub(super) fn take_over(&mut self, to: usize, epoch: Epoch, position: Option<StreamPosition>) {
@@ -85,7 +85,7 @@ impl World {
         }
     }
 
-    /// Its lease has run out; it may have it again.
+    /// Expires the leader's lease. The same gateway may be elected again.
     fn expire_lease(&mut self, leader: usize) {
         if let Some(run) = self.running_gateway(leader) {
             run.close();
@@ -97,14 +97,14 @@ impl World {
     // ---- processes ----
 
     pub(super) fn start(&mut self, gateway: usize) {
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         slot.gateway.start();
         let incarnation = slot.incarnation;
         self.after(0, Event::Input { gateway, incarnation });
     }
 
     fn kill(&mut self, gateway: usize) {
-        // Without services, only another process can publish what a process did not.
+        // Without retransmission services, only another running gateway can publish what a killed gateway did not send.
         let is_needed =
             self.setup.network == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
         if is_needed {
@@ -120,9 +120,9 @@ impl World {
         self.after(delay_ns, Event::Start { gateway });
     }
 
-    /// Its process ends, if there is one.
+    /// Ends the process of a gateway. Returns whether one was running.
     pub(super) fn end_process(&mut self, gateway: usize) -> bool {
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         let Some(counts) = slot.gateway.kill(self.now_ns) else { return false };
         slot.incarnation += 1;
         (slot.is_stopped, slot.is_eligible) = (false, false);
@@ -131,12 +131,12 @@ impl World {
         true
     }
 
-    /// Between the fence's check and the hand-over. Until it is continued others have long led.
+    /// Pauses the process between the fence check and the send. The lease has expired when it continues.
     pub(super) fn pause_at_send(&mut self, gateway: usize) {
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         slot.is_stopped = true;
         if let Some(run) = &slot.gateway.run {
-            // Whatever it does next it does when it is continued, and by then its time is over.
+            // The process runs again only after its lease has expired.
             run.fence.close();
         }
         let incarnation = slot.incarnation;
@@ -147,24 +147,24 @@ impl World {
         self.after(delay_ns, Event::Continue { gateway, incarnation });
     }
 
-    /// The pending batch is sent; then it receives what has arrived.
+    /// Continues a paused process: sends the interrupted batch, then receives the packets that have arrived.
     pub(super) fn resume(&mut self, gateway: usize, incarnation: u32) {
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         if slot.incarnation != incarnation {
             return;
         }
         slot.is_stopped = false;
         let unread = mem::take(&mut slot.unread);
-        let parked = slot.gateway.run.as_mut().and_then(|run| run.wire.parked.take());
-        for (line, bytes) in parked.into_iter().flatten() {
+        let held_at_send = slot.gateway.run.as_mut().and_then(|run| run.thread_io.held_at_send.take());
+        for (line, bytes) in held_at_send.into_iter().flatten() {
             self.put_on_wire(line, bytes);
         }
         for bytes in unread {
-            self.hear(gateway, bytes);
+            self.receive_at_gateway(gateway, bytes);
         }
     }
 
-    // ---- what goes wrong ----
+    // ---- faults ----
 
     pub(super) fn fault(&mut self) {
         if self.faults_stopped {
@@ -173,33 +173,34 @@ impl World {
         let delay_ns = 1 + self.random.exponential(FAULT_NS);
         self.after(delay_ns, Event::Fault);
         if self.election.is_some() {
-            // Its world kills, stops and cuts. Logs starve in the other storm alone: if what ends a numbering that breaks off is
-            // in no file of the leader's, receivers don't wait for a gateway that gets there long after.
+            // The simulated election kills, pauses and partitions gateways. Log maintenance is suspended only without an
+            // election: if the entry that ends an abandoned session is in no log file of the leader, receivers do not wait for
+            // another gateway that logs it much later.
             return self.send_forged_packet();
         }
         let kind = self.random.below(8);
-        let any = usize::try_from(self.random.below(self.seats.len() as u64)).expect("few gateways");
+        let any = usize::try_from(self.random.below(self.slots.len() as u64)).expect("few gateways");
         match (kind, self.leader) {
             (0, Some(leader)) => self.kill(leader),
             (1, _) => self.kill(any),
             (2 | 3, Some(leader)) => {
                 if let Some(run) = self.running_gateway(leader) {
-                    run.wire.stops = true;
+                    run.thread_io.pauses_at_next_send = true;
                 }
             }
             (4, Some(leader)) => self.hand_over(leader),
             (5, Some(leader)) => self.expire_lease(leader),
-            // Without services, what is in no file is lost where memory has to give it up.
+            // Without retransmission services, entries that are in no log file would be lost.
             (6, _) if self.setup.network == NetworkConditions::Lossy => {
                 let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
-                self.seats[self.starved_gateway].no_segments_until_ns = until_ns;
+                self.slots[self.starved_gateway].no_segments_until_ns = until_ns;
             }
             (7, _) => self.send_forged_packet(),
             _ => {}
         }
     }
 
-    /// Any host can send to a multicast group: a packet that claims that far more has been published than there is.
+    /// Any host can send to a multicast group. This packet claims a position far beyond the published stream.
     fn send_forged_packet(&mut self) {
         let beyond = Sequence(1 << 20);
         let meta = PacketMeta {
@@ -214,11 +215,11 @@ impl World {
         };
         let mut bytes = [0; 64];
         let length = write_packet(&meta, &[], &mut bytes).expect("it fits");
-        for gateway in 0..self.seats.len() {
-            self.hear(gateway, Rc::from(&bytes[..length]));
+        for gateway in 0..self.slots.len() {
+            self.receive_at_gateway(gateway, Rc::from(&bytes[..length]));
         }
     }
 }
 
-/// Mean time between two faults.
+/// Mean time between two faults, ns.
 const FAULT_NS: u64 = 7 * MS;

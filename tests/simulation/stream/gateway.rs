@@ -1,4 +1,4 @@
-//! One gateway: the product's own log, publisher, fence and retransmission service. Its process can die while its log
+//! One gateway: the product's own log, publisher, fence and retransmission service. Its process can be killed; its log
 //! directory stays.
 
 use std::{
@@ -37,49 +37,50 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     CHANNEL, GROUP, Violation,
-    day::{Told, VenueScript, VenueStep, record_bytes, session},
     standby::StandbyReceiver,
-    wire::Wire,
+    thread_io::SimulatedThreadIo,
+    venue_script::{StreamItem, VenueScript, VenueStep, record_bytes, session},
 };
 
-/// What stays when the process dies.
+/// A gateway: its log directory, and its process while that runs.
 pub(super) struct Gateway {
     setup: GatewaySetup,
     directory: PathBuf,
     day: Rc<VenueScript>,
     random: Random,
-    /// The process, while it lives.
+    /// `None`: the process is down.
     pub(super) run: Option<RunningGateway>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct GatewaySetup {
     pub(super) node: u8,
-    /// One for each output line; nothing is ever sent by them.
+    /// One descriptor per output line, which identifies the line. Nothing is sent through it.
     pub(super) sockets: Vec<Arc<OwnedFd>>,
     pub(super) segment_bytes: usize,
-    /// Share of hand-overs that find a socket full.
-    pub(super) full: f64,
-    /// Output received beyond the own input is not accepted.
-    pub(super) doubts: bool,
+    /// Share of send calls that find a socket full.
+    pub(super) full_share: f64,
+    /// Received positions beyond the gateway's own input are rejected.
+    pub(super) rejects_beyond_input: bool,
 }
 
-/// A process.
+/// The running process of a gateway.
 pub(super) struct RunningGateway {
     log: LogSink,
     maintenance: SegmentMaintenance,
-    words: Arc<TakeoverShared>,
+    takeover: Arc<TakeoverShared>,
     pub(super) fence: Arc<Fence>,
     publisher: Publisher,
     buffers: SendBuffers,
-    pub(super) wire: Wire,
+    pub(super) thread_io: SimulatedThreadIo,
     pub(super) standby: StandbyReceiver,
     answers: Responder,
     day: Rc<VenueScript>,
     random: Random,
-    /// The next step that comes from the venue.
+    /// Index of the next step of the venue.
     step: usize,
-    looks: u64,
+    /// Number of drain acknowledgements requested so far.
+    drain_requests: u64,
 }
 
 impl Gateway {
@@ -87,10 +88,9 @@ impl Gateway {
         Self { setup, directory, day: Rc::clone(day), random, run: None }
     }
 
-    /// The process starts with the content of its log; the venue, or its peer, resends the present session from the
-    /// beginning.
+    /// Starts the process on its existing log. The venue or the peer resends the present session from its beginning.
     pub(super) fn start(&mut self) {
-        let GatewaySetup { node, sockets, segment_bytes, full, doubts } = &self.setup;
+        let GatewaySetup { node, sockets, segment_bytes, full_share, rejects_beyond_input } = &self.setup;
         let options = LogOptions {
             segment_bytes: *segment_bytes,
             private_bytes: *segment_bytes,
@@ -99,32 +99,32 @@ impl Gateway {
         };
         let OpenedLog { writer, maintenance, recovered } = mdgw_publog::open(options, NOW_NS).expect("the log opens");
         let LogRecovery { last, last_flags, damaged_segments, .. } = recovered;
-        assert_eq!(damaged_segments, 0, "a process that dies leaves no half of an entry behind");
+        assert_eq!(damaged_segments, 0, "a killed process leaves no partial entry");
         let mut log = LogSink::new(writer);
         let mut step = 0;
         let mut ready = None;
-        if let Some((of_log, next)) = last {
-            let of_log = Session::from_bytes(of_log).expect("a session");
+        if let Some((log_session, next)) = last {
+            let log_session = Session::from_bytes(log_session).expect("a session");
             let [flags, _] = last_flags.to_le_bytes();
-            log.resume(of_log, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
-            step = self.day.session_start_step(of_log.restart);
-            ready = Some(StreamPosition::at(of_log, Sequence(next)));
+            log.resume(log_session, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
+            step = self.day.session_start_step(log_session.restart);
+            ready = Some(StreamPosition::at(log_session, Sequence(next)));
         }
-        let (words, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
+        let (takeover, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
         let lines = u16::try_from(sockets.len()).expect("few lines");
         let config = PublisherConfig {
             group: GROUP,
             channel: CHANNEL,
             outputs: (0..lines).map(OutputIndex).collect(),
             heartbeat_ns: HEARTBEAT_NS,
-            // Nothing here depends on the clock that the publisher reads: no tail ever waits.
+            // The publisher reads the real clock, so these limits must never delay a catch-up.
             catch_up_packets_per_s: u64::MAX,
             send_ns_max: u64::MAX,
             log_directory: self.directory.clone(),
         };
-        let publisher = Publisher::new(config, &log, Arc::clone(&words));
+        let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
-        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&words), *doubts);
+        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), *rejects_beyond_input);
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
@@ -133,27 +133,27 @@ impl Gateway {
             fence: Arc::clone(&fence),
             epochs: Arc::clone(&standby.epochs),
         };
-        let mut of_wire = Random::new(self.random.next_u64());
-        let random = Random::new(of_wire.next_u64());
+        let mut thread_io_random = Random::new(self.random.next_u64());
+        let random = Random::new(thread_io_random.next_u64());
         self.run = Some(RunningGateway {
             buffers: SendBuffers::new(Outputs::new(outputs.collect())),
-            wire: Wire::new(sockets.clone(), of_wire, *full),
+            thread_io: SimulatedThreadIo::new(sockets.clone(), thread_io_random, *full_share),
             answers: Responder::new(limits(), vec![served]).expect("the own log"),
             log,
             maintenance,
-            words,
+            takeover,
             fence,
             publisher,
             standby,
             day: Rc::clone(&self.day),
             random,
             step,
-            looks: 0,
+            drain_requests: 0,
         });
     }
 
-    /// The process dies at any place of its work: what it wrote last it has not sent, and of that the last may not have been
-    /// committed. What it counted.
+    /// Kills the process at a random point: the last entries in its log are unsent, and the very last ones may be
+    /// uncommitted. Returns the counts of the process.
     pub(super) fn kill(&mut self, now_ns: u64) -> Option<(PublishCounts, WriterCounts)> {
         let mut run = self.run.take()?;
         let before = run.log.writer().end();
@@ -166,11 +166,11 @@ impl Gateway {
         Some(counts)
     }
 
-    /// Of what lies in the last segment from `place` on, one entry and what follows had not been committed: there all is as
-    /// it was written but for the word that says so.
-    fn truncate_after(&mut self, place: Position) {
+    /// Makes a random entry after `position`, and everything behind it, uncommitted, in the last segment only. The content
+    /// stays; only the commit word is cleared.
+    fn truncate_after(&mut self, position: Position) {
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
-        if !reader.seek_position(place).expect("the own log") {
+        if !reader.seek_position(position).expect("the own log") {
             return;
         }
         let mut entries = Vec::new();
@@ -183,14 +183,14 @@ impl Gateway {
         let Some((entry, _)) = entries.get(usize::try_from(chosen).expect("few entries")) else { return };
         let path = self.directory.join(format!("{:016}.segment", last.segment));
         let mut file = File::options().write(true).open(path).expect("a segment");
-        // The word behind the last one may say that the segment is over: it wasn't by then.
+        // Also clear the word behind the last entry, which may mark the end of the segment: the segment had not ended yet.
         for offset in [entry.offset, end.offset] {
             file.seek(SeekFrom::Start(offset)).expect("a segment");
             file.write_all(&[0; 8]).expect("a segment");
         }
     }
 
-    /// Everything in its log is what the day says, under the id that the day gives it.
+    /// Checks that every message in the log has the venue's content under the venue's sequence.
     pub(super) fn check_log(&self) -> Option<Violation> {
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
         while let Some(entry) = reader.next() {
@@ -200,7 +200,10 @@ impl Gateway {
                 let whole = self.day.body(restart, sequence);
                 let part = whole.and_then(|whole| part_of(whole, header.part.get().into()));
                 if part != Some(body) || !(entry.first..=entry.next).contains(&sequence) {
-                    return Some(Violation::Log { node: self.setup.node, name: Told::Message(restart, sequence) });
+                    return Some(Violation::Log {
+                        node: self.setup.node,
+                        item: StreamItem::Message(restart, sequence),
+                    });
                 }
             }
         }
@@ -209,7 +212,7 @@ impl Gateway {
 }
 
 impl RunningGateway {
-    /// What the venue has sent by now, a few steps at most, as one burst.
+    /// Processes what the venue has sent by now, at most `steps_max` steps, as one burst.
     pub(super) fn process_input(&mut self, now_ns: u64, steps_max: u64) {
         for _ in 0..steps_max {
             if self.is_caught_up(now_ns) {
@@ -220,7 +223,7 @@ impl RunningGateway {
         self.send();
     }
 
-    /// Takes the next step, though perhaps nothing is flushed: datagrams may bring several.
+    /// Processes the next step. May leave the log unflushed, since one datagram may carry several messages.
     fn process_step(&mut self, now_ns: u64) {
         let Some((step, _)) = self.day.step(self.step) else { return };
         self.log.begin(UnixNs(NOW_NS + now_ns));
@@ -248,7 +251,7 @@ impl RunningGateway {
         }
     }
 
-    /// Whether it has everything that the venue has sent by now.
+    /// Whether the gateway has processed everything that the venue has sent by now.
     pub(super) fn is_caught_up(&self, now_ns: u64) -> bool {
         self.day.step(self.step).is_none_or(|(_, sent_ns)| sent_ns > now_ns)
     }
@@ -259,19 +262,19 @@ impl RunningGateway {
     }
 
     pub(super) fn send(&mut self) {
-        let Self { log, publisher, buffers, wire, fence, .. } = self;
-        publisher.send_from(log, fence, buffers, wire);
+        let Self { log, publisher, buffers, thread_io, fence, .. } = self;
+        publisher.send_from(log, fence, buffers, thread_io);
     }
 
-    /// The hot thread's timer: what was refused is tried again; a heartbeat, if that is due.
+    /// The timer of the hot thread: retries refused packets and sends a heartbeat if one is due.
     pub(super) fn on_deadline(&mut self, is_heartbeat_due: bool) {
-        let Self { log, publisher, buffers, wire, fence, .. } = self;
+        let Self { log, publisher, buffers, thread_io, fence, .. } = self;
         let now = mono_now();
         let now = if is_heartbeat_due { now.plus(2 * HEARTBEAT_NS) } else { now };
-        publisher.on_deadline(now, log, fence, buffers, wire);
+        publisher.on_deadline(now, log, fence, buffers, thread_io);
     }
 
-    /// The cold thread that has segments ready.
+    /// The cold thread that prepares log segments.
     pub(super) fn run_maintenance(&mut self, now_ns: u64) {
         self.maintenance.run_once(NOW_NS + now_ns);
     }
@@ -282,7 +285,7 @@ impl RunningGateway {
         self.send();
     }
 
-    /// Its leadership is over: the channel looks at once.
+    /// Leadership has ended. The publisher notices at once.
     pub(super) fn close(&mut self) {
         self.fence.close();
         self.send();
@@ -290,31 +293,31 @@ impl RunningGateway {
 
     /// The position up to which everything has been sent, as a hand-over reports it.
     pub(super) fn sent_position(&mut self) -> Option<StreamPosition> {
-        self.looks += 1;
-        self.publisher.acknowledge_drain(self.looks, &self.log);
-        self.words.drain_ack.get().position
+        self.drain_requests += 1;
+        self.publisher.acknowledge_drain(self.drain_requests, &self.log);
+        self.takeover.drain_ack.get().position
     }
 
-    /// Up to where its log has come.
+    /// End of the log.
     pub(super) fn logged_position(&self) -> Option<StreamPosition> {
         self.log.committed_through()
     }
 
-    /// The previous leader reports where its output ended.
+    /// The previous leader has reported where its output ended.
     pub(super) fn set_peer_end(&self, epoch: Epoch, position: StreamPosition) {
-        self.words.output_end.advance(epoch, position);
+        self.takeover.output_end.advance(epoch, position);
     }
 
-    /// For a negative control: as if everything that it has logged had been received.
+    /// For a negative control: marks everything in the own log as received.
     pub(super) fn assume_all_received(&self, epoch: Epoch) {
-        self.words.received_through.set(ReceiveWatermark {
+        self.takeover.received_through.set(ReceiveWatermark {
             received_through: self.log.committed_through(),
             epoch,
             reported_through: None,
         });
     }
 
-    /// The packets of an answer.
+    /// The packets that the retransmission service answers with.
     pub(super) fn answer(&mut self, request: &ServiceRequest, now_ns: u64) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         self.answers.follow();
@@ -335,13 +338,13 @@ impl RunningGateway {
     }
 }
 
-/// A message's body as it is in one entry: whole, or split at record borders.
+/// The part of a message's body that one entry holds. A large body is split at record boundaries.
 fn part_of(whole: &[u8], part: usize) -> Option<&[u8]> {
     const PART_BYTES_MAX: usize = 1_408 - FRAME_HEADER_BYTES;
     whole.chunks(PART_BYTES_MAX / record_bytes(whole) * record_bytes(whole)).nth(part)
 }
 
-/// None that would be felt.
+/// Limits that no request of the simulation reaches.
 fn limits() -> RetransmissionLimits {
     RetransmissionLimits {
         allowed: vec!["127.0.0.0/8".parse().expect("a network")],
@@ -354,5 +357,5 @@ fn limits() -> RetransmissionLimits {
 
 /// The wall clock at the beginning of a simulation.
 const NOW_NS: u64 = 1_700_000_000_000_000_000;
-/// By the clock that the publisher reads: never due by itself.
+/// The publisher reads the real clock, on which this interval never ends during a run, ns.
 const HEARTBEAT_NS: u64 = 3_600_000_000_000;

@@ -1,4 +1,5 @@
-//! The network: between gateways and subscribers, and to retransmission services and back.
+//! The simulated network: from gateways to other gateways and subscribers, and between subscribers and retransmission
+//! services.
 
 use std::{mem, rc::Rc};
 
@@ -9,18 +10,18 @@ use mdgw_feeds::{
 
 use super::{
     MS, NetworkConditions,
-    world::{Destination, Event, World, node_of},
+    simulation::{Destination, Event, StreamSimulation, node_of},
 };
 
-impl World {
-    /// What a gateway has handed over goes its way; or it was stopped while it did.
+impl StreamSimulation {
+    /// Puts the packets that a gateway has sent on the network. If a send call paused the process, marks it as paused.
     pub(super) fn forward_sent(&mut self, gateway: usize) {
-        let Some(run) = &mut self.seats[gateway].gateway.run else { return };
-        let is_stopped_now = run.wire.parked.is_some();
-        for (line, bytes) in mem::take(&mut run.wire.sent) {
+        let Some(run) = &mut self.slots[gateway].gateway.run else { return };
+        let is_stopped_now = run.thread_io.held_at_send.is_some();
+        for (line, bytes) in mem::take(&mut run.thread_io.sent) {
             self.put_on_wire(line, bytes);
         }
-        if is_stopped_now && !self.seats[gateway].is_stopped {
+        if is_stopped_now && !self.slots[gateway].is_stopped {
             self.pause_at_send(gateway);
         }
     }
@@ -29,17 +30,17 @@ impl World {
         let packet = parse_packet(&bytes).expect("a packet");
         let epoch = packet.meta.epoch;
         self.published = self.published.max(Some(StreamPosition::range_of_packet(&packet).1));
-        // Without network faults nothing is lost to subscribers, nor to gateways once a leader publishes.
+        // Without network faults no packet to a subscriber is lost, and no gateway misses the first packet of an epoch.
         let is_first = epoch > self.epoch_sent;
         self.epoch_sent = self.epoch_sent.max(epoch);
         let bytes: Rc<[u8]> = bytes.into();
-        let gateways = (0..self.seats.len()).map(Destination::Gateway);
-        for at in gateways.chain((0..self.subscribers.len()).map(Destination::Subscriber)) {
-            let is_safe = self.setup.network == NetworkConditions::Lossless
-                && (is_first || matches!(at, Destination::Subscriber(_)));
+        let gateways = (0..self.slots.len()).map(Destination::Gateway);
+        for to in gateways.chain((0..self.subscribers.len()).map(Destination::Subscriber)) {
+            let is_protected = self.setup.network == NetworkConditions::Lossless
+                && (is_first || matches!(to, Destination::Subscriber(_)));
             let delay_ns = self.delay_ns();
-            if is_safe || !self.is_lost() {
-                self.after(delay_ns, Event::Arrives { at, line, service: 0, bytes: Rc::clone(&bytes) });
+            if is_protected || !self.is_lost() {
+                self.after(delay_ns, Event::PacketArrives { to, line, service: 0, bytes: Rc::clone(&bytes) });
             }
         }
     }
@@ -52,13 +53,13 @@ impl World {
         for bytes in packets {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
-                let (at, line, service) = (Destination::Subscriber(subscriber), Line::RECOVERY, node_of(gateway) - 1);
-                self.after(delay_ns, Event::Arrives { at, line, service, bytes: bytes.into() });
+                let (to, line, service) = (Destination::Subscriber(subscriber), Line::RECOVERY, node_of(gateway) - 1);
+                self.after(delay_ns, Event::PacketArrives { to, line, service, bytes: bytes.into() });
             }
         }
     }
 
-    /// Delay of one packet or message. Without network faults all have the same.
+    /// Delay of one packet or message, ns. Without network faults all delays are equal.
     pub(super) fn delay_ns(&mut self) -> u64 {
         if self.setup.network == NetworkConditions::Lossless {
             return LOSSLESS_DELAY_NS;

@@ -1,5 +1,5 @@
-//! A gateway's standby receiver, as `gateway/pair/src/standby/listener.rs` has it without its sockets. The product's
-//! own code decides what is accepted and how the log follows; this file only carries data between the two.
+//! A gateway's standby receiver: `gateway/pair/src/standby/listener.rs` without its sockets. The product's own code
+//! decides which packets are accepted. This file only connects the receive tracker with the log and the publisher.
 
 use std::{path::Path, sync::Arc};
 
@@ -12,54 +12,58 @@ use mdgw_feeds::{
 use mdgw_pair::standby::{KnownEpochs, ReceiveTracker};
 use mdgw_publog::Reader;
 
-use super::{CHANNEL, MS, day::session};
+use super::{CHANNEL, MS, venue_script::session};
 
 pub(super) struct StandbyReceiver {
     node: u8,
     tracker: ReceiveTracker,
     pub(super) epochs: Arc<KnownEpochs>,
-    /// The own log, followed.
+    /// Reads the gateway's own log.
     reader: Reader,
-    ready: Option<StreamPosition>,
+    logged_through: Option<StreamPosition>,
     reported_through: Option<StreamPosition>,
-    words: Arc<TakeoverShared>,
-    doubts: bool,
+    takeover: Arc<TakeoverShared>,
+    rejects_beyond_input: bool,
 }
 
 impl StandbyReceiver {
-    /// `doubts`: what goes beyond the own input isn't believed.
+    /// `rejects_beyond_input`: whether received positions beyond the gateway's own input are rejected.
     pub(super) fn new(
         node: u8,
         directory: &Path,
-        ready: Option<StreamPosition>,
-        words: Arc<TakeoverShared>,
-        doubts: bool,
+        logged_through: Option<StreamPosition>,
+        takeover: Arc<TakeoverShared>,
+        rejects_beyond_input: bool,
     ) -> Self {
         let mut reader = Reader::open(directory, CHANNEL.0).expect("the own log");
         reader.seek_end().expect("the own log");
         let mut tracker = ReceiveTracker::new(GAP_NS_MAX);
-        let initial_ready = if doubts { ready } else { Some(StreamPosition::at(session(u32::MAX), Sequence(1))) };
-        if let Some(ready) = initial_ready {
-            tracker.set_logged_through(ready, MonoNs(0));
+        let initial_logged_through = if rejects_beyond_input {
+            logged_through
+        } else {
+            Some(StreamPosition::at(session(u32::MAX), Sequence(1)))
+        };
+        if let Some(logged_through) = initial_logged_through {
+            tracker.set_logged_through(logged_through, MonoNs(0));
         }
         let epochs = Arc::new(KnownEpochs::new(Epoch::default(), 1_000));
-        Self { node, tracker, epochs, reader, ready, reported_through: None, words, doubts }
+        Self { node, tracker, epochs, reader, logged_through, reported_through: None, takeover, rejects_beyond_input }
     }
 
-    /// Reads on in the own log.
+    /// Reads new entries of the gateway's own log.
     pub(super) fn follow(&mut self, now: MonoNs) {
         while let Some(entry) = self.reader.next() {
             let Some(session) = Session::from_bytes(entry.session) else { continue };
             let range = (Sequence(entry.first), Sequence(entry.next));
             let (_, until) = StreamPosition::range_of_body(session, range, entry.payload);
-            self.ready = self.ready.max(Some(until));
+            self.logged_through = self.logged_through.max(Some(until));
         }
-        if let Some(ready) = self.ready {
-            self.tracker.set_logged_through(ready, now);
+        if let Some(logged_through) = self.logged_through {
+            self.tracker.set_logged_through(logged_through, now);
         }
     }
 
-    /// A packet came; its own may come back to it.
+    /// A packet arrives. The gateway's own packets are ignored.
     pub(super) fn observe(&mut self, bytes: &[u8], now: MonoNs) {
         let packet = parse_packet(bytes).expect("a packet");
         let epoch = packet.meta.epoch;
@@ -68,29 +72,29 @@ impl StandbyReceiver {
         }
     }
 
-    /// The leader has reported how far it has published.
-    pub(super) fn set_confirmed(&mut self, position: StreamPosition) {
+    /// The leader has reported its published position.
+    pub(super) fn set_reported_position(&mut self, position: StreamPosition) {
         self.reported_through = self.reported_through.max(Some(position));
     }
 
-    /// What has changed becomes known to the publisher.
+    /// Shares the receive watermark with the publisher.
     pub(super) fn publish_watermark(&mut self, now: MonoNs) {
         self.tracker.on_timer(now);
         let received_through = self.tracker.position();
         let reported_through =
-            if self.doubts { self.reported_through } else { self.reported_through.max(received_through) };
-        self.words.received_through.set(ReceiveWatermark {
+            if self.rejects_beyond_input { self.reported_through } else { self.reported_through.max(received_through) };
+        self.takeover.received_through.set(ReceiveWatermark {
             received_through,
             epoch: self.tracker.epoch(),
             reported_through,
         });
     }
 
-    /// Another gateway was received, most recently under this epoch.
-    pub(super) fn heard(&self) -> Option<Epoch> {
+    /// The epoch of the last accepted packet of another gateway; `None` before the first.
+    pub(super) fn leader_epoch(&self) -> Option<Epoch> {
         self.tracker.position().map(|_| self.tracker.epoch())
     }
 }
 
-/// Less than the product's half second: a simulated day is short.
+/// Shorter than in the product (500 ms), since a simulated day is short, ns.
 const GAP_NS_MAX: u64 = 20 * MS;

@@ -18,7 +18,7 @@ use mdgw_subscriber::ServiceSelector;
 
 use super::{
     CHANNEL, GROUP, MS, Violation,
-    day::{Told, VenueScript},
+    venue_script::{StreamItem, VenueScript},
 };
 
 pub(super) struct Subscriber {
@@ -26,28 +26,29 @@ pub(super) struct Subscriber {
     selector: ServiceSelector,
     checks_epochs: bool,
     asks_all_services: bool,
-    highest: Epoch,
-    pub(super) stale: u64,
+    highest_epoch: Epoch,
+    pub(super) stale_packets: u64,
     checker: DeliveryChecker,
 }
 
-/// Knows what must come next.
+/// Compares each delivery with the expected items.
 struct DeliveryChecker {
     day: Rc<VenueScript>,
-    at: usize,
+    /// Index of the next expected item.
+    next_index: usize,
     violation: Option<Violation>,
     digest: DefaultHasher,
 }
 
-/// How a subscriber is set up.
+/// Parameters of a subscriber.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SubscriberSetup {
     pub(super) lines: u8,
-    /// Retransmission services; without one, what is missing on the wire is lost.
+    /// Number of retransmission services. `None`: packets that are missing on the wire are lost.
     pub(super) services: Option<usize>,
-    /// Receivers drop what comes under a lower epoch.
+    /// The receiver drops packets of an old epoch.
     pub(super) checks_epochs: bool,
-    /// Receivers ask all services what their logs hold.
+    /// The receiver asks all services for the range of their logs.
     pub(super) asks_all_services: bool,
 }
 
@@ -57,7 +58,7 @@ impl Subscriber {
             request_timeout_ns: 3 * MS,
             attempts_max: 60,
             service_count: if setup.asks_all_services { u8::try_from(services).expect("few services") } else { 1 },
-            // Who is dead comes back, and what it alone has is wanted.
+            // A killed gateway restarts, and may be the only one with a requested message.
             unanswered_rounds_max: 60,
             ..ServiceConfig::default()
         };
@@ -71,20 +72,21 @@ impl Subscriber {
             message_bytes_max: 4_096,
             ..ReceiverConfig::default()
         });
-        let checker = DeliveryChecker { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
+        let checker =
+            DeliveryChecker { day: Rc::clone(day), next_index: 0, violation: None, digest: DefaultHasher::new() };
         Self {
             receiver,
             selector: ServiceSelector::new(setup.services.unwrap_or(0)),
             checks_epochs: setup.checks_epochs,
             asks_all_services: setup.asks_all_services,
-            highest: Epoch::default(),
-            stale: 0,
+            highest_epoch: Epoch::default(),
+            stale_packets: 0,
             checker,
         }
     }
 
     /// A packet arrives.
-    pub(super) fn hear(&mut self, line: Line, service: u8, bytes: &[u8], now_ns: u64) {
+    pub(super) fn receive(&mut self, line: Line, service: u8, bytes: &[u8], now_ns: u64) {
         let packet = parse_packet(bytes).expect("a packet");
         let epoch = packet.meta.epoch;
         let mut bytes = bytes.to_vec();
@@ -94,18 +96,18 @@ impl Subscriber {
         let service = if self.asks_all_services { service } else { 0 };
         let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now_ns) };
         let Self { receiver, checker, .. } = self;
-        let before = checker.at;
-        // Refused is dropped and counted.
+        let before = checker.next_index;
+        // The receiver counts what it refuses.
         let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| checker.take(&output, now_ns));
-        if checker.at > before && epoch < self.highest {
-            checker.record_violation(Violation::OldEpoch { epoch, after: self.highest });
+        if checker.next_index > before && epoch < self.highest_epoch {
+            checker.record_violation(Violation::OldEpoch { epoch, after: self.highest_epoch });
         }
-        self.stale += u64::from(epoch < self.highest);
-        self.highest = self.highest.max(epoch);
+        self.stale_packets += u64::from(epoch < self.highest_epoch);
+        self.highest_epoch = self.highest_epoch.max(epoch);
     }
 
-    /// Time has passed. What is to be asked now, and of which service.
-    pub(super) fn look(&mut self, now_ns: u64) -> Vec<(usize, ServiceRequest)> {
+    /// Handles timers. Returns the requests to send now, each with the index of its service.
+    pub(super) fn poll_requests(&mut self, now_ns: u64) -> Vec<(usize, ServiceRequest)> {
         let Self { receiver, checker, selector, .. } = self;
         if receiver.next_deadline().is_some_and(|deadline| deadline.0 <= now_ns) {
             receiver.on_deadline(MonoNs(now_ns), &mut |output: Output<'_>| checker.take(&output, now_ns));
@@ -117,23 +119,23 @@ impl Subscriber {
         requests
     }
 
-    /// Something has been delivered to it.
+    /// Whether at least one item was delivered.
     pub(super) fn has_received(&self) -> bool {
-        self.checker.at > 0
+        self.checker.next_index > 0
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.checker.at == self.checker.day.told().len()
+        self.checker.next_index == self.checker.day.expected_items().len()
     }
 
-    /// What is wrong so far.
+    /// The first violation so far.
     pub(super) fn violation(&self) -> Option<&Violation> {
         self.checker.violation.as_ref()
     }
 
-    /// What has not been told, now that the day is over.
+    /// At the end of the day: the first expected item that was not delivered.
     pub(super) fn missing(&self) -> Option<Violation> {
-        self.checker.day.told().get(self.checker.at).map(|told| Violation::Missing(*told))
+        self.checker.day.expected_items().get(self.checker.next_index).map(|item| Violation::Missing(*item))
     }
 
     /// Digest of all deliveries and their times.
@@ -147,17 +149,17 @@ impl DeliveryChecker {
         let restart = output.session.restart;
         match &output.item {
             Item::Session => {
-                self.expect(Told::Session(restart), now_ns);
+                self.expect(StreamItem::Session(restart), now_ns);
             }
             Item::Message { header, body } => {
                 let sequence = header.sequence.get();
-                self.expect(Told::Message(restart, sequence), now_ns);
+                self.expect(StreamItem::Message(restart, sequence), now_ns);
                 if self.day.body(restart, sequence) != Some(*body) {
-                    self.record_violation(Violation::Content(Told::Message(restart, sequence)));
+                    self.record_violation(Violation::Content(StreamItem::Message(restart, sequence)));
                 }
                 body.hash(&mut self.digest);
             }
-            Item::EndOfSession => self.expect(Told::End(restart), now_ns),
+            Item::EndOfSession => self.expect(StreamItem::End(restart), now_ns),
             Item::Lost(gap) | Item::Gap(gap) => {
                 self.record_violation(Violation::Lost { restart, first: gap.first().0, next: gap.next().0 });
             }
@@ -167,17 +169,19 @@ impl DeliveryChecker {
         }
     }
 
-    /// The end of a session that the venue broke off for another one may be missed: only a heartbeat reports it.
-    fn expect(&mut self, told: Told, now_ns: u64) {
-        (told, now_ns).hash(&mut self.digest);
-        let all = self.day.told();
-        let is_skipped_end = all.get(self.at) != Some(&told) && matches!(all.get(self.at), Some(Told::End(_)));
-        let at = self.at + usize::from(is_skipped_end);
-        if all.get(at) == Some(&told) {
-            self.at = at + 1;
+    /// Compares an item with the next expected one. A subscriber may miss the end of a session, since only a heartbeat
+    /// reports that end.
+    fn expect(&mut self, item: StreamItem, now_ns: u64) {
+        (item, now_ns).hash(&mut self.digest);
+        let all = self.day.expected_items();
+        let is_skipped_end =
+            all.get(self.next_index) != Some(&item) && matches!(all.get(self.next_index), Some(StreamItem::End(_)));
+        let at = self.next_index + usize::from(is_skipped_end);
+        if all.get(at) == Some(&item) {
+            self.next_index = at + 1;
         } else {
             let expected = all.get(at).copied();
-            self.record_violation(Violation::Unexpected { told, expected });
+            self.record_violation(Violation::Unexpected { item, expected });
         }
     }
 
@@ -186,5 +190,5 @@ impl DeliveryChecker {
     }
 }
 
-/// Offset of a packet's epoch.
+/// Byte range of the epoch in a packet header.
 const EPOCH: std::ops::Range<usize> = 16..24;

@@ -9,9 +9,9 @@ use std::{
 
 use super::server::{Health, HealthQuery, StoreNode, send_request};
 
-/// Who is let in where a password is asked for.
+/// The only user of a store with passwords.
 pub const USER: &str = "mdgw";
-/// With which password.
+/// The password of [`USER`].
 pub const PASSWORD: &str = "correct horse";
 
 pub(super) const CA: &str = "ca.pem";
@@ -26,7 +26,7 @@ pub(super) fn is_installed() -> bool {
     runs("etcd", "--version") && runs("openssl", "version")
 }
 
-/// Nodes that know each other; `certificates` is the directory of the files that let clients in.
+/// The nodes of one cluster. `certificates`: the directory of certificate files, if clients need certificates.
 pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certificates: Option<&Path>) -> Vec<StoreNode> {
     let members: Vec<String> =
         addresses.iter().enumerate().map(|(index, [_, peer, _])| format!("n{index}=http://{peer}")).collect();
@@ -43,7 +43,7 @@ pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certifica
         option("listen-peer-urls", format!("http://{peer}"));
         option("initial-advertise-peer-urls", format!("http://{peer}"));
         option("initial-cluster", members.clone());
-        // Health in plain HTTP, whatever clients need.
+        // Health checks use plain HTTP, also where clients need TLS.
         option("listen-metrics-urls", format!("http://{health}"));
         if let Some(certificates) = certificates {
             option("cert-file", certificates.join(SERVER).display().to_string());
@@ -57,7 +57,7 @@ pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certifica
     addresses.iter().enumerate().map(node).collect()
 }
 
-/// From now on [`USER`] alone may do anything, below `/mdgw/`.
+/// Restricts access to [`USER`], below `/mdgw/` only.
 pub(super) fn require_password(node: SocketAddrV4) {
     let post = |path: &str, body: &str| {
         let length = body.len();
@@ -72,14 +72,14 @@ pub(super) fn require_password(node: SocketAddrV4) {
     post("user/grant", r#"{"user":"root","role":"root"}"#);
     post("user/add", &format!(r#"{{"name":"{USER}","password":"{PASSWORD}"}}"#));
     post("role/add", r#"{"name":"gateways"}"#);
-    // Base64 of "/mdgw/" and of "/mdgw0", the first key behind all that begin so.
+    // Base64 of "/mdgw/" and of "/mdgw0", the first key after all keys with that prefix.
     let permission = r#"{"permType":"READWRITE","key":"L21kZ3cv","range_end":"L21kZ3cw"}"#;
     post("role/grant", &format!(r#"{{"name":"gateways","perm":{permission}}}"#));
     post("user/grant", &format!(r#"{{"user":"{USER}","role":"gateways"}}"#));
     post("enable", "{}");
 }
 
-/// An authority, and certificates by it for the nodes and for a client.
+/// Creates a certificate authority, and certificates for the nodes and for a client.
 pub(super) fn make_certificates(directory: &Path) {
     fs::write(directory.join("openssl.cnf"), OPENSSL).expect("the directory can be written");
     let make = |key: &str, certificate: &str, kind: &str, authority: &[&str]| {

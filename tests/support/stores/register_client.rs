@@ -20,8 +20,8 @@ use mdgw_feeds::identity::Epoch;
 
 use crate::process::TEST_TIMEOUT;
 
-/// A register, and its events.
-pub struct Asker {
+/// A register with a queue of its events.
+pub struct RegisterClient {
     register: Box<dyn Register>,
     events: Receiver<RegisterEvent>,
     request_id: u64,
@@ -31,14 +31,14 @@ pub struct Asker {
     link: Option<StoreLink>,
 }
 
-impl Asker {
+impl RegisterClient {
     /// Opens a register.
     #[must_use]
     pub fn open<R: Register + 'static>(open: impl FnOnce(RegisterSender) -> R) -> Self {
         let (sender, events) = mpsc::channel();
         let sender = Mutex::new(sender);
         let sender_callback: RegisterSender = Arc::new(move |event| {
-            // The register ends after who asks does.
+            // Fails only while the client is dropped, which ends the register afterwards.
             let _ = sender.lock().expect("nobody panics while sending").send(event);
         });
         Self { register: Box::new(open(sender_callback)), events, request_id: 0, changes: Vec::new(), link: None }
@@ -49,7 +49,7 @@ impl Asker {
     /// # Panics
     /// When there is no answer.
     pub fn try_read(&mut self) -> Outcome {
-        let request_id = self.next_ticket();
+        let request_id = self.next_request_id();
         self.register.read(request_id);
         self.answer(request_id)
     }
@@ -73,7 +73,7 @@ impl Asker {
     /// # Panics
     /// When there is no answer.
     pub fn swap(&mut self, expected: Version, record: &Record) -> Outcome {
-        let request_id = self.next_ticket();
+        let request_id = self.next_request_id();
         self.register.compare_and_swap(request_id, expected, record);
         self.answer(request_id)
     }
@@ -93,7 +93,7 @@ impl Asker {
     /// which shows whether its own swap took effect. Returns how many outcomes were unknown.
     ///
     /// # Panics
-    /// When a swap that was reported as successful isn't in force, or the store does not answer.
+    /// When a swap that was reported as successful did not take effect, or the store does not answer.
     pub fn increment_until(&mut self, node: u8, count: u64) -> u64 {
         let (mut done, mut unknown) = (0, 0);
         while done < count {
@@ -106,7 +106,7 @@ impl Asker {
                 }
                 Outcome::Unknown(_) => {
                     unknown += 1;
-                    // In force now, or not: if nobody has taken its place, this settles it.
+                    // The swap may have taken effect. If the version is unchanged, a new swap prevents it from taking effect later.
                     let now = self.read().expect("the record is there");
                     done += u64::from(now.record == next);
                     if now.version == found.version {
@@ -114,7 +114,7 @@ impl Asker {
                     }
                 }
                 Outcome::Refused | Outcome::Failed(_) => {}
-                Outcome::Read(read) => panic!("a read where a swap was asked for: {read:?}"),
+                Outcome::Read(read) => panic!("a read answers a swap: {read:?}"),
             }
         }
         unknown
@@ -148,7 +148,7 @@ impl Asker {
                     return change;
                 }
             }
-            self.take_event("the watch to say it");
+            self.take_event("a watch notification");
         }
     }
 
@@ -158,11 +158,11 @@ impl Asker {
     /// When it doesn't come within [`TEST_TIMEOUT`].
     pub fn await_link(&mut self, link: StoreLink) {
         while self.link != Some(link) {
-            self.take_event("that state of the connection");
+            self.take_event("a state of the connection");
         }
     }
 
-    fn next_ticket(&mut self) -> RequestId {
+    fn next_request_id(&mut self) -> RequestId {
         self.request_id += 1;
         RequestId(self.request_id)
     }
@@ -171,7 +171,7 @@ impl Asker {
         loop {
             match self.take_event("an answer") {
                 Some((answered, outcome)) if answered == request_id => return outcome,
-                Some((answered, _)) => assert!(answered < request_id, "an answer to what was not asked"),
+                Some((answered, _)) => assert!(answered < request_id, "an answer to an unknown request"),
                 None => {}
             }
         }
@@ -188,16 +188,19 @@ impl Asker {
     }
 }
 
-impl fmt::Debug for Asker {
+impl fmt::Debug for RegisterClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asker").field("ticket", &self.request_id).field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("RegisterClient")
+            .field("request_id", &self.request_id)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
     }
 }
 
 /// A record held by that node.
 ///
 /// # Panics
-/// Never: the name is one.
+/// Never: the name is valid.
 #[must_use]
 pub fn record(node: u8) -> Record {
     let name = NodeName::new(&format!("gw{node}")).expect("a plain name");

@@ -1,4 +1,4 @@
-//! One node: a process with its data, its log and its health check.
+//! One node of a store: a process with its data directory, log and health check.
 
 use std::{
     fs::{self, File},
@@ -60,7 +60,7 @@ impl StoreNode {
         assert!(self.child.is_none(), "{:?} runs already", self.command);
         let log = File::options().create(true).append(true).open(&self.log).expect("a log can be opened");
         let error_log = log.try_clone().expect("a log can be opened");
-        // The kernel ends the node with the thread that started it.
+        // The kernel kills the node when the thread that started it ends.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(&self.command);
         command.stdin(Stdio::null()).stdout(log).stderr(error_log);
@@ -142,16 +142,16 @@ pub(super) fn send_request(address: SocketAddrV4, text: &str) -> io::Result<Stri
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Starts a process from a thread that lives as long as the test process: the kernel ends a node with the thread that
-/// started it, and threads of tests end earlier.
+/// Starts a process from a thread that lives as long as the test process. The kernel kills a node when the thread that
+/// started it ends, and threads of tests end earlier.
 fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
     type SpawnRequest = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
     static STARTER: OnceLock<mpsc::Sender<SpawnRequest>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {
-        let (requests, of_thread) = mpsc::channel::<SpawnRequest>();
+        let (requests, queue) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
-            for (mut command, namespace, answer) in of_thread {
-                // Fails only if the test has panicked meanwhile; the child then ends with this process.
+            for (mut command, namespace, answer) in queue {
+                // Fails only if the test has panicked; the child is then killed with this process.
                 let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }
         });

@@ -45,9 +45,9 @@ pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]]) -> Vec<St
 }
 
 const MAIN_CLASS: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
-/// The first names all others that it needs.
+/// The manifest of the first jar names all other jars.
 const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-simple.jar";
-/// Three of them start on one small machine.
+/// JVM options for three nodes on one small machine.
 const JAVA_OPTIONS: [&str; 5] =
     ["-Xmx96m", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false"];
 /// A tick of 100 ms allows sessions from 200 ms.

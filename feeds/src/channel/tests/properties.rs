@@ -386,7 +386,7 @@ impl Consumer {
             b'A' | b'M' => drop(book.insert(id, order)),
             b'C' => {
                 let resting = book.get_mut(&id).expect("cancels are of resting orders");
-                assert_eq!((resting.0, resting.1), (order.0, order.1), "a cancel tells the order's side and price");
+                assert_eq!((resting.0, resting.1), (order.0, order.1), "a cancel has the order's side and price");
                 resting.2 -= size;
                 if resting.2 == 0 {
                     book.remove(&id);

@@ -324,7 +324,7 @@ fn a_truncated_file_yields_its_prefix_and_the_offset() {
             let reading = read(&file[..length]);
             assert!(whole.starts_with(&reading.datagrams), "cut at {length}");
             match reading.offset {
-                Some(offset) => assert!(offset <= length as u64, "cut at {length}, told {offset}"),
+                Some(offset) => assert!(offset <= length as u64, "cut at {length}, reported at {offset}"),
                 None => clean_ends += 1,
             }
         }

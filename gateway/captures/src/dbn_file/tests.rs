@@ -168,9 +168,9 @@ fn an_instrument_id_reused_the_next_day_maps_to_one_symbol_per_day() {
     for (number, after, name) in records {
         assert_eq!(symbols.get_for_rec(&mbo(number, NOON + after, NOON + after)).unwrap(), name, "{number} {after}");
     }
-    let mut told: Vec<_> = metadata.mappings.iter().flat_map(|mapping| &mapping.intervals).collect();
-    told.sort_by_key(|interval| (interval.symbol.clone(), interval.start_date));
-    assert!(told.windows(2).all(|two| two[0].symbol != two[1].symbol || two[0].end_date <= two[1].start_date));
+    let mut intervals: Vec<_> = metadata.mappings.iter().flat_map(|mapping| &mapping.intervals).collect();
+    intervals.sort_by_key(|interval| (interval.symbol.clone(), interval.start_date));
+    assert!(intervals.windows(2).all(|two| two[0].symbol != two[1].symbol || two[0].end_date <= two[1].start_date));
 }
 
 #[test]

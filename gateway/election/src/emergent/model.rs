@@ -27,7 +27,7 @@ enum Cuts {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    world: SimulatedNetwork,
+    network: SimulatedNetwork,
     choices: u8,
     /// Steps since the last choice.
     steps: u8,
@@ -63,7 +63,7 @@ impl Model for Cluster {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State { world: SimulatedNetwork::formed(3, 2, self.disabled), choices: 0, steps: 0, end: None }]
+        vec![State { network: SimulatedNetwork::formed(3, 2, self.disabled), choices: 0, steps: 0, end: None }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -76,18 +76,18 @@ impl Model for Cluster {
         if state.steps < STEPS_MAX {
             actions.push(Action::Step);
         }
-        let world = &state.world;
+        let network = &state.network;
         for index in 0..3 {
-            actions.push(if world.nodes[index].core.is_some() { Action::Kill(index) } else { Action::Start(index) });
+            actions.push(if network.nodes[index].core.is_some() { Action::Kill(index) } else { Action::Start(index) });
         }
-        if !world.cuts.is_empty() {
+        if !network.cuts.is_empty() {
             actions.push(Action::Heal);
         } else if self.cuts == Cuts::Clean {
             actions.extend((0..3).map(Action::Isolate));
         }
         if self.cuts == Cuts::OneWay {
             let pairs = (0..3).flat_map(|from| (0..3).map(move |to| (from, to)));
-            let new = pairs.filter(|pair| pair.0 != pair.1 && !world.cuts.contains(pair));
+            let new = pairs.filter(|pair| pair.0 != pair.1 && !network.cuts.contains(pair));
             actions.extend(new.map(|(from, to)| Action::Cut(from, to)));
         }
     }
@@ -98,36 +98,36 @@ impl Model for Cluster {
             Action::Step | Action::End => state.steps += 1,
             _ => (state.choices, state.steps) = (last.choices + 1, 0),
         }
-        let world = &mut state.world;
+        let network = &mut state.network;
         match action {
-            Action::Step => world.run_ms(STEP_MS),
+            Action::Step => network.run_ms(STEP_MS),
             Action::End => {
                 // The last choice takes effect first.
-                world.run_ms(STEP_MS * u64::from(STEPS_MAX));
-                world.heal();
+                network.run_ms(STEP_MS * u64::from(STEPS_MAX));
+                network.heal();
                 for index in 0..3 {
-                    if world.nodes[index].core.is_none() {
-                        world.start(index);
+                    if network.nodes[index].core.is_none() {
+                        network.start(index);
                     }
                 }
-                world.run_ms(QUIET_MS);
-                state.end = Some(world.is_reunited());
+                network.run_ms(QUIET_MS);
+                state.end = Some(network.is_reunited());
             }
-            Action::Isolate(index) => world.isolate(&[index]),
-            Action::Cut(from, to) => drop(world.cuts.insert((from, to))),
-            Action::Heal => world.heal(),
-            Action::Kill(index) => world.kill(index),
-            Action::Start(index) => world.start(index),
+            Action::Isolate(index) => network.isolate(&[index]),
+            Action::Cut(from, to) => drop(network.cuts.insert((from, to))),
+            Action::Heal => network.heal(),
+            Action::Kill(index) => network.kill(index),
+            Action::Start(index) => network.start(index),
         }
         Some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            Property::always(UNIQUE, |_: &Self, state: &State| state.world.epochs_are_unique()),
+            Property::always(UNIQUE, |_: &Self, state: &State| state.network.epochs_are_unique()),
             Property::always(REUNITED, |_, state: &State| state.end != Some(false)),
             // Of three nodes only one side can have two.
-            Property::always(ONE_LEADER, |_, state: &State| state.world.leaders_max <= 1),
+            Property::always(ONE_LEADER, |_, state: &State| state.network.leaders_max <= 1),
         ]
     }
 }

@@ -70,13 +70,13 @@ impl SimulatedNetwork {
 
     /// All nodes run, and have formed one membership with node 0 as its oldest, the others by number.
     pub(super) fn formed(count: usize, minimum_size: usize, disabled: Option<Safeguard>) -> Self {
-        let mut world = Self::new(count, minimum_size, disabled);
+        let mut network = Self::new(count, minimum_size, disabled);
         for index in 0..count {
-            world.start(index);
-            world.run_until(|world| world.live_counts().iter().flatten().count() == index + 1);
+            network.start(index);
+            network.run_until(|network| network.live_counts().iter().flatten().count() == index + 1);
         }
-        world.run_until(|world| world.live_counts() == vec![Some(count); count] && world.leaders() == [0]);
-        world
+        network.run_until(|network| network.live_counts() == vec![Some(count); count] && network.leaders() == [0]);
+        network
     }
 
     pub(super) fn start(&mut self, index: usize) {

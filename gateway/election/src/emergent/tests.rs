@@ -25,133 +25,133 @@ use crate::{
 
 #[test]
 fn members_are_ordered_by_age_and_the_oldest_leads() {
-    let mut world = SimulatedNetwork::formed(5, 3, None);
-    assert_eq!(world.ages(4), [0, 1, 2, 3, 4]);
-    world.run_ms(5_000);
-    assert_eq!(world.leaders(), [0]);
-    assert_eq!((world.openings.len(), world.leaders_max), (1, 1));
+    let mut network = SimulatedNetwork::formed(5, 3, None);
+    assert_eq!(network.ages(4), [0, 1, 2, 3, 4]);
+    network.run_ms(5_000);
+    assert_eq!(network.leaders(), [0]);
+    assert_eq!((network.openings.len(), network.leaders_max), (1, 1));
 }
 
 #[test]
 fn below_the_minimum_size_no_member_leads() {
-    let mut world = SimulatedNetwork::new(3, 3, None);
-    world.start(0);
-    world.start(1);
-    world.run_ms(5_000);
-    assert_eq!(world.live_counts(), [Some(2), Some(2), None]);
-    assert!(world.openings.is_empty());
-    world.start(2);
-    world.run_until(|world| world.leaders() == [0]);
+    let mut network = SimulatedNetwork::new(3, 3, None);
+    network.start(0);
+    network.start(1);
+    network.run_ms(5_000);
+    assert_eq!(network.live_counts(), [Some(2), Some(2), None]);
+    assert!(network.openings.is_empty());
+    network.start(2);
+    network.run_until(|network| network.leaders() == [0]);
 }
 
 #[test]
 fn only_the_bootstrap_node_bootstraps() {
-    let mut world = SimulatedNetwork::new(2, 1, None);
-    world.start(1);
-    world.run_ms(60_000);
-    assert_eq!(world.live_counts(), [None, None]);
-    let view = world.nodes[1].core.as_ref().unwrap().view();
+    let mut network = SimulatedNetwork::new(2, 1, None);
+    network.start(1);
+    network.run_ms(60_000);
+    assert_eq!(network.live_counts(), [None, None]);
+    let view = network.nodes[1].core.as_ref().unwrap().view();
     assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "reported, and it keeps asking");
-    world.start(0);
-    world.run_until(|world| world.live_counts() == [Some(2), Some(2)]);
-    assert_eq!(world.ages(1), [0, 1]);
+    network.start(0);
+    network.run_until(|network| network.live_counts() == [Some(2), Some(2)]);
+    assert_eq!(network.ages(1), [0, 1]);
 }
 
 #[test]
 fn a_seed_that_is_down_does_not_stop_the_members() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
-    world.kill(1);
-    world.run_until(|world| world.live_counts()[0] == Some(2));
-    world.kill(0);
-    world.run_ms(2_000);
-    assert!(world.leaders().is_empty(), "one of three: below the minimum size");
-    world.start(1);
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    network.kill(1);
+    network.run_until(|network| network.live_counts()[0] == Some(2));
+    network.kill(0);
+    network.run_ms(2_000);
+    assert!(network.leaders().is_empty(), "one of three: below the minimum size");
+    network.start(1);
     // The other seed is down: no asked node answers, until a probe names the coordinator.
-    world.run_until(|world| world.leaders() == [2]);
-    assert_eq!(world.ages(2), [2, 1]);
+    network.run_until(|network| network.leaders() == [2]);
+    assert_eq!(network.ages(2), [2, 1]);
 }
 
 #[test]
 fn the_next_oldest_leads_only_after_the_dead_leaders_fence_deadline() {
-    let mut world = SimulatedNetwork::formed(4, 2, None);
-    let until = world.nodes[0].fence;
-    world.nodes[0].core = None;
-    world.run_until(|world| world.leaders().contains(&1));
-    assert_eq!(world.leaders(), [1]);
-    assert!(world.now > until, "the dead one's fence was still open");
-    world.run_ms(1);
-    assert_eq!(world.ages(3), [1, 2, 3]);
-    world.start(0);
-    world.run_until(|world| world.live_counts() == [Some(4); 4] && world.ages(0) == [1, 2, 3, 0]);
-    assert_eq!(world.ages(1), [1, 2, 3, 0], "it came back as the youngest");
-    world.run_ms(3_000);
-    assert_eq!(world.leaders(), [1]);
-    assert!(world.epochs_are_unique());
+    let mut network = SimulatedNetwork::formed(4, 2, None);
+    let until = network.nodes[0].fence;
+    network.nodes[0].core = None;
+    network.run_until(|network| network.leaders().contains(&1));
+    assert_eq!(network.leaders(), [1]);
+    assert!(network.now > until, "the dead one's fence was still open");
+    network.run_ms(1);
+    assert_eq!(network.ages(3), [1, 2, 3]);
+    network.start(0);
+    network.run_until(|network| network.live_counts() == [Some(4); 4] && network.ages(0) == [1, 2, 3, 0]);
+    assert_eq!(network.ages(1), [1, 2, 3, 0], "it came back as the youngest");
+    network.run_ms(3_000);
+    assert_eq!(network.leaders(), [1]);
+    assert!(network.epochs_are_unique());
 }
 
 #[test]
 fn a_death_notice_skips_the_failure_time_out() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
-    let died = world.now;
-    world.kill(0);
-    let notice = DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: world.openings[0].0 };
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    let died = network.now;
+    network.kill(0);
+    let notice = DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: network.openings[0].0 };
     for index in [1, 2] {
-        world.step(index, Input::Died(notice));
+        network.step(index, Input::Died(notice));
     }
-    world.run_until(|world| world.leaders() == [1]);
-    assert!(world.now.since(died) < EmergentTiming::DEFAULT.heartbeat_ns, "at once");
-    assert!(world.openings[1].0 > world.openings[0].0);
+    network.run_until(|network| network.leaders() == [1]);
+    assert!(network.now.since(died) < EmergentTiming::DEFAULT.heartbeat_ns, "at once");
+    assert!(network.openings[1].0 > network.openings[0].0);
     // The notice is about that start alone.
-    world.start(0);
-    world.run_until(|world| world.live_counts() == [Some(3); 3]);
+    network.start(0);
+    network.run_until(|network| network.live_counts() == [Some(3); 3]);
 }
 
 #[test]
 fn a_death_notice_of_another_incarnation_is_ignored() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
+    let mut network = SimulatedNetwork::formed(3, 2, None);
     for index in [1, 2] {
         let notice = DeathNotice { holder: NodeId(1), incarnation: Incarnation(7), epoch: Epoch::default() };
-        world.step(index, Input::Died(notice));
+        network.step(index, Input::Died(notice));
     }
-    world.run_ms(1_000);
-    assert_eq!((world.leaders(), world.openings.len()), (vec![0], 1));
+    network.run_ms(1_000);
+    assert_eq!((network.leaders(), network.openings.len()), (vec![0], 1));
 }
 
 #[test]
 fn a_split_has_one_leader_and_heals_into_one_membership() {
-    let mut world = SimulatedNetwork::formed(5, 3, None);
-    world.isolate(&[0, 1]);
-    world.run_until(|world| world.leaders() == [2]);
-    world.run_ms(3_000);
-    assert_eq!(world.leaders(), [2]);
-    assert_eq!(world.leaders_max, 1, "the smaller side had stopped before");
-    world.heal();
-    world.run_until(|world| world.live_counts() == [Some(5); 5]);
-    assert_eq!(world.ages(0)[..3], [2, 3, 4], "the smaller side's members are the youngest now");
-    world.run_ms(3_000);
-    assert_eq!(world.leaders(), [2]);
-    assert!(world.epochs_are_unique());
+    let mut network = SimulatedNetwork::formed(5, 3, None);
+    network.isolate(&[0, 1]);
+    network.run_until(|network| network.leaders() == [2]);
+    network.run_ms(3_000);
+    assert_eq!(network.leaders(), [2]);
+    assert_eq!(network.leaders_max, 1, "the smaller side had stopped before");
+    network.heal();
+    network.run_until(|network| network.live_counts() == [Some(5); 5]);
+    assert_eq!(network.ages(0)[..3], [2, 3, 4], "the smaller side's members are the youngest now");
+    network.run_ms(3_000);
+    assert_eq!(network.leaders(), [2]);
+    assert!(network.epochs_are_unique());
 }
 
 #[test]
 fn a_claim_does_not_displace_a_leader_that_others_still_receive() {
     let after = |disabled| {
-        let mut world = SimulatedNetwork::formed(3, 2, disabled);
+        let mut network = SimulatedNetwork::formed(3, 2, disabled);
         // Node 1 does not receive from node 0. Node 0 receives node 1 a while longer and so keeps it on its list.
-        world.cuts.insert((0, 1));
-        world.run_ms(90);
-        world.cuts.insert((1, 0));
+        network.cuts.insert((0, 1));
+        network.run_ms(90);
+        network.cuts.insert((1, 0));
         let version =
-            |world: &SimulatedNetwork| world.nodes[1].core.as_ref()?.membership().map(|own| own.list.version.by);
-        world.run_until(|world| version(world) == Some(NodeId(2)));
-        world.run_ms(300);
-        world
+            |network: &SimulatedNetwork| network.nodes[1].core.as_ref()?.membership().map(|own| own.list.version.by);
+        network.run_until(|network| version(network) == Some(NodeId(2)));
+        network.run_ms(300);
+        network
     };
-    let mut world = after(None);
-    assert_eq!((world.leaders(), world.leaders_max), (vec![0], 1));
-    world.heal();
-    world.run_until(|world| world.live_counts() == [Some(3); 3]);
-    assert_eq!((world.leaders(), world.openings.len()), (vec![0], 1), "it led all the time");
+    let mut network = after(None);
+    assert_eq!((network.leaders(), network.leaders_max), (vec![0], 1));
+    network.heal();
+    network.run_until(|network| network.live_counts() == [Some(3); 3]);
+    assert_eq!((network.leaders(), network.openings.len()), (vec![0], 1), "it led all the time");
     assert_eq!(
         after(Some(Safeguard::DisplaceOnlySilent)).leaders_max,
         2,
@@ -162,17 +162,17 @@ fn a_claim_does_not_displace_a_leader_that_others_still_receive() {
 #[test]
 fn a_restarted_member_honours_the_promise_of_its_earlier_start() {
     let after = |disabled| {
-        let mut world = SimulatedNetwork::formed(3, 2, disabled);
+        let mut network = SimulatedNetwork::formed(3, 2, disabled);
         // Nodes 0 and 1 are cut off from each other, and node 1 claims; node 2 still follows node 0.
-        world.cuts.extend([(0, 1), (1, 0)]);
-        world.run_ms(300);
-        assert_eq!(world.leaders(), [0]);
-        world.kill(2);
+        network.cuts.extend([(0, 1), (1, 0)]);
+        network.run_ms(300);
+        assert_eq!(network.leaders(), [0]);
+        network.kill(2);
         // Node 2's requests to node 0 are lost.
-        world.cuts.insert((2, 0));
-        world.start(2);
-        world.run_until(|world| world.leaders() == [1]);
-        world.leaders_max
+        network.cuts.insert((2, 0));
+        network.start(2);
+        network.run_until(|network| network.leaders() == [1]);
+        network.leaders_max
     };
     assert_eq!(after(None), 1);
     assert_eq!(after(Some(Safeguard::StartupWait)), 2, "its earlier start's promise still held");
@@ -180,163 +180,164 @@ fn a_restarted_member_honours_the_promise_of_its_earlier_start() {
 
 #[test]
 fn both_sides_lead_if_both_have_the_minimum_size_and_one_yields_after_the_split() {
-    let mut world = SimulatedNetwork::formed(4, 2, None);
-    world.isolate(&[0, 1]);
-    world.run_until(|world| world.leaders() == [0, 2]);
-    world.run_ms(2_000);
-    assert_eq!(world.leaders(), [0, 2], "this backend prefers availability");
-    world.heal();
-    world.run_until(|world| world.live_counts() == [Some(4); 4] && world.leaders().len() == 1);
-    assert_eq!(world.leaders(), [0], "of two equal sides that of the older coordinator stays");
-    let last = world.openings.iter().max().unwrap();
+    let mut network = SimulatedNetwork::formed(4, 2, None);
+    network.isolate(&[0, 1]);
+    network.run_until(|network| network.leaders() == [0, 2]);
+    network.run_ms(2_000);
+    assert_eq!(network.leaders(), [0, 2], "this backend prefers availability");
+    network.heal();
+    network.run_until(|network| network.live_counts() == [Some(4); 4] && network.leaders().len() == 1);
+    assert_eq!(network.leaders(), [0], "of two equal sides that of the older coordinator stays");
+    let last = network.openings.iter().max().unwrap();
     assert_eq!(last.2, 0, "above the other side's epoch: its receivers accept this one");
-    assert!(world.epochs_are_unique());
+    assert!(network.epochs_are_unique());
 }
 
 #[test]
 fn a_leader_that_others_do_not_receive_steps_down() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
-    world.cuts.extend([(0, 1), (0, 2)]);
-    world.run_until(|world| world.leaders() == [1]);
-    world.run_ms(5_000);
-    assert_eq!(world.leaders(), [1]);
-    world.heal();
-    world.run_until(|world| world.live_counts() == [Some(3); 3]);
-    assert_eq!(world.ages(1)[0], 1);
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    network.cuts.extend([(0, 1), (0, 2)]);
+    network.run_until(|network| network.leaders() == [1]);
+    network.run_ms(5_000);
+    assert_eq!(network.leaders(), [1]);
+    network.heal();
+    network.run_until(|network| network.live_counts() == [Some(3); 3]);
+    assert_eq!(network.ages(1)[0], 1);
 }
 
 #[test]
 fn a_member_that_missed_a_list_receives_it() {
-    let mut world = SimulatedNetwork::new(3, 2, None);
-    world.start(0);
-    world.start(1);
-    world.run_until(|world| world.live_counts() == [Some(2), Some(2), None]);
+    let mut network = SimulatedNetwork::new(3, 2, None);
+    network.start(0);
+    network.start(1);
+    network.run_until(|network| network.live_counts() == [Some(2), Some(2), None]);
     // Too short for a failure, long enough to lose the list; the join is answered after its limit.
-    world.cuts.insert((0, 1));
-    world.start(2);
-    world.run_until(|world| world.live_counts()[0] == Some(3));
-    world.run_ms(1);
-    assert_eq!(world.live_counts()[1], Some(2));
-    world.heal();
-    world.run_until(|world| world.live_counts()[1] == Some(3));
-    world.run_until(|world| world.leaders() == [0]);
-    assert!(world.openings.iter().all(|opening| opening.2 == 0));
+    network.cuts.insert((0, 1));
+    network.start(2);
+    network.run_until(|network| network.live_counts()[0] == Some(3));
+    network.run_ms(1);
+    assert_eq!(network.live_counts()[1], Some(2));
+    network.heal();
+    network.run_until(|network| network.live_counts()[1] == Some(3));
+    network.run_until(|network| network.leaders() == [0]);
+    assert!(network.openings.iter().all(|opening| opening.2 == 0));
 }
 
 #[test]
 fn a_hand_over_goes_to_the_next_oldest_without_a_wait() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
-    world.step(0, Input::HandOver(Some(NodeId(3))));
-    assert_eq!(world.leaders(), [0], "not the next");
-    let (asked, epoch) = (world.now, world.openings[0].0);
-    world.step(0, Input::HandOver(None));
-    assert!(world.leaders().is_empty());
-    world.run_until(|world| world.leaders() == [1]);
-    assert!(world.now.since(asked) < EmergentTiming::DEFAULT.heartbeat_ns);
-    assert_eq!(world.peer_output_ended, [(1, epoch)], "before it leads it knows where the output ended");
-    world.run_until(|world| world.live_counts() == [Some(3); 3]);
-    assert_eq!(world.ages(0), [1, 2, 0]);
-    assert_eq!(world.leaders_max, 1);
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    network.step(0, Input::HandOver(Some(NodeId(3))));
+    assert_eq!(network.leaders(), [0], "not the next");
+    let (asked, epoch) = (network.now, network.openings[0].0);
+    network.step(0, Input::HandOver(None));
+    assert!(network.leaders().is_empty());
+    network.run_until(|network| network.leaders() == [1]);
+    assert!(network.now.since(asked) < EmergentTiming::DEFAULT.heartbeat_ns);
+    assert_eq!(network.peer_output_ended, [(1, epoch)], "before it leads it knows where the output ended");
+    network.run_until(|network| network.live_counts() == [Some(3); 3]);
+    assert_eq!(network.ages(0), [1, 2, 0]);
+    assert_eq!(network.leaders_max, 1);
 }
 
 #[test]
 fn a_repeatedly_outranked_leader_backs_off_exponentially() {
-    let mut world = SimulatedNetwork::formed(2, 1, None);
+    let mut network = SimulatedNetwork::formed(2, 1, None);
     let failure_ns = EmergentTiming::DEFAULT.failure_ns;
     let mut waits = Vec::new();
     for _ in 0..9 {
-        let (asked, count) = (world.now, world.openings.len());
-        let above = Epoch::new(world.openings[count - 1].0.count() + 1, 9);
-        world.step(0, Input::ObservedEpoch(above));
-        world.run_until(|world| world.openings.len() > count);
-        let (epoch, opened, by) = world.openings[count];
+        let (asked, count) = (network.now, network.openings.len());
+        let above = Epoch::new(network.openings[count - 1].0.count() + 1, 9);
+        network.step(0, Input::ObservedEpoch(above));
+        network.run_until(|network| network.openings.len() > count);
+        let (epoch, opened, by) = network.openings[count];
         assert!(epoch > above && by == 0);
         // The leader acts at its heartbeats.
         waits.push(opened.since(asked) / failure_ns);
     }
     assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 32, 32].map(|times: u64| times), "failure time-outs");
-    world.run_ms(20_000);
-    let (asked, count) = (world.now, world.openings.len());
-    world.step(0, Input::ObservedEpoch(Epoch::new(world.openings[count - 1].0.count() + 1, 9)));
-    assert_eq!((world.openings.len(), world.openings[count].1), (count + 1, asked), "long after, at once");
+    network.run_ms(20_000);
+    let (asked, count) = (network.now, network.openings.len());
+    network.step(0, Input::ObservedEpoch(Epoch::new(network.openings[count - 1].0.count() + 1, 9)));
+    assert_eq!((network.openings.len(), network.openings[count].1), (count + 1, asked), "long after, at once");
 }
 
 #[test]
 fn close_leaves_the_member_list_at_once() {
-    let mut world = SimulatedNetwork::formed(3, 2, None);
-    let asked = world.now;
-    world.step(0, Input::Close);
-    world.run_until(|world| world.leaders() == [1]);
-    assert!(world.now.since(asked) < EmergentTiming::DEFAULT.heartbeat_ns);
-    world.step(2, Input::Close);
-    world.run_ms(1);
-    assert_eq!(world.ages(1), [1]);
-    world.run_ms(1_000);
-    assert!(world.leaders().is_empty());
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    let asked = network.now;
+    network.step(0, Input::Close);
+    network.run_until(|network| network.leaders() == [1]);
+    assert!(network.now.since(asked) < EmergentTiming::DEFAULT.heartbeat_ns);
+    network.step(2, Input::Close);
+    network.run_ms(1);
+    assert_eq!(network.ages(1), [1]);
+    network.run_ms(1_000);
+    assert!(network.leaders().is_empty());
 }
 
 #[test]
 fn above_eight_members_heartbeats_use_a_ring_and_failures_are_detected() {
     let per_second = |count: usize| {
-        let mut world = SimulatedNetwork::formed(count, 2, None);
-        let before = world.sent_count();
-        world.run_ms(1_000);
-        assert_eq!(world.leaders(), [0]);
-        world.sent_count() - before
+        let mut network = SimulatedNetwork::formed(count, 2, None);
+        let before = network.sent_count();
+        network.run_ms(1_000);
+        assert_eq!(network.leaders(), [0]);
+        network.sent_count() - before
     };
     let (eight, twelve) = (per_second(8), per_second(12));
     assert_eq!(eight, 8 * 7 * 50);
     assert_eq!(twelve, 12 * 2 * 50);
-    let mut world = SimulatedNetwork::formed(12, 2, None);
+    let mut network = SimulatedNetwork::formed(12, 2, None);
     // Two neighbours: the ring is cut until they are off the list.
     for index in [5, 6] {
-        world.kill(index);
+        network.kill(index);
     }
-    world.run_until(|world| world.live_counts()[11] == Some(10));
-    world.run_ms(2_000);
-    assert_eq!(world.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "no other member was marked failed");
-    world.kill(0);
-    world.run_until(|world| world.leaders() == [1]);
+    network.run_until(|network| network.live_counts()[11] == Some(10));
+    network.run_ms(2_000);
+    assert_eq!(network.ages(11), [0, 1, 2, 3, 4, 7, 8, 9, 10, 11], "no other member was marked failed");
+    network.kill(0);
+    network.run_until(|network| network.leaders() == [1]);
     // Members that received from the old coordinator later follow the new one later.
     let left = [1, 2, 3, 4, 7, 8, 9, 10, 11];
-    world.run_until(|world| left.iter().all(|index| world.ages(*index) == left));
-    assert_eq!(world.leaders(), [1]);
+    network.run_until(|network| left.iter().all(|index| network.ages(*index) == left));
+    assert_eq!(network.leaders(), [1]);
 }
 
 #[test]
 fn a_message_is_accepted_neither_twice_nor_by_a_later_start() {
-    let mut world = SimulatedNetwork::formed(2, 1, None);
-    world.run_until(|world| world.in_flight.values().any(|outgoing| outgoing.to.ip().to_string().ends_with(".2")));
-    let envelope = world
+    let mut network = SimulatedNetwork::formed(2, 1, None);
+    network
+        .run_until(|network| network.in_flight.values().any(|outgoing| outgoing.to.ip().to_string().ends_with(".2")));
+    let envelope = network
         .in_flight
         .values()
         .find(|outgoing| outgoing.to.ip().to_string().ends_with(".2"))
         .unwrap()
         .envelope
         .clone();
-    world.run_ms(100);
-    world.kill(0);
-    world.run_until(|world| world.leaders() == [1]);
-    let before = world.nodes[1].core.clone().unwrap();
-    world.step(1, Input::Backend(*envelope.clone()));
-    assert_eq!(world.nodes[1].core.as_ref().unwrap().membership(), before.membership());
-    world.kill(1);
-    world.start(1);
-    world.step(1, Input::Backend(*envelope));
-    assert!(world.nodes[1].core.as_ref().unwrap().last_received.is_empty(), "addressed to an earlier start");
+    network.run_ms(100);
+    network.kill(0);
+    network.run_until(|network| network.leaders() == [1]);
+    let before = network.nodes[1].core.clone().unwrap();
+    network.step(1, Input::Backend(*envelope.clone()));
+    assert_eq!(network.nodes[1].core.as_ref().unwrap().membership(), before.membership());
+    network.kill(1);
+    network.start(1);
+    network.step(1, Input::Backend(*envelope));
+    assert!(network.nodes[1].core.as_ref().unwrap().last_received.is_empty(), "addressed to an earlier start");
 }
 
 #[test]
 fn an_obstacle_stops_a_coordinator_from_leading_and_is_reported() {
-    let mut world = SimulatedNetwork::formed(2, 1, None);
-    world.step(0, Input::ClockRate { error_ppm: 10_000 });
-    world.run_ms(200);
-    assert!(world.leaders().is_empty());
-    let view = world.nodes[0].core.as_ref().unwrap().view();
+    let mut network = SimulatedNetwork::formed(2, 1, None);
+    network.step(0, Input::ClockRate { error_ppm: 10_000 });
+    network.run_ms(200);
+    assert!(network.leaders().is_empty());
+    let view = network.nodes[0].core.as_ref().unwrap().view();
     assert!(matches!(view.obstacle, Some(Obstacle::ClockRate { error_ppm: 10_000, .. })), "{view:?}");
-    world.step(0, Input::ClockRate { error_ppm: 0 });
-    world.run_until(|world| world.leaders() == [0]);
-    assert!(world.epochs_are_unique());
+    network.step(0, Input::ClockRate { error_ppm: 0 });
+    network.run_until(|network| network.leaders() == [0]);
+    assert!(network.epochs_are_unique());
 }
 
 fn config(node: u8, address: SocketAddr, seeds: Vec<SocketAddr>) -> EmergentConfig {

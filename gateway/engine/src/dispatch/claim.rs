@@ -167,7 +167,7 @@ mod models {
     use crate::dispatch::models::explore;
 
     /// A channel with two sockets; its value is the number of packets processed and of deadlines acted on.
-    struct World {
+    struct Harness {
         steps: Steps,
         claim: Claim<Processed>,
         sockets: [AtomicU32; 2],
@@ -189,7 +189,7 @@ mod models {
 
     const REAL: Steps = Steps { take_events: |held| held.take_events(), release: |held| held.release() };
 
-    impl World {
+    impl Harness {
         fn new(steps: Steps) -> Arc<Self> {
             Arc::new(Self {
                 steps,
@@ -243,25 +243,25 @@ mod models {
         }
 
         fn into_processed(self: Arc<Self>) -> Processed {
-            let world = Arc::into_inner(self).expect("all threads are joined");
-            for socket in world.sockets {
+            let harness = Arc::into_inner(self).expect("all threads are joined");
+            for socket in harness.sockets {
                 assert_eq!(socket.load(Relaxed), 0, "a packet was left unread");
             }
-            world.claim.into_inner()
+            harness.claim.into_inner()
         }
     }
 
     fn no_packet_is_lost(steps: Steps) {
-        let world = World::new(steps);
+        let harness = Harness::new(steps);
         let threads = [0, 1].map(|line| {
-            let world = world.clone();
-            thread::spawn(move || world.packet(line))
+            let harness = harness.clone();
+            thread::spawn(move || harness.packet(line))
         });
-        world.packet(0);
+        harness.packet(0);
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(world.into_processed(), Processed { packets: 3, deadlines: 0 });
+        assert_eq!(harness.into_processed(), Processed { packets: 3, deadlines: 0 });
     }
 
     #[test]
@@ -298,13 +298,13 @@ mod models {
     #[should_panic(expected = "Causality violation")]
     fn without_a_claim_two_threads_access_the_channel() {
         explore(3, || {
-            let world = World::new(REAL);
-            let other = world.clone();
-            let touch = |world: &World| {
-                HeldClaim { claim: &world.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
+            let harness = Harness::new(REAL);
+            let other = harness.clone();
+            let touch = |harness: &Harness| {
+                HeldClaim { claim: &harness.claim, observed_count: 0 }.with(|processed| processed.packets += 1);
             };
             let thread = thread::spawn(move || touch(&other));
-            touch(&world);
+            touch(&harness);
             thread.join().unwrap();
         });
     }
@@ -312,14 +312,14 @@ mod models {
     #[test]
     fn a_concurrent_deadline_and_packet_are_both_processed() {
         explore(3, || {
-            let world = World::new(REAL);
-            let other = world.clone();
+            let harness = Harness::new(REAL);
+            let other = harness.clone();
             let thread = thread::spawn(move || other.packet(1));
-            if let Some(held) = world.claim.post(PendingEvents::DEADLINE) {
-                world.process(held);
+            if let Some(held) = harness.claim.post(PendingEvents::DEADLINE) {
+                harness.process(held);
             }
             thread.join().unwrap();
-            assert_eq!(world.into_processed(), Processed { packets: 1, deadlines: 1 });
+            assert_eq!(harness.into_processed(), Processed { packets: 1, deadlines: 1 });
         });
     }
 
@@ -327,8 +327,8 @@ mod models {
     #[test]
     fn a_deferred_claim_is_resumed_once_with_all_its_events() {
         explore(3, || {
-            let world = World::new(REAL);
-            let (holder, poster) = (world.clone(), world.clone());
+            let harness = Harness::new(REAL);
+            let (holder, poster) = (harness.clone(), harness.clone());
             let holder = thread::spawn(move || {
                 holder.sockets[0].fetch_add(1, Relaxed);
                 let ready = PendingEvents::ready(LineSet(1));
@@ -349,8 +349,8 @@ mod models {
             });
             holder.join().unwrap();
             poster.join().unwrap();
-            world.run_deferred();
-            assert_eq!(world.into_processed(), Processed { packets: 12, deadlines: 0 });
+            harness.run_deferred();
+            assert_eq!(harness.into_processed(), Processed { packets: 12, deadlines: 0 });
         });
     }
 }

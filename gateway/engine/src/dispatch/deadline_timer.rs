@@ -110,14 +110,14 @@ mod models {
     use crate::dispatch::models::explore;
 
     /// Two channels and the kernel's timer.
-    struct World {
+    struct Harness {
         deadline_timer: DeadlineTimer,
         deadlines: [Deadline; 2],
         timer_ns: Mutex<u64>,
         due: Mutex<Vec<usize>>,
     }
 
-    impl World {
+    impl Harness {
         /// Before any thread runs: channel 0 has the deadline 5 and the timer is set to it.
         fn new() -> Arc<Self> {
             Arc::new(Self {
@@ -148,36 +148,36 @@ mod models {
         }
     }
 
-    fn run(earliest_ns: u64, threads: impl IntoIterator<Item = fn(&World)>, main: fn(&World)) {
-        let world = World::new();
-        let spawn = |body: fn(&World)| {
-            let world = world.clone();
-            thread::spawn(move || body(&world))
+    fn run(earliest_ns: u64, threads: impl IntoIterator<Item = fn(&Harness)>, main: fn(&Harness)) {
+        let harness = Harness::new();
+        let spawn = |body: fn(&Harness)| {
+            let harness = harness.clone();
+            thread::spawn(move || body(&harness))
         };
         let threads: Vec<_> = threads.into_iter().map(spawn).collect();
-        main(&world);
+        main(&harness);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        world.check(earliest_ns);
+        harness.check(earliest_ns);
     }
 
     #[test]
     fn the_timer_is_set_to_the_earliest_deadline_in_any_order() {
-        explore(3, || run(20, [(|world| world.publish(1, 20)) as fn(&World)], World::expire));
-        explore(3, || run(20, [(|world| world.publish(0, 20)) as fn(&World)], World::expire));
+        explore(3, || run(20, [(|harness| harness.publish(1, 20)) as fn(&Harness)], Harness::expire));
+        explore(3, || run(20, [(|harness| harness.publish(0, 20)) as fn(&Harness)], Harness::expire));
         explore(2, || {
-            let holders = [(|world| world.publish(0, 20)) as fn(&World), |world| world.publish(1, 30)];
-            run(20, holders, World::expire);
+            let holders = [(|harness| harness.publish(0, 20)) as fn(&Harness), |harness| harness.publish(1, 30)];
+            run(20, holders, Harness::expire);
         });
     }
 
     #[test]
     fn a_deadline_that_moves_earlier_while_the_timer_expires_is_kept() {
         explore(3, || {
-            let holder = |world: &World| {
-                world.publish(1, 40);
-                world.publish(1, 30);
+            let holder = |harness: &Harness| {
+                harness.publish(1, 40);
+                harness.publish(1, 30);
             };
-            run(30, [holder as fn(&World)], World::expire);
+            run(30, [holder as fn(&Harness)], Harness::expire);
         });
     }
 
@@ -185,18 +185,18 @@ mod models {
     #[should_panic(expected = "the timer is late")]
     fn setting_the_timer_without_rechecking_is_caught() {
         explore(3, || {
-            let arm_no_later_than = |world: &World, at_ns: u64| {
-                if world.deadline_timer.armed.fetch_min(at_ns, AcqRel) > at_ns {
-                    world.set_timer(MonoNs(at_ns));
+            let arm_no_later_than = |harness: &Harness, at_ns: u64| {
+                if harness.deadline_timer.armed.fetch_min(at_ns, AcqRel) > at_ns {
+                    harness.set_timer(MonoNs(at_ns));
                 }
             };
-            let world = World::new();
-            world.deadline_timer.armed.store(NEVER, Relaxed);
-            let other = world.clone();
+            let harness = Harness::new();
+            harness.deadline_timer.armed.store(NEVER, Relaxed);
+            let other = harness.clone();
             let thread = thread::spawn(move || arm_no_later_than(&other, 30));
-            arm_no_later_than(&world, 20);
+            arm_no_later_than(&harness, 20);
             thread.join().unwrap();
-            world.check(20);
+            harness.check(20);
         });
     }
 
@@ -204,14 +204,14 @@ mod models {
     #[should_panic(expected = "the timer is late")]
     fn a_deadline_written_without_an_atomic_swap_is_caught() {
         explore(3, || {
-            let publish = |world: &World| {
-                let before_ns = world.deadlines[0].0.load(Acquire);
-                world.deadlines[0].0.store(20, std::sync::atomic::Ordering::Release);
+            let publish = |harness: &Harness| {
+                let before_ns = harness.deadlines[0].0.load(Acquire);
+                harness.deadlines[0].0.store(20, std::sync::atomic::Ordering::Release);
                 if 20 < before_ns {
-                    world.deadline_timer.arm_no_later_than(20, |at| world.set_timer(at));
+                    harness.deadline_timer.arm_no_later_than(20, |at| harness.set_timer(at));
                 }
             };
-            run(20, [publish as fn(&World)], World::expire);
+            run(20, [publish as fn(&Harness)], Harness::expire);
         });
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'stat
 }
 
 /// Two threads, one channel, and a handle set whose wait can be woken.
-struct World {
+struct Harness {
     token: Token,
     claim: Claim<u32>,
     set: Mutex<Set>,
@@ -43,7 +43,7 @@ enum Event {
     Wake,
 }
 
-impl World {
+impl Harness {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             token: Token::new(),
@@ -125,19 +125,19 @@ impl World {
 }
 
 fn run_and_stop(packets: u32, wakes: bool) {
-    let world = World::new();
+    let harness = Harness::new();
     let threads = [(); 2].map(|()| {
-        let world = world.clone();
-        thread::spawn(move || world.run())
+        let harness = harness.clone();
+        thread::spawn(move || harness.run())
     });
     // Packets reach a leader that already waits, or is about to wait.
-    (0..packets).for_each(|_| world.packet());
-    let mut processed = world.processed.lock().unwrap();
+    (0..packets).for_each(|_| harness.packet());
+    let mut processed = harness.processed.lock().unwrap();
     while *processed < packets {
-        processed = world.progress.wait(processed).unwrap();
+        processed = harness.progress.wait(processed).unwrap();
     }
     drop(processed);
-    world.stop(wakes);
+    harness.stop(wakes);
     for thread in threads {
         thread.join().unwrap();
     }

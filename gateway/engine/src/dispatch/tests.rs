@@ -30,13 +30,13 @@ const POLICIES: [(WaitPolicy, PromotionPolicy); 6] = [
 ];
 
 /// A pool and its channels.
-struct World {
+struct Harness {
     set: Arc<MemorySet>,
     channels: Vec<Arc<ChannelProbe>>,
     pool: Pool<SharedSet, TestChannel>,
 }
 
-impl World {
+impl Harness {
     fn new(config: &DispatchConfig, channel_count: u32) -> Self {
         Self::with_channels(config, channel_count, |_, channel| channel)
     }
@@ -96,13 +96,13 @@ fn config(thread_count: usize, (wait, promotion): (WaitPolicy, PromotionPolicy))
 fn every_packet_of_a_channel_is_processed_once_and_in_order() {
     for policy in POLICIES {
         for thread_count in [1, 2, 5] {
-            let world = World::new(&config(thread_count, policy), 16);
+            let harness = Harness::new(&config(thread_count, policy), 16);
             let packets_per_line = 300;
-            world.feed(packets_per_line);
+            harness.feed(packets_per_line);
             let total = packets_per_line * 16 * 2;
-            wait_until("all packets processed", || world.processed() == total);
-            world.check_order();
-            let counts = world.pool.gauges().counts;
+            wait_until("all packets processed", || harness.processed() == total);
+            harness.check_order();
+            let counts = harness.pool.gauges().counts;
             assert_eq!(counts.packets, total, "{policy:?}");
             assert_eq!(counts.failures, 0);
             if thread_count == 1 {
@@ -111,7 +111,7 @@ fn every_packet_of_a_channel_is_processed_once_and_in_order() {
                 assert!(counts.promotions > 0);
                 assert_eq!(counts.leads_retained, 0, "strict always promotes before processing");
             }
-            assert_eq!(world.pool.shutdown().len(), 16);
+            assert_eq!(harness.pool.shutdown().len(), 16);
         }
     }
 }
@@ -147,15 +147,15 @@ fn without_the_claim_the_order_check_fails() {
 fn a_busy_channel_yields_after_its_quota_and_loses_no_packet() {
     for policy in POLICIES {
         for thread_count in [1, 3] {
-            let world = World::new(&DispatchConfig { quota_packets: 10, ..config(thread_count, policy) }, 3);
+            let harness = Harness::new(&DispatchConfig { quota_packets: 10, ..config(thread_count, policy) }, 3);
             for packet in 0..1_000 {
-                world.channels[1].send(0, packet);
+                harness.channels[1].send(0, packet);
             }
-            world.channels[2].send(1, 0);
-            wait_until("all packets processed", || world.processed() == 1_001);
-            world.check_order();
-            assert!(world.channels[1].packets_per_call_max.load(SeqCst) <= 10);
-            world.pool.shutdown();
+            harness.channels[2].send(1, 0);
+            wait_until("all packets processed", || harness.processed() == 1_001);
+            harness.check_order();
+            assert!(harness.channels[1].packets_per_call_max.load(SeqCst) <= 10);
+            harness.pool.shutdown();
         }
     }
 }
@@ -182,47 +182,47 @@ fn a_failing_handler_is_contained() {
         (PANIC_PACKET, FailReason::Panicked("a packet that panics".to_owned())),
         (FAILURE_PACKET, FailReason::Failed("a packet that fails")),
     ] {
-        let world = World::new(&config(3, POLICIES[2]), 4);
-        world.channels[2].send(0, packet);
-        wait_until("channel failed", || world.pool.failed(ChannelIndex(2)).is_some());
-        assert_eq!(world.pool.failed(ChannelIndex(2)), Some(reason.clone()));
-        assert_eq!(*world.channels[2].failed.lock().unwrap(), Some(reason), "the handler got the reason");
-        assert_eq!(world.pool.send(ChannelIndex(2), 7), Err(7));
+        let harness = Harness::new(&config(3, POLICIES[2]), 4);
+        harness.channels[2].send(0, packet);
+        wait_until("channel failed", || harness.pool.failed(ChannelIndex(2)).is_some());
+        assert_eq!(harness.pool.failed(ChannelIndex(2)), Some(reason.clone()));
+        assert_eq!(*harness.channels[2].failed.lock().unwrap(), Some(reason), "the handler got the reason");
+        assert_eq!(harness.pool.send(ChannelIndex(2), 7), Err(7));
         // Its packets are not processed; all packets of the others arrive.
-        world.feed(100);
-        wait_until("other channels processed", || world.processed() == 600);
-        world.check_order();
-        assert_eq!(world.channels[2].processed.load(SeqCst), 0);
-        assert_eq!(world.pool.fault(), None);
-        assert_eq!(world.pool.gauges().counts.failures, 1);
-        assert_eq!(world.pool.shutdown().len(), 4, "the failed handler is returned too");
+        harness.feed(100);
+        wait_until("other channels processed", || harness.processed() == 600);
+        harness.check_order();
+        assert_eq!(harness.channels[2].processed.load(SeqCst), 0);
+        assert_eq!(harness.pool.fault(), None);
+        assert_eq!(harness.pool.gauges().counts.failures, 1);
+        assert_eq!(harness.pool.shutdown().len(), 4, "the failed handler is returned too");
     }
 }
 
 #[test]
 fn a_failed_channel_repeats_its_state_until_it_panics_again() {
     let period_ns = Some(1_000_000);
-    let world = World::with_channels(&config(2, POLICIES[2]), 2, |_, channel| TestChannel { period_ns, ..channel });
-    world.channels[1].panic_at_call_after_failure.store(5, SeqCst);
-    for channel in &world.channels {
+    let harness = Harness::with_channels(&config(2, POLICIES[2]), 2, |_, channel| TestChannel { period_ns, ..channel });
+    harness.channels[1].panic_at_call_after_failure.store(5, SeqCst);
+    for channel in &harness.channels {
         channel.send(0, FAILURE_PACKET);
     }
-    let calls = |index: usize| world.channels[index].calls_after_failure.load(SeqCst);
+    let calls = |index: usize| harness.channels[index].calls_after_failure.load(SeqCst);
     wait_until("both have spoken", || calls(0) >= 20 && calls(1) == 5);
     let calls_before = calls(0);
     wait_until("the silenced one would have spoken again", || calls(0) >= calls_before + 20);
     assert_eq!(calls(1), 5, "the handler panicked and is not called again");
-    assert_eq!((world.pool.fault(), world.pool.gauges().counts.failures), (None, 2));
-    assert_eq!(world.channels[0].processed.load(SeqCst), 0);
+    assert_eq!((harness.pool.fault(), harness.pool.gauges().counts.failures), (None, 2));
+    assert_eq!(harness.channels[0].processed.load(SeqCst), 0);
 }
 
 #[test]
 fn shutdown_under_load_ends_all_threads() {
     for policy in POLICIES {
         for thread_count in [1, 4] {
-            let world = World::new(&config(thread_count, policy), 8);
+            let harness = Harness::new(&config(thread_count, policy), 8);
             let stop = std::sync::atomic::AtomicBool::new(false);
-            let channels = world.channels.clone();
+            let channels = harness.channels.clone();
             std::thread::scope(|scope| {
                 let (channels, stop) = (&channels, &stop);
                 scope.spawn(move || {
@@ -233,9 +233,9 @@ fn shutdown_under_load_ends_all_threads() {
                         channels.iter().for_each(|channel| channel.send(0, packet));
                     }
                 });
-                wait_until("under load", || world.processed() > 500);
-                world.check_order();
-                assert_eq!(world.pool.shutdown().len(), 8);
+                wait_until("under load", || harness.processed() > 500);
+                harness.check_order();
+                assert_eq!(harness.pool.shutdown().len(), 8);
                 stop.store(true, Relaxed);
             });
         }
@@ -245,26 +245,26 @@ fn shutdown_under_load_ends_all_threads() {
 #[test]
 fn an_idle_pool_sleeps_and_can_be_shut_down() {
     for policy in [POLICIES[2], POLICIES[4]] {
-        let world = World::new(&config(4, policy), 1);
+        let harness = Harness::new(&config(4, policy), 1);
         wait_until("leader blocked, followers asleep", || {
-            let gauges = world.pool.gauges();
-            world.set.blocking_waits.load(SeqCst) > 0 && (gauges.leading, gauges.parked) == (1, 3)
+            let gauges = harness.pool.gauges();
+            harness.set.blocking_waits.load(SeqCst) > 0 && (gauges.leading, gauges.parked) == (1, 3)
         });
-        world.pool.shutdown();
+        harness.pool.shutdown();
     }
 }
 
 #[test]
 fn at_most_one_follower_spins() {
-    let world = World::new(&config(4, POLICIES[0]), 4);
+    let harness = Harness::new(&config(4, POLICIES[0]), 4);
     let spinners = usize::from(affinity::usable_cores().len() >= 2);
     wait_until("one leads, the others follow", || {
-        let gauges = world.pool.gauges();
+        let gauges = harness.pool.gauges();
         assert!(gauges.spinning <= spinners);
         (gauges.leading, gauges.spinning, gauges.parked) == (1, spinners, 3 - spinners)
     });
-    world.feed(50);
-    wait_until("all packets processed", || world.processed() == 400);
+    harness.feed(50);
+    wait_until("all packets processed", || harness.processed() == 400);
 }
 
 #[test]
@@ -272,15 +272,17 @@ fn deadlines_are_handled_after_all_lines_are_drained() {
     for policy in POLICIES {
         for thread_count in [1, 3] {
             let period_ns = 200_000;
-            let world = World::with_channels(&config(thread_count, policy), 4, |index, channel| TestChannel {
+            let harness = Harness::with_channels(&config(thread_count, policy), 4, |index, channel| TestChannel {
                 deadline: Some(mono_now()),
                 period_ns: Some(period_ns * (1 + u64::try_from(index).unwrap())),
                 ..channel
             });
-            world.feed(200);
-            wait_until("deadlines passed", || world.channels.iter().all(|channel| channel.deadlines.load(SeqCst) >= 5));
-            wait_until("all packets processed", || world.processed() == 1_600);
-            world.check_order();
+            harness.feed(200);
+            wait_until("deadlines passed", || {
+                harness.channels.iter().all(|channel| channel.deadlines.load(SeqCst) >= 5)
+            });
+            wait_until("all packets processed", || harness.processed() == 1_600);
+            harness.check_order();
         }
     }
 }
@@ -301,56 +303,56 @@ fn a_deadline_drains_packets_whose_edge_has_not_arrived() {
 
 #[test]
 fn messages_wake_a_sleeping_pool_and_a_full_inbox_refuses_them() {
-    let world = World::new(&DispatchConfig { inbox_messages_max: 4, ..config(3, POLICIES[2]) }, 2);
+    let harness = Harness::new(&DispatchConfig { inbox_messages_max: 4, ..config(3, POLICIES[2]) }, 2);
     let mut accepted = 0;
     while accepted < 1_000 {
-        if world.pool.send(ChannelIndex(1), accepted).is_ok() {
+        if harness.pool.send(ChannelIndex(1), accepted).is_ok() {
             accepted += 1;
         }
     }
-    wait_until("all messages received", || world.channels[1].messages.load(SeqCst) == 1_000);
-    assert_eq!(world.channels[1].overlaps.load(SeqCst), 0);
-    assert_eq!(world.pool.send(ChannelIndex(2), 5), Err(5), "no such channel");
+    wait_until("all messages received", || harness.channels[1].messages.load(SeqCst) == 1_000);
+    assert_eq!(harness.channels[1].overlaps.load(SeqCst), 0);
+    assert_eq!(harness.pool.send(ChannelIndex(2), 5), Err(5), "no such channel");
 }
 
 #[test]
 fn a_handle_added_while_the_leader_sleeps_is_served() {
-    let world = World::new(&config(2, POLICIES[2]), 1);
-    wait_until("leader blocked", || world.set.blocking_waits.load(SeqCst) > 0);
+    let harness = Harness::new(&config(2, POLICIES[2]), 1);
+    wait_until("leader blocked", || harness.set.blocking_waits.load(SeqCst) > 0);
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let socket = std::os::fd::AsFd::as_fd(&socket);
-    world.pool.add(socket, world.channels[0].handle(1)).unwrap();
-    wait_until("served", || world.pool.gauges().counts.claims > 0);
-    let no_channel = mdgw_sys::handle::Handle { channel: ChannelIndex(9), line: world.channels[0].handle(0).line };
-    assert!(world.pool.add(socket, no_channel).is_err());
-    world.pool.remove(socket).unwrap();
+    harness.pool.add(socket, harness.channels[0].handle(1)).unwrap();
+    wait_until("served", || harness.pool.gauges().counts.claims > 0);
+    let no_channel = mdgw_sys::handle::Handle { channel: ChannelIndex(9), line: harness.channels[0].handle(0).line };
+    assert!(harness.pool.add(socket, no_channel).is_err());
+    harness.pool.remove(socket).unwrap();
 }
 
 #[test]
 fn provided_datagrams_are_processed_before_the_next_wait() {
-    let world = World::new(&DispatchConfig { quota_packets: 5, ..config(1, POLICIES[2]) }, 2);
+    let harness = Harness::new(&DispatchConfig { quota_packets: 5, ..config(1, POLICIES[2]) }, 2);
     for packet in 0..100 {
-        world.channels[0].send(0, packet);
-        world.channels[0].send(1, packet);
-        world.set.post(Event::Provided(world.channels[0].handle(1)));
+        harness.channels[0].send(0, packet);
+        harness.channels[0].send(1, packet);
+        harness.set.post(Event::Provided(harness.channels[0].handle(1)));
     }
-    wait_until("all packets processed", || world.processed() == 200);
-    world.check_order();
+    wait_until("all packets processed", || harness.processed() == 200);
+    harness.check_order();
 }
 
 #[test]
 fn a_failing_wait_stops_the_pool_and_reports_the_cause() {
-    let world = World::new(&config(3, POLICIES[2]), 1);
-    world.set.fail_waits.store(true, SeqCst);
-    SharedSet(world.set.clone()).wake();
-    wait_until("fault", || world.pool.fault().is_some());
-    let fault = world.pool.fault().unwrap();
+    let harness = Harness::new(&config(3, POLICIES[2]), 1);
+    harness.set.fail_waits.store(true, SeqCst);
+    SharedSet(harness.set.clone()).wake();
+    wait_until("fault", || harness.pool.fault().is_some());
+    let fault = harness.pool.fault().unwrap();
     assert!(fault.contains("cannot wait on its handle set: broken"), "{fault}");
     wait_until("threads gone", || {
-        let gauges = world.pool.gauges();
+        let gauges = harness.pool.gauges();
         gauges.leading + gauges.spinning + gauges.parked + gauges.processing == 0
     });
-    assert_eq!(world.pool.shutdown().len(), 1);
+    assert_eq!(harness.pool.shutdown().len(), 1);
 }
 
 #[test]

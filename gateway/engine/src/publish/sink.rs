@@ -344,12 +344,12 @@ mod tests {
 
     const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
-    struct World {
+    struct Harness {
         directory: tempfile::TempDir,
         sink: LogSink,
     }
 
-    impl World {
+    impl Harness {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
             let options = LogOptions {
@@ -419,8 +419,8 @@ mod tests {
 
     #[test]
     fn one_datagram_makes_one_entry_and_messages_without_output_extend_the_next() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(1));
         sink.covered_through(Sequence(3));
         sink.frame(&message(3), 1, &records(1, 80));
@@ -432,13 +432,13 @@ mod tests {
         sink.frame(&message(9), 1, &records(1, 80));
         sink.flush();
         sink.flush();
-        assert_eq!(world.entries(), ["#0 [1,6) 0: (3.0+1) (5.0+2)", "#0 [6,10) 0: (9.0+1)"]);
+        assert_eq!(harness.entries(), ["#0 [1,6) 0: (3.0+1) (5.0+2)", "#0 [6,10) 0: (9.0+1)"]);
     }
 
     #[test]
     fn a_frame_that_does_not_fit_begins_the_next_entry() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(1));
         // 32 + 560 bytes: two to an entry.
         for sequence in 1..=5 {
@@ -446,15 +446,15 @@ mod tests {
         }
         sink.flush();
         assert_eq!(
-            world.entries(),
+            harness.entries(),
             ["#0 [1,3) 0: (1.0+1) (2.0+1)", "#0 [3,5) 0: (3.0+1) (4.0+1)", "#0 [5,6) 0: (5.0+1)"]
         );
     }
 
     #[test]
     fn a_message_larger_than_a_packet_is_split_at_records_and_covered_by_its_last_part() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(1));
         sink.frame(&message(1), 1, &records(1, 80));
         sink.covered_through(Sequence(4));
@@ -463,7 +463,7 @@ mod tests {
         sink.frame(&message(5), 1, &records(1, 80));
         sink.flush();
         assert_eq!(
-            world.entries(),
+            harness.entries(),
             [
                 "#0 [1,4) 0: (1.0+1)",
                 "#0 [4,4) 0: (4.0+3",
@@ -472,23 +472,23 @@ mod tests {
                 "#0 [5,6) 0: (5.0+1)"
             ]
         );
-        assert_eq!(world.sink.counts().split_messages, 1);
+        assert_eq!(harness.sink.counts().split_messages, 1);
     }
 
     #[test]
     fn messages_without_output_before_a_split_one_are_covered_by_its_first_part() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(1));
         sink.covered_through(Sequence(7));
         sink.frame(&message(7), 4, &records(4, 368));
-        assert_eq!(world.entries(), ["#0 [1,7) 0: (7.0+3", "#0 [7,8) 0: 7.1+1)"]);
+        assert_eq!(harness.entries(), ["#0 [1,7) 0: (7.0+3", "#0 [7,8) 0: 7.1+1)"]);
     }
 
     #[test]
     fn gaps_cover_their_range_and_state_frames_cover_nothing() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(10));
         let gap = FrameMeta { next: Sequence(15), kind: FrameKind::Gap, ..message(10) };
         sink.frame(&gap, 0, &[0; 16]);
@@ -497,26 +497,26 @@ mod tests {
         sink.flush();
         sink.frame(&state, 0, &[0; 8]);
         sink.flush();
-        assert_eq!(world.entries(), ["#0 [10,15) 0: (10.0+0) (15.0+0)", "#0 [15,15) 0: (15.0+0)"]);
+        assert_eq!(harness.entries(), ["#0 [10,15) 0: (10.0+0) (15.0+0)", "#0 [15,15) 0: (15.0+0)"]);
     }
 
     #[test]
     fn heartbeats_cover_messages_without_output() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         assert!(!sink.commit_covered());
         sink.session(session(0), Sequence(1));
         assert!(!sink.commit_covered());
         sink.covered_through(Sequence(40));
         assert!(sink.commit_covered());
         assert!(!sink.commit_covered());
-        assert_eq!(world.entries(), ["#0 [1,40) 1:"]);
+        assert_eq!(harness.entries(), ["#0 [1,40) 1:"]);
     }
 
     #[test]
     fn a_session_is_covered_before_the_next_begins_and_ends_once() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.session(session(0), Sequence(1));
         sink.frame(&message(1), 1, &records(1, 80));
         sink.covered_through(Sequence(4));
@@ -528,38 +528,38 @@ mod tests {
         sink.session(session(2), Sequence(1));
         sink.covered_through(Sequence(2));
         sink.end_of_session();
-        assert_eq!(world.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
+        assert_eq!(harness.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
     }
 
     #[test]
     fn replayed_messages_already_in_the_log_are_not_logged_again() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.resume(session(0), Sequence(4), false);
         sink.session(session(0), Sequence(1));
         for sequence in 1..6 {
             sink.frame(&message(sequence), 1, &records(1, 80));
             sink.flush();
         }
-        assert_eq!(world.entries(), ["#0 [4,5) 0: (4.0+1)", "#0 [5,6) 0: (5.0+1)"]);
-        world.sink.session(session(1), Sequence(1));
-        world.sink.frame(&message(1), 1, &records(1, 80));
-        world.sink.flush();
-        assert_eq!(world.entries().last().unwrap(), "#1 [1,2) 0: (1.0+1)", "another session is new");
+        assert_eq!(harness.entries(), ["#0 [4,5) 0: (4.0+1)", "#0 [5,6) 0: (5.0+1)"]);
+        harness.sink.session(session(1), Sequence(1));
+        harness.sink.frame(&message(1), 1, &records(1, 80));
+        harness.sink.flush();
+        assert_eq!(harness.entries().last().unwrap(), "#1 [1,2) 0: (1.0+1)", "another session is new");
     }
 
     #[test]
     fn a_gap_declared_again_adds_only_the_missing_range() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.resume(session(0), Sequence(4), false);
         sink.session(session(0), Sequence(1));
         let gap = |first, next| GapBody { first: U64::new(first), next: U64::new(next) };
         sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(1), Sequence(3)), 0, gap(1, 3).as_bytes());
         sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(3), Sequence(9)), 0, gap(3, 9).as_bytes());
         sink.flush();
-        assert_eq!(world.entries(), ["#0 [4,9) 0: (4.0+0)"]);
-        let mut reader = Reader::open(world.directory.path(), 1).unwrap();
+        assert_eq!(harness.entries(), ["#0 [4,9) 0: (4.0+0)"]);
+        let mut reader = Reader::open(harness.directory.path(), 1).unwrap();
         let entry = reader.next().unwrap();
         let body = GapBody::ref_from_bytes(&entry.payload[FRAME_HEADER_BYTES..]).unwrap();
         assert_eq!((body.first.get(), body.next.get()), (4, 9));
@@ -567,14 +567,14 @@ mod tests {
 
     #[test]
     fn a_message_that_fits_no_packet_is_declared_as_a_gap() {
-        let mut world = World::new();
-        let sink = &mut world.sink;
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
         sink.frame(&message(1), 1, &records(1, 80));
         sink.session(session(0), Sequence(1));
         sink.frame(&message(1), 1, &[0; 2_000]);
         sink.frame(&message(2), 1, &records(1, 80));
         sink.flush();
-        assert_eq!(world.entries(), ["#0 [1,3) 0: (1.0+0) (2.0+1)"], "a gap, and the next message");
-        assert_eq!(world.sink.counts().refused, 2);
+        assert_eq!(harness.entries(), ["#0 [1,3) 0: (1.0+0) (2.0+1)"], "a gap, and the next message");
+        assert_eq!(harness.sink.counts().refused, 2);
     }
 }

@@ -69,7 +69,7 @@ impl ThreadIo for TestIo {
     }
 }
 
-struct World {
+struct Harness {
     directory: tempfile::TempDir,
     log: LogSink,
     maintenance: SegmentMaintenance,
@@ -80,21 +80,21 @@ struct World {
     receivers: Vec<UdpSocket>,
 }
 
-/// Settings in which a test differs from the default.
-struct Setup {
+/// Parameters of a [`Harness`].
+struct HarnessConfig {
     lines: usize,
     broken_line: Option<usize>,
     catch_up_packets_per_s: u64,
 }
 
-impl Default for Setup {
+impl Default for HarnessConfig {
     fn default() -> Self {
         Self { lines: 1, broken_line: None, catch_up_packets_per_s: 1_000_000_000_000 }
     }
 }
 
-impl World {
-    fn new(setup: &Setup) -> Self {
+impl Harness {
+    fn new(setup: &HarnessConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let options =
             LogOptions { segment_bytes: 64 << 10, private_bytes: 64 << 10, ..LogOptions::new(directory.path(), 3) };
@@ -233,34 +233,34 @@ fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
 
 #[test]
 fn each_committed_entry_is_sent_once_per_line_in_order() {
-    let mut world = World::new(&Setup { lines: 2, ..Setup::default() });
+    let mut harness = Harness::new(&HarnessConfig { lines: 2, ..HarnessConfig::default() });
     let fence = Fence::standalone(Epoch(5));
-    world.log.session(session(), Sequence(1));
-    world.send(&fence);
+    harness.log.session(session(), Sequence(1));
+    harness.send(&fence);
     for line in 0..2 {
-        assert_eq!(world.received(line), ["5 [1,1) h0"], "the opening is published at once");
+        assert_eq!(harness.received(line), ["5 [1,1) h0"], "the opening is published at once");
     }
     // More than a batch, and across the borders of several segments.
     for round in 0..8 {
         let first = 1 + round * 100;
-        world.messages(first, first + 100);
-        world.send(&fence);
-        world.send(&fence);
+        harness.messages(first, first + 100);
+        harness.send(&fence);
+        harness.send(&fence);
         for line in 0..2 {
-            assert_eq!(world.received(line), live(5, first..first + 100));
+            assert_eq!(harness.received(line), live(5, first..first + 100));
         }
     }
-    assert!(world.log.writer().counts().segments > 1);
-    assert_eq!(world.publisher.counts().packets, 2 * 801);
-    assert_eq!(world.publisher.counts().memory_overruns, 0);
+    assert!(harness.log.writer().counts().segments > 1);
+    assert_eq!(harness.publisher.counts().packets, 2 * 801);
+    assert_eq!(harness.publisher.counts().memory_overruns, 0);
 }
 
 #[test]
 fn entries_of_an_earlier_run_are_not_published_again() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
-    world.publisher = Publisher::new(
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 4);
+    harness.publisher = Publisher::new(
         PublisherConfig {
             group: GroupId(2),
             channel: ChannelId(3),
@@ -270,115 +270,115 @@ fn entries_of_an_earlier_run_are_not_published_again() {
             send_ns_max: 1,
             log_directory: "/nowhere".into(),
         },
-        &world.log,
+        &harness.log,
         Arc::default(),
     );
-    world.send(&Fence::standalone(Epoch(1)));
-    assert_eq!(world.received(0), ["1 [4,4) h0"]);
-    assert_eq!(world.publisher.mode(), PublishMode::Live);
+    harness.send(&Fence::standalone(Epoch(1)));
+    assert_eq!(harness.received(0), ["1 [4,4) h0"]);
+    assert_eq!(harness.publisher.mode(), PublishMode::Live);
 }
 
 #[test]
 fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::closed();
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
-    world.send(&fence);
-    assert_eq!(world.received(0), [""; 0]);
-    assert_eq!(world.publisher.mode(), PublishMode::Closed);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 4);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), [""; 0]);
+    assert_eq!(harness.publisher.mode(), PublishMode::Closed);
 
     fence.open(Epoch(7), MonoNs(u64::MAX));
-    world.send(&fence);
-    world.messages(4, 5);
-    world.send(&fence);
+    harness.send(&fence);
+    harness.messages(4, 5);
+    harness.send(&fence);
     let caught_up_packets = ["7 [1,1) h0", "7 [1,2) r1", "7 [2,3) r1", "7 [3,4) r1", "7 [4,5) 1"];
-    assert_eq!(world.received(0), caught_up_packets);
+    assert_eq!(harness.received(0), caught_up_packets);
 
     fence.close();
-    world.messages(5, 7);
-    world.send(&fence);
-    assert_eq!(world.received(0), [""; 0]);
-    assert_eq!(world.publisher.counts().fence_closures, 1);
+    harness.messages(5, 7);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), [""; 0]);
+    assert_eq!(harness.publisher.counts().fence_closures, 1);
 
     // Expired and reopened between two checks: still a takeover.
     fence.open(Epoch(8), MonoNs(u64::MAX));
     fence.close();
     fence.open(Epoch(9), MonoNs(u64::MAX));
-    world.send(&fence);
-    assert_eq!(world.received(0), ["9 [5,5) h0", "9 [5,6) r1", "9 [6,7) r1"]);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["9 [5,5) h0", "9 [5,6) r1", "9 [6,7) r1"]);
     fence.open(Epoch(10), MonoNs(u64::MAX));
-    world.send(&fence);
-    assert_eq!(world.received(0), ["10 [7,7) h0"]);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["10 [7,7) h0"]);
 }
 
 #[test]
 fn a_takeover_starts_at_the_receive_watermark() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
     // Several segments: the place is no longer in the writer's memory.
-    world.messages(1, 3_000);
-    world.set_watermark(1, 0, 2_900, 0);
-    world.send(&Fence::standalone(Epoch(2)));
-    while world.publisher.mode() == PublishMode::CatchUp {
-        world.send(&Fence::standalone(Epoch(2)));
+    harness.messages(1, 3_000);
+    harness.set_watermark(1, 0, 2_900, 0);
+    harness.send(&Fence::standalone(Epoch(2)));
+    while harness.publisher.mode() == PublishMode::CatchUp {
+        harness.send(&Fence::standalone(Epoch(2)));
     }
     let mut expected = vec!["2 [2900,2900) h0".to_owned()];
     expected.extend(retransmitted(2, 2_900..3_000));
-    assert_eq!(world.received(0), expected);
-    assert!(world.takeover.sent.get().unwrap() <= world.log.writer().end());
-    world.messages(3_000, 3_002);
-    assert!(world.takeover.sent.get().unwrap() < world.log.writer().end(), "committed entries are not sent yet");
-    world.send(&Fence::standalone(Epoch(2)));
-    assert_eq!(world.received(0), live(2, 3_000..3_002));
-    assert_eq!(world.takeover.sent.get(), Some(world.log.writer().end()));
+    assert_eq!(harness.received(0), expected);
+    assert!(harness.takeover.sent.get().unwrap() <= harness.log.writer().end());
+    harness.messages(3_000, 3_002);
+    assert!(harness.takeover.sent.get().unwrap() < harness.log.writer().end(), "committed entries are not sent yet");
+    harness.send(&Fence::standalone(Epoch(2)));
+    assert_eq!(harness.received(0), live(2, 3_000..3_002));
+    assert_eq!(harness.takeover.sent.get(), Some(harness.log.writer().end()));
 }
 
 #[test]
 fn a_takeover_reads_no_files_for_entries_in_memory() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
     // The place is one segment before the last.
-    world.messages(1, 1_000);
-    world.set_watermark(1, 0, 800, 0);
-    std::fs::remove_dir_all(world.directory.path()).unwrap();
-    world.send(&Fence::standalone(Epoch(2)));
-    assert!(world.log.writer().counts().segments > 2, "{:?}", world.log.writer().counts());
+    harness.messages(1, 1_000);
+    harness.set_watermark(1, 0, 800, 0);
+    std::fs::remove_dir_all(harness.directory.path()).unwrap();
+    harness.send(&Fence::standalone(Epoch(2)));
+    assert!(harness.log.writer().counts().segments > 2, "{:?}", harness.log.writer().counts());
     let mut expected = vec!["2 [800,800) h0".to_owned()];
     expected.extend(retransmitted(2, 800..1_000));
-    assert_eq!(world.received(0), expected);
-    let counts = world.publisher.counts();
+    assert_eq!(harness.received(0), expected);
+    let counts = harness.publisher.counts();
     assert_eq!((counts.log_failures, counts.memory_overruns), (0, 0));
 }
 
 #[test]
 fn entries_evicted_during_catch_up_are_read_from_the_files() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() });
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 40);
-    world.set_watermark(1, 0, 5, 0);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 40);
+    harness.set_watermark(1, 0, 5, 0);
     // Received after each hand-over: on a machine that runs late, the packets due at once exceed the socket's buffer.
     let (sender, received) = std::sync::mpsc::channel();
-    let receiver = world.receivers[0].try_clone().unwrap();
-    world.io.after = Some(Box::new(move || {
+    let receiver = harness.receivers[0].try_clone().unwrap();
+    harness.io.after = Some(Box::new(move || {
         let mut datagram = [0; 2_048];
         while let Ok(length) = receiver.recv(&mut datagram) {
             sender.send(text_of(&datagram[..length])).unwrap();
         }
     }));
-    world.send(&fence);
-    let begun_at = world.takeover.sent.get().unwrap();
-    world.messages(40, 3_000);
-    assert!(world.log.writer().pending(begun_at).is_none(), "the place is still in memory");
-    while world.publisher.mode() == PublishMode::CatchUp {
-        world.deadline(mono_now(), &fence);
+    harness.send(&fence);
+    let begun_at = harness.takeover.sent.get().unwrap();
+    harness.messages(40, 3_000);
+    assert!(harness.log.writer().pending(begun_at).is_none(), "the place is still in memory");
+    while harness.publisher.mode() == PublishMode::CatchUp {
+        harness.deadline(mono_now(), &fence);
     }
-    world.send(&fence);
+    harness.send(&fence);
     let mut sent_packets: Vec<String> = received.try_iter().collect();
     sent_packets.retain(|text| !text.contains('h'));
     assert_eq!(sent_packets, [retransmitted(2, 5..40), live(2, 40..3_000)].concat());
-    assert_eq!(world.publisher.counts().memory_overruns, 0);
+    assert_eq!(harness.publisher.counts().memory_overruns, 0);
 }
 
 #[test]
@@ -389,111 +389,115 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
         (2, &["2 [4,4) h0", "2 [4,5).2 r1", "2 [5,6) r1"]),
     ] {
-        let mut world = World::new(&Setup::default());
-        world.log.session(session(), Sequence(1));
-        world.messages(1, 2);
-        world.log.covered_through(Sequence(4));
-        world.long_message(4);
-        world.messages(5, 6);
-        world.set_watermark(1, 0, 4, part);
-        world.send(&Fence::standalone(Epoch(2)));
-        assert_eq!(world.received(0), expected, "{part} parts were received");
+        let mut harness = Harness::new(&HarnessConfig::default());
+        harness.log.session(session(), Sequence(1));
+        harness.messages(1, 2);
+        harness.log.covered_through(Sequence(4));
+        harness.long_message(4);
+        harness.messages(5, 6);
+        harness.set_watermark(1, 0, 4, part);
+        harness.send(&Fence::standalone(Epoch(2)));
+        assert_eq!(harness.received(0), expected, "{part} parts were received");
     }
 }
 
 #[test]
 fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
-    world.log.session(Session { restart: 1, ..session() }, Sequence(1));
-    world.messages(1, 3);
-    world.set_watermark(1, 0, 3, 0);
-    world.send(&Fence::standalone(Epoch(2)));
-    assert_eq!(world.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 4);
+    harness.log.session(Session { restart: 1, ..session() }, Sequence(1));
+    harness.messages(1, 3);
+    harness.set_watermark(1, 0, 3, 0);
+    harness.send(&Fence::standalone(Epoch(2)));
+    assert_eq!(harness.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
 }
 
 #[test]
 fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 4);
     let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
-    world.takeover.received_through.set(ReceiveWatermark { received_through: None, epoch: Epoch(1), reported_through });
-    world.send(&fence);
-    assert_eq!(world.received(0), ["2 [6,6) h0"]);
-    world.messages(4, 5);
-    world.send(&fence);
-    assert_eq!(world.received(0), [""; 0]);
-    let heartbeat = world.publisher.next_deadline().unwrap();
+    harness.takeover.received_through.set(ReceiveWatermark {
+        received_through: None,
+        epoch: Epoch(1),
+        reported_through,
+    });
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["2 [6,6) h0"]);
+    harness.messages(4, 5);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), [""; 0]);
+    let heartbeat = harness.publisher.next_deadline().unwrap();
     assert!(heartbeat > mono_now(), "only new input lets it continue");
-    world.deadline(heartbeat, &fence);
-    assert_eq!(world.received(0), ["2 [6,6) h0"]);
-    world.messages(5, 8);
-    world.send(&fence);
-    assert_eq!(world.received(0), ["2 [6,7) 1", "2 [7,8) 1"]);
-    assert_eq!(world.publisher.counts().skipped_entries, 2);
+    harness.deadline(heartbeat, &fence);
+    assert_eq!(harness.received(0), ["2 [6,6) h0"]);
+    harness.messages(5, 8);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["2 [6,7) 1", "2 [7,8) 1"]);
+    assert_eq!(harness.publisher.counts().skipped_entries, 2);
 }
 
 #[test]
 fn a_received_watermark_beyond_own_input_is_not_trusted() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 4);
     // Forged: neither the input nor the peer has this position.
-    world.set_watermark(1, 0, 1 << 40, 0);
-    world.send(&Fence::standalone(Epoch(2)));
-    world.messages(4, 5);
-    world.send(&Fence::standalone(Epoch(2)));
-    assert_eq!(world.received(0), ["2 [4,4) h0", "2 [4,5) 1"]);
+    harness.set_watermark(1, 0, 1 << 40, 0);
+    harness.send(&Fence::standalone(Epoch(2)));
+    harness.messages(4, 5);
+    harness.send(&Fence::standalone(Epoch(2)));
+    assert_eq!(harness.received(0), ["2 [4,4) h0", "2 [4,5) 1"]);
 }
 
 #[test]
 fn a_returning_leader_continues_at_the_furthest_published_position() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::closed();
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 3);
-    world.set_watermark(1, 0, 2, 0);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 3);
+    harness.set_watermark(1, 0, 2, 0);
     fence.open(Epoch(2), MonoNs(u64::MAX));
-    world.send(&fence);
-    assert_eq!(world.received(0), ["2 [2,2) h0", "2 [2,3) r1"]);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["2 [2,2) h0", "2 [2,3) r1"]);
     // The lease expires, and no other gateway has led meanwhile.
     fence.close();
-    world.send(&fence);
-    world.messages(3, 6);
+    harness.send(&fence);
+    harness.messages(3, 6);
     fence.open(Epoch(3), MonoNs(u64::MAX));
-    world.send(&fence);
-    assert_eq!(world.received(0), ["3 [3,3) h0", "3 [3,4) r1", "3 [4,5) r1", "3 [5,6) r1"]);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["3 [3,3) h0", "3 [3,4) r1", "3 [4,5) r1", "3 [5,6) r1"]);
     // The lease expires, and another gateway has led up to 8.
     fence.close();
-    world.send(&fence);
-    world.messages(6, 10);
-    world.set_watermark(4, 0, 8, 0);
+    harness.send(&fence);
+    harness.messages(6, 10);
+    harness.set_watermark(4, 0, 8, 0);
     fence.open(Epoch(5), MonoNs(u64::MAX));
-    world.send(&fence);
-    assert_eq!(world.received(0), ["5 [8,8) h0", "5 [8,9) r1", "5 [9,10) r1"]);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["5 [8,8) h0", "5 [8,9) r1", "5 [9,10) r1"]);
 }
 
 #[test]
 fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() });
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 40);
-    world.set_watermark(1, 0, 1, 0);
-    world.send(&fence);
-    let mut sent_packets = world.received(0);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 40);
+    harness.set_watermark(1, 0, 1, 0);
+    harness.send(&fence);
+    let mut sent_packets = harness.received(0);
     assert_eq!(sent_packets.len(), 1 + 32);
-    world.messages(40, 400);
-    while world.publisher.mode() == PublishMode::CatchUp {
-        let due = world.publisher.next_deadline().unwrap();
+    harness.messages(40, 400);
+    while harness.publisher.mode() == PublishMode::CatchUp {
+        let due = harness.publisher.next_deadline().unwrap();
         while mono_now() < due {
             std::hint::spin_loop();
         }
-        world.deadline(due, &fence);
-        let more = world.received(0);
+        harness.deadline(due, &fence);
+        let more = harness.received(0);
         // One portion, and the packets that a late timer has let accumulate.
         assert!(more.len() <= 4 * 32 + 1, "{} at once", more.len());
         sent_packets.extend(more);
@@ -504,74 +508,75 @@ fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
 
 #[test]
 fn catch_up_is_paced_and_live_packets_wait_behind_it() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 1, ..Setup::default() });
+    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 1, ..HarnessConfig::default() });
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 101);
-    world.send(&fence);
-    let portion = world.received(0).len() - 1;
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 101);
+    harness.send(&fence);
+    let portion = harness.received(0).len() - 1;
     assert_eq!(portion, 32);
-    world.messages(101, 102);
-    world.send(&fence);
-    assert_eq!(world.received(0), [""; 0]);
-    let deadline = world.publisher.next_deadline().unwrap();
+    harness.messages(101, 102);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), [""; 0]);
+    let deadline = harness.publisher.next_deadline().unwrap();
     assert!(deadline <= mono_now().plus(1_000_000_000), "the heartbeat comes first");
-    assert_eq!(world.publisher.counts().catch_up_packets, 32);
+    assert_eq!(harness.publisher.counts().catch_up_packets, 32);
 }
 
 #[test]
 fn the_fence_is_checked_before_each_send_call() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Arc::new(Fence::closed());
     fence.open(Epoch(1), MonoNs(u64::MAX));
-    world.log.session(session(), Sequence(1));
-    world.send(&fence);
-    world.received(0);
-    world.messages(1, 201);
+    harness.log.session(session(), Sequence(1));
+    harness.send(&fence);
+    harness.received(0);
+    harness.messages(1, 201);
     let closing = Arc::clone(&fence);
-    world.io.after = Some(Box::new(move || closing.close()));
-    world.send(&fence);
-    assert_eq!(world.received(0), live(1, 1..65), "one hand-over, then the fence was closed");
-    assert_eq!(world.publisher.mode(), PublishMode::Closed);
+    harness.io.after = Some(Box::new(move || closing.close()));
+    harness.send(&fence);
+    assert_eq!(harness.received(0), live(1, 1..65), "one hand-over, then the fence was closed");
+    assert_eq!(harness.publisher.mode(), PublishMode::Closed);
 }
 
 #[test]
 fn a_refused_send_is_retried_from_the_cursor() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.send(&fence);
-    world.received(0);
-    world.messages(1, 3);
-    world.io.refuse = 2;
-    world.send(&fence);
-    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 1));
-    let retry_at = world.publisher.next_deadline().unwrap();
+    harness.log.session(session(), Sequence(1));
+    harness.send(&fence);
+    harness.received(0);
+    harness.messages(1, 3);
+    harness.io.refuse = 2;
+    harness.send(&fence);
+    assert_eq!((harness.received(0).len(), harness.publisher.counts().refused), (0, 1));
+    let retry_at = harness.publisher.next_deadline().unwrap();
     assert!(retry_at <= mono_now().plus(1_000_000), "soon");
-    world.messages(3, 4);
-    world.deadline(retry_at, &fence);
-    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 2));
-    world.deadline(retry_at, &fence);
-    assert_eq!(world.received(0), live(1, 1..4));
+    harness.messages(3, 4);
+    harness.deadline(retry_at, &fence);
+    assert_eq!((harness.received(0).len(), harness.publisher.counts().refused), (0, 2));
+    harness.deadline(retry_at, &fence);
+    assert_eq!(harness.received(0), live(1, 1..4));
 }
 
 #[test]
 fn a_failing_line_does_not_delay_the_other_line() {
     for broken_line in 0..2 {
-        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
+        let mut harness =
+            Harness::new(&HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() });
         let fence = Fence::standalone(Epoch(1));
-        world.log.session(session(), Sequence(1));
-        world.send(&fence);
+        harness.log.session(session(), Sequence(1));
+        harness.send(&fence);
         // Far more than the writer keeps for a line that makes no progress.
         let mut expected = Vec::new();
         for first in (1..2_001).step_by(50) {
-            world.messages(first, first + 50);
-            world.send(&fence);
-            expected.extend(world.received(1 - broken_line));
+            harness.messages(first, first + 50);
+            harness.send(&fence);
+            expected.extend(harness.received(1 - broken_line));
         }
         expected.retain(|text| !text.contains('h'));
         assert_eq!(expected, live(1, 1..2_001));
-        let counts = world.publisher.counts();
+        let counts = harness.publisher.counts();
         assert!(counts.errors + counts.refused >= 40 && counts.memory_overruns > 0, "{counts:?}");
     }
 }
@@ -579,21 +584,22 @@ fn a_failing_line_does_not_delay_the_other_line() {
 #[test]
 fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
-        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
-        world.log.session(session(), Sequence(1));
-        world.messages(1, 201);
+        let mut harness =
+            Harness::new(&HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() });
+        harness.log.session(session(), Sequence(1));
+        harness.messages(1, 201);
         let fence = Fence::standalone(Epoch(7));
-        world.send(&fence);
+        harness.send(&fence);
         for _ in 0..1_000 {
-            if world.publisher.mode() == PublishMode::Live {
+            if harness.publisher.mode() == PublishMode::Live {
                 break;
             }
-            let due = world.publisher.next_deadline().unwrap();
+            let due = harness.publisher.next_deadline().unwrap();
             while mono_now() < due {}
-            world.deadline(due, &fence);
+            harness.deadline(due, &fence);
         }
-        assert_eq!(world.publisher.mode(), PublishMode::Live, "line {broken_line} is broken");
-        let mut sent_packets = world.received(1 - broken_line);
+        assert_eq!(harness.publisher.mode(), PublishMode::Live, "line {broken_line} is broken");
+        let mut sent_packets = harness.received(1 - broken_line);
         sent_packets.retain(|text| !text.contains('h'));
         assert_eq!(sent_packets.len(), 200, "each once: {sent_packets:?}");
     }
@@ -601,90 +607,90 @@ fn a_failing_line_does_not_keep_a_takeover_from_completing() {
 
 #[test]
 fn a_refused_catch_up_is_retried_soon_and_is_not_counted() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 11);
-    world.io.refuse = 2;
+    let mut harness = Harness::new(&HarnessConfig::default());
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 11);
+    harness.io.refuse = 2;
     let fence = Fence::standalone(Epoch(7));
     // The first refusal is the opening's heartbeat.
-    world.send(&fence);
-    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 2));
-    let retry_at = world.publisher.next_deadline().unwrap();
+    harness.send(&fence);
+    assert_eq!((harness.received(0).len(), harness.publisher.counts().refused), (0, 2));
+    let retry_at = harness.publisher.next_deadline().unwrap();
     assert!(retry_at <= mono_now().plus(1_000_000), "soon");
-    world.deadline(retry_at, &fence);
-    assert_eq!(world.received(0).iter().filter(|text| !text.contains('h')).count(), 10);
+    harness.deadline(retry_at, &fence);
+    assert_eq!(harness.received(0).iter().filter(|text| !text.contains('h')).count(), 10);
 }
 
 #[test]
 fn an_idle_channel_publishes_its_position_in_heartbeats() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::standalone(Epoch(1));
-    let due = world.publisher.next_deadline().unwrap();
-    world.deadline(due, &fence);
-    assert_eq!(world.received(0), [""; 0], "no session yet");
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 3);
-    world.send(&fence);
-    assert_eq!(world.received(0), live(1, 1..3));
-    let due = world.publisher.next_deadline().unwrap();
-    world.deadline(MonoNs(due.0 - 1), &fence);
-    assert_eq!(world.received(0), [""; 0]);
-    world.deadline(due, &fence);
-    assert_eq!(world.received(0), ["1 [3,3) h0"]);
+    let due = harness.publisher.next_deadline().unwrap();
+    harness.deadline(due, &fence);
+    assert_eq!(harness.received(0), [""; 0], "no session yet");
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 3);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), live(1, 1..3));
+    let due = harness.publisher.next_deadline().unwrap();
+    harness.deadline(MonoNs(due.0 - 1), &fence);
+    assert_eq!(harness.received(0), [""; 0]);
+    harness.deadline(due, &fence);
+    assert_eq!(harness.received(0), ["1 [3,3) h0"]);
     // Messages that produced no frame.
-    world.log.covered_through(Sequence(9));
-    world.deadline(due.plus(2_000_000_000), &fence);
-    assert_eq!(world.received(0), ["1 [3,9) h0"]);
-    world.log.end_of_session();
-    world.send(&fence);
-    assert_eq!(world.received(0), ["1 [9,9) he0"]);
-    world.deadline(due.plus(4_000_000_000), &fence);
-    assert_eq!(world.received(0), ["1 [9,9) he0"]);
-    assert_eq!(world.publisher.counts().heartbeats, 2);
+    harness.log.covered_through(Sequence(9));
+    harness.deadline(due.plus(2_000_000_000), &fence);
+    assert_eq!(harness.received(0), ["1 [3,9) h0"]);
+    harness.log.end_of_session();
+    harness.send(&fence);
+    assert_eq!(harness.received(0), ["1 [9,9) he0"]);
+    harness.deadline(due.plus(4_000_000_000), &fence);
+    assert_eq!(harness.received(0), ["1 [9,9) he0"]);
+    assert_eq!(harness.publisher.counts().heartbeats, 2);
 }
 
 #[test]
 fn a_restarted_gateway_publishes_its_recovered_position_at_once() {
     for (has_ended, expected) in [(false, "9 [4,4) h0"), (true, "9 [4,4) he0")] {
-        let mut world = World::new(&Setup::default());
-        let start = world.publisher.next_deadline().unwrap();
+        let mut harness = Harness::new(&HarnessConfig::default());
+        let start = harness.publisher.next_deadline().unwrap();
         assert!(start <= mono_now(), "the first heartbeat is due at the start");
-        world.log.resume(session(), Sequence(4), has_ended);
-        world.deadline(mono_now(), &Fence::standalone(Epoch(9)));
-        assert_eq!(world.received(0), [expected]);
+        harness.log.resume(session(), Sequence(4), has_ended);
+        harness.deadline(mono_now(), &Fence::standalone(Epoch(9)));
+        assert_eq!(harness.received(0), [expected]);
         // The venue sends again.
-        world.log.session(session(), Sequence(4));
-        world.messages(4, 5);
-        world.send(&Fence::standalone(Epoch(9)));
-        assert_eq!(world.received(0), live(9, 4..5));
+        harness.log.session(session(), Sequence(4));
+        harness.messages(4, 5);
+        harness.send(&Fence::standalone(Epoch(9)));
+        assert_eq!(harness.received(0), live(9, 4..5));
     }
 }
 
 #[test]
 fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 3);
-    world.send(&fence);
+    harness.log.session(session(), Sequence(1));
+    harness.messages(1, 3);
+    harness.send(&fence);
     let mut early = Subscriber::new();
-    early.receive(&world);
+    early.receive(&harness);
     // The third message was being written into the log, and the fourth had produced no frame.
-    world.log.frame(&message(3), 1, &RECORD);
-    world.log.covered_through(Sequence(5));
-    world.log.fail();
-    world.send(&fence);
-    early.receive(&world);
+    harness.log.frame(&message(3), 1, &RECORD);
+    harness.log.covered_through(Sequence(5));
+    harness.log.fail();
+    harness.send(&fence);
+    early.receive(&harness);
     assert_eq!(early.items, ["session", "message 1", "message 2", "state Failed"]);
     let mut late = Subscriber::new();
     for _ in 0..2 {
-        let due = world.publisher.next_deadline().unwrap();
-        world.deadline(due, &fence);
-        late.receive(&world);
+        let due = harness.publisher.next_deadline().unwrap();
+        harness.deadline(due, &fence);
+        late.receive(&harness);
     }
     assert_eq!(late.items, ["session", "state Failed"]);
-    assert_eq!(world.publisher.counts().heartbeats, 3);
-    assert_eq!(world.log.session_progress().unwrap().committed, Sequence(3));
+    assert_eq!(harness.publisher.counts().heartbeats, 3);
+    assert_eq!(harness.log.session_progress().unwrap().committed, Sequence(3));
 }
 
 /// A consumer of the published stream.
@@ -699,10 +705,10 @@ impl Subscriber {
         Self { receiver: Receiver::new(config), items: Vec::new() }
     }
 
-    fn receive(&mut self, world: &World) {
+    fn receive(&mut self, harness: &Harness) {
         let Self { receiver, items } = self;
         let mut datagram = [0; 2_048];
-        while let Ok(length) = world.receivers[0].recv(&mut datagram) {
+        while let Ok(length) = harness.receivers[0].recv(&mut datagram) {
             let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &datagram[..length], ts_recv: NOW };
             let mut deliver = |output: Output<'_>| {
                 items.push(match output.item {
@@ -719,17 +725,17 @@ impl Subscriber {
 
 #[test]
 fn a_closed_fence_stops_heartbeats() {
-    let mut world = World::new(&Setup::default());
+    let mut harness = Harness::new(&HarnessConfig::default());
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.send(&fence);
-    world.received(0);
+    harness.log.session(session(), Sequence(1));
+    harness.send(&fence);
+    harness.received(0);
     fence.close();
-    let due = world.publisher.next_deadline().unwrap();
-    world.deadline(due, &fence);
-    assert_eq!(world.received(0), [""; 0]);
+    let due = harness.publisher.next_deadline().unwrap();
+    harness.deadline(due, &fence);
+    assert_eq!(harness.received(0), [""; 0]);
     fence.open(Epoch(2), MonoNs(u64::MAX));
-    let due = world.publisher.next_deadline().unwrap();
-    world.deadline(due, &fence);
-    assert_eq!(world.received(0), ["2 [1,1) h0"], "an opening is noticed at the next deadline");
+    let due = harness.publisher.next_deadline().unwrap();
+    harness.deadline(due, &fence);
+    assert_eq!(harness.received(0), ["2 [1,1) h0"], "an opening is noticed at the next deadline");
 }

@@ -99,7 +99,7 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     let member = watch.registration().member.clone();
     tracing::info!(gateway = %member, recipients = watch.registration().recipients.len(), "sentinel: watching gateway");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;
-    // Held until here: the closed stream tells the gateway that no sentinel watches it.
+    // Held until here: the closed stream shows the gateway that no sentinel watches it any more.
     drop(stream);
     match outcome {
         watch::Outcome::Clean => tracing::info!(gateway = %member, "sentinel: gateway stopped cleanly"),

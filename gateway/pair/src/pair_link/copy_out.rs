@@ -63,8 +63,12 @@ impl CopySender {
 
     /// Advances the copy; the function passes a turn to a channel if that has room. Returns false when the copy is
     /// over.
-    pub(super) fn turn(&mut self, tell: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool, now: MonoNs) -> bool {
-        if let Err(cause) = self.go_on(tell, now) {
+    pub(super) fn turn(
+        &mut self,
+        send_to_channel: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool,
+        now: MonoNs,
+    ) -> bool {
+        if let Err(cause) = self.go_on(send_to_channel, now) {
             tracing::info!(channel = self.channel.0, slices = self.slices, ?cause, "state copy finished");
             self.connection = None;
         }
@@ -74,13 +78,13 @@ impl CopySender {
         // The channel tracks changes until it is notified that the copy has ended.
         let must_notify = self.has_begun && !self.has_ended;
         must_notify
-            && !tell(self.channel, CopyRequest::cancel(&self.returned))
+            && !send_to_channel(self.channel, CopyRequest::cancel(&self.returned))
             && now.since(self.progress_at) < ABANDON_NS
     }
 
     fn go_on(
         &mut self,
-        tell: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool,
+        send_to_channel: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool,
         now: MonoNs,
     ) -> Result<(), CloseCause> {
         while let Some(turn) = self.returned.pop() {
@@ -112,7 +116,7 @@ impl CopySender {
                 None if self.has_begun => CopyRequest::next_slice(&self.returned),
                 None => CopyRequest::begin(&self.returned),
             };
-            if !tell(self.channel, turn) {
+            if !send_to_channel(self.channel, turn) {
                 break;
             }
             self.has_begun = true;

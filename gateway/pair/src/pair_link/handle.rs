@@ -184,7 +184,7 @@ impl LinkHandle {
 
     /// The last report of each connected peer about a channel.
     #[must_use]
-    pub fn told(&self, channel: ChannelId) -> Vec<PeerReport> {
+    pub fn peer_reports(&self, channel: ChannelId) -> Vec<PeerReport> {
         self.lock().connected.values().filter_map(|channels| channels.get(&channel).copied()).collect()
     }
 

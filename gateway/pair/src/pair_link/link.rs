@@ -90,8 +90,8 @@ pub struct ChannelSender(Box<dyn FnMut(ChannelId, ChannelMessage) -> bool + Send
 impl ChannelSender {
     /// By this function, which must not block. It returns whether the channel had room for the message.
     #[must_use]
-    pub fn new(tell: impl FnMut(ChannelId, ChannelMessage) -> bool + Send + 'static) -> Self {
-        Self(Box::new(tell))
+    pub fn new(send: impl FnMut(ChannelId, ChannelMessage) -> bool + Send + 'static) -> Self {
+        Self(Box::new(send))
     }
 }
 
@@ -328,10 +328,10 @@ impl Link {
     /// A connection whose first message is authentic replaces the present connection to that gateway.
     fn receive_pending(&mut self, now: MonoNs) {
         for mut connection in std::mem::take(&mut self.pending) {
-            let heard = connection
+            let first_message = connection
                 .read_available()
                 .and_then(|()| connection.stream.next_message().map_err(CloseCause::Refused));
-            match heard.and_then(|message| self.send_first_message(&mut connection).map(|()| message)) {
+            match first_message.and_then(|message| self.send_first_message(&mut connection).map(|()| message)) {
                 Ok(Some(message)) => self.establish(connection, message, now),
                 Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.push(connection),
                 Err(CloseCause::Refused(fault)) => self.refuse(&connection, fault),
@@ -421,8 +421,8 @@ impl Link {
 
     fn advance_copies(&mut self, now: MonoNs) {
         let mut copies = std::mem::take(&mut self.copies);
-        let tell = &mut self.channels.0;
-        copies.retain_mut(|copy| copy.turn(&mut |channel, turn| tell(channel, ChannelMessage::CopySlice(turn)), now));
+        let send = &mut self.channels.0;
+        copies.retain_mut(|copy| copy.turn(&mut |channel, turn| send(channel, ChannelMessage::CopySlice(turn)), now));
         self.copies = copies;
     }
 
@@ -454,7 +454,7 @@ impl Link {
             for index in 0..self.peers.len() {
                 self.with(index, |link, connection| {
                     let is_recipient = to.is_none() || to == connection.stream.peer_node();
-                    if is_recipient { link.tell(&message, datagram_copies, index, connection) } else { Ok(()) }
+                    if is_recipient { link.send_to_peer(&message, datagram_copies, index, connection) } else { Ok(()) }
                 });
             }
         }
@@ -489,10 +489,10 @@ impl Link {
         let until = StreamPosition::at(gap.session, gap.next);
         let of_peer = |peer: &Peer| {
             let node = peer.current.as_ref()?.stream.peer_node()?;
-            let told = self.handle.report_of(node, gap.channel);
+            let report = self.handle.report_of(node, gap.channel);
             let has_reached =
-                told.and_then(|told| told.logged_through).is_some_and(|logged_through| logged_through >= until);
-            let available_input = told.and_then(|told| told.available_input);
+                report.and_then(|report| report.logged_through).is_some_and(|logged_through| logged_through >= until);
+            let available_input = report.and_then(|report| report.available_input);
             let has_range = has_reached
                 && available_input
                     .is_some_and(|available_input| (available_input.from..available_input.until).contains(&gap.first));
@@ -503,7 +503,7 @@ impl Link {
         choose_candidate(&peers, self.gap_requests)
     }
 
-    fn tell(
+    fn send_to_peer(
         &self,
         message: &LinkMessage,
         copies: usize,
@@ -525,7 +525,7 @@ impl Link {
         let receives_probe = self.status_table.receive_path(mono_now()) == ReceivePath::Working;
         let positions = self.status_table.all().into_iter().map(|(channel, status_table)| {
             let epochs = self.epochs.get(&status_table.group);
-            let epoch = epochs.map_or(status_table.heard.epoch, |epochs| epochs.highest());
+            let epoch = epochs.map_or(status_table.received.epoch, |epochs| epochs.highest());
             ChannelPositions {
                 channel,
                 logged_through: status_table.logged_through,
@@ -545,13 +545,13 @@ impl Link {
         let Some(from) = connection.stream.peer_node() else { return };
         match message {
             LinkMessage::Positions(positions) => {
-                for told in &positions {
-                    let group = self.status_table.get(told.channel).map(|status_table| status_table.group);
+                for report in &positions {
+                    let group = self.status_table.get(report.channel).map(|status_table| status_table.group);
                     if let Some(epochs) = group.and_then(|group| self.epochs.get(&group)) {
-                        epochs.record_authenticated(told.epoch);
+                        epochs.record_authenticated(report.epoch);
                     }
-                    if let Some(published) = told.published {
-                        self.status_table.confirm(told.channel, published);
+                    if let Some(published) = report.published {
+                        self.status_table.confirm(report.channel, published);
                     }
                 }
                 self.handle.record_positions(from, &positions, now);

@@ -84,7 +84,7 @@ mod tests {
             assert_eq!(known.observe(forged), Err(DropReason::EpochJump));
         }
         assert_eq!((known.highest(), known.rejected_jumps()), (Epoch::new(6, 2), 2));
-        assert_eq!(known.observe(Epoch::new(6, 2)), Ok(()), "the honest one is heard on");
+        assert_eq!(known.observe(Epoch::new(6, 2)), Ok(()), "the leader's own epoch is still accepted");
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(known.observe(Epoch::new(3, 2)), Err(DropReason::EpochStale));
         assert_eq!(known.observe(Epoch::new(70, 1)), Err(DropReason::EpochJump));
         known.record_authenticated(Epoch::new(65, 1));
-        assert_eq!(known.observe(Epoch::new(4, 1)), Ok(()), "vouched for isn't heard yet");
+        assert_eq!(known.observe(Epoch::new(4, 1)), Ok(()), "an authenticated epoch that was not received yet");
         assert_eq!(known.observe(Epoch::new(70, 1)), Ok(()));
         assert_eq!(known.highest(), Epoch::new(70, 1));
     }

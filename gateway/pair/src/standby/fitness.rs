@@ -153,15 +153,15 @@ mod tests {
         let mut watch = FitnessWatch::default();
         let mut not_received = |look: &FitnessSample, ms| watch.look(look, MonoNs(ms * MS)).output_not_received;
         assert!(!not_received(&look(channel(at(5), None)), 0));
-        assert!(!not_received(&look(channel(at(9), at(5))), 100), "heard, a little later");
+        assert!(!not_received(&look(channel(at(9), at(5))), 100), "received a little later");
         assert!(!not_received(&look(channel(at(50), at(8))), 299));
         assert!(not_received(&look(channel(at(60), at(8))), 300));
-        let deaf = FitnessSample { peer_receives_probe: false, ..look(channel(at(70), at(8))) };
-        assert!(!not_received(&deaf, 400));
-        assert!(!not_received(&look(channel(at(70), at(60))), 500), "heard again");
+        let receives_no_probe = FitnessSample { peer_receives_probe: false, ..look(channel(at(70), at(8))) };
+        assert!(!not_received(&receives_no_probe, 400));
+        assert!(!not_received(&look(channel(at(70), at(60))), 500), "received again");
         assert!(
             not_received(&FitnessSample { receive_path_failed: true, ..look(channel(None, None)) }, 600),
-            "who is deaf can't lead either"
+            "who is receives_no_probe can't lead either"
         );
         assert!(!not_received(&look(channel(None, None)), 9_000), "a standby publishes nothing");
         assert!(!not_received(&look(channel(at(70), None)), 9_100), "a new leader gets its time");

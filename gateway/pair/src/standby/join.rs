@@ -238,7 +238,11 @@ mod tests {
         assert_eq!((behind.eligibility, behind.mismatched_ns), (Eligibility::Joining, 20 * S), "behind for a moment");
         for second in 21..40 {
             let quiet = unmatched.look(&level((21, 0, 0)), MonoNs(second * S));
-            assert_eq!((quiet.eligibility, quiet.mismatched_ns), (Eligibility::Joining, second * S), "nothing is told");
+            assert_eq!(
+                (quiet.eligibility, quiet.mismatched_ns),
+                (Eligibility::Joining, second * S),
+                "no windows were compared"
+            );
         }
         unmatched.look(&level((22, 1, 0)), MonoNs(40 * S));
         let alike = unmatched.look(&level((22, 1, 0)), MonoNs(41 * S));

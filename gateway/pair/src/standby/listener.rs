@@ -149,7 +149,7 @@ pub struct ChannelStatus {
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
     /// The receive watermark of the other gateway's output.
-    pub heard: ReceiveWatermark,
+    pub received: ReceiveWatermark,
     /// End of the last packet of the other gateway's output, whether or not the local input has come that far. It
     /// shows that this gateway receives the output at all.
     pub last_received: Option<StreamPosition>,
@@ -187,7 +187,7 @@ impl StatusTable {
     /// The peer has reported, authenticated, that everything before that position was published.
     pub(crate) fn confirm(&self, channel: ChannelId, position: StreamPosition) {
         if let Some(status_table) = self.lock().get_mut(&channel) {
-            status_table.heard.reported_through = status_table.heard.reported_through.max(Some(position));
+            status_table.received.reported_through = status_table.received.reported_through.max(Some(position));
         }
     }
 
@@ -498,7 +498,7 @@ impl Listener {
             return;
         }
         self.counts.datagrams += 1;
-        if let Err(reason) = self.hear(bytes, now) {
+        if let Err(reason) = self.receive(bytes, now) {
             if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
                 tracing::warn!(
                     alarm = Alarm::EpochJump.name(),
@@ -509,7 +509,7 @@ impl Listener {
         }
     }
 
-    fn hear(&mut self, bytes: &[u8], now: MonoNs) -> Result<(), DropReason> {
+    fn receive(&mut self, bytes: &[u8], now: MonoNs) -> Result<(), DropReason> {
         let packet = parse_packet(bytes)?;
         let meta = packet.meta;
         let is_of = |channel: &&mut Channel| (channel.status_table.group, channel.id) == (meta.group, meta.channel);
@@ -573,18 +573,19 @@ impl Channel {
         self.status_table.followed_from = self.follower.from();
         let mut all = status_table.lock();
         let shared = all.entry(self.id).or_insert(self.status_table);
-        let heard = ReceiveWatermark {
+        let received = ReceiveWatermark {
             received_through: self.tracker.position(),
             epoch: self.tracker.epoch(),
             // Positions that the pair link reported.
-            reported_through: shared.heard.reported_through,
+            reported_through: shared.received.reported_through,
         };
-        if heard != self.status_table.heard {
-            self.status_table.heard = heard;
-            self.takeover.received_through.set(heard);
+        if received != self.status_table.received {
+            self.status_table.received = received;
+            self.takeover.received_through.set(received);
         }
         let is_leading = self.fence.is_open_at(now);
-        self.follower.hold_retention(heard.trusted_through(self.status_table.logged_through).filter(|_| !is_leading));
+        self.follower
+            .hold_retention(received.trusted_through(self.status_table.logged_through).filter(|_| !is_leading));
         *shared = self.status_table;
     }
 }
@@ -635,19 +636,19 @@ mod tests {
             Session { feed: Feed::IexDeep, date, restart }
         };
         let status_table = StatusTable::default();
-        let told = |is_taken: bool| {
-            let mut told = Vec::new();
+        let forwarded = |is_taken: bool| {
+            let mut forwarded = Vec::new();
             status_table.forward_declared_gaps(|channel, session| {
-                told.push((channel.0, session.restart));
+                forwarded.push((channel.0, session.restart));
                 is_taken
             });
-            told
+            forwarded
         };
         status_table.record_declared_gap(ChannelId(1), session(1));
         status_table.record_declared_gap(ChannelId(2), session(0));
-        assert_eq!(told(false), [(1, 1), (2, 0)], "their inboxes are full");
+        assert_eq!(forwarded(false), [(1, 1), (2, 0)], "the inboxes of the channels are full");
         status_table.record_declared_gap(ChannelId(1), session(0));
-        assert_eq!(told(true), [(1, 1), (2, 0)], "the newest session of each");
-        assert_eq!(told(true), [(0, 0); 0]);
+        assert_eq!(forwarded(true), [(1, 1), (2, 0)], "the newest session of each");
+        assert_eq!(forwarded(true), [(0, 0); 0]);
     }
 }

@@ -196,7 +196,7 @@ mod tests {
             follower.hold_retention(received_through(5));
         }
         assert_eq!(follower.logged_through(), received_through(3_010));
-        assert_eq!(oldest(), 1, "nobody was heard to publish 5");
+        assert_eq!(oldest(), 1, "the publication of 5 was not received");
         follower.hold_retention(received_through(2_900));
         write(&mut maintenance, 3_010..3_200);
         assert!(oldest() > 5 && oldest() <= 2_900, "{}", oldest());

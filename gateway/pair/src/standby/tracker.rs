@@ -318,7 +318,7 @@ mod tests {
         tracker.accept(of(6, 6), Epoch(8), T);
         assert_eq!(tracker.position(), Some(at(0, 6, 0)));
         tracker.accept(of(9, 12), E, T);
-        assert_eq!(tracker.position(), Some(at(0, 6, 0)), "the old one is not heard any more");
+        assert_eq!(tracker.position(), Some(at(0, 6, 0)), "the old epoch is not accepted any more");
         tracker.accept(of(6, 7), Epoch(8), T);
         assert_eq!((tracker.position(), tracker.epoch()), (Some(at(0, 7, 0)), Epoch(8)));
         // A leader that received more leaves a hole here.

@@ -119,8 +119,8 @@ impl GroupHandle {
             let status_table =
                 self.status_table.as_ref().and_then(|status_table| status_table.get(channel.id)).unwrap_or_default();
             let sent = channel.takeover_shared.drain_ack.get().position.max(status_table.published);
-            let heard = status_table.heard.trusted_through(status_table.logged_through);
-            Some((channel.id, sent.max(heard)?))
+            let received = status_table.received.trusted_through(status_table.logged_through);
+            Some((channel.id, sent.max(received)?))
         };
         self.channels.iter().filter_map(position).collect()
     }

@@ -63,7 +63,7 @@ pub(super) struct HealthMonitor {
 struct GroupHealthMonitor {
     join: JoinWatch,
     fitness: FitnessWatch,
-    told: Option<Eligibility>,
+    logged_eligibility: Option<Eligibility>,
     logged_at: MonoNs,
     /// Whether it was logged that this gateway does not produce its peer's messages.
     is_mismatch_logged: bool,
@@ -166,7 +166,7 @@ impl GroupHealthMonitor {
                 "caught up, but its messages differ from the peer's: its books are suspect; restart it to copy the peer's state"
             );
         }
-        if self.told.replace(eligibility) != Some(eligibility) {
+        if self.logged_eligibility.replace(eligibility) != Some(eligibility) {
             match eligibility {
                 Eligibility::Joining => {
                     tracing::info!(group = group.0, "joining: becomes eligible when it has caught up with its peer")
@@ -232,34 +232,35 @@ impl HealthInputs<'_> {
     /// The fitness of the fittest connected peer.
     fn fittest_peer(&self, group: GroupId) -> Fitness {
         let linked = self.pair.map(LinkHandle::peer_nodes).unwrap_or_default();
-        let told = lock(self.peer_fitness);
-        let of_linked = linked.into_iter().filter_map(|node| told.get(&(group, NodeId(node))).copied());
+        let reported = lock(self.peer_fitness);
+        let of_linked = linked.into_iter().filter_map(|node| reported.get(&(group, NodeId(node))).copied());
         of_linked.max_by_key(Fitness::class).unwrap_or_default()
     }
 
     /// Recent reports of the peers about a channel.
-    fn told(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
-        let told = self.pair.map(|pair| pair.told(channel)).unwrap_or_default();
-        told.into_iter()
-            .filter(|told| now.since(told.received_at) < self.silence_ns())
-            .map(|told| told.positions)
+    fn peer_reports(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
+        let reports = self.pair.map(|pair| pair.peer_reports(channel)).unwrap_or_default();
+        reports
+            .into_iter()
+            .filter(|report| now.since(report.received_at) < self.silence_ns())
+            .map(|report| report.positions)
             .collect()
     }
 
     fn channels(&self, handle: &GroupHandle, now: MonoNs) -> Vec<ChannelObservation> {
         let observation = |channel| {
             let own = self.status_table.get(channel)?;
-            let told = self.told(channel, now);
+            let reports = self.peer_reports(channel, now);
             let is_on_wire = own.packets > 0 && now.since(own.received_at) < self.silence_ns();
-            let publishes = told.iter().any(|told| told.published.is_some());
+            let publishes = reports.iter().any(|report| report.published.is_some());
             // If there is a link but the leader is not connected to it, the leader can only be succeeded.
             let leader_is_observed =
-                if self.pair.is_some() { !told.is_empty() && (is_on_wire || publishes) } else { is_on_wire };
+                if self.pair.is_some() { !reports.is_empty() && (is_on_wire || publishes) } else { is_on_wire };
             // Of several peers: the position of the best one, and the furthest reception of any.
-            let peer_state = match told.as_slice() {
+            let peer_state = match reports.as_slice() {
                 [] => leader_is_observed.then_some(ChannelState::Live),
-                told => {
-                    let states = told.iter().filter_map(|told| ChannelState::from_number(told.state));
+                reports => {
+                    let states = reports.iter().filter_map(|report| ChannelState::from_number(report.state));
                     states.max_by_key(|state| has_no_gaps(*state))
                 }
             };
@@ -268,12 +269,12 @@ impl HealthInputs<'_> {
                 state: own.state,
                 peer_state,
                 published: own.published,
-                peer_received: told.iter().filter_map(|told| told.last_received).max(),
+                peer_received: reports.iter().filter_map(|report| report.last_received).max(),
             };
             Some(ChannelObservation {
                 own,
                 look,
-                theirs: told.iter().filter_map(|told| told.logged_through).max(),
+                theirs: reports.iter().filter_map(|report| report.logged_through).max(),
                 leader_is_observed,
             })
         };
@@ -282,7 +283,7 @@ impl HealthInputs<'_> {
 
     fn fitness_sample(&self, channels: &[ChannelObservation], election: &Election, now: MonoNs) -> FitnessSample {
         let peer_receives = |observation: &ChannelObservation| {
-            self.told(observation.look.channel, now).iter().any(|told| told.receives_probe)
+            self.peer_reports(observation.look.channel, now).iter().any(|report| report.receives_probe)
         };
         FitnessSample {
             channels: channels.iter().map(|observation| observation.look).collect(),
@@ -318,9 +319,11 @@ pub fn beginning(config: &Resolved) -> StartMode {
 
 /// Whether that peer answers and has everything that this gateway would delete.
 fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) -> bool {
-    let Ok(told) = query_positions(peer.address, config.gateway.node, key.clone(), QUERY_TIMEOUT) else { return false };
+    let Ok(reported) = query_positions(peer.address, config.gateway.node, key.clone(), QUERY_TIMEOUT) else {
+        return false;
+    };
     for setup in &config.channels {
-        let theirs = told.iter().find(|theirs| theirs.channel == setup.id);
+        let theirs = reported.iter().find(|theirs| theirs.channel == setup.id);
         let own = log_end(&log_directory(config, setup.id), setup.id);
         if !is_recoverable(own, theirs, setup.recovery.is_some()) {
             tracing::info!(
@@ -414,7 +417,7 @@ mod tests {
         let member =
             |node| Member { node: NodeId(node), name: NodeName::new("gw").unwrap(), incarnation: Incarnation(1) };
         let view = |role, node| View { role, leader: Some(member(node)), ..View::default() };
-        let told = |views: &[(u64, View)]| {
+        let reports_of = |views: &[(u64, View)]| {
             let mut watch = DuplicateIdWatch::default();
             let looks = views.iter().map(|(second, view)| watch.look(view, &own, MonoNs(*second * 1_000_000_000)));
             looks.map(|duplicate| u32::from(duplicate.is_some())).collect::<Vec<_>>()
@@ -424,11 +427,11 @@ mod tests {
         let mut own_record = duplicate.clone();
         own_record.leader.as_mut().unwrap().incarnation = own.incarnation;
         assert_eq!(
-            told(&[(0, own_record.clone()), (9, own_record)]),
+            reports_of(&[(0, own_record.clone()), (9, own_record)]),
             [0, 0],
-            "first in line, and its deadline is over"
+            "the own record, also after its deadline"
         );
-        assert_eq!(told(&staying), [0, 0, 1, 0], "after two leases, once");
+        assert_eq!(reports_of(&staying), [0, 0, 1, 0], "reported once, after two leases");
         for other in [view(Role::Leader, 2), view(Role::Ineligible, 2), view(Role::Candidate, 1)] {
             let between = [
                 (0, duplicate.clone()),
@@ -437,7 +440,11 @@ mod tests {
                 (10, duplicate.clone()),
                 (11, duplicate.clone()),
             ];
-            assert_eq!(told(&between), [0, 0, 0, 0, 1], "an earlier start's record, or none of ours, was between");
+            assert_eq!(
+                reports_of(&between),
+                [0, 0, 0, 0, 1],
+                "the wait begins again after a record of another gateway"
+            );
         }
     }
 

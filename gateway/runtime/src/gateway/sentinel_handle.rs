@@ -173,24 +173,24 @@ fn group_registration(election: &ElectionConfig, group: GroupId) -> GroupRegistr
     GroupRegistration { group: group.0, lease_ns: election.timing.lease_ns }
 }
 
-/// A thread that holds the page until it is told to close it.
+/// A thread that holds the page until the returned sender signals it, or is dropped, to close the page.
 fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHandle<()>)> {
     let shared_page = Arc::new(SharedPage::create()?);
     let held = Arc::clone(&shared_page);
     let (end, until) = mpsc::channel::<()>();
-    let (tell, recipients) = mpsc::channel();
+    let (result_sender, result) = mpsc::channel();
     let holder_thread = spawn_short_slice("mdgw-page-hold", move || {
         let holding = held.hold();
         let holds = holding.is_ok();
-        let _gone = tell.send(holding);
+        let _gone = result_sender.send(holding);
         if holds {
             let _ended = until.recv();
             if let Err(error) = held.close() {
-                tracing::warn!(%error, "cannot tell the sentinel of a clean stop: it will announce a death");
+                tracing::warn!(%error, "cannot notify the sentinel of a clean stop: it will announce a death");
             }
         }
     })?;
-    recipients.recv().map_err(io::Error::other)??;
+    result.recv().map_err(io::Error::other)??;
     Ok((shared_page, end, holder_thread))
 }
 

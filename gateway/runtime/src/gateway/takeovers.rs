@@ -185,11 +185,11 @@ impl GroupTakeovers {
 }
 
 fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTable) -> ChannelTakeover {
-    let heard = status_table
+    let last_received_at = status_table
         .get(channel)
         .filter(|status_table| status_table.packets > 0)
         .map(|status_table| status_table.received_at);
-    let blackout = opening.first_content.zip(heard).map(|(content, heard)| content.since(heard));
+    let blackout = opening.first_content.zip(last_received_at).map(|(content, received_at)| content.since(received_at));
     ChannelTakeover {
         channel: channel.0,
         received_through: opening.received_through.map(AuditPosition::from),
@@ -199,7 +199,7 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
     }
 }
 
-/// The cause of the takeover, as far as this gateway can tell.
+/// The cause of the takeover, as far as this gateway knows.
 fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: MonoNs) -> &'static str {
     let is_recent = |omen: Option<MonoNs>| omen.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
     if is_recent(causes.handed_over) {

@@ -204,7 +204,7 @@ fn the_sessions_of_the_log_are_listed_one_by_one() {
     assert_eq!(send_request(Some(1)), ["#1 [1,3) h0"]);
     assert_eq!(send_request(Some(2)), ["#5 [1,9) h0"]);
     assert_eq!(send_request(Some(6)), ["#6 [0,0) h0"], "none from there on");
-    // What is gone is not told.
+    // Sessions whose segments were removed are not listed.
     fixture.messages(9..2_000, TRADE);
     assert!(fixture.maintenance.counts().unlinked > 5);
     let sessions = fixture.send_request(RequestKind::Sessions, Some(session(0)), 0, 0);

@@ -83,7 +83,7 @@ impl ProvidedBuffers {
     }
 }
 
-/// The message header that tells the kernel the layout of a buffer: room for source and control data.
+/// The message header that describes to the kernel the layout of a buffer: room for source and control data.
 pub fn message_template() -> libc::msghdr {
     libc::msghdr {
         msg_name: std::ptr::null_mut(),

@@ -150,7 +150,7 @@ mod tests {
         let mut lines = lines([&[1, 4, 5, 6, 7, 20], &[2, 3, 7, 21]]);
         let frames = round(&mut lines, 10, 100);
         assert_eq!(frames, [(0, 1), (1, 2), (1, 3), (0, 4), (0, 5), (0, 6), (0, 7), (1, 7)]);
-        assert!(lines.has_buffered(), "read, and too young to be told");
+        assert!(lines.has_buffered(), "read, but still within the reorder delay");
         lines.lines[1].reader.waiting.push_back(22);
         assert_eq!(round(&mut lines, 30, 100), [(0, 20), (1, 21), (1, 22)]);
         assert!(!lines.has_buffered());

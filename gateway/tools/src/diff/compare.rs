@@ -60,7 +60,7 @@ pub(super) struct Comparison {
     /// For each stream, the order of its items on both sides.
     stream_orders: HashMap<(u64, u128), StreamOrder>,
     /// The first differences, sorted by the number of items before them on their side, then in the order of detection.
-    told: BTreeMap<(u64, u64), FoundDifference>,
+    listed: BTreeMap<(u64, u64), FoundDifference>,
     listed_count: u64,
     listed_max: usize,
     names_max: usize,
@@ -88,7 +88,7 @@ impl Comparison {
             unmatched: [HashMap::new(), HashMap::new()],
             recent_names: [RecentNames::default(), RecentNames::default()],
             stream_orders: HashMap::new(),
-            told: BTreeMap::new(),
+            listed: BTreeMap::new(),
             listed_count: 0,
             listed_max,
             names_max,
@@ -156,7 +156,7 @@ impl Comparison {
             });
         }
         let mut report = self.report;
-        report.differences = self.told.into_values().collect();
+        report.differences = self.listed.into_values().collect();
         report.damages = sides.iter().flat_map(|side| side.damages()).collect();
         report.same = report.content_differs == 0
             && report.only_in == [0, 0]
@@ -236,16 +236,16 @@ impl Comparison {
     }
 
     /// Records a difference if it is among the first ones. The text is built only then.
-    fn list_difference(&mut self, ordinal: u64, told: impl FnOnce() -> FoundDifference) {
-        let place = (ordinal, self.listed_count);
+    fn list_difference(&mut self, ordinal: u64, difference: impl FnOnce() -> FoundDifference) {
+        let key = (ordinal, self.listed_count);
         self.listed_count += 1;
-        let is_full = self.told.len() >= self.listed_max;
-        if is_full && self.told.last_key_value().is_none_or(|(last, _)| *last < place) {
+        let is_full = self.listed.len() >= self.listed_max;
+        if is_full && self.listed.last_key_value().is_none_or(|(last, _)| *last < key) {
             return;
         }
-        self.told.insert(place, told());
+        self.listed.insert(key, difference());
         if is_full {
-            self.told.pop_last();
+            self.listed.pop_last();
         }
     }
 }
@@ -340,9 +340,10 @@ mod tests {
         let report = compare(&[(1, 1, 5), (1, 2, 6), (1, 3, 7)], &[(1, 1, 5), (1, 3, 8), (1, 4, 9)]);
         assert!(!report.same);
         assert_eq!((report.content_differs, report.only_in, report.common, report.order_differs), (1, [1, 1], 2, 0));
-        let told: Vec<_> = report.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
+        let listed: Vec<_> =
+            report.differences.iter().map(|difference| (difference.kind, difference.name.as_str())).collect();
         // In the order of the recordings.
-        assert_eq!(told, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
+        assert_eq!(listed, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
         assert_eq!(report.differences[1].at_b.as_deref(), Some("1"));
     }
 
@@ -352,8 +353,8 @@ mod tests {
         let b: Vec<_> = a.iter().copied().filter(|(_, sequence, _)| sequence % 3 != 1).collect();
         let report = compare(&a, &b);
         assert_eq!(report.only_in, [33, 0]);
-        let told: Vec<_> = report.differences.iter().map(|told| told.name.as_str()).collect();
-        assert_eq!(told, ["1/1", "1/4", "1/7", "1/10", "1/13", "1/16", "1/19", "1/22", "1/25", "1/28"]);
+        let listed: Vec<_> = report.differences.iter().map(|difference| difference.name.as_str()).collect();
+        assert_eq!(listed, ["1/1", "1/4", "1/7", "1/10", "1/13", "1/16", "1/19", "1/22", "1/25", "1/28"]);
     }
 
     #[test]

@@ -284,8 +284,8 @@ mod tests {
     fn a_name_delivered_again_later_is_a_duplicate() {
         let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
         assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::NoDuplicates]);
-        let told = &judge(&[String::new(), rows]).findings[1];
-        assert!(told.location.number == 4 && told.text.ends_with("duplicated, first in line 1"), "{told:?}");
+        let finding = &judge(&[String::new(), rows]).findings[1];
+        assert!(finding.location.number == 4 && finding.text.ends_with("duplicated, first in line 1"), "{finding:?}");
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         let other_channel = row(7, 0, 5, 0).replace("\"channel\":1", "\"channel\":2");
         let verdict = judge(&[rows(1, 10), rows(3, 6) + &other_channel, String::new()]);
         assert!(verdict.is_kept(), "{:?}", verdict.findings);
-        let told: Vec<_> = verdict.shortfalls.iter().map(|of| (of.file, of.channel, of.kind, of.records)).collect();
+        let reported: Vec<_> = verdict.shortfalls.iter().map(|of| (of.file, of.channel, of.kind, of.records)).collect();
         let expected = [
             (0, 2, ShortfallKind::All, 1),
             (1, 1, ShortfallKind::First, 2),
@@ -302,7 +302,7 @@ mod tests {
             (2, 1, ShortfallKind::All, 9),
             (2, 2, ShortfallKind::All, 1),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         let files = ["a", "b", "c"].map(str::to_owned);
         let table = verdict.to_table(&files);
         for text in [

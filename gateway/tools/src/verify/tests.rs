@@ -128,8 +128,8 @@ fn blackouts_are_bucketed_by_powers_of_two() {
     }
     let verdict = capture.verdict(VerifyOptions::default());
     let buckets = &verdict.channels[0].blackout.buckets;
-    let told: Vec<_> = buckets.iter().map(|bucket| (bucket.from_ms, bucket.below_ms, bucket.count)).collect();
-    assert_eq!(told, [(4, 8, 2), (8, 16, 0), (16, 32, 0), (32, 64, 1)]);
+    let reported: Vec<_> = buckets.iter().map(|bucket| (bucket.from_ms, bucket.below_ms, bucket.count)).collect();
+    assert_eq!(reported, [(4, 8, 2), (8, 16, 0), (16, 32, 0), (32, 64, 1)]);
     let table = verdict.to_table(&["a".to_owned()]);
     let all = format!("    4 to 8 ms              2       {}\n", "#".repeat(27));
     assert!(table.contains(&all) && table.contains("    8 to 16 ms             0\n"), "{table}");

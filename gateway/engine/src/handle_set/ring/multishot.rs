@@ -165,7 +165,7 @@ pub struct MultishotIo {
     ring: Ring,
     shared: Arc<Shared>,
     buffers: BufferRing,
-    /// Tells the kernel the layout of a buffer; read whenever a receive is armed.
+    /// Describes to the kernel the layout of a buffer; read whenever a receive is armed.
     message_template: PinnedArray<libc::msghdr>,
     slots: Vec<SocketSlot>,
     /// Filled buffers of a slot form a chain: for each buffer its successor and its length in bytes.

@@ -1,4 +1,4 @@
-//! A copy over loopback, and what may become of it on the way.
+//! State copies over loopback, and the ways in which a copy can fail.
 
 use std::{
     collections::BTreeMap,
@@ -66,7 +66,7 @@ fn key() -> SharedKey {
     SharedKey::new(&[7; 32])
 }
 
-/// A gateway's link, with that channel behind it; more is fed to it with each slice.
+/// The link of a donor with that channel. Each slice request also feeds further messages to the channel.
 fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -> PairLink {
     let channel = Arc::clone(channel);
     let channels = ChannelSender::new(move |id, message| {
@@ -109,20 +109,20 @@ fn a_live_channel_is_copied_over_a_link_repeatedly() {
     let listen = free_address();
     let _link = donor_link(listen, &channel);
 
-    // One that has another key gets nothing, nor who asks for a channel that isn't there.
+    // A joiner with another key receives nothing.
     let refused = fetch_copy(listen, 1, SharedKey::new(&[8; 32]), config(), TIMEOUT);
     assert!(matches!(refused, Err(CopyError::Io(_) | CopyError::Link(_))), "{refused:?}");
     for _ in 0..2 {
         let copied = fetch_copy(listen, 1, key(), config(), TIMEOUT).unwrap();
         let (_, next) = copied.position().unwrap();
         assert!(next > Sequence(20_000));
-        let (mut oracle, mut generator) = (Channel::new(config()), day());
-        feed(&mut oracle, &mut generator, next.0 - 1);
-        assert_eq!(copied.orders(&|_| true), oracle.orders(&|_| true), "the state before {}", next.0);
+        let (mut reference, mut generator) = (Channel::new(config()), day());
+        feed(&mut reference, &mut generator, next.0 - 1);
+        assert_eq!(copied.orders(&|_| true), reference.orders(&|_| true), "the state before {}", next.0);
     }
 }
 
-/// Plays a gateway that is asked for a copy; whoever listens there hears what it says.
+/// Acts as a donor: accepts one connection, waits for a copy request, and sends `messages`. Returns its address.
 fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
@@ -138,7 +138,7 @@ fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
         for message in messages {
             socket.write_all(&stream.seal(&message).unwrap()).unwrap();
         }
-        // Then it is gone, but not before it has been heard.
+        // Close only after the joiner has received everything.
         let _closed = socket.shutdown(std::net::Shutdown::Write);
         while socket.read(&mut bytes).is_ok_and(|count| count > 0) {}
     });
@@ -183,7 +183,7 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     assert!(matches!(changed, Err(CopyError::Damaged)));
     let refused = take(vec![end(0, 0, Some(CopyFault::BookTooDeep))]);
     assert!(matches!(refused, Err(CopyError::Fault(CopyFault::BookTooDeep))));
-    // A stopped program's host still takes connections.
+    // The kernel accepts connections for a stopped process.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
     let silent = fetch_copy(address, 1, key(), config(), Duration::from_millis(50));

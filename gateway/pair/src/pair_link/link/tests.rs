@@ -69,7 +69,7 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
     let (a, b) = (free_address(), free_address());
     let (first, _) = start(1, a, b, 7);
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet", || has_met(&first, 2) && has_met(&second, 1));
+    wait_until("the link is established", || has_met(&first, 2) && has_met(&second, 1));
     let request = LeaderRequest {
         requester: NodeId(1),
         incarnation: Incarnation(1),
@@ -92,7 +92,7 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
         assert!(matches!(received, Some((1, GroupId(3), PeerMessage::PromiseRequest(_)))), "{nonce}");
     }
     let mut death = None;
-    wait_until("the death is told", || {
+    wait_until("the death notice arrives", || {
         death = second.handle().take_death();
         death.is_some()
     });
@@ -100,11 +100,11 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
     assert_eq!((second.handle().take_election(), second.handle().take_death()), (None, None));
     assert!(second.handle().counts().datagrams > 0, "{:?}", second.handle().counts());
     drop(second);
-    wait_until("it is gone", || first.handle().peer_nodes().is_empty());
+    wait_until("the link is closed", || first.handle().peer_nodes().is_empty());
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet again", || has_met(&first, 2) && has_met(&second, 1));
+    wait_until("the links are established again", || has_met(&first, 2) && has_met(&second, 1));
     assert!(second.handle().send_death(&notice(2)));
-    wait_until("it is heard", || first.handle().take_death() == Some((None, notice(2))));
+    wait_until("the death notice arrives", || first.handle().take_death() == Some((None, notice(2))));
 }
 
 #[test]
@@ -112,23 +112,23 @@ fn a_peer_without_the_key_neither_joins_nor_breaks_the_link() {
     let (a, b) = (free_address(), free_address());
     let (first, _) = start(1, a, b, 7);
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet", || has_met(&first, 2) && has_met(&second, 1));
+    wait_until("the link is established", || has_met(&first, 2) && has_met(&second, 1));
     let connections = first.handle().counts().connections;
-    // One with another key, one that says nothing it should, one that says nothing at all.
-    let (_stranger, _) = start(3, free_address(), a, 8);
+    // A gateway with another key, a connection with random bytes, a connection that sends nothing.
+    let (_wrong_key, _) = start(3, free_address(), a, 8);
     let mut noise = TcpStream::connect(a).unwrap();
     noise.write_all(&[0x55; 4_096]).unwrap();
     let _silent = TcpStream::connect(a).unwrap();
     UdpSocket::bind("127.0.0.1:0").unwrap().send_to(&[1; 100], a).unwrap();
-    wait_until("they are refused", || first.handle().counts().refused >= 2);
+    wait_until("both are refused", || first.handle().counts().refused >= 2);
     assert!(first.handle().send_death(&notice(3)));
-    wait_until("the link still carries", || second.handle().take_death() == Some((None, notice(3))));
+    wait_until("the link still works", || second.handle().take_death() == Some((None, notice(3))));
     assert_eq!(first.handle().counts().connections, connections);
 }
 
 #[test]
 fn each_of_three_gateways_receives_its_messages_with_their_sender() {
-    // Who has a lower address dials: so does whoever is at 127.0.0.1.
+    // The end with the lower address dials, as 127.0.0.1 does in the other tests.
     let addresses = [1, 2, 3].map(|node| (node, SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port())));
     let start_of_three = |node: u8, listen: SocketAddrV4| {
         let others = addresses.iter().filter(|(other, _)| *other != node);
@@ -137,7 +137,7 @@ fn each_of_three_gateways_receives_its_messages_with_their_sender() {
         PairLink::start(PairLinkConfig { node, endpoints }, parts()).unwrap()
     };
     let links = addresses.map(|(node, listen)| start_of_three(node, listen));
-    wait_until("all meet", || links.iter().all(|link| link.handle().peer_nodes().len() == 2));
+    wait_until("all links are established", || links.iter().all(|link| link.handle().peer_nodes().len() == 2));
     let [first, second, third] = &links;
     let request = LeaderRequest {
         requester: NodeId(1),
@@ -149,25 +149,25 @@ fn each_of_three_gateways_receives_its_messages_with_their_sender() {
     assert!(first.handle().send_election(3, GroupId(4), &PeerMessage::PromiseRequest(request)));
     assert!(first.handle().send_death(&notice(1)));
     for link in [second, third] {
-        wait_until("a death is told to all", || link.handle().take_death() == Some((None, notice(1))));
+        wait_until("the death notice reaches every peer", || link.handle().take_death() == Some((None, notice(1))));
     }
     let mut received = None;
-    wait_until("the question comes", || {
+    wait_until("the promise request arrives", || {
         received = third.handle().take_election();
         received.is_some()
     });
     assert_eq!(received, Some((1, GroupId(4), PeerMessage::PromiseRequest(request))));
-    assert_eq!(second.handle().take_election(), None, "it was not for this one");
+    assert_eq!(second.handle().take_election(), None, "only the addressed peer receives it");
 
-    // With the key, but of a number that nobody has configured.
+    // A gateway with the right key and an unconfigured node id.
     let refused = first.handle().counts().refused;
     let (unconfigured, _) = start(9, free_address(), addresses[0].1, 7);
-    wait_until("the stranger is refused", || first.handle().counts().refused > refused);
+    wait_until("the unconfigured gateway is refused", || first.handle().counts().refused > refused);
     assert!(!has_met(first, 9));
     drop(unconfigured);
 }
 
-/// Speaks as that gateway to a link, from that address of this host.
+/// Connects to a link as gateway `node`, from the address `from` of this host.
 fn connect_as(node: u8, from: Ipv4Addr, to: SocketAddrV4) -> (TcpStream, LinkStream) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddrV4::new(from, 0).into()).unwrap();
@@ -179,7 +179,7 @@ fn connect_as(node: u8, from: Ipv4Addr, to: SocketAddrV4) -> (TcpStream, LinkStr
     while !stream.has_peer_hello() {
         let count = socket.read(&mut bytes).unwrap();
         stream.push(&bytes[..count]);
-        // What comes behind the hello is the link's business.
+        // Messages after the hello are discarded.
         let _first = stream.next_message().unwrap();
     }
     send_death_notice(&mut socket, &mut stream);
@@ -193,24 +193,24 @@ fn send_death_notice(socket: &mut TcpStream, stream: &mut LinkStream) {
 
 #[test]
 fn of_two_gateways_with_one_node_id_the_first_keeps_the_link() {
-    // Whoever is at 127.0.0.1 dials.
+    // The end with the lower address dials: here the peer at 127.0.0.1.
     let peers = vec![PeerEndpoint { node: Some(2), address: free_address() }];
     let listen = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port());
     let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
     let link = PairLink::start(PairLinkConfig { node: 1, endpoints }, parts()).unwrap();
     let counts = || link.handle().counts();
     let (mut first, mut stream) = connect_as(2, Ipv4Addr::LOCALHOST, listen);
-    wait_until("the first is met", || counts().connections == 1);
+    wait_until("the first gateway is connected", || counts().connections == 1);
     let refused = counts().refused;
     let second = connect_as(2, Ipv4Addr::new(127, 0, 0, 5), listen);
-    wait_until("the second is refused", || {
+    wait_until("the second gateway is refused", || {
         send_death_notice(&mut first, &mut stream);
         counts().refused == refused + 1
     });
     assert_eq!((counts().connections, has_met(&link, 2)), (1, true));
     drop((first, second));
     let _moved = connect_as(2, Ipv4Addr::new(127, 0, 0, 5), listen);
-    wait_until("it is met where it has gone", || counts().connections == 2);
+    wait_until("the gateway is connected from its new address", || counts().connections == 2);
 }
 
 #[test]
@@ -224,7 +224,11 @@ fn gap_requests_rotate_among_peers_with_the_range_and_wait_for_absent_peers() {
     assert_eq!(chosen(&[None, Some(reached), Some(behind)]), [1; 4].map(Some));
     assert_eq!(chosen(&[Some(empty), Some(behind)]), [1; 4].map(Some));
     assert_eq!(chosen(&[Some(empty), None]), [None; 4]);
-    assert_eq!(chosen(&[Some(empty), Some(empty)]), [0, 1, 0, 1].map(Some), "they say that they have nothing");
+    assert_eq!(
+        chosen(&[Some(empty), Some(empty)]),
+        [0, 1, 0, 1].map(Some),
+        "both peers reported that they have no history"
+    );
     assert_eq!(chosen(&[None, None]), [None; 4]);
 }
 

@@ -7,7 +7,7 @@ use super::{
     VENUE, VOTE_PORT, address, index,
     plan::{ElectionBackend, Plan},
 };
-use crate::{failover::LeaseTimingMs, namespaces::INTERFACE, site::text, stores::Store};
+use crate::{failover::LeaseTimingMs, gateway_fixture::text, namespaces::INTERFACE, stores::Store};
 
 impl Testbed {
     /// That gateway's configuration, in its current revision.

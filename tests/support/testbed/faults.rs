@@ -23,7 +23,7 @@ pub struct FaultCase {
     pub description: &'static str,
     /// The outcome that it must have.
     pub expected: ExpectedOutcome,
-    /// The election backend, unless another one is asked for.
+    /// The default election backend.
     pub backend: ElectionBackend,
     /// Adjusts the plan of the testbed.
     pub prepare: fn(&mut Plan),
@@ -105,8 +105,8 @@ pub const CASES: [FaultCase; 43] = {
             NewEpoch,
             processes::restart_both,
         ),
-        FaultCase::new("join-single", "a second gateway joins one that was started alone, and leaves again", NoChange, |world, _| {
-            processes::join_single_gateway(world)
+        FaultCase::new("join-single", "a second gateway joins one that was started alone, and leaves again", NoChange, |testbed, _| {
+            processes::join_single_gateway(testbed)
         })
         .with_backend(Quorum)
         .with_plan(|plan| plan.starts_with_one_gateway = true),
@@ -136,7 +136,7 @@ pub const CASES: [FaultCase; 43] = {
             processes::gap_then_kill,
         )
         .with_plan(publish_books),
-        FaultCase::new("no-fault", "no fault, for a while", NoChange, |world, _| hold_fault_as_planned(world, |_, _| {})),
+        FaultCase::new("no-fault", "no fault, for a while", NoChange, |testbed, _| hold_fault_as_planned(testbed, |_, _| {})),
         FaultCase::new("leader-line-a-loss", "the leader misses 30 % of line A", NoChange, network::drop_on_line_a),
         FaultCase::new(
             "leader-loss-kill",
@@ -168,103 +168,103 @@ pub const CASES: [FaultCase; 43] = {
             "leader-isolated",
             "the leader is partitioned from the other gateway and from the lease authority, not from receivers",
             PeerLeads,
-            |world, _| network::isolate_leader(world, network::Direction::Both),
+            |testbed, _| network::isolate_leader(testbed, network::Direction::Both),
         )
         .with_backend(Quorum),
-        FaultCase::new("leader-outbound-loss", "the same, but only what the leader sends is dropped", PeerLeads, |world, _| {
-            network::isolate_leader(world, network::Direction::Outbound)
+        FaultCase::new("leader-outbound-loss", "the same, but only what the leader sends is dropped", PeerLeads, |testbed, _| {
+            network::isolate_leader(testbed, network::Direction::Outbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("leader-inbound-loss", "the same, but only what is sent to the leader is dropped", PeerLeads, |world, _| {
-            network::isolate_leader(world, network::Direction::Inbound)
+        FaultCase::new("leader-inbound-loss", "the same, but only what is sent to the leader is dropped", PeerLeads, |testbed, _| {
+            network::isolate_leader(testbed, network::Direction::Inbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-standby", "leader and standby are partitioned from each other, for 2 s", NoChange, |world, _| {
-            network::partition_from_standby(world, network::Direction::Both)
+        FaultCase::new("partition-standby", "leader and standby are partitioned from each other, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_standby(testbed, network::Direction::Both)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-to-standby", "the standby receives nothing from the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_standby(world, network::Direction::Outbound)
+        FaultCase::new("partition-to-standby", "the standby receives nothing from the leader, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_standby(testbed, network::Direction::Outbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-to-leader", "the leader receives nothing from the standby, for 2 s", NoChange, |world, _| {
-            network::partition_from_standby(world, network::Direction::Inbound)
+        FaultCase::new("partition-to-leader", "the leader receives nothing from the standby, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_standby(testbed, network::Direction::Inbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-witness", "the leader is partitioned from the witness, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::Both)
+        FaultCase::new("partition-witness", "the leader is partitioned from the witness, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_authority(testbed, network::Direction::Both)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-to-witness", "the witness receives nothing from the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::Outbound)
+        FaultCase::new("partition-to-witness", "the witness receives nothing from the leader, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_authority(testbed, network::Direction::Outbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("partition-from-witness", "the leader receives nothing from the witness, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::Inbound)
+        FaultCase::new("partition-from-witness", "the leader receives nothing from the witness, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_authority(testbed, network::Direction::Inbound)
         })
         .with_backend(Quorum),
-        FaultCase::new("standby-partition-witness", "the standby is partitioned from the witness, for 2 s", NoChange, |world, _| {
-            network::partition_standby_from_authority(world, network::Direction::Both)
+        FaultCase::new("standby-partition-witness", "the standby is partitioned from the witness, for 2 s", NoChange, |testbed, _| {
+            network::partition_standby_from_authority(testbed, network::Direction::Both)
         })
         .with_backend(Quorum),
-        FaultCase::new("standby-partition-store", "the standby is partitioned from the store, for 2 s", NoChange, |world, _| {
-            network::partition_standby_from_authority(world, network::Direction::Both)
+        FaultCase::new("standby-partition-store", "the standby is partitioned from the store, for 2 s", NoChange, |testbed, _| {
+            network::partition_standby_from_authority(testbed, network::Direction::Both)
         })
         .with_backend(ETCD),
         FaultCase::new(
             "standby-partition-from-store",
             "the standby receives nothing from the store, for 2 s",
             NoChange,
-            |world, _| network::partition_standby_from_authority(world, network::Direction::Inbound),
+            |testbed, _| network::partition_standby_from_authority(testbed, network::Direction::Inbound),
         )
         .with_backend(ETCD),
-        FaultCase::new("partition-store", "the leader is partitioned from the store, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::Both)
+        FaultCase::new("partition-store", "the leader is partitioned from the store, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_authority(testbed, network::Direction::Both)
         })
         .with_backend(ETCD),
-        FaultCase::new("partition-to-store", "the store receives nothing from the leader, for 2 s", NoChange, |world, _| {
-            network::partition_from_authority(world, network::Direction::Outbound)
+        FaultCase::new("partition-to-store", "the store receives nothing from the leader, for 2 s", NoChange, |testbed, _| {
+            network::partition_from_authority(testbed, network::Direction::Outbound)
         })
         .with_backend(ETCD),
         FaultCase::new(
             "partition-from-store",
             "the leader receives nothing from the store: its swaps take effect, their answers are lost; for 2 s",
             NoChange,
-            |world, _| network::partition_from_authority(world, network::Direction::Inbound),
+            |testbed, _| network::partition_from_authority(testbed, network::Direction::Inbound),
         )
         .with_backend(ETCD),
-        FaultCase::new("queued-sends", "the leader's link is too slow: packets wait in full sockets while its lease ends", PeerLeads, |world, _| {
-            network::queue_sends_past_lease(world)
+        FaultCase::new("queued-sends", "the leader's link is too slow: packets wait in full sockets while its lease ends", PeerLeads, |testbed, _| {
+            network::queue_sends_past_lease(testbed)
         })
         .with_backend(Quorum),
-        FaultCase::new("forged-implausible", "an unknown sender publishes under an epoch too high to be plausible", NoChange, |world, _| {
-            network::forge_implausible_epoch(world)
+        FaultCase::new("forged-implausible", "an unknown sender publishes under an epoch too high to be plausible", NoChange, |testbed, _| {
+            network::forge_implausible_epoch(testbed)
         }),
-        FaultCase::new("forged-plausible", "an unknown sender publishes under plausible epochs, in every other trial with the leader's node id", NewEpoch, |world, trial| {
-            network::forge_plausible_epochs(world, trial % 2 == 1)
+        FaultCase::new("forged-plausible", "an unknown sender publishes under plausible epochs, in every other trial with the leader's node id", NewEpoch, |testbed, trial| {
+            network::forge_plausible_epochs(testbed, trial % 2 == 1)
         }),
-        FaultCase::new("store-down", "all nodes of the store are killed, for a while, and started again", NoChange, |world, _| {
-            lease_authority::kill_store(world, lease_authority::Nodes::All)
+        FaultCase::new("store-down", "all nodes of the store are killed, for a while, and started again", NoChange, |testbed, _| {
+            lease_authority::kill_store(testbed, lease_authority::Nodes::All)
         })
         .with_backend(ETCD),
-        FaultCase::new("store-no-quorum", "all nodes of the store but one are killed, for a while", NoChange, |world, _| {
-            lease_authority::kill_store(world, lease_authority::Nodes::AllButOne)
+        FaultCase::new("store-no-quorum", "all nodes of the store but one are killed, for a while", NoChange, |testbed, _| {
+            lease_authority::kill_store(testbed, lease_authority::Nodes::AllButOne)
         })
         .with_backend(ETCD),
-        FaultCase::new("store-node-down", "one node of the store after the other is killed and started again", NoChange, |world, trial| {
-            lease_authority::kill_store(world, lease_authority::Nodes::One(trial))
+        FaultCase::new("store-node-down", "one node of the store after the other is killed and started again", NoChange, |testbed, trial| {
+            lease_authority::kill_store(testbed, lease_authority::Nodes::One(trial))
         })
         .with_backend(ETCD),
-        FaultCase::new("store-paused", "all nodes of the store are stopped (SIGSTOP), for a while, and continued", NoChange, |world, _| {
-            lease_authority::pause_store(world)
+        FaultCase::new("store-paused", "all nodes of the store are stopped (SIGSTOP), for a while, and continued", NoChange, |testbed, _| {
+            lease_authority::pause_store(testbed)
         })
         .with_backend(ETCD),
-        FaultCase::new("witness-down", "the witness is killed, for a while, and started again", NoChange, |world, _| {
-            lease_authority::kill_witness(world)
+        FaultCase::new("witness-down", "the witness is killed, for a while, and started again", NoChange, |testbed, _| {
+            lease_authority::kill_witness(testbed)
         })
         .with_backend(Quorum),
-        FaultCase::new("disk-full", "the disk of votes and audits is full on both gateways, for a while", NoChange, |world, _| {
-            lease_authority::fill_disks(world)
+        FaultCase::new("disk-full", "the disk of votes and audits is full on both gateways, for a while", NoChange, |testbed, _| {
+            lease_authority::fill_disks(testbed)
         })
         .with_backend(Quorum)
         .with_plan(|plan| plan.has_small_disks = true),
@@ -272,7 +272,7 @@ pub const CASES: [FaultCase; 43] = {
             "disk-full-kill",
             "the disk of votes and audits is full on both gateways, and the leader is killed",
             PeerLeads,
-            |world, _| lease_authority::kill_with_full_disks(world),
+            |testbed, _| lease_authority::kill_with_full_disks(testbed),
         )
         .with_backend(Quorum)
         .with_plan(|plan| plan.has_small_disks = true),
@@ -297,43 +297,43 @@ fn split_messages(plan: &mut Plan) {
 }
 
 /// Injects a fault that must change nothing, and undoes it after `length`.
-fn hold_fault(world: &mut Testbed, length: Duration, mut toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
+fn hold_fault(testbed: &mut Testbed, length: Duration, mut toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
     // An equal time without the fault comes first, for comparison.
     std::thread::sleep(length);
-    let epoch_before = world.epoch();
+    let epoch_before = testbed.epoch();
     let injected_ns = now_ns();
-    toggle(world, true);
+    toggle(testbed, true);
     std::thread::sleep(length);
     let stable_until_ns = Some(now_ns());
-    toggle(world, false);
-    world.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
+    toggle(testbed, false);
+    testbed.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
     InjectedFault { epoch_before, injected_ns, stable_until_ns }
 }
 
 /// [`hold_fault`] for the duration of the plan.
-fn hold_fault_as_planned(world: &mut Testbed, toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
-    let length = world.plan.stable_for;
-    hold_fault(world, length, toggle)
+fn hold_fault_as_planned(testbed: &mut Testbed, toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {
+    let length = testbed.plan.stable_for;
+    hold_fault(testbed, length, toggle)
 }
 
 /// The leader and its epoch, in a quiet moment: no request of the harness is outstanding. The trial number sets the phase
 /// between two renewals at which the fault will come.
-fn quiescent_leader(world: &Testbed, trial: u64) -> (u8, Epoch) {
-    let LeaseTimingMs(_, renewal_ms, _) = world.plan.timing;
+fn quiescent_leader(testbed: &Testbed, trial: u64) -> (u8, Epoch) {
+    let LeaseTimingMs(_, renewal_ms, _) = testbed.plan.timing;
     let phase_us = trial * PHASE_STEP_US % (1_000 * renewal_ms);
     loop {
-        let current = (world.leader(), world.epoch());
+        let current = (testbed.leader(), testbed.epoch());
         std::thread::sleep(Duration::from_millis(2 * renewal_ms) + Duration::from_micros(phase_us));
-        if world.epoch() == current.1 {
+        if testbed.epoch() == current.1 {
             return current;
         }
     }
 }
 
 /// Waits until every receiver gets content of a later epoch, and the stream continues.
-fn wait_for_failover(world: &Testbed, epoch_before: Epoch) {
-    let _next = world.wait_for_content_after(epoch_before);
-    world.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
+fn wait_for_failover(testbed: &Testbed, epoch_before: Epoch) {
+    let _next = testbed.wait_for_content_after(epoch_before);
+    testbed.wait_for_more_deliveries(DELIVERIES_AFTER_FAULT);
 }
 
 fn now_ns() -> u64 {

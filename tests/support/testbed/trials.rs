@@ -18,13 +18,13 @@ struct FaultTrial {
     before_ns: u64,
     /// From the fault until a sentinel noticed the death.
     sentinel_notice_ns: Option<u64>,
-    /// From there until the next leader was notified of it.
+    /// From the sentinel's notice until the next leader was notified of the death.
     notified_ns: Option<u64>,
-    /// From there (without a sentinel: from the fault) until the next leader knew that it leads.
+    /// From that notification (without a sentinel: from the fault) until the next leader was elected.
     elected_ns: Option<u64>,
-    /// From there to its first packet.
+    /// From the election to the first packet of the next leader.
     packet_ns: Option<u64>,
-    /// From there to the first new content.
+    /// From the first packet to the first new content.
     content_ns: u64,
     /// The longest stall of a core between the fault and the new content.
     stall_ns: u64,
@@ -48,7 +48,7 @@ pub struct FaultTrials {
     /// Faults during which a core stalled.
     stalled: usize,
     errors: DeliveryErrors,
-    /// Times that the publish intervals of two epochs overlapped.
+    /// How often the publish intervals of two epochs overlapped.
     overlaps: u64,
     /// Other violations that `mdgw ha verify` found.
     broken_promises: u64,
@@ -142,7 +142,7 @@ impl FaultTrials {
         format!("{} faults, {unprovoked_changes} unprovoked changes, {verdict}", self.injected_faults)
     }
 
-    /// Adds a day that broke off: the number of its faults so far, and the panic message.
+    /// Adds an aborted day: the number of its faults so far, and the panic message.
     pub fn record_aborted_day(&mut self, injected_faults: usize, why: String) {
         self.injected_faults += injected_faults;
         self.aborted_days.push(why);
@@ -223,7 +223,7 @@ impl FaultTrials {
             let _ = writeln!(text, "book warning: {book_warning}");
         }
         for why in &self.aborted_days {
-            let _ = writeln!(text, "a day broke off: {why}");
+            let _ = writeln!(text, "an aborted day: {why}");
         }
         text + &self.verdicts
     }

@@ -1,4 +1,4 @@
-//! Gateways, subscribers and the network between them, on one virtual clock.
+//! Simulates gateways, subscribers and the network between them on one virtual clock.
 
 use std::{collections::BTreeMap, fs::File, hash::Hasher as _, os::fd::OwnedFd, path::Path, rc::Rc, sync::Arc};
 
@@ -13,87 +13,86 @@ use mdgw_publog::WriterCounts;
 use tempfile::TempDir;
 
 use super::{
-    MS, NetworkConditions, Setup, Violation,
-    day::VenueScript,
-    elected::SimulatedElection,
+    MS, NetworkConditions, StreamSetup, Violation,
+    election::SimulatedElection,
     gateway::{self, Gateway, RunningGateway},
     subscriber::{self, Subscriber},
+    venue_script::VenueScript,
 };
 
-pub(super) struct World {
-    pub(super) setup: Setup,
+pub(super) struct StreamSimulation {
+    pub(super) setup: StreamSetup,
     pub(super) random: Random,
     pub(super) now_ns: u64,
-    /// By time, then by the order in which they were planned.
+    /// By time, then by the order in which the events were scheduled.
     events: BTreeMap<(u64, u64), Event>,
-    planned: u64,
+    scheduled: u64,
     day: Rc<VenueScript>,
-    pub(super) seats: Vec<GatewaySlot>,
+    pub(super) slots: Vec<GatewaySlot>,
     pub(super) subscribers: Vec<Subscriber>,
-    /// The election; `None`: one gateway leads at a time, and `faults.rs` chooses it.
+    /// The simulated election. `None`: `faults.rs` chooses one leader at a time.
     pub(super) election: Option<SimulatedElection>,
     pub(super) leader: Option<usize>,
     /// Counts the periods without a leader.
     pub(super) vacancies: u64,
     pub(super) epoch: Epoch,
-    /// The highest of which a packet was sent.
+    /// The highest epoch under which a packet was sent.
     pub(super) epoch_sent: Epoch,
-    /// Everything before it was put on the network.
+    /// Everything before this position was put on the network.
     pub(super) published: Option<StreamPosition>,
     pub(super) faults_stopped: bool,
-    /// The one gateway whose log maintenance may starve.
+    /// The only gateway whose log maintenance may be suspended, so that its log runs out of segments.
     pub(super) starved_gateway: usize,
-    turns: usize,
+    ticks: usize,
     pub(super) counts: Counts,
     _directory: TempDir,
 }
 
-/// A gateway's place in the world.
+/// One gateway, with the state that outlives its process.
 pub(super) struct GatewaySlot {
     pub(super) gateway: Gateway,
-    /// Counts its processes.
+    /// Counts the starts of the process.
     pub(super) incarnation: u32,
-    /// Its process is stopped.
+    /// The process is paused.
     pub(super) is_stopped: bool,
-    /// What came meanwhile.
+    /// Packets that arrived while the process was paused.
     pub(super) unread: Vec<Rc<[u8]>>,
-    /// It may stand for election.
+    /// The gateway may be elected.
     pub(super) is_eligible: bool,
-    /// No segment is made ahead until then.
+    /// Log maintenance prepares no segment before this time.
     pub(super) no_segments_until_ns: u64,
-    /// By its lease it may send until then.
+    /// End of the lease: the gateway may send before this time.
     pub(super) may_send_until_ns: u64,
 }
 
 pub(super) enum Event {
-    /// The venue has sent something, or the gateway has more of it to read.
+    /// The gateway reads what the venue has sent.
     Input {
         gateway: usize,
         incarnation: u32,
     },
-    /// Threads that look at the time.
-    Turn,
-    /// A packet.
-    Arrives {
-        at: Destination,
+    /// The timers of all threads.
+    Tick,
+    PacketArrives {
+        to: Destination,
         line: Line,
-        /// Which service sent it, where it came from one.
+        /// The retransmission service that sent the packet; 0 for a published packet.
         service: u8,
         bytes: Rc<[u8]>,
     },
-    /// The leader reports to a gateway how far it has published.
-    Confirmed {
+    /// The leader's report of its published position arrives at a gateway.
+    PositionReported {
         gateway: usize,
         position: StreamPosition,
     },
-    /// A question to a retransmission service.
-    Asked {
+    /// A subscriber's request arrives at a retransmission service.
+    RetransmissionRequested {
         gateway: usize,
         subscriber: usize,
         request: ServiceRequest,
     },
-    /// A gateway that has led hands over.
-    Ended {
+    /// The hand-over message of the previous leader arrives: where its output ended.
+    HandedOver {
         to: usize,
         epoch: Epoch,
         position: Option<StreamPosition>,
@@ -101,8 +100,8 @@ pub(super) enum Event {
     Elect {
         vacancy: u64,
     },
-    /// A lease may have run out.
-    Deadline {
+    /// A lease may have expired.
+    LeaseDeadline {
         gateway: usize,
     },
     Fault,
@@ -121,21 +120,27 @@ pub(super) enum Destination {
     Subscriber(usize),
 }
 
-/// What there was to see.
+/// Counts that show which cases a run has covered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) openings: u64,
     pub(super) catch_up_packets: u64,
-    pub(super) passed_over: u64,
+    pub(super) skipped_entries: u64,
+    /// Packets that a full socket refused.
     pub(super) refused: u64,
-    pub(super) private: u64,
-    pub(super) stale: u64,
+    /// Entries that were kept in private memory because the log had no segment.
+    pub(super) private_entries: u64,
+    /// Packets of an old epoch that arrived at a subscriber.
+    pub(super) stale_packets: u64,
+    /// Answers of retransmission services.
     pub(super) answers: u64,
+    /// Packets that the network dropped.
     pub(super) lost: u64,
-    pub(super) told: u64,
+    /// Items that subscribers had to receive.
+    pub(super) expected_items: u64,
 }
 
-/// How a run ended.
+/// The result of one run.
 pub(super) struct RunOutcome {
     pub(super) violation: Option<Violation>,
     pub(super) counts: Counts,
@@ -143,21 +148,26 @@ pub(super) struct RunOutcome {
     pub(super) digest: u64,
 }
 
-impl World {
-    pub(super) fn new(seed: u64, setup: Setup) -> Self {
+impl StreamSimulation {
+    pub(super) fn new(seed: u64, setup: StreamSetup) -> Self {
         let mut random = Random::new(seed);
         let day = Rc::new(VenueScript::new(&mut random));
         let directory = memory_temp_dir();
         let lines = 1 + random.below(2);
         let sockets: Vec<_> = (0..lines).map(|_| Arc::new(null_socket())).collect();
         let segment_bytes = [16 << 10, 64 << 10][usize::from(random.chance(0.5))];
-        let full = if random.chance(0.5) { 0.3 * random.unit() } else { 0.0 };
-        let seats = (0..setup.gateways).map(|number| {
+        let full_share = if random.chance(0.5) { 0.3 * random.unit() } else { 0.0 };
+        let slots = (0..setup.gateways).map(|number| {
             let node = node_of(number);
-            let of_gateway =
-                gateway::GatewaySetup { node, sockets: sockets.clone(), segment_bytes, full, doubts: setup.doubts };
+            let gateway_setup = gateway::GatewaySetup {
+                node,
+                sockets: sockets.clone(),
+                segment_bytes,
+                full_share,
+                rejects_beyond_input: setup.rejects_beyond_input,
+            };
             let random = Random::new(random.next_u64());
-            let gateway = Gateway::new(of_gateway, directory.path().join(number.to_string()), &day, random);
+            let gateway = Gateway::new(gateway_setup, directory.path().join(number.to_string()), &day, random);
             let (is_stopped, unread) = (false, Vec::new());
             GatewaySlot {
                 gateway,
@@ -169,9 +179,9 @@ impl World {
                 may_send_until_ns: 0,
             }
         });
-        let seats: Vec<_> = seats.collect();
+        let slots: Vec<_> = slots.collect();
         let services = (setup.network == NetworkConditions::Lossy).then_some(setup.gateways);
-        let of_subscriber = subscriber::SubscriberSetup {
+        let subscriber_setup = subscriber::SubscriberSetup {
             lines: u8::try_from(lines).expect("few lines"),
             services,
             checks_epochs: setup.checks_epochs,
@@ -179,15 +189,15 @@ impl World {
         };
         let starved_gateway = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
         let random_seed = random.next_u64();
-        let mut world = Self {
+        let mut simulation = Self {
             setup,
             random,
             now_ns: 0,
             events: BTreeMap::new(),
-            planned: 0,
-            subscribers: (0..SUBSCRIBERS).map(|_| Subscriber::new(&day, of_subscriber)).collect(),
+            scheduled: 0,
+            subscribers: (0..SUBSCRIBERS).map(|_| Subscriber::new(&day, subscriber_setup)).collect(),
             day,
-            seats,
+            slots,
             election: setup.uses_election.then(|| SimulatedElection::new(random_seed, setup.gateways)),
             leader: None,
             vacancies: 0,
@@ -196,22 +206,22 @@ impl World {
             published: None,
             faults_stopped: false,
             starved_gateway,
-            turns: 0,
+            ticks: 0,
             counts: Counts::default(),
             _directory: directory,
         };
-        if world.election.is_none() {
+        if simulation.election.is_none() {
             for gateway in 0..setup.gateways {
-                world.start(gateway);
+                simulation.start(gateway);
             }
-            world.open(0);
+            simulation.open(0);
         }
-        world.after(0, Event::Turn);
-        world.after(30 * MS, Event::Fault);
-        world
+        simulation.after(0, Event::Tick);
+        simulation.after(30 * MS, Event::Fault);
+        simulation
     }
 
-    /// Runs the whole day, until all subscribers got all of it.
+    /// Runs the whole day, until each subscriber has received everything.
     pub(super) fn run(mut self) -> RunOutcome {
         let end_ns = self.day.end_ns();
         let mut violation = None;
@@ -230,50 +240,54 @@ impl World {
             self.handle_event(event);
         }
         let missing = self.subscribers.iter().find_map(Subscriber::missing);
-        let log_violation = self.seats.iter().find_map(|slot| slot.gateway.check_log());
-        for slot in &self.seats {
+        let log_violation = self.slots.iter().find_map(|slot| slot.gateway.check_log());
+        for slot in &self.slots {
             if let Some(counts) = slot.gateway.run.as_ref().map(RunningGateway::counts) {
                 self.counts.add(counts);
             }
         }
-        self.counts.stale = self.subscribers.iter().map(|subscriber| subscriber.stale).sum();
-        self.counts.told = (self.subscribers.len() * self.day.told().len()) as u64;
+        self.counts.stale_packets = self.subscribers.iter().map(|subscriber| subscriber.stale_packets).sum();
+        self.counts.expected_items = (self.subscribers.len() * self.day.expected_items().len()) as u64;
         let digests = self.subscribers.iter().map(|subscriber| subscriber.digest().finish());
         let digest = digests.fold(self.now_ns, |all, digest| all.rotate_left(7) ^ digest);
         RunOutcome { violation: violation.or(missing).or(log_violation), counts: self.counts, digest }
     }
 
     pub(super) fn after(&mut self, delay_ns: u64, event: Event) {
-        self.planned += 1;
-        self.events.insert((self.now_ns + delay_ns, self.planned), event);
+        self.scheduled += 1;
+        self.events.insert((self.now_ns + delay_ns, self.scheduled), event);
     }
 
     fn handle_event(&mut self, event: Event) {
         match event {
             Event::Input { gateway, incarnation } => self.input(gateway, incarnation),
-            Event::Turn => self.turn(),
-            Event::Arrives { at: Destination::Subscriber(number), line, service, bytes } => {
-                self.subscribers[number].hear(line, service, &bytes, self.now_ns);
+            Event::Tick => self.tick(),
+            Event::PacketArrives { to: Destination::Subscriber(number), line, service, bytes } => {
+                self.subscribers[number].receive(line, service, &bytes, self.now_ns);
             }
-            Event::Arrives { at: Destination::Gateway(number), bytes, .. } => self.hear(number, bytes),
-            Event::Confirmed { gateway, position } => {
+            Event::PacketArrives { to: Destination::Gateway(number), bytes, .. } => {
+                self.receive_at_gateway(number, bytes)
+            }
+            Event::PositionReported { gateway, position } => {
                 if let Some(run) = self.running_gateway(gateway) {
-                    run.standby.set_confirmed(position);
+                    run.standby.set_reported_position(position);
                 }
             }
-            Event::Asked { gateway, subscriber, request } => self.answer(gateway, subscriber, &request),
-            Event::Ended { to, epoch, position } => self.take_over(to, epoch, position),
+            Event::RetransmissionRequested { gateway, subscriber, request } => {
+                self.answer(gateway, subscriber, &request)
+            }
+            Event::HandedOver { to, epoch, position } => self.take_over(to, epoch, position),
             Event::Elect { vacancy } => self.elect(vacancy),
-            Event::Deadline { gateway } => self.expire_fence(gateway),
+            Event::LeaseDeadline { gateway } => self.expire_fence(gateway),
             Event::Fault => self.fault(),
             Event::Continue { gateway, incarnation } => self.resume(gateway, incarnation),
             Event::Start { gateway } => self.start(gateway),
         }
     }
 
-    /// A gateway's process, unless it is stopped.
+    /// The process of a gateway, unless it is down or paused.
     pub(super) fn running_gateway(&mut self, gateway: usize) -> Option<&mut RunningGateway> {
-        let GatewaySlot { gateway, is_stopped, .. } = &mut self.seats[gateway];
+        let GatewaySlot { gateway, is_stopped, .. } = &mut self.slots[gateway];
         gateway.run.as_mut().filter(|_| !*is_stopped)
     }
 
@@ -282,7 +296,7 @@ impl World {
     fn input(&mut self, gateway: usize, incarnation: u32) {
         let again = Event::Input { gateway, incarnation };
         let now_ns = self.now_ns;
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         if slot.incarnation != incarnation {
             return;
         }
@@ -304,12 +318,12 @@ impl World {
         self.after(if is_caught_up { next_ns - now_ns + lag_ns } else { 20_000 + lag_ns / 2 }, again);
     }
 
-    fn turn(&mut self) {
+    fn tick(&mut self) {
         let now_ns = self.now_ns;
-        self.turns += 1;
-        for gateway in 0..self.seats.len() {
-            let is_starving = now_ns < self.seats[gateway].no_segments_until_ns;
-            let is_heartbeat_due = self.turns % HEARTBEAT_TURNS == gateway;
+        self.ticks += 1;
+        for gateway in 0..self.slots.len() {
+            let is_starving = now_ns < self.slots[gateway].no_segments_until_ns;
+            let is_heartbeat_due = self.ticks % HEARTBEAT_TICKS == gateway;
             let Some(run) = self.running_gateway(gateway) else { continue };
             if !is_starving {
                 run.run_maintenance(now_ns);
@@ -317,42 +331,43 @@ impl World {
             run.standby.follow(MonoNs(now_ns));
             run.standby.publish_watermark(MonoNs(now_ns));
             run.on_deadline(is_heartbeat_due);
-            let (is_caught_up, heard) = (run.is_caught_up(now_ns), run.standby.heard());
-            // Who comes back stands when it is level. If nobody has led since, it takes what its last process has logged for
-            // sent, so without services it must have heard who does.
-            let may_ask = self.setup.network == NetworkConditions::Lossy;
-            self.seats[gateway].is_eligible |= is_caught_up && (may_ask || heard == Some(self.epoch));
+            let (is_caught_up, leader_epoch) = (run.is_caught_up(now_ns), run.standby.leader_epoch());
+            // A restarted gateway becomes eligible when it has caught up. If no gateway has led since its restart, its
+            // publisher assumes that everything in the log was sent. Subscribers without retransmission services would miss
+            // what was not sent, so there the gateway must have received the present leader first.
+            let has_services = self.setup.network == NetworkConditions::Lossy;
+            self.slots[gateway].is_eligible |= is_caught_up && (has_services || leader_epoch == Some(self.epoch));
             self.forward_sent(gateway);
         }
-        if self.turns.is_multiple_of(HEARTBEAT_TURNS) {
+        if self.ticks.is_multiple_of(HEARTBEAT_TICKS) {
             self.report_published();
         }
         for subscriber in 0..self.subscribers.len() {
-            for (gateway, request) in self.subscribers[subscriber].look(now_ns) {
+            for (gateway, request) in self.subscribers[subscriber].poll_requests(now_ns) {
                 let delay_ns = self.delay_ns();
                 if !self.is_lost() {
-                    self.after(delay_ns, Event::Asked { gateway, subscriber, request });
+                    self.after(delay_ns, Event::RetransmissionRequested { gateway, subscriber, request });
                 }
             }
         }
-        self.after(TURN_NS, Event::Turn);
+        self.after(TICK_NS, Event::Tick);
     }
 
-    /// The leader reports to the others how far it has published.
+    /// The leader sends its published position to the other gateways.
     fn report_published(&mut self) {
         let Some(leader) = self.leader else { return };
         let Some(position) = self.running_gateway(leader).and_then(RunningGateway::sent_position) else { return };
-        for gateway in (0..self.seats.len()).filter(|other| *other != leader) {
+        for gateway in (0..self.slots.len()).filter(|other| *other != leader) {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
-                self.after(delay_ns, Event::Confirmed { gateway, position });
+                self.after(delay_ns, Event::PositionReported { gateway, position });
             }
         }
     }
 
-    pub(super) fn hear(&mut self, gateway: usize, bytes: Rc<[u8]>) {
+    pub(super) fn receive_at_gateway(&mut self, gateway: usize, bytes: Rc<[u8]>) {
         let now = MonoNs(self.now_ns);
-        let slot = &mut self.seats[gateway];
+        let slot = &mut self.slots[gateway];
         if slot.is_stopped {
             slot.unread.push(bytes);
         } else if let Some(run) = &mut slot.gateway.run {
@@ -367,22 +382,22 @@ impl Counts {
     pub(super) fn add(&mut self, (publisher, writer): (PublishCounts, WriterCounts)) {
         self.openings += publisher.openings;
         self.catch_up_packets += publisher.catch_up_packets;
-        self.passed_over += publisher.skipped_entries;
+        self.skipped_entries += publisher.skipped_entries;
         self.refused += publisher.refused;
-        self.private += writer.entries_private;
+        self.private_entries += writer.entries_private;
     }
 
     pub(super) fn sum(self, other: Self) -> Self {
         Self {
             openings: self.openings + other.openings,
             catch_up_packets: self.catch_up_packets + other.catch_up_packets,
-            passed_over: self.passed_over + other.passed_over,
+            skipped_entries: self.skipped_entries + other.skipped_entries,
             refused: self.refused + other.refused,
-            private: self.private + other.private,
-            stale: self.stale + other.stale,
+            private_entries: self.private_entries + other.private_entries,
+            stale_packets: self.stale_packets + other.stale_packets,
             answers: self.answers + other.answers,
             lost: self.lost + other.lost,
-            told: self.told + other.told,
+            expected_items: self.expected_items + other.expected_items,
         }
     }
 }
@@ -391,20 +406,20 @@ pub(super) fn node_of(gateway: usize) -> u8 {
     u8::try_from(gateway + 1).expect("few gateways")
 }
 
-/// Where nothing waits for a disk, if there is such a place.
+/// A temporary directory in memory where possible, so that no write waits for a disk.
 fn memory_temp_dir() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     made.expect("a directory")
 }
 
-/// Stands for a socket.
+/// A file descriptor in place of a socket. Nothing is sent through it.
 fn null_socket() -> OwnedFd {
     File::open("/dev/null").expect("nothing").into()
 }
 
 const SUBSCRIBERS: usize = 2;
-const TURN_NS: u64 = MS / 2;
-const HEARTBEAT_TURNS: usize = 8;
-/// This long after the last step, all subscribers have all of it, ns.
+const TICK_NS: u64 = MS / 2;
+const HEARTBEAT_TICKS: usize = 8;
+/// Within this time after the last step, each subscriber must have received everything, ns.
 const RECOVERY_NS: u64 = 400 * MS;

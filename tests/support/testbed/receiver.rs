@@ -38,7 +38,7 @@ use crate::{
     pair::GROUP,
 };
 
-/// One thing that was delivered.
+/// One delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
     /// Kernel receive time of its datagram, ns since 1970 UTC.
@@ -49,7 +49,7 @@ pub struct Delivered {
     pub item: DeliveredItem,
 }
 
-/// What was delivered.
+/// The delivered item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveredItem {
     /// A message's records.
@@ -105,7 +105,7 @@ impl Receiver {
     /// `publishers` send.
     ///
     /// # Panics
-    /// When it can't.
+    /// When a socket or the capture can't be opened.
     #[must_use]
     pub fn start(
         host: &Host,
@@ -164,7 +164,7 @@ impl Receiver {
         Self { capture: capture.to_owned(), received, stop, thread: Some(thread) }
     }
 
-    /// How many things were delivered, and under which epoch the last of them.
+    /// Number of deliveries, and the epoch of the last delivery.
     #[must_use]
     pub fn progress(&self) -> (usize, Epoch) {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);

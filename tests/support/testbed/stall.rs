@@ -45,10 +45,10 @@ impl StallMonitor {
         let watch = |core: usize| {
             let (stalls, stop) = (Arc::clone(&stalls), Arc::clone(&stop));
             std::thread::spawn(move || {
-                let mut this_core = CpuSet::new();
-                this_core.set(core);
+                let mut cpu_set = CpuSet::new();
+                cpu_set.set(core);
                 // Without the permission to pin itself the thread watches whichever core it runs on.
-                let _pinned = sched_setaffinity(None, &this_core);
+                let _pinned = sched_setaffinity(None, &cpu_set);
                 while !stop.load(Ordering::Relaxed) {
                     let before = mono_now();
                     std::thread::sleep(PERIOD);

@@ -1,5 +1,5 @@
-//! The kernel's side of a gateway's output: accepts all packets or some. Here a process can be paused between the fence
-//! check and the send.
+//! The simulated kernel side of a gateway's output. It accepts all packets of a batch, or only the first ones, as a full
+//! socket does. It can also pause the process between the fence check and the send.
 
 use std::{
     io,
@@ -15,26 +15,26 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
-/// One packet on its way, by its line.
+/// The output line of a packet, and its bytes.
 pub(super) type SentPacket = (Line, Vec<u8>);
 
-/// Hands nothing to the kernel, and reports that.
-pub(super) struct Wire {
+/// Collects sent packets instead of handing them to the kernel.
+pub(super) struct SimulatedThreadIo {
     sockets: Vec<Arc<OwnedFd>>,
     random: Random,
-    /// Share of the hand-overs that find a socket full.
-    pub(super) full: f64,
-    /// The next hand-over is where the process is stopped.
-    pub(super) stops: bool,
-    /// What was taken, until it is put on the network.
+    /// Share of send calls that find a socket full.
+    pub(super) full_share: f64,
+    /// The next send call pauses the process.
+    pub(super) pauses_at_next_send: bool,
+    /// Accepted packets that are not on the network yet.
     pub(super) sent: Vec<SentPacket>,
-    /// What was about to be taken when the process was stopped.
-    pub(super) parked: Option<Vec<SentPacket>>,
+    /// The batch whose send call was interrupted by the pause. The fence check had passed.
+    pub(super) held_at_send: Option<Vec<SentPacket>>,
 }
 
-impl Wire {
-    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, random: Random, full: f64) -> Self {
-        Self { sockets, random, full, stops: false, sent: Vec::new(), parked: None }
+impl SimulatedThreadIo {
+    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, random: Random, full_share: f64) -> Self {
+        Self { sockets, random, full_share, pauses_at_next_send: false, sent: Vec::new(), held_at_send: None }
     }
 
     fn line_of(&self, socket: RawFd) -> Line {
@@ -43,7 +43,7 @@ impl Wire {
     }
 }
 
-impl ThreadIo for Wire {
+impl ThreadIo for SimulatedThreadIo {
     fn wait(&mut self, _: Wait, _: usize, _: &mut Vec<Event>) -> io::Result<()> {
         Ok(())
     }
@@ -59,17 +59,17 @@ impl ThreadIo for Wire {
     fn take_provided(&mut self, _: Handle, _: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
-        if self.parked.is_some() {
+        if self.held_at_send.is_some() {
             return Ok(0);
         }
         let len = packets.len();
-        let is_full = self.random.chance(self.full);
+        let is_full = self.random.chance(self.full_share);
         let count = if is_full { usize::try_from(self.random.below(len as u64)).expect("a batch") } else { len };
         let taken = packets.packets().take(count);
         let taken = taken.map(|(socket, header, body)| (self.line_of(socket), [&header[..], body].concat()));
         let taken: Vec<_> = taken.collect();
-        if std::mem::take(&mut self.stops) {
-            self.parked = Some(taken);
+        if std::mem::take(&mut self.pauses_at_next_send) {
+            self.held_at_send = Some(taken);
         } else {
             self.sent.extend(taken);
         }

@@ -107,10 +107,10 @@ impl Drop for SlownessMonitor {
 
 /// Runs the probe periodically: writes to each of [`PAGES`] pages, and one byte through a pipe.
 fn probe(core: usize, samples: &SlownessSamples, stop: &AtomicBool) {
-    let mut this_core = CpuSet::new();
-    this_core.set(core);
-    // Without these permissions a probe also waits for other threads, and its duration says less.
-    let _pinned = sched_setaffinity(None, &this_core);
+    let mut cpu_set = CpuSet::new();
+    cpu_set.set(core);
+    // Without these permissions a probe also waits for other threads, and its duration is less meaningful.
+    let _pinned = sched_setaffinity(None, &cpu_set);
     let _realtime = set_fifo(1);
     let mut pages = vec![0_u8; PAGES * PAGE_BYTES];
     let Ok((mut from, mut to)) = std::io::pipe() else { return };

@@ -1,4 +1,4 @@
-//! Leadership by the election over a register: its simulation, in the same time as this one.
+//! Runs the simulated election over a register (`../lease.rs`) in the same simulated time as the stream.
 
 use std::collections::BTreeMap;
 
@@ -7,108 +7,109 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{
     CHANNEL, MS, Violation,
+    simulation::{Event, StreamSimulation},
     subscriber::Subscriber,
-    world::{Event, World},
 };
-use crate::lease::{self, faults::FaultConfig, world::GatewayEvent};
+use crate::lease::{self, cluster::GatewayEvent, faults::FaultConfig};
 
-/// Lease, store and what goes wrong between gateways.
+/// The election of the simulated gateways, with its own faults.
 pub(super) struct SimulatedElection {
-    world: lease::world::World,
-    /// What it knows of each gateway.
-    told: Vec<ReportedState>,
+    cluster: lease::cluster::LeaseCluster,
+    /// What was last reported to the election about each gateway.
+    reported: Vec<ReportedState>,
     has_faults: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct ReportedState {
-    heard: Epoch,
+    observed_epoch: Epoch,
     is_eligible: bool,
 }
 
 impl SimulatedElection {
     pub(super) fn new(seed: u64, gateways: usize) -> Self {
-        let setup = lease::world::LeaseSetup {
+        let setup = lease::cluster::LeaseSetup {
             gateways: u8::try_from(gateways).expect("few gateways"),
             timing: LeaseTiming::from_ms(10, 2, 2),
-            // Not before subscribers have heard something: what was said before that they may never hear of.
+            // `start_faults` begins the faults once each subscriber has received something. Messages that were published
+            // before a subscriber's first packet may never reach that subscriber.
             faults: FaultConfig {
                 fault_interval_ns: 0,
                 lasts_ns: 15 * MS,
                 long_delay_ns: 20 * MS,
                 ..FaultConfig::STORM
             },
-            // By their own ears.
+            // The simulated standbys observe epochs themselves.
             observes_epochs: false,
             joins: true,
             ..lease::PAIR
         };
         Self {
-            world: lease::world::World::new(seed, setup),
-            told: vec![ReportedState::default(); gateways],
+            cluster: lease::cluster::LeaseCluster::new(seed, setup),
+            reported: vec![ReportedState::default(); gateways],
             has_faults: false,
         }
     }
 
     pub(super) fn violation(&self) -> Option<Violation> {
-        self.world.violation.clone().map(Violation::SimulatedElection)
+        self.cluster.violation.clone().map(Violation::Election)
     }
 }
 
-impl World {
-    /// The election goes on until then, and what comes of it happens here.
+impl StreamSimulation {
+    /// Runs the election until `until_ns` and applies its events to the gateways.
     pub(super) fn elect_until(&mut self, until_ns: u64) {
         let Some(mut election) = self.election.take() else { return };
         if !election.has_faults && self.subscribers.iter().all(Subscriber::has_received) {
             election.has_faults = true;
-            election.world.start_faults(FAULT_NS);
+            election.cluster.start_faults(FAULT_NS);
         }
         self.report_to_election(&mut election);
-        while election.world.step_until(until_ns) {
-            self.now_ns = election.world.now_ns();
+        while election.cluster.step_until(until_ns) {
+            self.now_ns = election.cluster.now_ns();
             self.apply_gateway_events(&mut election);
             self.report_to_election(&mut election);
         }
         self.election = Some(election);
     }
 
-    /// Nothing fails any more.
+    /// Ends all faults.
     pub(super) fn stop_faults(&mut self) {
         self.faults_stopped = true;
         let Some(mut election) = self.election.take() else { return };
-        election.world.stop_faults();
+        election.cluster.stop_faults();
         self.apply_gateway_events(&mut election);
         self.election = Some(election);
     }
 
-    /// The epochs that gateways have observed, and whether they have caught up.
+    /// Reports to the election which epochs the gateways have observed, and which gateways are eligible.
     fn report_to_election(&self, election: &mut SimulatedElection) {
-        for (gateway, slot) in self.seats.iter().enumerate() {
+        for (gateway, slot) in self.slots.iter().enumerate() {
             let Some(run) = slot.gateway.run.as_ref().filter(|_| !slot.is_stopped) else { continue };
-            let heard = run.standby.epochs.highest_observed().unwrap_or_default();
-            let known = &mut election.told[gateway];
-            if heard > known.heard {
-                known.heard = heard;
-                election.world.observe_epoch(gateway, heard);
+            let observed_epoch = run.standby.epochs.highest_observed().unwrap_or_default();
+            let known = &mut election.reported[gateway];
+            if observed_epoch > known.observed_epoch {
+                known.observed_epoch = observed_epoch;
+                election.cluster.observe_epoch(gateway, observed_epoch);
             }
             if slot.is_eligible && !std::mem::replace(&mut known.is_eligible, true) {
-                election.world.set_eligible(gateway);
+                election.cluster.set_eligible(gateway);
             }
         }
     }
 
     fn apply_gateway_events(&mut self, election: &mut SimulatedElection) {
-        while let Some((gateway, news)) = election.world.news.pop_front() {
-            match news {
+        while let Some((gateway, gateway_event)) = election.cluster.gateway_events.pop_front() {
+            match gateway_event {
                 GatewayEvent::Started => self.start(gateway),
                 GatewayEvent::Killed => {
                     self.end_process(gateway);
                     self.clear_leadership(gateway);
-                    election.told[gateway] = ReportedState::default();
+                    election.reported[gateway] = ReportedState::default();
                 }
                 GatewayEvent::Stopped => self.stop_at_send(gateway),
                 GatewayEvent::Resumed => {
-                    let incarnation = self.seats[gateway].incarnation;
+                    let incarnation = self.slots[gateway].incarnation;
                     self.resume(gateway, incarnation);
                 }
                 GatewayEvent::Open { epoch, until_ns } => self.set_open_until(gateway, epoch, until_ns),
@@ -126,7 +127,7 @@ impl World {
                     self.forward_sent(gateway);
                     let positions: BTreeMap<_, _> =
                         position.map(|position| (CHANNEL.0, position)).into_iter().collect();
-                    election.world.set_final_positions(gateway, positions);
+                    election.cluster.set_final_positions(gateway, positions);
                 }
                 GatewayEvent::PeerOutputEnded { epoch, positions } => {
                     if let (Some(run), Some(position)) = (self.running_gateway(gateway), positions.get(&CHANNEL.0)) {
@@ -137,24 +138,24 @@ impl World {
         }
     }
 
-    /// Where it checks the fence for a heartbeat, if for nothing else.
+    /// Pauses the process between the fence check and the send. A heartbeat ensures that there is a send.
     fn stop_at_send(&mut self, gateway: usize) {
         let Some(run) = self.running_gateway(gateway) else { return };
-        run.wire.stops = true;
+        run.thread_io.pauses_at_next_send = true;
         run.on_deadline(true);
-        run.wire.stops = false;
-        self.seats[gateway].is_stopped = true;
+        run.thread_io.pauses_at_next_send = false;
+        self.slots[gateway].is_stopped = true;
         self.forward_sent(gateway);
     }
 
     fn set_open_until(&mut self, gateway: usize, epoch: Epoch, until_ns: u64) {
-        self.seats[gateway].may_send_until_ns = until_ns;
-        self.after(until_ns - self.now_ns, Event::Deadline { gateway });
+        self.slots[gateway].may_send_until_ns = until_ns;
+        self.after(until_ns - self.now_ns, Event::LeaseDeadline { gateway });
         let starts_at_received = self.setup.starts_at_received;
         let is_new = epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         self.leader = Some(gateway);
-        let run = self.running_gateway(gateway).expect("a renewing gateway is awake");
+        let run = self.running_gateway(gateway).expect("a gateway that renews is running");
         if is_new && !starts_at_received {
             run.assume_all_received(epoch);
         }
@@ -163,15 +164,15 @@ impl World {
     }
 
     fn clear_leadership(&mut self, gateway: usize) {
-        self.seats[gateway].may_send_until_ns = 0;
+        self.slots[gateway].may_send_until_ns = 0;
         if self.leader == Some(gateway) {
             self.leader = None;
         }
     }
 
-    /// Nobody acts: the fence is closed by itself.
+    /// Closes the fence of a gateway whose lease has expired.
     pub(super) fn expire_fence(&self, gateway: usize) {
-        let slot = &self.seats[gateway];
+        let slot = &self.slots[gateway];
         if let Some(run) = &slot.gateway.run
             && slot.may_send_until_ns <= self.now_ns
         {
@@ -180,5 +181,5 @@ impl World {
     }
 }
 
-/// Mean time between two faults.
+/// Mean time between two faults, ns.
 const FAULT_NS: u64 = 6 * MS;

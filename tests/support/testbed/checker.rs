@@ -30,9 +30,9 @@ use super::{
 use crate::{
     captures::print_to_stderr,
     feeds::SESSION,
+    gateway_fixture::text,
     pair::CHANNEL,
     process::{self, ExitedProcess},
-    site::text,
     trading_day::DATE,
 };
 
@@ -587,7 +587,7 @@ fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
-/// Whether the line says that the two gateways of a pair decode the same input differently.
+/// Whether the log line reports that the two gateways of a pair decode the same input differently.
 fn is_book_warning(line: &str) -> bool {
     ["gateways-differ", "inconsistent with the book", "its messages differ from the peer's"]
         .iter()

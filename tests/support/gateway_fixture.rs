@@ -1,4 +1,4 @@
-//! One gateway's environment on loopback: unused addresses, its own directory, its configuration.
+//! The environment of one gateway on loopback: unused addresses, a directory of its own, a configuration.
 
 use std::{
     fmt::Write as _,
@@ -16,8 +16,8 @@ use crate::process::{self, MdgwProcess, TEST_TIMEOUT};
 
 /// Addresses and directory of one gateway. Dropping it removes the directory.
 #[derive(Debug)]
-pub struct Site {
-    folder: TempDir,
+pub struct GatewayFixture {
+    directory: TempDir,
     /// The venue's lines.
     pub lines: [SocketAddrV4; 2],
     /// The published group.
@@ -32,9 +32,9 @@ pub struct Site {
     _reserved: Vec<UdpSocket>,
 }
 
-/// The keys of a configuration beyond its addresses.
+/// The keys of a gateway configuration besides its addresses.
 #[derive(Clone, Debug)]
-pub struct SiteConfig {
+pub struct GatewayOptions {
     /// Name of the feed.
     pub feed: &'static str,
     /// Threads of the pool.
@@ -59,7 +59,7 @@ pub struct SiteConfig {
     pub latency: &'static str,
 }
 
-impl SiteConfig {
+impl GatewayOptions {
     /// A Nasdaq channel with a request server.
     #[must_use]
     pub fn itch() -> Self {
@@ -92,18 +92,18 @@ impl SiteConfig {
     }
 }
 
-impl Site {
-    /// A site on unused addresses.
+impl GatewayFixture {
+    /// Reserves unused addresses and creates the directory.
     ///
     /// # Panics
-    /// When the machine has none left, or no temporary directory.
+    /// When no address is free, or no temporary directory can be created.
     #[must_use]
     pub fn new() -> Self {
-        let reserved: Vec<_> = (0..3).map(|_| free()).collect();
+        let reserved: Vec<_> = (0..3).map(|_| bind_free_port()).collect();
         let [a, b, output] = [0, 1, 2].map(|number| group(port(&reserved[number])));
         let [requests, retransmission] = [free_address(), free_address()];
         Self {
-            folder: tempfile::tempdir().expect("a temporary directory"),
+            directory: tempfile::tempdir().expect("a temporary directory"),
             lines: [a, b],
             output,
             requests,
@@ -113,38 +113,38 @@ impl Site {
         }
     }
 
-    /// The same site with that node id.
+    /// A new fixture for a gateway with that node id.
     #[must_use]
-    pub fn numbered(node: u8) -> Self {
+    pub fn with_node(node: u8) -> Self {
         Self { node, ..Self::new() }
     }
 
-    /// The site of another gateway that publishes to the same group and has its own lines.
+    /// The fixture of another gateway that publishes to the same group and has its own lines.
     #[must_use]
     pub fn peer(&self, node: u8) -> Self {
         Self { output: self.output, node, ..Self::new() }
     }
 
-    /// The site of another gateway that publishes to the same group, from the same lines.
+    /// The fixture of another gateway that publishes to the same group, from the same lines.
     #[must_use]
     pub fn peer_on_same_lines(&self, node: u8) -> Self {
         Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
-    /// Path of that file or directory of the site.
+    /// Path of that file or directory of the fixture.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// The configuration's text.
     #[must_use]
-    pub fn config_text(&self, wanted: &SiteConfig) -> String {
-        let SiteConfig { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
-        let SiteConfig { segment_bytes, retention_bytes, output, latency, .. } = wanted;
-        let folder = self.folder.path().display();
+    pub fn config_text(&self, options: &GatewayOptions) -> String {
+        let GatewayOptions { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = options;
+        let GatewayOptions { segment_bytes, retention_bytes, output, latency, .. } = options;
+        let directory = self.directory.path().display();
         let mut text = format!(
-            "[gateway]\nnode = {}\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
+            "[gateway]\nnode = {}\nstate_file = \"{directory}/state.json\"\nlog_dir = \"{directory}/log\"\n\
              segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
              [[pool]]\nname = \"main\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n",
@@ -158,7 +158,8 @@ impl Site {
             );
         }
         if *has_recovery {
-            // Answers are lost in some tests, and threads wait long for a core on a crowded machine: no hole is given up by chance.
+            // Some tests lose answers, and threads wait long for a core on a crowded machine. With 20 attempts no gap is
+            // declared by chance.
             let _ = writeln!(text, "[channel.recovery]\nserver = \"{}\"\nattempts_max = 20\n", self.requests);
         }
         let _ = write!(
@@ -166,7 +167,7 @@ impl Site {
             "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
              [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
-             [latency]\ndirectory = \"{folder}/latency\"\n{latency}\n[log]\nlevel = \"info\"\n",
+             [latency]\ndirectory = \"{directory}/latency\"\n{latency}\n[log]\nlevel = \"info\"\n",
             self.output, self.retransmission
         );
         text
@@ -177,9 +178,9 @@ impl Site {
     /// # Panics
     /// When it can't be written.
     #[must_use]
-    pub fn config(&self, wanted: &SiteConfig) -> PathBuf {
+    pub fn config(&self, options: &GatewayOptions) -> PathBuf {
         let path = self.path("gateway.toml");
-        fs::write(&path, self.config_text(wanted)).expect("the configuration can be written");
+        fs::write(&path, self.config_text(options)).expect("the configuration can be written");
         path
     }
 
@@ -188,22 +189,22 @@ impl Site {
     /// # Panics
     /// When it doesn't start.
     #[must_use]
-    pub fn gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
-        let gateway = self.start_gateway(wanted, arguments);
+    pub fn gateway(&self, options: &GatewayOptions, arguments: &[&str]) -> MdgwProcess {
+        let gateway = self.start_gateway(options, arguments);
         gateway.wait_for_stderr("gateway running");
         gateway
     }
 
-    /// Starts the gateway with a control socket and intervals of latency of a tenth of a second, and waits until it runs and
-    /// listens on the socket.
+    /// Starts the gateway with a control socket and latency intervals of 100 ms. Waits until it runs and listens on the
+    /// socket. Returns the socket's path.
     ///
     /// # Panics
     /// When it doesn't.
     #[must_use]
-    pub fn controlled_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> (MdgwProcess, PathBuf) {
+    pub fn controlled_gateway(&self, options: &GatewayOptions, arguments: &[&str]) -> (MdgwProcess, PathBuf) {
         let socket = self.path("run/control");
         let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
-        let config = self.config_text(wanted).replacen("[gateway]", &keys, 1);
+        let config = self.config_text(options).replacen("[gateway]", &keys, 1);
         let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
         let path = self.path("with_control.toml");
         fs::write(&path, config).expect("a configuration can be written");
@@ -217,8 +218,8 @@ impl Site {
 
     /// Starts the gateway.
     #[must_use]
-    pub fn start_gateway(&self, wanted: &SiteConfig, arguments: &[&str]) -> MdgwProcess {
-        let config = self.config(wanted);
+    pub fn start_gateway(&self, options: &GatewayOptions, arguments: &[&str]) -> MdgwProcess {
+        let config = self.config(options);
         process::start([text(&config)].into_iter().chain(arguments.iter().copied()).fold(vec!["run"], with))
     }
 
@@ -250,7 +251,7 @@ impl Site {
     }
 }
 
-impl Default for Site {
+impl Default for GatewayFixture {
     fn default() -> Self {
         Self::new()
     }
@@ -262,7 +263,7 @@ impl Default for Site {
 /// When it can't be written.
 pub fn write_key(path: &Path) {
     fs::write(path, "5a".repeat(32)).expect("the key can be written");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the key is one's own");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 }
 
 /// A path as an argument.
@@ -320,11 +321,11 @@ pub fn free_address() -> SocketAddrV4 {
     panic!("all of {PORT_COUNT} ports are in use");
 }
 
-/// Below those that the kernel gives away by itself.
+/// Below the kernel's ephemeral port range.
 const PORT_MIN: u16 = 12_000;
 const PORT_COUNT: u16 = 20_000;
 
-fn free() -> UdpSocket {
+fn bind_free_port() -> UdpSocket {
     UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on loopback")
 }
 

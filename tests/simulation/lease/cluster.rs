@@ -1,4 +1,5 @@
-//! Gateways, their clocks and hot threads, and the network between them, on one thread, from one seed.
+//! Simulates gateways with their clocks and hot threads, the store, and the network between them, on one thread. The seed
+//! determines the run.
 
 use std::{
     cmp::Ordering,
@@ -22,7 +23,7 @@ use mdgw_sys::fence::Fence;
 
 use super::{faults::FaultConfig, receiver::EpochReceiver, store::SimulatedStore};
 
-/// What a world is made of.
+/// Parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseSetup {
     pub(crate) gateways: u8,
@@ -31,30 +32,30 @@ pub(crate) struct LeaseSetup {
     pub(crate) safeguards: LeaseSafeguards,
     /// The store compares the version that a swap expects.
     pub(crate) version_check: bool,
-    /// Gateways know the epochs that were published, from the wire and from their logs.
+    /// Gateways observe the published epochs, from the network and from their logs.
     pub(crate) observes_epochs: bool,
-    /// Packets carry their epoch, so that receivers can drop old ones.
+    /// Packets carry their epoch, so that receivers can drop packets of old epochs.
     pub(crate) receivers_check_epochs: bool,
-    /// Gateways read how their clocks are slewed.
+    /// Gateways read the slew of their clocks.
     pub(crate) clock_rates_read: bool,
-    /// A started gateway is joining, until [`World::set_eligible`].
+    /// A started gateway is joining until [`LeaseCluster::set_eligible`].
     pub(crate) joins: bool,
 }
 
-/// What becomes of a gateway, for a world around this one.
+/// An event of one gateway, for a simulation that contains this one.
 #[derive(Clone, Debug)]
 pub(crate) enum GatewayEvent {
     Started,
     Killed,
     Stopped,
     Resumed,
-    /// It may send until that moment, in true time.
+    /// The gateway may send until that moment, in true time.
     Open {
         epoch: Epoch,
         until_ns: u64,
     },
     Closed,
-    /// It is closed for a hand-over: [`World::set_final_positions`] sets the end of its output.
+    /// The gateway has closed for a hand-over: [`LeaseCluster::set_final_positions`] sets the end of its output.
     Drains,
     /// The end of the output that the previous leader reported, by channel.
     PeerOutputEnded {
@@ -63,19 +64,18 @@ pub(crate) enum GatewayEvent {
     },
 }
 
-/// What must not happen.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
     /// A gateway may send while a send of another may not have returned.
     TwoLeaders { at_ns: u64, gateways: [usize; 2] },
-    /// An opening under an epoch that is not above all before.
+    /// A fence opened under an epoch that is not above all earlier epochs.
     EpochRegressed { at_ns: u64, epoch: Epoch, before: Epoch },
-    /// A receiver was handed a record of an epoch below that of one before.
+    /// A receiver delivered a record of an old epoch after one of a newer epoch.
     StaleRecordAccepted { at_ns: u64, epoch: Epoch, after: Epoch },
 }
 
-/// All of it.
-pub(crate) struct World {
+pub(crate) struct LeaseCluster {
     pub(super) setup: LeaseSetup,
     pub(super) random: Random,
     pub(super) now_ns: u64,
@@ -83,31 +83,32 @@ pub(crate) struct World {
     scheduled: u64,
     pub(super) gateways: Vec<SimulatedGateway>,
     pub(super) store: SimulatedStore,
-    /// From gateway to gateway; the store is the last index. How many faults hold it cut.
+    /// Number of faults that partition each direction: (from, to). The store is the last index.
     pub(super) partitions: BTreeMap<(usize, usize), u32>,
     pub(super) faults_stopped: bool,
     epoch_receiver: EpochReceiver,
-    /// In order.
+    /// All openings, in order.
     pub(crate) opened: Vec<Opening>,
-    /// Of each gateway, the last one.
+    /// The last swap of each gateway.
     swaps: Vec<SwapTimes>,
+    /// When each gateway was last notified of a change of the record.
     record_learned_ns: Vec<u64>,
     pub(crate) violation: Option<Violation>,
-    /// What has become of which gateway, in order, until it is taken.
-    pub(crate) news: VecDeque<(usize, GatewayEvent)>,
+    /// Events that the surrounding simulation has not taken yet, in order, by gateway.
+    pub(crate) gateway_events: VecDeque<(usize, GatewayEvent)>,
 }
 
-/// A fence opened.
+/// An opening of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opening {
     pub(crate) at_ns: u64,
     pub(crate) gateway: usize,
     pub(crate) epoch: Epoch,
-    /// Its last one before.
+    /// The last swap of the gateway before.
     pub(crate) swap: SwapTimes,
 }
 
-/// When a gateway asked the store for a swap, and when it had been notified of the record's last change.
+/// When a gateway requested a swap, and when it had last been notified of a change of the record.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwapTimes {
     pub(crate) record_learned_ns: u64,
@@ -117,50 +118,73 @@ pub(crate) struct SwapTimes {
 pub(super) struct SimulatedGateway {
     pub(super) core: Option<Box<Lease>>,
     pub(super) incarnation: u64,
-    /// The rate of its uncorrected clock, and by how much it is being slewed.
+    /// Rate error of the uncorrected clock.
     rate_ppm: i64,
+    /// Present slew of the clock.
     slew_ppm: i64,
-    /// It knows of a slew.
+    /// The gateway has read that its clock is slewed.
     slew_reported: bool,
     offset_ns: u64,
     pub(super) paused: bool,
-    /// It is closing, and is then restarted.
+    /// The gateway is closing, and restarts afterwards.
     pub(super) is_closing: bool,
-    /// What came while it was paused.
+    /// Inputs that arrived during a pause.
     queued_inputs: VecDeque<Input<RegisterEvent>>,
     pub(super) connection: u64,
-    /// Which life of the store its connection leads to.
+    /// Restore count of the store when the present connection was made.
     pub(super) store_restore_count: u64,
     pub(super) last_watch_ns: u64,
-    /// The highest epoch in its own log.
+    /// The highest epoch in the gateway's own log.
     own_epoch: Epoch,
-    /// The product's; its hot thread looks at it alone.
+    /// The product's own fence, the only thing that the hot thread checks.
     pub(super) fence: Fence,
-    pub(super) leads: Option<Epoch>,
+    pub(super) leading_epoch: Option<Epoch>,
     deadline: MonoNs,
-    /// Until when sends of the opening that ended may return, in true time.
+    /// Latest end of sends of the last leadership, in true time.
     pub(super) sends_end_ns: u64,
-    /// A packet that was checked and not sent when it was paused.
+    /// Epoch of a packet that had passed the fence check and was not sent when the process was paused.
     pub(super) unsent_packet: Option<Epoch>,
-    /// Where its output ended, by channel.
-    pub(super) ended: BTreeMap<u16, StreamPosition>,
-    /// Of the timer that counts; older ones are void.
+    /// Where the gateway's output ended, by channel.
+    pub(super) final_positions: BTreeMap<u16, StreamPosition>,
+    /// Number of the current timer; earlier timers are void.
     timer: u64,
 }
 
-/// What happens at some time.
+/// A scheduled event.
 pub(super) enum Event {
-    Timer { gateway: usize, timer: u64 },
-    ToGateway { to: usize, incarnation: u64, connection: Option<u64>, input: Box<Input<RegisterEvent>> },
-    AtStore { from: usize, incarnation: u64, connection: u64, life: u64, request: Box<RegisterRequest> },
+    Timer {
+        gateway: usize,
+        timer: u64,
+    },
+    ToGateway {
+        to: usize,
+        incarnation: u64,
+        connection: Option<u64>,
+        input: Box<Input<RegisterEvent>>,
+    },
+    AtStore {
+        from: usize,
+        incarnation: u64,
+        connection: u64,
+        restore_count: u64,
+        request: Box<RegisterRequest>,
+    },
+    /// A packet arrives at the receiver.
     Packet(Epoch),
     HotThread(usize),
-    Drained { gateway: usize, incarnation: u64 },
-    State(usize),
+    Drained {
+        gateway: usize,
+        incarnation: u64,
+    },
+    /// A gateway reports its state to its peers.
+    PeerState(usize),
     Fault,
     Heal(usize, usize),
     StoreUp,
-    Resume { gateway: usize, incarnation: u64 },
+    Resume {
+        gateway: usize,
+        incarnation: u64,
+    },
     Restart(usize),
     SlewEnds(usize),
 }
@@ -172,10 +196,10 @@ struct ScheduledEvent {
 }
 
 pub(crate) const MS: u64 = 1_000_000;
-/// No thread wakes at once; these do by then.
+/// Latest wake-up of a thread after its deadline, ns.
 pub(crate) const WAKE_NS_MAX: u64 = 50_000;
 
-impl World {
+impl LeaseCluster {
     pub(crate) fn new(seed: u64, setup: LeaseSetup) -> Self {
         let mut random = Random::new(seed);
         let (rate_max, span_ns) = (u64::from(setup.timing.rate_error_ppm), 1_000 * MS);
@@ -195,15 +219,15 @@ impl World {
                 last_watch_ns: 0,
                 own_epoch: Epoch::default(),
                 fence: Fence::closed(),
-                leads: None,
+                leading_epoch: None,
                 deadline: MonoNs(0),
                 sends_end_ns: 0,
                 unsent_packet: None,
-                ended: BTreeMap::new(),
+                final_positions: BTreeMap::new(),
                 timer: 0,
             })
             .collect();
-        let mut world = Self {
+        let mut cluster = Self {
             setup,
             random,
             now_ns: 0,
@@ -218,18 +242,18 @@ impl World {
             swaps: vec![SwapTimes::default(); usize::from(setup.gateways)],
             record_learned_ns: vec![0; usize::from(setup.gateways)],
             violation: None,
-            news: VecDeque::new(),
+            gateway_events: VecDeque::new(),
         };
-        for gateway in 0..world.gateways.len() {
-            let delay_ns = world.random.below(setup.timing.lease_ns);
-            world.after(delay_ns, Event::Restart(gateway));
-            world.after(delay_ns, Event::HotThread(gateway));
-            world.after(delay_ns, Event::State(gateway));
+        for gateway in 0..cluster.gateways.len() {
+            let delay_ns = cluster.random.below(setup.timing.lease_ns);
+            cluster.after(delay_ns, Event::Restart(gateway));
+            cluster.after(delay_ns, Event::HotThread(gateway));
+            cluster.after(delay_ns, Event::PeerState(gateway));
         }
         if setup.faults.fault_interval_ns > 0 {
-            world.after(2 * setup.timing.lease_ns, Event::Fault);
+            cluster.after(2 * setup.timing.lease_ns, Event::Fault);
         }
-        world
+        cluster
     }
 
     pub(crate) fn run_for(&mut self, ns: u64) {
@@ -238,9 +262,10 @@ impl World {
         self.now_ns = end_ns;
     }
 
-    /// Until something holds, a violation is found, or that time has come. Whether it holds.
-    pub(crate) fn run_until(&mut self, end_ns: u64, holds: impl Fn(&Self) -> bool) -> bool {
-        while self.violation.is_none() && !holds(self) {
+    /// Runs until the condition is true, a violation is found, or `end_ns`. Returns whether the condition was reached without
+    /// a violation.
+    pub(crate) fn run_until(&mut self, end_ns: u64, condition: impl Fn(&Self) -> bool) -> bool {
+        while self.violation.is_none() && !condition(self) {
             if !self.step_until(end_ns) {
                 return false;
             }
@@ -248,7 +273,7 @@ impl World {
         self.violation.is_none()
     }
 
-    /// The next thing happens, if it does by that time; otherwise it is that time now.
+    /// Handles the next event if it is due by `end_ns`; otherwise sets the time to `end_ns`. Returns whether there was one.
     pub(crate) fn step_until(&mut self, end_ns: u64) -> bool {
         if self.events.peek().is_none_or(|next| next.at_ns > end_ns) {
             self.now_ns = end_ns;
@@ -260,43 +285,43 @@ impl World {
         true
     }
 
-    /// From now on things fail.
+    /// Begins to inject faults.
     pub(crate) fn start_faults(&mut self, fault_interval_ns: u64) {
         self.setup.faults.fault_interval_ns = fault_interval_ns;
         self.after(fault_interval_ns, Event::Fault);
     }
 
-    /// It is no worse than the others, or alone.
+    /// Marks a joining gateway as eligible.
     pub(crate) fn set_eligible(&mut self, gateway: usize) {
         self.send(gateway, Input::Eligibility(Eligibility::Eligible), 0);
     }
 
-    /// It has received a packet of that epoch.
+    /// The gateway has received a packet of that epoch.
     pub(crate) fn observe_epoch(&mut self, gateway: usize, epoch: Epoch) {
         let SimulatedGateway { own_epoch, .. } = &mut self.gateways[gateway];
         *own_epoch = epoch.max(*own_epoch);
         self.send(gateway, Input::ObservedEpoch(epoch), 0);
     }
 
-    /// Where the output ended of one that drains.
+    /// Sets where the output of a draining gateway ended, by channel.
     pub(crate) fn set_final_positions(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
-        self.gateways[gateway].ended = positions;
+        self.gateways[gateway].final_positions = positions;
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Packets that came to the receivers under an epoch that was over, and were dropped for it.
+    /// Number of packets of an old epoch that arrived at the receiver.
     pub(crate) fn stale_packets(&self) -> u64 {
         self.epoch_receiver.stale()
     }
 
-    /// Who may send now.
+    /// The gateway that may send now.
     pub(crate) fn leading(&self) -> Option<usize> {
         (0..self.gateways.len()).find(|gateway| {
             let SimulatedGateway { fence, paused, .. } = &self.gateways[*gateway];
-            !paused && fence.is_open_at(self.local(*gateway))
+            !paused && fence.is_open_at(self.local_time(*gateway))
         })
     }
 
@@ -320,18 +345,18 @@ impl World {
                     self.deliver_input(to, Some(*input));
                 }
             }
-            Event::AtStore { from, incarnation, connection, life, request } => {
-                self.at_store(from, incarnation, connection, life, &request);
+            Event::AtStore { from, incarnation, connection, restore_count, request } => {
+                self.handle_at_store(from, incarnation, connection, restore_count, &request);
             }
             Event::Packet(epoch) => self.receive(epoch),
             Event::HotThread(gateway) => self.hot_thread(gateway),
             Event::Drained { gateway, incarnation } => {
                 if self.gateways[gateway].incarnation == incarnation {
-                    let positions = self.gateways[gateway].ended.clone();
+                    let positions = self.gateways[gateway].final_positions.clone();
                     self.deliver_input(gateway, Some(Input::Drained { positions }));
                 }
             }
-            Event::State(gateway) => self.report_peer_state(gateway),
+            Event::PeerState(gateway) => self.report_peer_state(gateway),
             Event::Fault => self.random_fault(),
             Event::Heal(from, to) => self.heal(from, to),
             Event::StoreUp => self.store_up(),
@@ -341,7 +366,8 @@ impl World {
                 }
             }
             Event::Restart(gateway) => self.restart(gateway),
-            // A slew that came and went while its process was stopped is not seen: the margin pays for it.
+            // A process cannot notice a slew that begins and ends while it is paused; the margin covers that. Here the slew lasts
+            // until the pause is over.
             Event::SlewEnds(gateway) if self.gateways[gateway].paused => self.after(MS, Event::SlewEnds(gateway)),
             Event::SlewEnds(gateway) => self.slew(gateway, 0),
         }
@@ -349,26 +375,26 @@ impl World {
 
     // ---- clocks ----
 
-    pub(super) fn local(&self, gateway: usize) -> MonoNs {
+    pub(super) fn local_time(&self, gateway: usize) -> MonoNs {
         let SimulatedGateway { rate_ppm, slew_ppm, offset_ns, .. } = self.gateways[gateway];
         let drift_ns = i128::from(self.now_ns) * i128::from(rate_ppm + slew_ppm) / 1_000_000;
-        let local = i128::from(offset_ns) + i128::from(self.now_ns) + drift_ns;
-        MonoNs(u64::try_from(local).expect("time fits"))
+        let local_time = i128::from(offset_ns) + i128::from(self.now_ns) + drift_ns;
+        MonoNs(u64::try_from(local_time).expect("time fits"))
     }
 
-    /// How much true time passes until a gateway's clock shows `local`.
-    fn true_ns_until(&self, gateway: usize, local: MonoNs) -> u64 {
-        let left = i128::from(local.since(self.local(gateway)));
+    /// True time until a gateway's clock shows `local_time`, ns.
+    fn true_ns_until(&self, gateway: usize, local_time: MonoNs) -> u64 {
+        let left = i128::from(local_time.since(self.local_time(gateway)));
         let SimulatedGateway { rate_ppm, slew_ppm, .. } = self.gateways[gateway];
         let true_ns = left * 1_000_000 / (1_000_000 + i128::from(rate_ppm + slew_ppm));
         u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
     }
 
-    /// From now on its clock goes so much faster, without a step.
+    /// Changes the rate of a gateway's clock by `slew_ppm`, without a step.
     pub(super) fn slew(&mut self, number: usize, slew_ppm: i64) {
-        let shown = self.local(number);
+        let shown = self.local_time(number);
         self.gateways[number].slew_ppm = slew_ppm;
-        let (ahead, behind) = (self.local(number).since(shown), shown.since(self.local(number)));
+        let (ahead, behind) = (self.local_time(number).since(shown), shown.since(self.local_time(number)));
         let gateway = &mut self.gateways[number];
         gateway.offset_ns = gateway.offset_ns + behind - ahead;
         if gateway.core.is_some() && !gateway.paused {
@@ -376,7 +402,7 @@ impl World {
         }
     }
 
-    /// What the election thread reads of its clock before it decides anything.
+    /// The clock rate that the election thread reads before each decision; `None` if it is unchanged.
     fn clock_rate(&mut self, gateway: usize) -> Option<Input<RegisterEvent>> {
         let SimulatedGateway { slew_ppm, slew_reported, .. } = &mut self.gateways[gateway];
         let has_changed = *slew_ppm != 0 || *slew_reported;
@@ -400,19 +426,19 @@ impl World {
 
     fn step(&mut self, gateway: usize, input: Input<RegisterEvent>) {
         if input == Input::Backend(RegisterEvent::StoreLink(StoreLink::InDoubt)) {
-            self.gateways[gateway].store_restore_count = self.store.life;
+            self.gateways[gateway].store_restore_count = self.store.restore_count;
         }
         if matches!(input, Input::Backend(RegisterEvent::Changed(_))) {
             self.record_learned_ns[gateway] = self.now_ns;
         }
-        let now = self.local(gateway);
+        let now = self.local_time(gateway);
         let Some(core) = &mut self.gateways[gateway].core else { return };
         for output in core.step(now, input) {
             self.apply_output(gateway, output);
         }
     }
 
-    /// One timer a gateway: the one set before is void.
+    /// Sets the only timer of a gateway; an earlier timer becomes void.
     fn set_timer(&mut self, gateway: usize) {
         self.gateways[gateway].timer += 1;
         let timer = self.gateways[gateway].timer;
@@ -434,25 +460,25 @@ impl World {
             }
             Output::Close { .. } => self.close(gateway),
             Output::Drain => {
-                // What was checked before the closing returns by then; who did not lead has nothing under way.
+                // Sends that passed the fence check before it closed return by then. A gateway that did not lead has none.
                 let drain_ns = self.random.below(self.setup.timing.send_ns_max);
                 let drained_ns = self.now_ns + drain_ns;
                 let SimulatedGateway { sends_end_ns, .. } = &mut self.gateways[gateway];
                 *sends_end_ns = drained_ns.min(*sends_end_ns);
                 let incarnation = self.gateways[gateway].incarnation;
                 self.after(drain_ns, Event::Drained { gateway, incarnation });
-                self.news.push_back((gateway, GatewayEvent::Drains));
+                self.gateway_events.push_back((gateway, GatewayEvent::Drains));
             }
             Output::Request(request) => {
                 if matches!(request, RegisterRequest::CompareAndSwap { .. }) {
                     let (record_learned_ns, sent_ns) = (self.record_learned_ns[gateway], self.now_ns);
                     self.swaps[gateway] = SwapTimes { record_learned_ns, sent_ns };
                 }
-                self.ask_store(gateway, request);
+                self.send_to_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
             Output::PeerOutputEnded { epoch, positions } => {
-                self.news.push_back((gateway, GatewayEvent::PeerOutputEnded { epoch, positions }));
+                self.gateway_events.push_back((gateway, GatewayEvent::PeerOutputEnded { epoch, positions }));
             }
             Output::Connection(_) | Output::Notice(_) => {}
         }
@@ -464,14 +490,14 @@ impl World {
             self.record_violation(Violation::EpochRegressed { at_ns: self.now_ns, epoch, before });
         }
         self.opened.push(Opening { at_ns: self.now_ns, gateway, epoch, swap: self.swaps[gateway] });
-        self.gateways[gateway].leads = Some(epoch);
+        self.gateways[gateway].leading_epoch = Some(epoch);
         self.gateways[gateway].fence.open(epoch, deadline);
         self.check_overlap(gateway, deadline);
         self.report_open(gateway, deadline);
         self.publish(gateway);
         if self.setup.observes_epochs {
             for other in 0..self.gateways.len() {
-                // A gateway that is down gets it from the log that it copies before it is eligible again.
+                // A gateway that is down finds the epoch in the log that it copies before it is eligible again.
                 self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
                 self.send(other, Input::ObservedEpoch(epoch), 50_000);
             }
@@ -480,15 +506,15 @@ impl World {
 
     fn report_open(&mut self, gateway: usize, deadline: MonoNs) {
         let until_ns = self.now_ns + self.true_ns_until(gateway, deadline);
-        if let Some(epoch) = self.gateways[gateway].leads {
-            self.news.push_back((gateway, GatewayEvent::Open { epoch, until_ns }));
+        if let Some(epoch) = self.gateways[gateway].leading_epoch {
+            self.gateway_events.push_back((gateway, GatewayEvent::Open { epoch, until_ns }));
         }
     }
 
-    /// A fence is open until that moment: is it the only one?
+    /// A fence is open until `deadline`: records a violation if sends of another gateway may overlap.
     fn check_overlap(&mut self, gateway: usize, deadline: MonoNs) {
         self.gateways[gateway].deadline = deadline;
-        if self.local(gateway) >= deadline {
+        if self.local_time(gateway) >= deadline {
             return;
         }
         for other in 0..self.gateways.len() {
@@ -498,13 +524,13 @@ impl World {
         }
     }
 
-    /// Until when a gateway's sends may return, in true time: what was checked just before the deadline takes as long as
-    /// a send may. Who is stopped in between takes longer; that is the receivers' to see.
+    /// Latest end of a gateway's sends, in true time: a packet that is checked just before the deadline takes one longest
+    /// send. A process that is paused in between takes longer; there the receivers must drop its packets.
     fn sends_end(&self, gateway: usize) -> u64 {
-        let SimulatedGateway { leads, deadline, sends_end_ns, .. } = &self.gateways[gateway];
+        let SimulatedGateway { leading_epoch, deadline, sends_end_ns, .. } = &self.gateways[gateway];
         let send_ns_max = self.setup.timing.send_ns_max;
-        let now = self.local(gateway);
-        match leads {
+        let now = self.local_time(gateway);
+        match leading_epoch {
             None => *sends_end_ns,
             Some(_) if now < *deadline => self.now_ns + self.true_ns_until(gateway, *deadline) + send_ns_max,
             Some(_) => self.now_ns + send_ns_max.saturating_sub(now.since(*deadline)),
@@ -516,9 +542,9 @@ impl World {
         let until_ns = self.sends_end(number).min(latest_ns);
         let gateway = &mut self.gateways[number];
         gateway.fence.close();
-        gateway.leads = None;
+        gateway.leading_epoch = None;
         gateway.sends_end_ns = until_ns;
-        self.news.push_back((number, GatewayEvent::Closed));
+        self.gateway_events.push_back((number, GatewayEvent::Closed));
     }
 
     // ---- the hot thread ----
@@ -528,9 +554,9 @@ impl World {
         self.after(self.setup.timing.renew_ns / 2, Event::HotThread(gateway));
     }
 
-    /// Sends a packet, if the fence lets it pass.
+    /// Sends a packet if the fence is open.
     pub(super) fn publish(&mut self, gateway: usize) {
-        let now = self.local(gateway);
+        let now = self.local_time(gateway);
         let SimulatedGateway { fence, paused, core, .. } = &self.gateways[gateway];
         if let Some(epoch) = fence.epoch_if_open(now)
             && !paused
@@ -540,10 +566,10 @@ impl World {
         }
     }
 
-    /// Some lie about below the socket for long.
+    /// Some packets are delayed for long below the socket.
     pub(super) fn send_packet(&mut self, epoch: Epoch) {
-        let stays = !self.faults_stopped && self.random.chance(self.setup.faults.late);
-        let mean_ns = if stays { 2 * self.setup.timing.lease_ns } else { 20_000 };
+        let is_late = !self.faults_stopped && self.random.chance(self.setup.faults.late);
+        let mean_ns = if is_late { 2 * self.setup.timing.lease_ns } else { 20_000 };
         let delay_ns = self.random.exponential(mean_ns);
         self.after(delay_ns, Event::Packet(epoch));
     }
@@ -556,7 +582,7 @@ impl World {
 
     // ---- between gateways ----
 
-    /// To a gateway, from within its machine or over a network that is not simulated further.
+    /// Delivers an input from the gateway's own machine, or over a network without simulated faults.
     pub(super) fn send(&mut self, to: usize, input: Input<RegisterEvent>, delay_ns: u64) {
         let incarnation = self.gateways[to].incarnation;
         self.after(delay_ns, Event::ToGateway { to, incarnation, connection: None, input: Box::new(input) });
@@ -571,14 +597,14 @@ impl World {
         self.send(to, Input::Peer { from: node_of(from), message }, delay_ns);
     }
 
-    /// Tells the others how it is, as every election thread does twice per renewal period.
+    /// Sends the gateway's state to its peers, as every election thread does twice per renewal period.
     fn report_peer_state(&mut self, from: usize) {
         if !self.gateways[from].paused
             && let Some(rate) = self.clock_rate(from)
         {
             self.deliver_input(from, Some(rate));
         }
-        let now = self.local(from);
+        let now = self.local_time(from);
         let SimulatedGateway { core, paused, .. } = &self.gateways[from];
         let state = core.as_ref().filter(|_| !paused).map(|core| core.peer_state(now));
         for to in (0..self.gateways.len()).filter(|to| *to != from) {
@@ -586,10 +612,10 @@ impl World {
                 self.send_to_peer(from, node_of(to), PeerMessage::State(state.clone()));
             }
         }
-        self.after(self.setup.timing.renew_ns / 2, Event::State(from));
+        self.after(self.setup.timing.renew_ns / 2, Event::PeerState(from));
     }
 
-    /// Of one message, either way: short, or now and then long.
+    /// Delay of one message in one direction, ns: mostly short, sometimes long.
     pub(super) fn delay_ns(&mut self) -> u64 {
         let FaultConfig { late, delay_ns_max, long_delay_ns, .. } = self.setup.faults;
         let delay_ns = 50_000 + self.random.exponential(200_000);
@@ -610,7 +636,7 @@ impl World {
         }
         gateway.incarnation += 1;
         gateway.connection += 1;
-        gateway.store_restore_count = self.store.life;
+        gateway.store_restore_count = self.store.restore_count;
         gateway.last_watch_ns = 0;
         gateway.queued_inputs.clear();
         gateway.paused = false;
@@ -629,18 +655,18 @@ impl World {
             moves: AutoMoveConfig::default(),
         });
         gateway.core = Some(Box::new(core.with_safeguards(safeguards)));
-        self.news.push_back((number, GatewayEvent::Started));
-        let standing = if joins { Eligibility::Joining } else { Eligibility::Eligible };
-        self.deliver_input(number, Some(Input::Eligibility(standing)));
+        self.gateway_events.push_back((number, GatewayEvent::Started));
+        let eligibility = if joins { Eligibility::Joining } else { Eligibility::Eligible };
+        self.deliver_input(number, Some(Input::Eligibility(eligibility)));
     }
 
-    /// Goes on as it was: its hot thread with what it had checked, then with a new look at its fence; its election
-    /// thread with all that has come.
+    /// Continues a paused process. The hot thread first sends the packet that had passed the fence check, then checks the
+    /// fence again. The election thread handles all queued inputs.
     pub(super) fn resume(&mut self, number: usize) {
         if !std::mem::take(&mut self.gateways[number].paused) {
             return;
         }
-        self.news.push_back((number, GatewayEvent::Resumed));
+        self.gateway_events.push_back((number, GatewayEvent::Resumed));
         if let Some(epoch) = self.gateways[number].unsent_packet.take() {
             self.send_packet(epoch);
         }
@@ -652,7 +678,7 @@ impl World {
         self.deliver_input(number, rate);
     }
 
-    /// Nothing fails any more, and everything that had comes back.
+    /// Ends all faults and repairs everything.
     pub(crate) fn stop_faults(&mut self) {
         self.faults_stopped = true;
         self.partitions.clear();
@@ -681,7 +707,7 @@ fn signed(number: u64) -> i64 {
 }
 
 impl Ord for ScheduledEvent {
-    /// The earliest is the greatest: that is the one which a heap gives first.
+    /// Reversed, since a heap returns the greatest element first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
     }

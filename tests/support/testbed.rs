@@ -36,11 +36,11 @@ use self::{
 };
 use crate::{
     captures::print_to_stderr,
+    gateway_fixture::{text, write_key},
     memory_cgroup::MemoryCgroup,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
     process::{self, MdgwProcess, Signal},
-    site::{text, write_key},
     stores::{Ensemble, Store},
     tmpfs::TmpfsMount,
     trading_day::DATE,
@@ -107,7 +107,7 @@ impl Testbed {
         for node in nodes.clone().filter(|_| plan.has_memory_limit) {
             memory_cgroups.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
-        let mut world = Self {
+        let mut testbed = Self {
             plan,
             switch,
             venue,
@@ -127,20 +127,20 @@ impl Testbed {
             folder,
             fast_dir: Arc::new(fast_dir),
         };
-        match world.plan.backend {
+        match testbed.plan.backend {
             ElectionBackend::File | ElectionBackend::Emergent => {}
-            ElectionBackend::Quorum => world.start_witnesses(),
-            ElectionBackend::Store(store) => world.start_store(store, test)?,
+            ElectionBackend::Quorum => testbed.start_witnesses(),
+            ElectionBackend::Store(store) => testbed.start_store(store, test)?,
         }
-        let day = world.venue_input();
-        world.expected = Some(std::thread::spawn(move || day.expected()));
-        world.start_gateway(1);
-        if !world.plan.starts_with_one_gateway {
-            nodes.skip(1).for_each(|node| world.start_gateway(node));
-            let leader = world.leader();
-            world.nodes().filter(|node| *node != leader).for_each(|node| world.wait_until_eligible(node));
+        let day = testbed.venue_input();
+        testbed.expected = Some(std::thread::spawn(move || day.expected()));
+        testbed.start_gateway(1);
+        if !testbed.plan.starts_with_one_gateway {
+            nodes.skip(1).for_each(|node| testbed.start_gateway(node));
+            let leader = testbed.leader();
+            testbed.nodes().filter(|node| *node != leader).for_each(|node| testbed.wait_until_eligible(node));
         }
-        Some(world)
+        Some(testbed)
     }
 
     /// Waits until the expected stream is computed, which keeps one core busy.
@@ -191,7 +191,7 @@ impl Testbed {
         let gateway = self.host(node).namespace.run(start);
         gateway.wait_for_stderr("gateway running");
         self.running[index(node)] = Some(gateway);
-        wait_until("its control socket is there", || self.status(node).is_some());
+        wait_until("the control socket answers", || self.status(node).is_some());
     }
 
     fn start_witnesses(&mut self) {
@@ -280,14 +280,14 @@ impl Testbed {
     /// # Panics
     /// When it doesn't run, or has no memory cgroup, see [`Plan::has_memory_limit`].
     pub fn exhaust_memory(&mut self, node: u8) -> u64 {
-        let memory = self.memory_cgroups.get(index(node)).expect("its memory is counted");
+        let memory = self.memory_cgroups.get(index(node)).expect("a memory cgroup of the gateway");
         let gateway = self.running[index(node)].as_mut().expect("the starved gateway runs");
         let now = unix_now();
-        wait_until("it is out of memory", || {
+        wait_until("the cgroup is out of memory", || {
             memory.limit_to_current_usage();
             memory.has_oom_killed()
         });
-        wait_until("it is dead", || gateway.has_ended());
+        wait_until("the kernel has killed it", || gateway.has_ended());
         memory.lift_limit();
         self.killed.extend(self.running[index(node)].take());
         now.0
@@ -369,7 +369,7 @@ impl Testbed {
     #[must_use]
     pub fn leader(&self) -> u8 {
         let mut leader = None;
-        wait_until("one of them leads", || {
+        wait_until("a gateway leads", || {
             leader = self.running().into_iter().find(|node| self.role(*node) == "leader");
             leader.is_some()
         });
@@ -383,13 +383,13 @@ impl Testbed {
         let reached = self.ready_position(self.leader());
         wait_until("the gateway has caught up", || self.ready_position(node) >= reached);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
-            wait_until("somebody is to follow", || {
+            wait_until("the leader has named a successor", || {
                 self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
             });
         }
     }
 
-    /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.
+    /// The position that the gateway has logged. Sessions differ in their restart alone, which has one digit.
     fn ready_position(&self, node: u8) -> Option<(String, u64)> {
         let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
@@ -417,7 +417,7 @@ impl Testbed {
                 .zip(&delivered_before)
                 .all(|(receiver, before)| receiver.progress().0 >= before + count)
         };
-        wait_until("the stream goes on", all);
+        wait_until("the stream continues", all);
     }
 
     /// Ends the session, waits until receivers got the rest, ends everything, and checks the result.

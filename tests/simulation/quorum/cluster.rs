@@ -1,4 +1,4 @@
-//! Gateways, witnesses, their network, clocks and disks on one thread, from one seed.
+//! Simulates gateways and witnesses with their network, clocks and disks on one thread. The seed determines the run.
 
 use std::{
     cmp::Reverse,
@@ -24,7 +24,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-/// What a world is made of.
+/// Parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuorumSetup {
     pub(crate) gateways: u8,
@@ -33,34 +33,35 @@ pub(crate) struct QuorumSetup {
     pub(crate) safeguards: QuorumSafeguards,
     /// Whether a vote is still on disk after a restart.
     pub(crate) votes_survive_restart: bool,
-    /// Whether receivers drop packets of lower epochs than they have seen.
+    /// Whether receivers drop packets of old epochs.
     pub(crate) receivers_check_epochs: bool,
-    /// Whether leaders move on by themselves.
+    /// Automatic hand-overs; `None`: off.
     pub(crate) moves: Option<AutoMoveConfig>,
     pub(crate) faults: Faults,
 }
 
-/// How often things go wrong.
+/// Rates of faults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Faults {
-    /// Of each datagram.
+    /// Shares of datagrams that are lost or duplicated.
     pub(crate) loss_share: f64,
     pub(crate) duplicate_share: f64,
-    /// Mean delay of a datagram, and of one in a hundred, ns.
+    /// Mean delay of a datagram, and the longer mean delay of one datagram in a hundred, ns.
     pub(crate) delay_ns: u64,
     pub(crate) long_delay_ns: u64,
-    /// Mean of a store, and of one in fifty, ns.
+    /// Mean duration of a disk write, and the longer mean duration of one write in fifty, ns.
     pub(crate) store_ns: u64,
     pub(crate) long_store_ns: u64,
+    /// Share of disk writes that fail because the disk is full.
     pub(crate) full_disk: f64,
-    /// Mean time between two kills, cuts, pauses, hand-overs; 0 for none. ns.
+    /// Mean time between two kills, partitions, pauses, hand-overs, ns; 0: none.
     pub(crate) kill_every_ns: u64,
     pub(crate) partition_every_ns: u64,
     pub(crate) pause_every_ns: u64,
     pub(crate) hand_over_every_ns: u64,
-    /// Mean time between two changes of some gateway's fitness; 0 for none. ns.
+    /// Mean time between two changes of a random gateway's fitness, ns; 0: none.
     pub(crate) fitness_every_ns: u64,
-    /// Clocks differ in rate by up to this, parts per million.
+    /// Highest rate error of a clock, parts per million.
     pub(crate) rate_ppm: u64,
 }
 
@@ -82,14 +83,14 @@ impl Faults {
     };
 }
 
-/// What must not happen.
+/// A broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
-    /// Two fences were open at one moment.
+    /// The sends of two gateways may overlap.
     TwoLeaders { at_ns: u64, nodes: [NodeId; 2] },
-    /// An epoch came that is not above all before.
+    /// A fence opened under an epoch that is not above all earlier epochs.
     EpochRegressed { at_ns: u64, epoch: Epoch, before: Epoch },
-    /// A receiver took a packet of an epoch below one that it had taken.
+    /// A receiver accepted a packet of an old epoch after one of a newer epoch.
     StalePacketAccepted { at_ns: u64, epoch: Epoch, after: Epoch },
 }
 
@@ -109,9 +110,9 @@ struct Node {
     offset_ns: u64,
     rate_ppm: i64,
     paused_until_ns: u64,
-    /// As written by the election: epoch and deadline on the node's clock.
+    /// Epoch of the open fence, and its deadline on the node's clock.
     fence: Option<(Epoch, MonoNs)>,
-    /// Of the timer that counts; older ones are void.
+    /// Number of the current timer; earlier timers are void.
     timer: u64,
 }
 
@@ -126,10 +127,11 @@ enum Event {
         node: NodeId,
         timer: u64,
     },
+    /// A disk write of a vote ends.
     Store {
         node: NodeId,
         incarnation: u64,
-        ticket: u64,
+        write_id: u64,
         durable: [u64; 3],
         fails: bool,
     },
@@ -141,6 +143,7 @@ enum Event {
     Packet {
         epoch: u64,
     },
+    /// Every gateway with an open fence sends a packet.
     Probe,
     Kill,
     Start {
@@ -156,7 +159,7 @@ enum Event {
     Fitness,
 }
 
-/// A message that the queue need not order.
+/// A message in the event queue, which orders events by time and number alone.
 #[derive(Debug)]
 struct QueuedMessage(Message);
 
@@ -177,7 +180,6 @@ impl Ord for QueuedMessage {
     }
 }
 
-/// The simulated world.
 #[derive(Debug)]
 pub(crate) struct QuorumCluster {
     setup: QuorumSetup,
@@ -187,12 +189,12 @@ pub(crate) struct QuorumCluster {
     queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
     queued: u64,
     cuts: BTreeSet<(NodeId, NodeId)>,
-    /// What the receiver has taken at best.
-    received: Epoch,
+    /// The highest epoch that the receiver has accepted.
+    accepted_epoch: Epoch,
     pub(crate) opened: Vec<(u64, NodeId, Epoch)>,
     pub(crate) closed: Vec<(u64, NodeId, CloseReason)>,
     pub(crate) violation: Option<Violation>,
-    /// Faults that are decided at random have ended.
+    /// No more random faults are injected.
     faults_stopped: bool,
 }
 
@@ -216,7 +218,7 @@ impl QuorumCluster {
                 (id, node)
             })
             .collect();
-        let mut world = Self {
+        let mut cluster = Self {
             setup,
             random,
             now_ns: 0,
@@ -224,31 +226,31 @@ impl QuorumCluster {
             queue: BinaryHeap::new(),
             queued: 0,
             cuts: BTreeSet::new(),
-            received: Epoch::default(),
+            accepted_epoch: Epoch::default(),
             opened: Vec::new(),
             closed: Vec::new(),
             violation: None,
             faults_stopped: false,
         };
-        for id in world.ids() {
-            world.start(id);
+        for id in cluster.ids() {
+            cluster.start(id);
         }
-        world.after(100_000, Event::Probe);
-        world.schedule_random(setup.faults.kill_every_ns, Event::Kill);
-        world.schedule_random(setup.faults.partition_every_ns, Event::Partition);
-        world.schedule_random(setup.faults.pause_every_ns, Event::Pause);
-        world.schedule_random(setup.faults.hand_over_every_ns, Event::HandOver);
-        world.schedule_random(setup.faults.fitness_every_ns, Event::Fitness);
-        world
+        cluster.after(100_000, Event::Probe);
+        cluster.schedule_random(setup.faults.kill_every_ns, Event::Kill);
+        cluster.schedule_random(setup.faults.partition_every_ns, Event::Partition);
+        cluster.schedule_random(setup.faults.pause_every_ns, Event::Pause);
+        cluster.schedule_random(setup.faults.hand_over_every_ns, Event::HandOver);
+        cluster.schedule_random(setup.faults.fitness_every_ns, Event::Fitness);
+        cluster
     }
 
-    /// Runs for so long, or until something happened that must not.
+    /// Runs for `ns`, or until a violation.
     pub(crate) fn run_for(&mut self, ns: u64) {
         let until_ns = self.now_ns + ns;
-        self.run_until(|world| world.now_ns >= until_ns);
+        self.run_until(|cluster| cluster.now_ns >= until_ns);
     }
 
-    /// Runs until `done`; true unless something happened that must not.
+    /// Runs until `done` or a violation. Returns whether there was no violation.
     pub(crate) fn run_until(&mut self, done: impl Fn(&Self) -> bool) -> bool {
         while self.violation.is_none() && !done(self) {
             let Reverse((at_ns, _, event)) = self.queue.pop().expect("the probe never ends");
@@ -258,7 +260,7 @@ impl QuorumCluster {
         self.violation.is_none()
     }
 
-    /// No more faults; whatever is down or cut comes back.
+    /// Ends all faults and repairs everything.
     pub(crate) fn stop_faults(&mut self) {
         self.faults_stopped = true;
         self.cuts.clear();
@@ -275,20 +277,20 @@ impl QuorumCluster {
         self.now_ns
     }
 
-    /// Who may send now.
+    /// The gateway that may send now.
     pub(crate) fn leading(&self) -> Option<NodeId> {
         self.nodes.iter().find(|(_, node)| self.may_send(node)).map(|(id, _)| *id)
     }
 
-    /// Ends the process at once; where it was the leader, its epoch and start.
+    /// Kills the process. Returns the death notice, with the epoch if the process led.
     pub(crate) fn kill(&mut self, id: NodeId) -> DeathNotice {
-        let node = self.nodes.get_mut(&id).expect("it exists");
+        let node = self.nodes.get_mut(&id).expect("a configured node");
         let epoch = node.fence.take().map_or_else(Epoch::default, |(epoch, _)| epoch);
         node.process = Process::Down;
         DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
     }
 
-    /// Notifies every running process that this one has ended.
+    /// Sends a death notice to every running gateway.
     pub(crate) fn announce(&mut self, notice: DeathNotice) {
         for id in self.ids() {
             if self.is_gateway(id) {
@@ -307,7 +309,7 @@ impl QuorumCluster {
         self.step(id, Input::Close);
     }
 
-    /// What `from` sends does not reach `to`.
+    /// Drops everything that `from` sends to `to`.
     pub(crate) fn cut(&mut self, from: NodeId, to: NodeId) {
         self.cuts.insert((from, to));
     }
@@ -328,7 +330,7 @@ impl QuorumCluster {
         let QuorumSetup { gateways, witnesses, timing, safeguards, votes_survive_restart, moves, .. } = self.setup;
         let now = self.clock(id);
         let nonce = self.random.next_u64();
-        let node = self.nodes.get_mut(&id).expect("it exists");
+        let node = self.nodes.get_mut(&id).expect("a configured node");
         node.incarnation += 1;
         node.fence = None;
         if !votes_survive_restart {
@@ -386,24 +388,24 @@ impl QuorumCluster {
     fn handle_event(&mut self, event: Event) {
         match event {
             Event::Deliver { to, incarnation, message } => {
-                if let Some(rest_ns) = self.remaining_pause_ns(to) {
-                    return self.after(rest_ns, Event::Deliver { to, incarnation, message });
+                if let Some(remaining_ns) = self.remaining_pause_ns(to) {
+                    return self.after(remaining_ns, Event::Deliver { to, incarnation, message });
                 }
-                // To a socket that was there: what was sent to an earlier start is lost with it.
+                // A message to an earlier incarnation is lost with its socket.
                 if self.nodes[&to].incarnation == incarnation {
                     self.deliver(to, message.0);
                 }
             }
             Event::Timer { node, timer } => {
-                if let Some(rest_ns) = self.remaining_pause_ns(node) {
-                    return self.after(rest_ns, Event::Timer { node, timer });
+                if let Some(remaining_ns) = self.remaining_pause_ns(node) {
+                    return self.after(remaining_ns, Event::Timer { node, timer });
                 }
                 if self.nodes[&node].timer == timer {
                     self.step(node, Input::Time);
                 }
             }
-            Event::Store { node, incarnation, ticket, durable, fails } => {
-                let state = self.nodes.get_mut(&node).expect("it exists");
+            Event::Store { node, incarnation, write_id, durable, fails } => {
+                let state = self.nodes.get_mut(&node).expect("a configured node");
                 if state.incarnation != incarnation || matches!(state.process, Process::Down) {
                     return;
                 }
@@ -411,7 +413,7 @@ impl QuorumCluster {
                 if !fails {
                     state.disk = DurableVote { epoch: Epoch(epoch), incarnation: Incarnation(start), lease_ns_max };
                 }
-                self.stored(node, VoteWriteId(ticket), fails);
+                self.stored(node, VoteWriteId(write_id), fails);
             }
             Event::Drained { node, incarnation } => {
                 if self.nodes[&node].incarnation == incarnation && self.is_gateway(node) {
@@ -445,7 +447,7 @@ impl QuorumCluster {
             Event::Pause => {
                 let id = self.random_node();
                 let pause_ns = self.random.exponential(self.setup.timing.lease_ns);
-                self.nodes.get_mut(&id).expect("it exists").paused_until_ns = self.now_ns + pause_ns;
+                self.nodes.get_mut(&id).expect("a configured node").paused_until_ns = self.now_ns + pause_ns;
                 self.schedule_random(self.setup.faults.pause_every_ns, Event::Pause);
             }
             Event::HandOver => {
@@ -466,16 +468,16 @@ impl QuorumCluster {
     }
 
     fn remaining_pause_ns(&self, id: NodeId) -> Option<u64> {
-        self.nodes[&id].paused_until_ns.checked_sub(self.now_ns).filter(|rest_ns| *rest_ns > 0)
+        self.nodes[&id].paused_until_ns.checked_sub(self.now_ns).filter(|remaining_ns| *remaining_ns > 0)
     }
 
-    /// Whoever passes its fence sends a packet; some lie about for a while below it.
+    /// Every gateway with an open fence sends a packet. Some packets are delayed for long below the socket.
     fn probe(&mut self) {
         let epochs: Vec<Epoch> =
             self.nodes.values().filter(|node| self.may_send(node)).filter_map(|node| Some(node.fence?.0)).collect();
         for epoch in epochs {
-            let stays = self.random.chance(0.02);
-            let delay_ns = self.random.exponential(if stays { 2 * self.setup.timing.lease_ns } else { 20_000 });
+            let is_late = self.random.chance(0.02);
+            let delay_ns = self.random.exponential(if is_late { 2 * self.setup.timing.lease_ns } else { 20_000 });
             self.after(delay_ns, Event::Packet { epoch: epoch.0 });
         }
         let next_ns = self.setup.timing.renew_ns / 4;
@@ -483,22 +485,22 @@ impl QuorumCluster {
     }
 
     fn receive(&mut self, epoch: Epoch) {
-        if epoch < self.received {
+        if epoch < self.accepted_epoch {
             if !self.setup.receivers_check_epochs {
                 self.record_violation(Violation::StalePacketAccepted {
                     at_ns: self.now_ns,
                     epoch,
-                    after: self.received,
+                    after: self.accepted_epoch,
                 });
             }
             return;
         }
-        self.received = epoch;
+        self.accepted_epoch = epoch;
     }
 
     fn deliver(&mut self, to: NodeId, message: Message) {
         let now = self.clock(to);
-        match &mut self.nodes.get_mut(&to).expect("it exists").process {
+        match &mut self.nodes.get_mut(&to).expect("a configured node").process {
             Process::Gateway(_) => self.step(to, Input::Backend(QuorumEvent::Received(message))),
             Process::Witness(voter) => {
                 let Body::Request(request) = message.body else { return };
@@ -509,16 +511,16 @@ impl QuorumCluster {
         }
     }
 
-    fn stored(&mut self, id: NodeId, ticket: VoteWriteId, fails: bool) {
+    fn stored(&mut self, id: NodeId, write_id: VoteWriteId, fails: bool) {
         let now = self.clock(id);
-        match &mut self.nodes.get_mut(&id).expect("it exists").process {
+        match &mut self.nodes.get_mut(&id).expect("a configured node").process {
             Process::Gateway(_) => {
-                let event = if fails { QuorumEvent::NotStored(ticket) } else { QuorumEvent::Stored(ticket) };
+                let event = if fails { QuorumEvent::NotStored(write_id) } else { QuorumEvent::Stored(write_id) };
                 self.step(id, Input::Backend(event));
             }
             Process::Witness(voter) => {
                 let outputs =
-                    voter.step(now, if fails { VoterInput::NotStored(ticket) } else { VoterInput::Stored(ticket) });
+                    voter.step(now, if fails { VoterInput::NotStored(write_id) } else { VoterInput::Stored(write_id) });
                 self.apply_witness_outputs(id, outputs);
             }
             Process::Down => {}
@@ -531,21 +533,21 @@ impl QuorumCluster {
                 VoterOutput::Reply { to, reply } => {
                     self.send(Message { group: GroupId(1), from: id, to, body: Body::Reply(reply) });
                 }
-                VoterOutput::Store { write_id: ticket, durable } => self.store(id, ticket, durable),
+                VoterOutput::Store { write_id, durable } => self.store(id, write_id, durable),
             }
         }
     }
 
     fn step(&mut self, id: NodeId, input: Input<QuorumEvent>) {
         let now = self.clock(id);
-        let node = self.nodes.get_mut(&id).expect("it exists");
+        let node = self.nodes.get_mut(&id).expect("a configured node");
         let Process::Gateway(candidate) = &mut node.process else { return };
         let outputs = candidate.step(now, input);
         let next = candidate.next_deadline();
         for output in outputs {
             self.apply_output(id, output);
         }
-        let node = self.nodes.get_mut(&id).expect("it exists");
+        let node = self.nodes.get_mut(&id).expect("a configured node");
         node.timer += 1;
         let timer = node.timer;
         if let Some(next) = next {
@@ -565,18 +567,18 @@ impl QuorumCluster {
                     self.record_violation(Violation::EpochRegressed { at_ns, epoch, before: *before });
                 }
                 self.opened.push((at_ns, id, epoch));
-                self.nodes.get_mut(&id).expect("it exists").fence = Some((epoch, deadline));
+                self.nodes.get_mut(&id).expect("a configured node").fence = Some((epoch, deadline));
                 self.check_overlap();
             }
             Output::Renew { deadline } => {
-                if let Some(fence) = &mut self.nodes.get_mut(&id).expect("it exists").fence {
+                if let Some(fence) = &mut self.nodes.get_mut(&id).expect("a configured node").fence {
                     fence.1 = deadline;
                 }
                 self.check_overlap();
             }
             Output::Close { reason, .. } => {
                 self.closed.push((at_ns, id, reason));
-                self.nodes.get_mut(&id).expect("it exists").fence = None;
+                self.nodes.get_mut(&id).expect("a configured node").fence = None;
             }
             Output::Drain => {
                 let drain_ns = self.random.exponential(100_000);
@@ -584,7 +586,7 @@ impl QuorumCluster {
                 self.after(drain_ns, Event::Drained { node: id, incarnation });
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
-            Output::Request(QuorumRequest::Store { write_id: ticket, durable }) => self.store(id, ticket, durable),
+            Output::Request(QuorumRequest::Store { write_id, durable }) => self.store(id, write_id, durable),
             Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }
@@ -604,17 +606,17 @@ impl QuorumCluster {
         }
     }
 
-    fn store(&mut self, node: NodeId, ticket: VoteWriteId, durable: DurableVote) {
+    fn store(&mut self, node: NodeId, write_id: VoteWriteId, durable: DurableVote) {
         let Faults { store_ns, long_store_ns, full_disk, .. } = self.setup.faults;
         let mean_ns = if self.random.chance(0.02) { long_store_ns } else { store_ns };
         let (delay_ns, fails) = (self.random.exponential(mean_ns), self.random.chance(full_disk));
         let incarnation = self.nodes[&node].incarnation;
         let durable = [durable.epoch.0, durable.incarnation.0, durable.lease_ns_max];
-        self.after(delay_ns, Event::Store { node, incarnation, ticket: ticket.0, durable, fails });
+        self.after(delay_ns, Event::Store { node, incarnation, write_id: write_id.0, durable, fails });
     }
 
     fn check_overlap(&mut self) {
-        // What passed the fence just before its deadline is sent within S.
+        // A packet that passes the fence check just before the deadline is sent within `send_ns_max`.
         let sends = |node: &Node| {
             let until = |deadline: MonoNs| deadline.plus(self.setup.timing.send_ns_max);
             node.fence.is_some_and(|(_, deadline)| self.clock_of(node) < until(deadline))
@@ -630,13 +632,13 @@ impl QuorumCluster {
     }
 }
 
-/// `ns` on a clock with that error of its rate.
+/// Local time after `ns` of true time, on a clock with that rate error.
 fn scaled(ns: u64, rate_ppm: i64) -> u64 {
     let scaled = i128::from(ns) + i128::from(ns) * i128::from(rate_ppm) / 1_000_000;
     u64::try_from(scaled).expect("time fits")
 }
 
-/// The first moment at which such a clock shows `ns` or more.
+/// The first true time at which a clock with that rate error shows `ns` or more.
 fn from_local_clock(ns: u64, rate_ppm: i64) -> u64 {
     let divisor = 1_000_000 + i128::from(rate_ppm);
     let mut at = u64::try_from((i128::from(ns) * 1_000_000) / divisor).expect("time fits");

@@ -1,4 +1,5 @@
-//! What a venue sends on one day, from a seed, and so what subscribers must get.
+//! The messages that a venue sends on one simulated day, generated from a seed. They determine what each subscriber must
+//! receive.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +11,34 @@ use mdgw_feeds::{
 
 use super::MS;
 
-/// The day of one channel.
+/// The venue's input of one channel for one day.
 #[derive(Debug)]
 pub(super) struct VenueScript {
     steps: Vec<VenueStep>,
-    /// When the venue sends each of them, ns.
+    /// When the venue sends each step, ns.
     sent_ns: Vec<u64>,
-    /// Records of each message, by restart and sequence.
+    /// Records of each message, by restart count and sequence.
     messages: BTreeMap<(u32, u64), Vec<u8>>,
-    told: Vec<Told>,
+    /// What a subscriber must receive, in order.
+    expected_items: Vec<StreamItem>,
 }
 
-/// One thing that a gateway gets from the venue.
+/// One input that a gateway receives from the venue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum VenueStep {
-    /// The session begins, for the first time or again.
+    /// A session begins. The number counts the restarts of the session.
     Session(u32),
-    /// A message with records: restart and sequence.
+    /// A message with records: restart count and sequence.
     Message(u32, u64),
-    /// What came before this sequence produced nothing.
+    /// The messages before this sequence produced no records.
     NoOutput(u64),
     /// The venue ends the session.
     End,
 }
 
-/// One item that a subscriber receives.
+/// One item that a subscriber receives. The first number is the restart count of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Told {
+pub(super) enum StreamItem {
     Session(u32),
     Message(u32, u64),
     End(u32),
@@ -44,13 +46,14 @@ pub(super) enum Told {
 
 impl VenueScript {
     pub(super) fn new(random: &mut Random) -> Self {
-        let mut day = Self { steps: Vec::new(), sent_ns: Vec::new(), messages: BTreeMap::new(), told: Vec::new() };
+        let mut day =
+            Self { steps: Vec::new(), sent_ns: Vec::new(), messages: BTreeMap::new(), expected_items: Vec::new() };
         let restarts = u32::try_from(random.below(3)).expect("at most 2");
         let mut at_ns = MS;
         for restart in 0..=restarts {
             at_ns += SESSION_BREAK_NS;
             day.push(at_ns, VenueStep::Session(restart));
-            day.told.push(Told::Session(restart));
+            day.expected_items.push(StreamItem::Session(restart));
             let mut next = 1;
             for _ in 0..50 + random.below(100) {
                 at_ns += random.exponential(STEP_NS);
@@ -60,14 +63,14 @@ impl VenueScript {
                 } else {
                     day.messages.insert((restart, next), records(random));
                     day.push(at_ns, VenueStep::Message(restart, next));
-                    day.told.push(Told::Message(restart, next));
+                    day.expected_items.push(StreamItem::Message(restart, next));
                     next += 1;
                 }
             }
-            // Some sessions break off.
+            // Some sessions are abandoned without an end.
             if restart == restarts || random.chance(0.5) {
                 day.push(at_ns, VenueStep::End);
-                day.told.push(Told::End(restart));
+                day.expected_items.push(StreamItem::End(restart));
             }
         }
         day
@@ -78,7 +81,7 @@ impl VenueScript {
         self.steps.push(step);
     }
 
-    /// One step, and when the venue sends it; `None` after the last.
+    /// The step at `index` and the time at which the venue sends it; `None` after the last step.
     pub(super) fn step(&self, index: usize) -> Option<(VenueStep, u64)> {
         Some((*self.steps.get(index)?, self.sent_ns[index]))
     }
@@ -88,7 +91,7 @@ impl VenueScript {
         *self.sent_ns.last().expect("a day has steps")
     }
 
-    /// The step with which a session begins.
+    /// Index of the step that begins a session.
     pub(super) fn session_start_step(&self, restart: u32) -> usize {
         let begins = |step: &VenueStep| matches!(step, VenueStep::Session(begun) if *begun == restart);
         self.steps.iter().position(begins).expect("a session of the day")
@@ -99,9 +102,9 @@ impl VenueScript {
         self.messages.get(&(restart, sequence)).map(Vec::as_slice)
     }
 
-    /// The expected items, in order.
-    pub(super) fn told(&self) -> &[Told] {
-        &self.told
+    /// What a subscriber must receive, in order.
+    pub(super) fn expected_items(&self) -> &[StreamItem] {
+        &self.expected_items
     }
 }
 
@@ -115,8 +118,8 @@ pub(super) fn record_bytes(body: &[u8]) -> usize {
     4 * usize::from(body[0])
 }
 
-/// A few small records, or large ones: two to a packet, five to a message that has to be cut. No definitions: their type
-/// is 0.
+/// The records of a random message: a few small records, two large records that fit one packet, or five large records
+/// that must be split over packets. Their record type is 0, so none is a definition.
 fn records(random: &mut Random) -> Vec<u8> {
     let (count, words) = match random.below(10) {
         0 => (5, 140),
@@ -131,9 +134,9 @@ fn records(random: &mut Random) -> Vec<u8> {
     body
 }
 
-/// A session that no venue ever begins.
+/// Restart count of a session that the venue never begins; only forged packets use it.
 pub(super) const FORGED_SESSION: u32 = 9;
-/// Mean time between two steps.
+/// Mean time between two steps, ns.
 const STEP_NS: u64 = 250_000;
-/// The time that a venue needs before it begins a session again.
+/// Pause of the venue before it begins a session, ns.
 const SESSION_BREAK_NS: u64 = 25 * MS;

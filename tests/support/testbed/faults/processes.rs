@@ -1,0 +1,177 @@
+//! Faults and orderly changes of gateway processes: kill, abort, pause, hand-over, restart, upgrade.
+
+use std::time::Duration;
+
+use mdgw_feeds::identity::Epoch;
+
+use super::{super::OUTPUT, InjectedFault, hold_fault, now_ns, quiescent_leader, wait_for_failover};
+use crate::{
+    pair::wait_until,
+    process::Signal,
+    testbed::{LINES, Testbed},
+};
+
+pub(super) fn kill(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = quiescent_leader(testbed, trial);
+    let injected_ns = testbed.kill(leader);
+    restart_and_rejoin(testbed, leader, epoch_before, injected_ns)
+}
+
+pub(super) fn abort(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = quiescent_leader(testbed, trial);
+    let injected_ns = testbed.abort(leader);
+    restart_and_rejoin(testbed, leader, epoch_before, injected_ns)
+}
+
+pub(super) fn exhaust_memory(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = quiescent_leader(testbed, trial);
+    let injected_ns = testbed.exhaust_memory(leader);
+    restart_and_rejoin(testbed, leader, epoch_before, injected_ns)
+}
+
+fn restart_and_rejoin(testbed: &mut Testbed, leader: u8, epoch_before: Epoch, injected_ns: u64) -> InjectedFault {
+    wait_for_failover(testbed, epoch_before);
+    testbed.start_gateway(leader);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+/// The first trial of two kills the leader of three gateways; the second kills its successor and restarts both.
+pub(super) fn kill_two_in_sequence(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = quiescent_leader(testbed, trial);
+    let dead: Vec<u8> = testbed.nodes().filter(|node| !testbed.running().contains(node)).collect();
+    let injected_ns = testbed.kill(leader);
+    wait_for_failover(testbed, epoch_before);
+    if let [first] = dead[..] {
+        for node in [first, leader] {
+            testbed.start_gateway(node);
+            testbed.wait_until_eligible(node);
+        }
+    }
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn pause(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = quiescent_leader(testbed, trial);
+    let injected_ns = testbed.signal(leader, Signal::Stop);
+    let pause_time = Duration::from_millis(200 + trial * 700 % 2_800);
+    // The pause itself is the fault.
+    std::thread::sleep(pause_time);
+    wait_for_failover(testbed, epoch_before);
+    testbed.signal(leader, Signal::Continue);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn hand_over(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let mut done = None;
+    // A crowded machine may be too slow for a hand-over; then the current leader is asked again.
+    wait_until("leadership is handed over", || {
+        let (leader, epoch_before) = quiescent_leader(testbed, trial);
+        done = testbed.hand_over(leader).map(|injected_ns| (leader, epoch_before, injected_ns));
+        done.is_some()
+    });
+    let (leader, epoch_before, injected_ns) = done.expect("just waited for");
+    wait_for_failover(testbed, epoch_before);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn restart_both(testbed: &mut Testbed, _trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
+    // The standby first: it must not take over in between.
+    testbed.kill(3 - leader);
+    let injected_ns = testbed.kill(leader);
+    testbed.start_gateway(1);
+    testbed.start_gateway(2);
+    wait_for_failover(testbed, epoch_before);
+    testbed.wait_until_eligible(3 - testbed.leader());
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn join_single_gateway(testbed: &mut Testbed) -> InjectedFault {
+    let other = 3 - testbed.leader();
+    hold_fault(testbed, Duration::from_secs(1), |testbed, is_begin| {
+        if is_begin {
+            testbed.start_gateway(other);
+            testbed.wait_until_eligible(other);
+        } else {
+            testbed.end(other);
+        }
+    })
+}
+
+pub(super) fn upgrade_configuration(testbed: &mut Testbed, _trial: u64) -> InjectedFault {
+    let leader = testbed.leader();
+    let standby = 3 - leader;
+    testbed.end(standby);
+    testbed.bump_revision(standby);
+    testbed.start_gateway(standby);
+    testbed.wait_until_eligible(standby);
+    let epoch_before = testbed.epoch();
+    let injected_ns = testbed.end(leader);
+    wait_for_failover(testbed, epoch_before);
+    testbed.bump_revision(leader);
+    testbed.start_gateway(leader);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn kill_inside_a_message(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
+    // Between two packets, or between two copies of one, so that hosts have received different amounts.
+    testbed.switch.drop_to_address_after(testbed.host(leader), *OUTPUT.ip(), 100 + trial * 7);
+    wait_until("the output is cut", || testbed.switch.has_dropped());
+    let injected_ns = now_ns();
+    testbed.kill(leader);
+    wait_for_failover(testbed, epoch_before);
+    testbed.switch.heal();
+    testbed.start_gateway(leader);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn kill_while_sessions_change(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
+    let injected_ns = match trial % 3 {
+        // Before the old session's end is published,
+        0 => {
+            let injected_ns = testbed.kill(leader);
+            testbed.end_session();
+            testbed.start_session();
+            injected_ns
+        }
+        // between the two,
+        1 => {
+            testbed.end_session();
+            let injected_ns = testbed.kill(leader);
+            testbed.start_session();
+            injected_ns
+        }
+        // or when the new one has just begun.
+        _ => {
+            testbed.end_session();
+            testbed.start_session();
+            testbed.wait_for_more_deliveries(1);
+            testbed.kill(leader)
+        }
+    };
+    wait_for_failover(testbed, epoch_before);
+    testbed.start_gateway(leader);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+pub(super) fn gap_then_kill(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let leader = testbed.leader();
+    for line in LINES {
+        testbed.switch.drop_to_host(*line.ip(), testbed.host(leader));
+    }
+    // The length of the gap; no event marks when it is long enough.
+    std::thread::sleep(Duration::from_millis(50 + trial * 30 % 100));
+    testbed.switch.heal();
+    // At once: the leader may still be filling the gap.
+    let epoch_before = testbed.epoch();
+    let injected_ns = testbed.kill(leader);
+    restart_and_rejoin(testbed, leader, epoch_before, injected_ns)
+}
