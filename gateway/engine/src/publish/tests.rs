@@ -7,7 +7,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Epoch, Feed, GroupId, Line, Sequence, Session},
     published::{
         packet::{PacketFlags, parse_packet},
@@ -131,6 +131,14 @@ impl World {
         Self { directory, log, maintenance, takeover, publisher, buffers, io, receivers }
     }
 
+    /// With the session begun, and its messages before `next` in the log.
+    fn in_session(setup: &Setup, next: u64) -> Self {
+        let mut world = Self::new(setup);
+        world.log.session(session(), Sequence(1));
+        world.messages(1, next);
+        world
+    }
+
     /// Messages `[first, next)` as one datagram each.
     fn messages(&mut self, first: u64, next: u64) {
         for sequence in first..next {
@@ -142,17 +150,9 @@ impl World {
 
     /// A message of four records, cut into three parts.
     fn long_message(&mut self, sequence: u64) {
-        let meta = FrameMeta {
-            sequence: Sequence(sequence),
-            next: Sequence(sequence + 1),
-            kind: FrameKind::Message,
-            flags: FrameFlags::default(),
-            ts_recv: NOW.0,
-            ts_in_delta_ns: 0,
-        };
         let mut record = [0; 560];
         record[0] = 140;
-        self.log.frame(&meta, 5, &record.repeat(5));
+        self.log.frame(&message(sequence), 5, &record.repeat(5));
         self.log.flush();
     }
 
@@ -199,14 +199,7 @@ fn text_of(datagram: &[u8]) -> String {
 }
 
 fn message(sequence: u64) -> FrameMeta {
-    FrameMeta {
-        sequence: Sequence(sequence),
-        next: Sequence(sequence + 1),
-        kind: FrameKind::Message,
-        flags: FrameFlags::default(),
-        ts_recv: NOW.0,
-        ts_in_delta_ns: 0,
-    }
+    FrameMeta::message(Sequence(sequence), NOW, 0)
 }
 
 /// 80 bytes, as its first byte says in units of four.
@@ -233,9 +226,8 @@ fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
 
 #[test]
 fn each_committed_entry_is_sent_once_per_line_in_order() {
-    let mut world = World::new(&Setup { lines: 2, ..Setup::default() });
+    let mut world = World::in_session(&Setup { lines: 2, ..Setup::default() }, 1);
     let fence = Fence::standalone(Epoch(5));
-    world.log.session(session(), Sequence(1));
     world.send(&fence);
     for line in 0..2 {
         assert_eq!(world.received(line), ["5 [1,1) h0"], "the opening is published at once");
@@ -257,9 +249,7 @@ fn each_committed_entry_is_sent_once_per_line_in_order() {
 
 #[test]
 fn entries_of_an_earlier_run_are_not_published_again() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
+    let mut world = World::in_session(&Setup::default(), 4);
     world.publisher = Publisher::new(
         PublisherConfig {
             group: GroupId(2),
@@ -280,10 +270,8 @@ fn entries_of_an_earlier_run_are_not_published_again() {
 
 #[test]
 fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 4);
     let fence = Fence::closed();
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
     world.send(&fence);
     assert_eq!(world.received(0), [""; 0]);
     assert_eq!(world.publisher.mode(), PublishMode::Closed);
@@ -314,8 +302,7 @@ fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
 
 #[test]
 fn a_takeover_starts_at_the_receive_watermark() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
+    let mut world = World::in_session(&Setup::default(), 1);
     // Several segments: the place is no longer in the writer's memory.
     world.messages(1, 3_000);
     world.set_watermark(1, 0, 2_900, 0);
@@ -336,8 +323,7 @@ fn a_takeover_starts_at_the_receive_watermark() {
 
 #[test]
 fn a_takeover_reads_no_files_for_entries_in_memory() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
+    let mut world = World::in_session(&Setup::default(), 1);
     // The place is one segment before the last.
     world.messages(1, 1_000);
     world.set_watermark(1, 0, 800, 0);
@@ -353,10 +339,8 @@ fn a_takeover_reads_no_files_for_entries_in_memory() {
 
 #[test]
 fn entries_evicted_during_catch_up_are_read_from_the_files() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let mut world = World::in_session(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() }, 40);
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 40);
     world.set_watermark(1, 0, 5, 0);
     // Received after each hand-over: on a machine that runs late, the packets due at once exceed the socket's buffer.
     let (sender, received) = std::sync::mpsc::channel();
@@ -389,9 +373,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
         (2, &["2 [4,4) h0", "2 [4,5).2 r1", "2 [5,6) r1"]),
     ] {
-        let mut world = World::new(&Setup::default());
-        world.log.session(session(), Sequence(1));
-        world.messages(1, 2);
+        let mut world = World::in_session(&Setup::default(), 2);
         world.log.covered_through(Sequence(4));
         world.long_message(4);
         world.messages(5, 6);
@@ -403,9 +385,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
 
 #[test]
 fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
+    let mut world = World::in_session(&Setup::default(), 4);
     world.log.session(Session { restart: 1, ..session() }, Sequence(1));
     world.messages(1, 3);
     world.set_watermark(1, 0, 3, 0);
@@ -415,10 +395,8 @@ fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
 
 #[test]
 fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 4);
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
     let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
     world.takeover.received_through.set(ReceiveWatermark { received_through: None, epoch: Epoch(1), reported_through });
     world.send(&fence);
@@ -438,9 +416,7 @@ fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
 
 #[test]
 fn a_received_watermark_beyond_own_input_is_not_trusted() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 4);
+    let mut world = World::in_session(&Setup::default(), 4);
     // Forged: neither the input nor the peer has this position.
     world.set_watermark(1, 0, 1 << 40, 0);
     world.send(&Fence::standalone(Epoch(2)));
@@ -451,10 +427,8 @@ fn a_received_watermark_beyond_own_input_is_not_trusted() {
 
 #[test]
 fn a_returning_leader_continues_at_the_furthest_published_position() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 3);
     let fence = Fence::closed();
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 3);
     world.set_watermark(1, 0, 2, 0);
     fence.open(Epoch(2), MonoNs(u64::MAX));
     world.send(&fence);
@@ -478,10 +452,8 @@ fn a_returning_leader_continues_at_the_furthest_published_position() {
 
 #[test]
 fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() });
+    let mut world = World::in_session(&Setup { catch_up_packets_per_s: 2_000, ..Setup::default() }, 40);
     let fence = Fence::standalone(Epoch(2));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 40);
     world.set_watermark(1, 0, 1, 0);
     world.send(&fence);
     let mut sent_packets = world.received(0);
@@ -504,10 +476,8 @@ fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
 
 #[test]
 fn catch_up_is_paced_and_live_packets_wait_behind_it() {
-    let mut world = World::new(&Setup { catch_up_packets_per_s: 1, ..Setup::default() });
+    let mut world = World::in_session(&Setup { catch_up_packets_per_s: 1, ..Setup::default() }, 101);
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 101);
     world.send(&fence);
     let portion = world.received(0).len() - 1;
     assert_eq!(portion, 32);
@@ -521,10 +491,9 @@ fn catch_up_is_paced_and_live_packets_wait_behind_it() {
 
 #[test]
 fn the_fence_is_checked_before_each_send_call() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 1);
     let fence = Arc::new(Fence::closed());
     fence.open(Epoch(1), MonoNs(u64::MAX));
-    world.log.session(session(), Sequence(1));
     world.send(&fence);
     world.received(0);
     world.messages(1, 201);
@@ -537,9 +506,8 @@ fn the_fence_is_checked_before_each_send_call() {
 
 #[test]
 fn a_refused_send_is_retried_from_the_cursor() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 1);
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
     world.send(&fence);
     world.received(0);
     world.messages(1, 3);
@@ -558,9 +526,8 @@ fn a_refused_send_is_retried_from_the_cursor() {
 #[test]
 fn a_failing_line_does_not_delay_the_other_line() {
     for broken_line in 0..2 {
-        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
+        let mut world = World::in_session(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() }, 1);
         let fence = Fence::standalone(Epoch(1));
-        world.log.session(session(), Sequence(1));
         world.send(&fence);
         // Far more than the writer keeps for a line that makes no progress.
         let mut expected = Vec::new();
@@ -579,9 +546,7 @@ fn a_failing_line_does_not_delay_the_other_line() {
 #[test]
 fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
-        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
-        world.log.session(session(), Sequence(1));
-        world.messages(1, 201);
+        let mut world = World::in_session(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() }, 201);
         let fence = Fence::standalone(Epoch(7));
         world.send(&fence);
         for _ in 0..1_000 {
@@ -601,9 +566,7 @@ fn a_failing_line_does_not_keep_a_takeover_from_completing() {
 
 #[test]
 fn a_refused_catch_up_is_retried_soon_and_is_not_counted() {
-    let mut world = World::new(&Setup::default());
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 11);
+    let mut world = World::in_session(&Setup::default(), 11);
     world.io.refuse = 2;
     let fence = Fence::standalone(Epoch(7));
     // The first refusal is the opening's heartbeat.
@@ -662,10 +625,8 @@ fn a_restarted_gateway_publishes_its_recovered_position_at_once() {
 
 #[test]
 fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 3);
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
-    world.messages(1, 3);
     world.send(&fence);
     let mut early = Subscriber::new();
     early.receive(&world);
@@ -719,9 +680,8 @@ impl Subscriber {
 
 #[test]
 fn a_closed_fence_stops_heartbeats() {
-    let mut world = World::new(&Setup::default());
+    let mut world = World::in_session(&Setup::default(), 1);
     let fence = Fence::standalone(Epoch(1));
-    world.log.session(session(), Sequence(1));
     world.send(&fence);
     world.received(0);
     fence.close();
