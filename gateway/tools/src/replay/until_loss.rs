@@ -147,15 +147,7 @@ pub fn run(
         }
     };
     let options = WireOptions { pace: Pace::Rising(ramp), ..options.clone() };
-    let search = RefCell::new(Search {
-        counts,
-        ramp,
-        origin: None,
-        steps: Vec::new(),
-        dropped: 0,
-        gap_messages: 0,
-        fault: None,
-    });
+    let search = RefCell::new(Search::new(counts, ramp));
     let mut stopped_by = StoppedBy::EndOfCaptures;
     let summary = wire::run_observed(
         open,
@@ -270,6 +262,10 @@ struct StepProgress {
 }
 
 impl Search {
+    fn new(counts: Box<dyn LossCounter>, ramp: Rising) -> Self {
+        Self { counts, ramp, origin: None, steps: Vec::new(), dropped: 0, gap_messages: 0, fault: None }
+    }
+
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs) {
         let now = mono_now();
         let origin = *self.origin.get_or_insert(intended);
