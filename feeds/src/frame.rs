@@ -13,7 +13,7 @@ use zerocopy::{
     little_endian::{I32, U16, U32, U64},
 };
 
-use crate::{channel_state::ChannelState, identity::Sequence};
+use crate::{channel_state::ChannelState, identity::Sequence, time::UnixNs};
 
 /// Header of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -133,6 +133,14 @@ pub struct FrameMeta {
 }
 
 impl FrameMeta {
+    /// For the frame of one message, without flags.
+    #[must_use]
+    #[inline]
+    pub fn message(sequence: Sequence, ts_recv: UnixNs, ts_in_delta_ns: i32) -> Self {
+        let (kind, flags) = (FrameKind::Message, FrameFlags::default());
+        Self { sequence, next: sequence.plus(1), kind, flags, ts_recv: ts_recv.0, ts_in_delta_ns }
+    }
+
     /// For a frame that is not a function of the input.
     #[must_use]
     pub fn control(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {

@@ -19,8 +19,8 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use mdgw_engine::{
     dispatch::{
-        ChannelHandler, Dispatch, DispatchConfig, FailReason, Failure, Progress, PromotionPolicy, ThreadConfig,
-        TurnContext, WaitPolicy, pool::Pool, roles::Counts,
+        ChannelHandler, Dispatch, DispatchConfig, Failure, Progress, PromotionPolicy, ThreadConfig, TurnContext,
+        WaitPolicy, pool::Pool, roles::Counts,
     },
     handle_set::{
         HandleSet, ThreadIo, backend_choice,
@@ -28,7 +28,7 @@ use mdgw_engine::{
         ring::{MultishotSet, RingSet},
     },
 };
-use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_feeds::identity::Line;
 use mdgw_sys::{
     batch::ReceiveBatch,
     clock::{mono_now, unix_now},
@@ -310,33 +310,9 @@ impl ChannelHandler for TimedHandler {
         }
     }
 
-    fn on_deadline<I: ThreadIo>(
-        &mut self,
-        _now: MonoNs,
-        _context: &mut TurnContext<'_, I, ThreadBuffers>,
-    ) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn on_message<I: ThreadIo>(
-        &mut self,
-        (): (),
-        _context: &mut TurnContext<'_, I, ThreadBuffers>,
-    ) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<MonoNs> {
-        None
-    }
-
     fn lines(&self) -> LineSet {
         LineSet(1)
     }
-
-    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, ThreadBuffers>) {}
-
-    fn on_failed_deadline<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, ThreadBuffers>) {}
 }
 
 /// What the kernel counted of some threads.

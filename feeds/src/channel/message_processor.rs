@@ -113,14 +113,10 @@ impl<C: FeedCore> MessageProcessor<'_, C> {
         // The missed input may already have mapped the instrument that this message maps. With complete input this
         // record would not exist, so the frame is suspect.
         let is_suspect = applied.suspect || self.has_missed_input && records.begin_with_mapping();
-        let meta = FrameMeta {
-            sequence,
-            next: sequence.plus(1),
-            kind: FrameKind::Message,
-            flags: if is_suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
-            ts_recv: ts_recv.0,
-            ts_in_delta_ns,
-        };
+        let mut meta = FrameMeta::message(sequence, ts_recv, ts_in_delta_ns);
+        if is_suspect {
+            meta.flags = FrameFlags::SUSPECT;
+        }
         sink.frame(&meta, count, bytes);
         is_understood
     }

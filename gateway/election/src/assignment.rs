@@ -224,6 +224,23 @@ mod tests {
         assert!(place(&groups(3), &[], anywhere).is_empty());
     }
 
+    /// Moves one of the groups `to_move`, chosen by `order`. Returns whether there was one.
+    fn move_one(
+        groups: &mut [GroupLoad],
+        wanted: &BTreeMap<GroupId, NodeId>,
+        to_move: impl Fn(&GroupLoad) -> bool,
+        order: &mut u64,
+    ) -> bool {
+        let mut movable: Vec<&mut GroupLoad> = groups.iter_mut().filter(|group| to_move(group)).collect();
+        if movable.is_empty() {
+            return false;
+        }
+        *order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let next = usize::try_from(*order >> 33).unwrap() % movable.len();
+        movable[next].holder = wanted.get(&movable[next].group).copied();
+        true
+    }
+
     proptest! {
         #[test]
         fn each_group_has_a_fit_host_within_its_share_and_stays_there(
@@ -274,13 +291,9 @@ mod tests {
                 let wanted = place(&groups, &hosts, anywhere);
                 prop_assert_eq!(&wanted, &intended);
                 let to_move = |group: &GroupLoad| group.holder != wanted.get(&group.group).copied();
-                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
-                if movable.is_empty() {
+                if !move_one(&mut groups, &wanted, to_move, &mut order) {
                     break;
                 }
-                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
-                groups[next].holder = wanted.get(&groups[next].group).copied();
             }
         }
 
@@ -300,13 +313,9 @@ mod tests {
                 prop_assert!(moves <= 2 * groups.len(), "groups move to and fro");
                 let wanted = place(&groups, &hosts, is_eligible);
                 let to_move = |group: &GroupLoad| wanted.get(&group.group).is_some_and(|node| group.holder != Some(*node));
-                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
-                if movable.is_empty() {
+                if !move_one(&mut groups, &wanted, to_move, &mut order) {
                     break;
                 }
-                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
-                groups[next].holder = wanted.get(&groups[next].group).copied();
             }
         }
     }

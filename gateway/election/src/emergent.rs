@@ -72,7 +72,7 @@ use super::{
     fitness::{Eligibility, Fitness},
     identity::{Incarnation, Member, NodeId},
     peer::PeerState,
-    record::{ConfigVersion, PeerTimestamp},
+    record::ConfigVersion,
 };
 use crate::identity::DeathNotice;
 
@@ -431,9 +431,7 @@ impl Core for Emergent {
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
-        let EmergentConfig { member, configuration, .. } = &self.config;
-        let (eligibility, fitness, configuration) = (self.eligibility, self.fitness, *configuration);
-        PeerState { member: member.clone(), eligibility, fitness, configuration, stamp: PeerTimestamp(now.0) }
+        PeerState::at(now, &self.config.member, self.config.configuration, self.eligibility, self.fitness)
     }
 
     fn view(&self) -> View {

@@ -625,13 +625,7 @@ impl Core for Lease {
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
-        PeerState {
-            member: self.config.member.clone(),
-            eligibility: self.eligibility,
-            fitness: self.fitness,
-            configuration: self.config.configuration,
-            stamp: PeerTimestamp(now.0),
-        }
+        PeerState::at(now, &self.config.member, self.config.configuration, self.eligibility, self.fitness)
     }
 
     fn view(&self) -> View {

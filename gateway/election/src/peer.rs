@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -106,6 +106,19 @@ pub struct PeerState {
     pub configuration: ConfigVersion,
     /// When the state was taken, on the gateway's own clock.
     pub stamp: PeerTimestamp,
+}
+
+impl PeerState {
+    /// This gateway's state at `now`.
+    pub(crate) fn at(
+        now: MonoNs,
+        member: &Member,
+        configuration: ConfigVersion,
+        eligibility: Eligibility,
+        fitness: Fitness,
+    ) -> Self {
+        Self { member: member.clone(), eligibility, fitness, configuration, stamp: PeerTimestamp(now.0) }
+    }
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use super::{
     identity::{Member, NodeId, next_epoch},
     lease::OnSuspended,
     peer::PeerState,
-    record::{ConfigVersion, PeerTimestamp},
+    record::ConfigVersion,
     register::{RequestId, StoreLink, Version},
     timing::{LeaseTiming, drift_ns},
 };
@@ -633,13 +633,7 @@ impl Core for SessionLatch {
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
-        PeerState {
-            member: self.config.member.clone(),
-            eligibility: self.eligibility,
-            fitness: self.fitness,
-            configuration: self.config.configuration,
-            stamp: PeerTimestamp(now.0),
-        }
+        PeerState::at(now, &self.config.member, self.config.configuration, self.eligibility, self.fitness)
     }
 }
 

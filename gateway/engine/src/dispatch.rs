@@ -57,6 +57,8 @@ use crate::{
 ///
 /// A call that panics or returns [`Failure`] takes the channel out of service. The pool then calls [`Self::on_failed`]
 /// once, and only [`Self::on_failed_deadline`] after that.
+///
+/// By default a channel has no deadline, takes no messages, and does not report its failure.
 pub trait ChannelHandler: Send + 'static {
     /// State that a thread keeps for all channels it serves: receive buffers, histograms.
     type Local: 'static;
@@ -93,9 +95,11 @@ pub trait ChannelHandler: Send + 'static {
     /// A failure after which the channel cannot continue.
     fn on_deadline<I: ThreadIo>(
         &mut self,
-        now: MonoNs,
-        context: &mut TurnContext<'_, I, Self::Local>,
-    ) -> Result<(), Failure>;
+        _now: MonoNs,
+        _context: &mut TurnContext<'_, I, Self::Local>,
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Another thread sent the channel a message ([`Dispatch::send`]).
     ///
@@ -103,23 +107,27 @@ pub trait ChannelHandler: Send + 'static {
     /// A failure after which the channel cannot continue.
     fn on_message<I: ThreadIo>(
         &mut self,
-        message: Self::Message,
-        context: &mut TurnContext<'_, I, Self::Local>,
-    ) -> Result<(), Failure>;
+        _message: Self::Message,
+        _context: &mut TurnContext<'_, I, Self::Local>,
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
 
     /// Time of the next call of [`Self::on_deadline`], or of [`Self::on_failed_deadline`] once the channel is out of
     /// service. The pool reads it after every other call.
-    fn next_deadline(&self) -> Option<MonoNs>;
+    fn next_deadline(&self) -> Option<MonoNs> {
+        None
+    }
 
     /// The lines that have a socket. All of them are drained before a deadline is handled.
     fn lines(&self) -> LineSet;
 
     /// The channel is out of service from now on. Its state is as the failed call left it.
-    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, Self::Local>);
+    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, Self::Local>) {}
 
     /// The deadline of a channel that is out of service has passed: the handler may publish that state again. After a
     /// panic here or in [`Self::on_failed`], the pool never calls the handler again.
-    fn on_failed_deadline<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, Self::Local>);
+    fn on_failed_deadline<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, Self::Local>) {}
 }
 
 /// Resources for one call of a handler. All of them belong to the calling thread for the duration of the call.

@@ -105,8 +105,9 @@ pub trait ThreadIo {
     fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet>;
 
     /// Moves the datagrams that the last wait delivered for this handle ([`Event::Provided`]) into `batch`. Their
-    /// buffers return to the kernel when the batch is cleared.
-    fn take_provided(&mut self, handle: Handle, batch: &mut ReceiveBatch);
+    /// buffers return to the kernel when the batch is cleared. Without effect where [`HandleSet::delivers_data`] is
+    /// false.
+    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
 
     /// Hands the packets to the kernel. On return each packet is handed over or refused. Never blocks. Returns how many
     /// were taken, from the front.

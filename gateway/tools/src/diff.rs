@@ -36,7 +36,7 @@ use self::{
     feed_messages::FeedMessages,
     published::{PublishedCapture, PublishedLog},
 };
-use crate::merge::MergeError;
+use crate::{merge::MergeError, report::quantity::Count, summary_table::SummaryTable};
 
 /// Options of a comparison.
 #[derive(Clone, Debug)]
@@ -253,8 +253,8 @@ impl DiffReport {
     pub fn to_text(&self) -> String {
         use std::fmt::Write as _;
 
-        use crate::replay::summary::grouped;
-        let mut text = String::new();
+        let mut table = SummaryTable::default();
+        let text = &mut table.text;
         let [a, b] = &self.paths;
         // Writing to a string cannot fail.
         for difference in &self.differences {
@@ -271,18 +271,17 @@ impl DiffReport {
         let [items_a, items_b] = self.items;
         let [only_a, only_b] = self.only_in;
         let verdict = if self.same { "same" } else { "different" };
-        let rows = [
-            ("result", verdict.to_owned()),
-            ("A", format!("{a}: {} {}", grouped(items_a), self.item_kind)),
-            ("B", format!("{b}: {} {}", grouped(items_b), self.item_kind)),
-            ("in both", grouped(self.common)),
-            ("content differs", grouped(self.content_differs)),
-            ("only in A", grouped(only_a)),
-            ("only in B", grouped(only_b)),
-            ("order differs", grouped(self.order_differs)),
-        ];
-        for (name, value) in rows {
-            let _ = writeln!(text, "{name:<26} {value}");
+        table.row("result", verdict);
+        table.row("A", format!("{a}: {} {}", Count(items_a), self.item_kind));
+        table.row("B", format!("{b}: {} {}", Count(items_b), self.item_kind));
+        for (name, count) in [
+            ("in both", self.common),
+            ("content differs", self.content_differs),
+            ("only in A", only_a),
+            ("only in B", only_b),
+            ("order differs", self.order_differs),
+        ] {
+            table.row(name, Count(count));
         }
         let [repeated_a, repeated_b] = self.duplicates;
         for (name, count) in [
@@ -291,9 +290,9 @@ impl DiffReport {
             ("duplicates in B", repeated_b),
         ] {
             if count > 0 {
-                let _ = writeln!(text, "{name:<26} {} (not a difference)", grouped(count));
+                table.row(name, format!("{} (not a difference)", Count(count)));
             }
         }
-        text
+        table.text
     }
 }

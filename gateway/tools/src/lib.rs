@@ -8,4 +8,5 @@ pub mod inspect;
 pub mod merge;
 pub mod replay;
 pub mod report;
+mod summary_table;
 pub mod verify;

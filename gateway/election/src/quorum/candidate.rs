@@ -28,7 +28,7 @@ use crate::{
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName, next_epoch},
     peer::{PeerMessage, PeerState},
-    record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion, PeerTimestamp},
+    record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion},
     timing::LeaseTiming,
 };
 
@@ -459,13 +459,7 @@ impl Core for Candidate {
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
-        PeerState {
-            member: self.config.member.clone(),
-            eligibility: self.eligibility,
-            fitness: self.fitness,
-            configuration: self.config.configuration,
-            stamp: PeerTimestamp(now.0),
-        }
+        PeerState::at(now, &self.config.member, self.config.configuration, self.eligibility, self.fitness)
     }
 
     fn view(&self) -> View {

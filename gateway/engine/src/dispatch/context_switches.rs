@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_feeds::identity::Line;
 use mdgw_sys::{
     batch::ReceiveBatch,
     handle::{ChannelIndex, Handle, LineSet},
@@ -24,8 +24,8 @@ use mdgw_sys::{
 use super::{pool::Pool, roles::Counts, testing::wait_until};
 use crate::{
     dispatch::{
-        ChannelHandler, Dispatch, DispatchConfig, FailReason, Failure, Progress, PromotionPolicy, ThreadConfig,
-        TurnContext, WaitPolicy,
+        ChannelHandler, Dispatch, DispatchConfig, Failure, Progress, PromotionPolicy, ThreadConfig, TurnContext,
+        WaitPolicy,
     },
     handle_set::{
         HandleSet, ThreadIo, backend_choice,
@@ -84,33 +84,9 @@ impl ChannelHandler for SequenceCheckedChannel {
         }
     }
 
-    fn on_deadline<I: ThreadIo>(
-        &mut self,
-        _now: MonoNs,
-        _context: &mut TurnContext<'_, I, ReceiveBatch>,
-    ) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn on_message<I: ThreadIo>(
-        &mut self,
-        (): (),
-        _context: &mut TurnContext<'_, I, ReceiveBatch>,
-    ) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    fn next_deadline(&self) -> Option<MonoNs> {
-        None
-    }
-
     fn lines(&self) -> LineSet {
         LineSet(1)
     }
-
-    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, ReceiveBatch>) {}
-
-    fn on_failed_deadline<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, ReceiveBatch>) {}
 }
 
 /// Counts of one thread.

@@ -127,8 +127,6 @@ impl ThreadIo for MemoryIo {
         Ok(LineSet::default())
     }
 
-    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
-
     fn send(&mut self, _packets: &SendBatch<'_>) -> io::Result<usize> {
         Ok(0)
     }

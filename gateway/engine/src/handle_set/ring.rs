@@ -33,7 +33,7 @@ pub use self::multishot::{MultishotIo, MultishotSet};
 #[cfg(all(test, not(feature = "loom")))]
 pub(crate) use self::shared_ring::SharedRingSet;
 use self::submission::{Request, Ring};
-use super::epoll::{EVENTS_MAX, ReadySet, to_event};
+use super::epoll::{EVENTS_MAX, ReadySet, event_buffer, to_event};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// How a ring waits for the epoll set.
@@ -79,7 +79,7 @@ impl HandleSet for RingSet {
             wait_method: self.wait,
             armed: false,
             wait_buffer: PinnedArray::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
-            poll_buffer: Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX]),
+            poll_buffer: event_buffer(),
             undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
         })
@@ -275,8 +275,6 @@ impl ThreadIo for RingIo {
         }
         fault.map_or(Ok(open_lines), Err)
     }
-
-    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
         let mut sends = self.ring.begin_send(packets)?;

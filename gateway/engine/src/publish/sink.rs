@@ -400,14 +400,7 @@ mod tests {
     }
 
     fn message(sequence: u64) -> FrameMeta {
-        FrameMeta {
-            sequence: Sequence(sequence),
-            next: Sequence(sequence + 1),
-            kind: FrameKind::Message,
-            flags: FrameFlags::default(),
-            ts_recv: NOW.0,
-            ts_in_delta_ns: 5,
-        }
+        FrameMeta::message(Sequence(sequence), NOW, 5)
     }
 
     /// `count` records of `bytes` bytes.

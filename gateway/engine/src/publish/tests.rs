@@ -7,7 +7,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Epoch, Feed, GroupId, Line, Sequence, Session},
     published::{
         packet::{PacketFlags, parse_packet},
@@ -131,6 +131,14 @@ impl Harness {
         Self { directory, log, maintenance, takeover, publisher, buffers, io, receivers }
     }
 
+    /// With the session begun, and its messages before `next` in the log.
+    fn in_session(setup: &HarnessConfig, next: u64) -> Self {
+        let mut harness = Self::new(setup);
+        harness.log.session(session(), Sequence(1));
+        harness.messages(1, next);
+        harness
+    }
+
     /// Messages `[first, next)` as one datagram each.
     fn messages(&mut self, first: u64, next: u64) {
         for sequence in first..next {
@@ -142,17 +150,9 @@ impl Harness {
 
     /// A message of four records, cut into three parts.
     fn long_message(&mut self, sequence: u64) {
-        let meta = FrameMeta {
-            sequence: Sequence(sequence),
-            next: Sequence(sequence + 1),
-            kind: FrameKind::Message,
-            flags: FrameFlags::default(),
-            ts_recv: NOW.0,
-            ts_in_delta_ns: 0,
-        };
         let mut record = [0; 560];
         record[0] = 140;
-        self.log.frame(&meta, 5, &record.repeat(5));
+        self.log.frame(&message(sequence), 5, &record.repeat(5));
         self.log.flush();
     }
 
@@ -199,14 +199,7 @@ fn text_of(datagram: &[u8]) -> String {
 }
 
 fn message(sequence: u64) -> FrameMeta {
-    FrameMeta {
-        sequence: Sequence(sequence),
-        next: Sequence(sequence + 1),
-        kind: FrameKind::Message,
-        flags: FrameFlags::default(),
-        ts_recv: NOW.0,
-        ts_in_delta_ns: 0,
-    }
+    FrameMeta::message(Sequence(sequence), NOW, 0)
 }
 
 /// 80 bytes, as its first byte says in units of four.
@@ -233,9 +226,8 @@ fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
 
 #[test]
 fn each_committed_entry_is_sent_once_per_line_in_order() {
-    let mut harness = Harness::new(&HarnessConfig { lines: 2, ..HarnessConfig::default() });
+    let mut harness = Harness::in_session(&HarnessConfig { lines: 2, ..HarnessConfig::default() }, 1);
     let fence = Fence::standalone(Epoch(5));
-    harness.log.session(session(), Sequence(1));
     harness.send(&fence);
     for line in 0..2 {
         assert_eq!(harness.received(line), ["5 [1,1) h0"], "the opening is published at once");
@@ -257,9 +249,7 @@ fn each_committed_entry_is_sent_once_per_line_in_order() {
 
 #[test]
 fn entries_of_an_earlier_run_are_not_published_again() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 4);
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     harness.publisher = Publisher::new(
         PublisherConfig {
             group: GroupId(2),
@@ -280,10 +270,8 @@ fn entries_of_an_earlier_run_are_not_published_again() {
 
 #[test]
 fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     let fence = Fence::closed();
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 4);
     harness.send(&fence);
     assert_eq!(harness.received(0), [""; 0]);
     assert_eq!(harness.publisher.mode(), PublishMode::Closed);
@@ -314,8 +302,7 @@ fn a_closed_fence_sends_nothing_and_every_opening_starts_with_catch_up() {
 
 #[test]
 fn a_takeover_starts_at_the_receive_watermark() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
     // Several segments: the place is no longer in the writer's memory.
     harness.messages(1, 3_000);
     harness.set_watermark(1, 0, 2_900, 0);
@@ -336,8 +323,7 @@ fn a_takeover_starts_at_the_receive_watermark() {
 
 #[test]
 fn a_takeover_reads_no_files_for_entries_in_memory() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
     // The place is one segment before the last.
     harness.messages(1, 1_000);
     harness.set_watermark(1, 0, 800, 0);
@@ -353,10 +339,9 @@ fn a_takeover_reads_no_files_for_entries_in_memory() {
 
 #[test]
 fn entries_evicted_during_catch_up_are_read_from_the_files() {
-    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() });
+    let mut harness =
+        Harness::in_session(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() }, 40);
     let fence = Fence::standalone(Epoch(2));
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 40);
     harness.set_watermark(1, 0, 5, 0);
     // Received after each hand-over: on a machine that runs late, the packets due at once exceed the socket's buffer.
     let (sender, received) = std::sync::mpsc::channel();
@@ -389,9 +374,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
         (2, &["2 [4,4) h0", "2 [4,5).2 r1", "2 [5,6) r1"]),
     ] {
-        let mut harness = Harness::new(&HarnessConfig::default());
-        harness.log.session(session(), Sequence(1));
-        harness.messages(1, 2);
+        let mut harness = Harness::in_session(&HarnessConfig::default(), 2);
         harness.log.covered_through(Sequence(4));
         harness.long_message(4);
         harness.messages(5, 6);
@@ -403,9 +386,7 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
 
 #[test]
 fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 4);
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     harness.log.session(Session { restart: 1, ..session() }, Sequence(1));
     harness.messages(1, 3);
     harness.set_watermark(1, 0, 3, 0);
@@ -415,10 +396,8 @@ fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
 
 #[test]
 fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     let fence = Fence::standalone(Epoch(2));
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 4);
     let reported_through = Some(StreamPosition::at(session(), Sequence(6)));
     harness.takeover.received_through.set(ReceiveWatermark {
         received_through: None,
@@ -442,9 +421,7 @@ fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
 
 #[test]
 fn a_received_watermark_beyond_own_input_is_not_trusted() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 4);
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     // Forged: neither the input nor the peer has this position.
     harness.set_watermark(1, 0, 1 << 40, 0);
     harness.send(&Fence::standalone(Epoch(2)));
@@ -455,10 +432,8 @@ fn a_received_watermark_beyond_own_input_is_not_trusted() {
 
 #[test]
 fn a_returning_leader_continues_at_the_furthest_published_position() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 3);
     let fence = Fence::closed();
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 3);
     harness.set_watermark(1, 0, 2, 0);
     fence.open(Epoch(2), MonoNs(u64::MAX));
     harness.send(&fence);
@@ -482,10 +457,9 @@ fn a_returning_leader_continues_at_the_furthest_published_position() {
 
 #[test]
 fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
-    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() });
+    let mut harness =
+        Harness::in_session(&HarnessConfig { catch_up_packets_per_s: 2_000, ..HarnessConfig::default() }, 40);
     let fence = Fence::standalone(Epoch(2));
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 40);
     harness.set_watermark(1, 0, 1, 0);
     harness.send(&fence);
     let mut sent_packets = harness.received(0);
@@ -508,10 +482,9 @@ fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
 
 #[test]
 fn catch_up_is_paced_and_live_packets_wait_behind_it() {
-    let mut harness = Harness::new(&HarnessConfig { catch_up_packets_per_s: 1, ..HarnessConfig::default() });
+    let mut harness =
+        Harness::in_session(&HarnessConfig { catch_up_packets_per_s: 1, ..HarnessConfig::default() }, 101);
     let fence = Fence::standalone(Epoch(1));
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 101);
     harness.send(&fence);
     let portion = harness.received(0).len() - 1;
     assert_eq!(portion, 32);
@@ -525,10 +498,9 @@ fn catch_up_is_paced_and_live_packets_wait_behind_it() {
 
 #[test]
 fn the_fence_is_checked_before_each_send_call() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
     let fence = Arc::new(Fence::closed());
     fence.open(Epoch(1), MonoNs(u64::MAX));
-    harness.log.session(session(), Sequence(1));
     harness.send(&fence);
     harness.received(0);
     harness.messages(1, 201);
@@ -541,9 +513,8 @@ fn the_fence_is_checked_before_each_send_call() {
 
 #[test]
 fn a_refused_send_is_retried_from_the_cursor() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
     let fence = Fence::standalone(Epoch(1));
-    harness.log.session(session(), Sequence(1));
     harness.send(&fence);
     harness.received(0);
     harness.messages(1, 3);
@@ -562,10 +533,11 @@ fn a_refused_send_is_retried_from_the_cursor() {
 #[test]
 fn a_failing_line_does_not_delay_the_other_line() {
     for broken_line in 0..2 {
-        let mut harness =
-            Harness::new(&HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() });
+        let mut harness = Harness::in_session(
+            &HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() },
+            1,
+        );
         let fence = Fence::standalone(Epoch(1));
-        harness.log.session(session(), Sequence(1));
         harness.send(&fence);
         // Far more than the writer keeps for a line that makes no progress.
         let mut expected = Vec::new();
@@ -584,10 +556,10 @@ fn a_failing_line_does_not_delay_the_other_line() {
 #[test]
 fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
-        let mut harness =
-            Harness::new(&HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() });
-        harness.log.session(session(), Sequence(1));
-        harness.messages(1, 201);
+        let mut harness = Harness::in_session(
+            &HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() },
+            201,
+        );
         let fence = Fence::standalone(Epoch(7));
         harness.send(&fence);
         for _ in 0..1_000 {
@@ -607,9 +579,7 @@ fn a_failing_line_does_not_keep_a_takeover_from_completing() {
 
 #[test]
 fn a_refused_catch_up_is_retried_soon_and_is_not_counted() {
-    let mut harness = Harness::new(&HarnessConfig::default());
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 11);
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 11);
     harness.io.refuse = 2;
     let fence = Fence::standalone(Epoch(7));
     // The first refusal is the opening's heartbeat.
@@ -668,10 +638,8 @@ fn a_restarted_gateway_publishes_its_recovered_position_at_once() {
 
 #[test]
 fn a_failed_channel_is_published_at_once_and_in_every_heartbeat() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 3);
     let fence = Fence::standalone(Epoch(1));
-    harness.log.session(session(), Sequence(1));
-    harness.messages(1, 3);
     harness.send(&fence);
     let mut early = Subscriber::new();
     early.receive(&harness);
@@ -725,9 +693,8 @@ impl Subscriber {
 
 #[test]
 fn a_closed_fence_stops_heartbeats() {
-    let mut harness = Harness::new(&HarnessConfig::default());
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
     let fence = Fence::standalone(Epoch(1));
-    harness.log.session(session(), Sequence(1));
     harness.send(&fence);
     harness.received(0);
     fence.close();

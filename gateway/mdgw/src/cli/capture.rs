@@ -23,7 +23,7 @@ use mdgw_tools::{
         Capture, CaptureLine, CaptureOptions, CaptureProgress, OutputFiles, Tap, TriggerOptions, Triggers,
         WatchedChannel, is_standard_output,
     },
-    replay::summary::grouped,
+    report::quantity::Count,
 };
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -204,7 +204,7 @@ const SHOW_INTERVAL: Duration = Duration::from_millis(250);
 
 fn progress_line(progress: CaptureProgress) -> String {
     let CaptureProgress { packets, dropped, files } = progress;
-    format!("{} packets, {} dropped, {} files", grouped(packets), grouped(dropped), grouped(files))
+    format!("{} packets, {} dropped, {} files", Count(packets), Count(dropped), Count(files))
 }
 
 impl Args {

@@ -9,7 +9,7 @@ use anyhow::bail;
 use dbn::Schema;
 use mdgw_tools::{
     convert::{self, ConvertOptions, Format},
-    replay::summary::grouped,
+    report::quantity::Count,
 };
 
 use super::{
@@ -88,9 +88,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     // Standard error, since standard output may carry the table.
     let skipped = match converted.skipped {
         0 => String::new(),
-        count => format!(", {} of other schemas skipped", grouped(count)),
+        count => format!(", {} of other schemas skipped", Count(count)),
     };
-    let (records, out) = (grouped(converted.records), args.out.display());
+    let (records, out) = (Count(converted.records), args.out.display());
     writeln!(io::stderr(), "{out}: {records} records{skipped}")?;
     Ok(Outcome::Done)
 }

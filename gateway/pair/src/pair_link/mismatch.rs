@@ -232,17 +232,9 @@ mod tests {
                     log.covered_through(Sequence(sequence + 1));
                     continue;
                 };
-                let meta = FrameMeta {
-                    sequence: Sequence(sequence),
-                    next: Sequence(sequence + 1),
-                    kind: FrameKind::Message,
-                    flags: FrameFlags::default(),
-                    ts_recv: 5,
-                    ts_in_delta_ns: 0,
-                };
                 let mut record = [byte; 80];
                 record[0] = 20;
-                log.frame(&meta, 1, &record);
+                log.frame(&FrameMeta::message(Sequence(sequence), UnixNs(5), 0), 1, &record);
             }
             log.flush();
             let mut reader = Reader::open(directory.path(), CHANNEL.0).unwrap();

@@ -131,7 +131,7 @@ const UNSENT_MAX: usize = 1 << 20;
 mod tests {
     use mdgw_engine::publish::LogSink;
     use mdgw_feeds::{
-        frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+        frame::{FrameMeta, FrameSink},
         identity::Feed,
         time::{TradingDate, UnixNs},
     };
@@ -168,17 +168,9 @@ mod tests {
         let mut write = |maintenance: &mut mdgw_publog::SegmentMaintenance, range: std::ops::Range<u64>| {
             for sequence in range {
                 maintenance.run_once(NOW.0);
-                let meta = FrameMeta {
-                    sequence: Sequence(sequence),
-                    next: Sequence(sequence + 1),
-                    kind: FrameKind::Message,
-                    flags: FrameFlags::default(),
-                    ts_recv: NOW.0,
-                    ts_in_delta_ns: 0,
-                };
                 let mut record = [0; 80];
                 record[0] = 20;
-                log.frame(&meta, 1, &record);
+                log.frame(&FrameMeta::message(Sequence(sequence), NOW, 0), 1, &record);
                 log.flush();
             }
         };

@@ -395,15 +395,10 @@ mod tests {
 
     use super::*;
 
-    fn shipped() -> Resolved {
-        let text = include_str!("../../../../ops/config/mdgw.toml");
-        Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
-    }
-
     #[test]
     fn the_shipped_configuration_is_explained() {
         let mut text = String::new();
-        explain(&shipped(), &mut text).unwrap();
+        explain(&Resolved::shipped(), &mut text).unwrap();
         expect![[r#"
             gateway      node 0, state file /var/lib/mdgw/state
                          publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, retention 1 h

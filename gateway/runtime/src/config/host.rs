@@ -217,11 +217,6 @@ pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
 mod tests {
     use super::*;
 
-    fn shipped() -> Resolved {
-        let text = include_str!("../../../../ops/config/mdgw.toml");
-        Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
-    }
-
     #[test]
     fn a_missing_requirement_is_a_fault_and_a_degraded_one_a_warning() {
         let host = Host {
@@ -230,7 +225,7 @@ mod tests {
             receive_buffer_bytes_max: Some(212_992),
             ..Host::default()
         };
-        let Findings { faults, warnings } = host.findings(&shipped());
+        let Findings { faults, warnings } = host.findings(&Resolved::shipped());
         assert_eq!(
             faults,
             [
@@ -259,7 +254,7 @@ mod tests {
 
     #[test]
     fn unlockable_memory_is_a_warning_only_if_lock_memory_is_set() {
-        let mut config = shipped();
+        let mut config = Resolved::shipped();
         let mut host = complete_host(&config);
         host.lock_refused = Some("a limit".to_owned());
         let warnings = host.findings(&config).warnings;
@@ -307,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_complete_host_gives_no_findings() {
-        let config = shipped();
+        let config = Resolved::shipped();
         assert_eq!(complete_host(&config).findings(&config), Findings::default());
     }
 

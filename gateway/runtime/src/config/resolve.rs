@@ -29,6 +29,13 @@ impl Resolved {
         Self::from_text(path, &text)
     }
 
+    /// The commented example, `ops/config/mdgw.toml`.
+    #[cfg(test)]
+    pub(super) fn shipped() -> Self {
+        let text = include_str!("../../../../ops/config/mdgw.toml");
+        Self::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// Checks a configuration that is already in memory; `path` is its name in messages.
     ///
     /// # Errors

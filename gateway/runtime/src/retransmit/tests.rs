@@ -2,7 +2,7 @@
 
 use mdgw_engine::publish::LogSink;
 use mdgw_feeds::{
-    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    frame::{FrameMeta, FrameSink},
     identity::{Feed, Sequence, Session},
     published::packet::parse_packet,
     time::{TradingDate, UnixNs},
@@ -79,15 +79,7 @@ impl ServiceFixture {
     }
 
     fn frame(&mut self, sequence: u64, record_count: u16, body: &[u8]) {
-        let meta = FrameMeta {
-            sequence: Sequence(sequence),
-            next: Sequence(sequence + 1),
-            kind: FrameKind::Message,
-            flags: FrameFlags::default(),
-            ts_recv: NOW.0,
-            ts_in_delta_ns: 0,
-        };
-        self.log.frame(&meta, record_count, body);
+        self.log.frame(&FrameMeta::message(Sequence(sequence), NOW, 0), record_count, body);
     }
 
     fn send_request(&mut self, kind: RequestKind, session: Option<Session>, first: u64, next: u64) -> Vec<String> {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::replay::summary::grouped;
+use crate::{report::quantity::Count, summary_table::SummaryTable};
 
 /// Summary of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -59,7 +59,10 @@ impl CaptureSummary {
     #[must_use]
     pub fn to_table(&self) -> String {
         let width = self.lines.iter().map(|line| line.line.chars().count()).max().unwrap_or(0).max(4);
-        let mut text = format!("{:<width$}  {:>14}  {:>11}  {:>16}  stamps\n", "line", "packets", "dropped", "bytes");
+        let mut table = SummaryTable::with_name_width(10);
+        // Writing to a string cannot fail.
+        let _ =
+            writeln!(table.text, "{:<width$}  {:>14}  {:>11}  {:>16}  stamps", "line", "packets", "dropped", "bytes");
         for line in &self.lines {
             let stamps =
                 [(line.stamps_hardware, "hardware"), (line.stamps_kernel, "kernel"), (line.stamps_none, "none")];
@@ -69,49 +72,45 @@ impl CaptureSummary {
                 [(_, kind)] => (*kind).to_owned(),
                 several => several
                     .iter()
-                    .map(|(count, kind)| format!("{kind} {}", grouped(*count)))
+                    .map(|(count, kind)| format!("{kind} {}", Count(*count)))
                     .collect::<Vec<_>>()
                     .join(", "),
             };
-            // Writing to a string cannot fail.
             let _ = writeln!(
-                text,
+                table.text,
                 "{:<width$}  {:>14}  {:>11}  {:>16}  {stamps}",
                 line.line,
-                grouped(line.packets),
-                grouped(line.dropped),
-                grouped(line.bytes)
+                Count(line.packets),
+                Count(line.dropped),
+                Count(line.bytes)
             );
             if line.truncated > 0 {
-                let _ = writeln!(text, "{:<width$}  {} packets truncated", "", grouped(line.truncated));
+                let _ = writeln!(table.text, "{:<width$}  {} packets truncated", "", Count(line.truncated));
             }
         }
-        let mut row = |name: &str, value: String| {
-            let _ = writeln!(text, "{name:<10} {value}");
-        };
-        row(
+        table.row(
             "captured",
-            format!("{:.3} s from first to last packet, {} bytes written", self.seconds, grouped(self.bytes)),
+            format!("{:.3} s from first to last packet, {} bytes written", self.seconds, Count(self.bytes)),
         );
         if let Some(triggers) = self.trigger_count {
-            row("triggers", grouped(triggers));
+            table.row("triggers", Count(triggers));
             for reason in &self.trigger_reasons {
-                row("", reason.clone());
+                table.row("", reason);
             }
         }
         match self.files.as_slice() {
-            [] => row("files", "none".to_owned()),
-            [file] => row("file", file.clone()),
+            [] => table.row("files", "none"),
+            [file] => table.row("file", file),
             [first, .., last] => {
-                row("files", format!("{}, {first} to {last}", grouped(self.files.len() as u64)));
+                table.row("files", format!("{}, {first} to {last}", Count(self.files.len() as u64)));
             }
         }
         if self.files_removed > 0 {
-            row("deleted", format!("{} older files (--files)", grouped(self.files_removed)));
+            table.row("deleted", format!("{} older files (--files)", Count(self.files_removed)));
         }
         if self.disk_wait_ns > 1_000_000 {
-            row("disk", format!("reception blocked {} ms on disk writes", self.disk_wait_ns / 1_000_000));
+            table.row("disk", format!("reception blocked {} ms on disk writes", self.disk_wait_ns / 1_000_000));
         }
-        text
+        table.text
     }
 }

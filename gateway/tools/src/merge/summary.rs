@@ -18,9 +18,10 @@ use super::{
 use crate::{
     replay::{
         routes::{LaneRoutes, LineSource},
-        summary::{FileSummary, SummaryTable, grouped},
+        summary::FileSummary,
     },
-    report::quantity::Latency,
+    report::quantity::{Count, Latency},
+    summary_table::SummaryTable,
 };
 
 /// Summary of a merge.
@@ -228,20 +229,16 @@ impl MergeSummary {
         if !self.clocks.is_empty() {
             table.blank_line();
             self.clocks.iter().for_each(|clock| clock.rows(&mut table));
-            table.row("", "(the offset includes the difference of the network paths)".to_owned());
+            table.row("", "(the offset includes the difference of the network paths)");
         }
         table.blank_line();
-        for (name, count) in [
+        table.rows_above_zero([
             ("unknown feed", self.unrecognised_datagrams),
             ("other feeds", self.other_feed_datagrams),
             ("malformed packets", self.malformed_datagrams),
-        ] {
-            if count > 0 {
-                table.row(name, grouped(count));
-            }
-        }
+        ]);
         let OutputSummary { path, packets, payload_bytes } = &self.output;
-        let (packets, payload_bytes) = (grouped(*packets), grouped(*payload_bytes));
+        let (packets, payload_bytes) = (Count(*packets), Count(*payload_bytes));
         table.row("written", format!("{path}: {packets} packets, {payload_bytes} bytes of payload"));
         table.row("elapsed", format!("{:.3} s", self.elapsed_seconds));
         table.text
@@ -290,42 +287,42 @@ impl LaneSummary {
         let name = self.session.as_deref().unwrap_or(self.feed);
         let sessions = if self.sessions > 1 { format!(", {} sessions", self.sessions) } else { String::new() };
         table.row("channel", format!("{name}{sessions}"));
-        table.row("  messages", format!("{} in {} packets", grouped(self.messages), grouped(self.packets)));
+        table.row("  messages", format!("{} in {} packets", Count(self.messages), Count(self.packets)));
         if self.unsequenced > 0 {
-            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", Count(self.unsequenced)));
         }
         let gaps = match self.gap_count {
             0 => "nothing".to_owned(),
-            count => format!("{} messages in {} gaps", grouped(self.gap_messages), grouped(count)),
+            count => format!("{} messages in {} gaps", Count(self.gap_messages), Count(count)),
         };
         table.row("  lost on all lines", gaps);
         for gap in self.gaps.iter().take(GAPS_SHOWN) {
-            let count = grouped(gap.next - gap.first);
-            table.row("", format!("[{}, {}) {count} of {}", grouped(gap.first), grouped(gap.next), gap.session));
+            let count = Count(gap.next - gap.first);
+            table.row("", format!("[{}, {}) {count} of {}", Count(gap.first), Count(gap.next), gap.session));
         }
         if self.gap_count > GAPS_SHOWN as u64 {
-            table.row("", format!("and {} more", grouped(self.gap_count - GAPS_SHOWN as u64)));
+            table.row("", format!("and {} more", Count(self.gap_count - GAPS_SHOWN as u64)));
         }
         let late: u64 = self.lines.iter().map(|line| line.late_messages).sum();
         if self.gaps_window_full > 0 {
             let why = format!(
                 "{} gaps, because the window of {} packets was full",
-                grouped(self.gaps_window_full),
-                grouped(WINDOW_PACKETS as u64)
+                Count(self.gaps_window_full),
+                Count(WINDOW_PACKETS as u64)
             );
-            table.row("  declared early", format!("{why}; {} messages arrived later", grouped(late)));
-            table.row("", "(give a lagging line as a file, not as a pipe)".to_owned());
+            table.row("  declared early", format!("{why}; {} messages arrived later", Count(late)));
+            table.row("", "(give a lagging line as a file, not as a pipe)");
         } else if late > 0 {
             // The arbiter remembers its last gaps only.
-            let late = grouped(late);
+            let late = Count(late);
             table.row(
                 "  declared early",
                 format!("at least {late} messages arrived after all lines known at that time had passed them"),
             );
-            table.row("", "(give a line that starts this late as a separate capture)".to_owned());
+            table.row("", "(give a line that starts this late as a separate capture)");
         }
         for (reason, count) in &self.drops {
-            table.row(&format!("  dropped {reason}"), grouped(*count));
+            table.row(&format!("  dropped {reason}"), Count(*count));
         }
         if self.sessions > 0 {
             self.line_table(&mut table.text);
@@ -346,13 +343,13 @@ impl LaneSummary {
                 text,
                 "  {:<6}{:>12}{:>14}{:>8}{:>12}{:>9}{:>9}{:>12}  {} to {}",
                 line.line,
-                grouped(line.packets),
-                grouped(line.messages),
+                Count(line.packets),
+                Count(line.messages),
                 share(line.won_messages, self.messages),
-                grouped(line.lost_messages),
-                grouped(line.line_gaps),
-                grouped(line.longest_line_gap),
-                grouped(line.lost_messages.saturating_sub(line.lost_by_all_messages)),
+                Count(line.lost_messages),
+                Count(line.line_gaps),
+                Count(line.longest_line_gap),
+                Count(line.lost_messages.saturating_sub(line.lost_by_all_messages)),
                 line.path,
                 line.dst,
             );
@@ -363,7 +360,7 @@ impl LaneSummary {
                 ("missing after the line's last packet", line.missing_after_last),
             ];
             for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
-                let _ = writeln!(text, "        {} {name}", grouped(count));
+                let _ = writeln!(text, "        {} {name}", Count(count));
             }
         }
     }
@@ -385,7 +382,7 @@ impl LaneSummary {
                 "  {:<6}{:<6}{:>14}{:>8}{:>10}{:>10}{:>10}{:>10}{by}",
                 lead.line,
                 lead.other_line,
-                grouped(lead.common_messages),
+                Count(lead.common_messages),
                 share(lead.won_messages, lead.common_messages),
                 Latency(lead.p50_ns),
                 Latency(lead.p90_ns),
@@ -433,7 +430,7 @@ impl ClockSummary {
         table.row("clocks", format!("{file} is {offset} {direction} {reference}"));
         let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
         let drift = self.drift_ppm.map_or_else(String::new, |ppm| format!(", drifting by {ppm:.3} ppm"));
-        let messages = grouped(self.messages);
+        let messages = Count(self.messages);
         table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.basis));
     }
 }

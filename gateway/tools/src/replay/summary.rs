@@ -1,9 +1,11 @@
 //! Summary of an offline replay: as a table, or as one line of JSON.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::collections::BTreeMap;
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile};
 use serde::Serialize;
+
+use crate::{report::quantity::Count, summary_table::SummaryTable};
 
 /// Summary of an offline replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -172,33 +174,27 @@ impl Summary {
             let session = channel.session.as_deref().unwrap_or(channel.feed);
             table.row("channel", format!("{session}, {}", channel.state));
             for line in &channel.lines {
-                table.row(&format!("  line {}", line.line), line.source.clone());
+                table.row(&format!("  line {}", line.line), &line.source);
             }
             channel.counts.rows(&mut table);
-            for (name, count) in [
-                ("late starts", channel.late_starts),
-                ("late messages skipped (gap already declared)", channel.late_messages),
-            ] {
-                if count > 0 {
-                    table.row(&format!("  {name}"), grouped(count));
-                }
-            }
+            table.rows_above_zero([
+                ("  late starts", channel.late_starts),
+                ("  late messages skipped (gap already declared)", channel.late_messages),
+            ]);
         }
         table.blank_line();
         if self.channels.len() > 1 {
-            table.row("all channels", String::new());
+            table.row("all channels", "");
             self.total.rows(&mut table);
         }
-        for (name, count) in [("unknown feed", self.unrecognised_datagrams), ("other feeds", self.other_feed_datagrams)]
-        {
-            if count > 0 {
-                table.row(name, grouped(count));
-            }
-        }
+        table.rows_above_zero([
+            ("unknown feed", self.unrecognised_datagrams),
+            ("other feeds", self.other_feed_datagrams),
+        ]);
         table.row("capture", format!("{:.3} s", self.capture_seconds));
         table.row("replayed in", format!("{:.3} s, {:.0} messages/s", self.elapsed_seconds, self.messages_per_second));
         if let Some(output) = &self.output {
-            let (records, symbols) = (grouped(output.records), grouped(output.symbols));
+            let (records, symbols) = (Count(output.records), Count(output.symbols));
             table.row("written", format!("{}: {records} records, {symbols} symbols", output.path));
         }
         table.text
@@ -207,34 +203,30 @@ impl Summary {
 
 impl Totals {
     fn rows(&self, table: &mut SummaryTable) {
-        table.row("  packets", format!("{} ({} heartbeats)", grouped(self.packets), grouped(self.heartbeats)));
-        table.row("  messages", grouped(self.messages));
-        if self.messages_refused > 0 {
-            table.row("  not decoded", grouped(self.messages_refused));
-        }
+        table.row("  packets", format!("{} ({} heartbeats)", Count(self.packets), Count(self.heartbeats)));
+        table.row("  messages", Count(self.messages));
+        table.rows_above_zero([("  not decoded", self.messages_refused)]);
         if self.unsequenced > 0 {
-            table.row("  unsequenced", format!("{}, in file order", grouped(self.unsequenced)));
+            table.row("  unsequenced", format!("{}, in file order", Count(self.unsequenced)));
         }
         for (schema, count) in &self.records {
-            table.row(&format!("  records {schema}"), grouped(*count));
+            table.row(&format!("  records {schema}"), Count(*count));
         }
-        if self.suspect_records > 0 {
-            table.row("  suspect records", grouped(self.suspect_records));
-        }
+        table.rows_above_zero([("  suspect records", self.suspect_records)]);
         if self.trades_broken > 0 {
-            table.row("  trades broken", format!("{}, without a record", grouped(self.trades_broken)));
+            table.row("  trades broken", format!("{}, without a record", Count(self.trades_broken)));
         }
-        table.row("  gaps", format!("{} ({} messages lost)", grouped(self.gaps), grouped(self.lost_messages)));
-        table.row("  duplicates", grouped(self.duplicates));
+        table.row("  gaps", format!("{} ({} messages lost)", Count(self.gaps), Count(self.lost_messages)));
+        table.row("  duplicates", Count(self.duplicates));
         for (reason, count) in &self.drops {
-            table.row(&format!("  dropped {reason}"), grouped(*count));
+            table.row(&format!("  dropped {reason}"), Count(*count));
         }
         let faults: u64 = self.book_faults.values().sum();
-        table.row("  book faults", grouped(faults));
+        table.row("  book faults", Count(faults));
         for (fault, count) in &self.book_faults {
-            table.row(&format!("    {fault}"), grouped(*count));
+            table.row(&format!("    {fault}"), Count(*count));
         }
-        table.row("  sessions", grouped(self.sessions));
+        table.row("  sessions", Count(self.sessions));
     }
 }
 
@@ -257,64 +249,23 @@ impl FileSummary {
     }
 
     pub(crate) fn rows(&self, table: &mut SummaryTable) {
-        table.row(&self.path, format!("{} frames, {} UDP", grouped(self.frames), grouped(self.datagrams)));
-        let anomalies = [
-            ("other protocols", self.not_udp),
-            ("IP fragments skipped", self.fragments),
-            ("malformed frames skipped", self.malformed),
-            ("truncated by the capture's snap length", self.truncated),
-            ("without a timestamp", self.frames_without_timestamp),
-        ];
-        for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
-            table.row(&format!("  {name}"), grouped(count));
-        }
+        table.row(&self.path, format!("{} frames, {} UDP", Count(self.frames), Count(self.datagrams)));
+        table.rows_above_zero([
+            ("  other protocols", self.not_udp),
+            ("  IP fragments skipped", self.fragments),
+            ("  malformed frames skipped", self.malformed),
+            ("  truncated by the capture's snap length", self.truncated),
+            ("  without a timestamp", self.frames_without_timestamp),
+        ]);
         if let Some(damage) = &self.damage {
-            table.row("  damaged", damage.clone());
+            table.row("  damaged", damage);
         }
     }
-}
-
-/// A table of two columns.
-#[derive(Debug, Default)]
-pub(crate) struct SummaryTable {
-    pub(crate) text: String,
-}
-
-impl SummaryTable {
-    pub(crate) fn row(&mut self, name: &str, value: String) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
-    }
-
-    pub(crate) fn blank_line(&mut self) {
-        if !self.text.is_empty() {
-            self.text.push('\n');
-        }
-    }
-}
-
-/// A number with thousands separators: `1,234,567`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        let groups: Vec<String> = [0, 999, 1_000, 12_345, 1_234_567].map(grouped).to_vec();
-        assert_eq!(groups, ["0", "999", "1,000", "12,345", "1,234,567"]);
-    }
 
     #[test]
     fn totals_add_up_by_name() {

@@ -28,9 +28,9 @@ use serde::Serialize;
 use self::{gateway::GatewayLosses, host::HostDrops, sink::ReceiverSink};
 use super::{
     capture_merge::CaptureMerge,
-    summary::grouped,
     wire::{self, Lateness, WireError, WireOptions},
 };
+use crate::report::quantity::Count;
 
 /// Receiver of the packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,15 +147,7 @@ pub fn run(
         }
     };
     let options = WireOptions { pace: Pace::Rising(ramp), ..options.clone() };
-    let search = RefCell::new(Search {
-        counts,
-        ramp,
-        origin: None,
-        steps: Vec::new(),
-        dropped: 0,
-        gap_messages: 0,
-        fault: None,
-    });
+    let search = RefCell::new(Search::new(counts, ramp));
     let mut stopped_by = StoppedBy::EndOfCaptures;
     let summary = wire::run_observed(
         open,
@@ -270,6 +262,10 @@ struct StepProgress {
 }
 
 impl Search {
+    fn new(counts: Box<dyn LossCounter>, ramp: Rising) -> Self {
+        Self { counts, ramp, origin: None, steps: Vec::new(), dropped: 0, gap_messages: 0, fault: None }
+    }
+
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs) {
         let now = mono_now();
         let origin = *self.origin.get_or_insert(intended);
@@ -389,7 +385,7 @@ impl UntilLoss {
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
             let late = step.send_lateness.map_or_else(String::new, |late| us(late.p99_ns));
-            let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), grouped);
+            let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), |count| Count(count).to_string());
             let latency = step.latency.or(step.gateway_latency).map_or_else(
                 || "-".to_owned(),
                 |latency| format!("{} / {} / {}", us(latency.p50_ns), us(latency.p99_ns), us(latency.max_ns)),
@@ -400,8 +396,8 @@ impl UntilLoss {
                 "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>31}",
                 step.rate_requested,
                 step.rate_sent,
-                grouped(step.sent),
-                grouped(step.dropped)
+                Count(step.sent),
+                Count(step.dropped)
             );
         }
         let why = match self.stopped_by {
@@ -419,11 +415,8 @@ impl UntilLoss {
             (None, StoppedBy::EndOfCaptures | StoppedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
         if self.lost_in_transit > 0 {
-            let _ = writeln!(
-                text,
-                "{} packets were not received, and no socket dropped them",
-                grouped(self.lost_in_transit)
-            );
+            let _ =
+                writeln!(text, "{} packets were not received, and no socket dropped them", Count(self.lost_in_transit));
         }
         let _ = writeln!(text, "target counts packets of the captures; sent counts their copies on all lines");
         let _ = writeln!(text, "loss is counted from: {}", self.counts_source);

@@ -34,7 +34,7 @@ impl fmt::Display for Latency {
 
 /// A count with thousands separators.
 #[derive(Clone, Copy)]
-pub(crate) struct Count(pub(crate) u64);
+pub struct Count(pub u64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -131,6 +131,11 @@ mod tests {
     #[test]
     fn timestamps_are_shown_in_utc() {
         assert_eq!(Timestamp(UnixNs(1_548_858_600_999_999_999)).to_string(), "2019-01-30 14:30:00");
-        assert_eq!(Count(1_234_567).to_string(), "1,234,567");
+    }
+
+    #[test]
+    fn counts_are_grouped_by_thousands() {
+        let texts = [0, 999, 1_000, 12_345, 1_234_567].map(|count| Count(count).to_string());
+        assert_eq!(texts, ["0", "999", "1,000", "12,345", "1,234,567"]);
     }
 }

@@ -1,6 +1,6 @@
 //! The verdict of a verification: as a table, or as one line of JSON.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::identity::{ChannelId, GroupId};
@@ -14,7 +14,7 @@ use super::{
     finding::{Finding, Findings, Location, Promise},
     receiver::ReceiverView,
 };
-use crate::replay::summary::grouped;
+use crate::{report::quantity::Count, summary_table::SummaryTable};
 
 /// Result of a verification.
 #[derive(Clone, Debug, Default)]
@@ -283,17 +283,13 @@ impl Verdict {
     /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self, files: &[String]) -> String {
-        let mut text = String::new();
-        let mut row = |name: &str, value: String| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{}", format!("{name:<26} {value}").trim_end());
-        };
+        let mut table = SummaryTable::default();
         let counts = &self.counts;
         if counts.packets > 0 {
-            let unicast_replies = grouped(counts.unicast_replies);
-            row("published packets", format!("{} ({unicast_replies} retransmitted)", grouped(counts.packets)));
+            let unicast_replies = Count(counts.unicast_replies);
+            table.row("published packets", format!("{} ({unicast_replies} retransmitted)", Count(counts.packets)));
         }
-        let anomalies = [
+        table.rows_above_zero([
             ("receivers' rows", self.rows),
             ("captured more than once", counts.duplicate_captures),
             ("stale epochs (fenced)", counts.stale_epoch_packets),
@@ -301,67 +297,64 @@ impl Verdict {
             ("of other groups", counts.other_groups),
             ("other datagrams", counts.unrecognised),
             ("items no longer remembered", self.evicted),
-        ];
-        for (name, count) in anomalies.into_iter().filter(|(_, count)| *count > 0) {
-            row(name, grouped(count));
-        }
+        ]);
         for (reason, count) in &counts.damaged {
-            row(&format!("damaged: {reason}"), grouped(*count));
+            table.row(&format!("damaged: {reason}"), Count(*count));
         }
-        row("items", format!("{} unique, {} republished", grouped(self.names), grouped(self.republished)));
+        table.row("items", format!("{} unique, {} republished", Count(self.names), Count(self.republished)));
         for epoch in &self.epochs {
             let length_s = Seconds(epoch.last_ns - epoch.first_ns);
             let value = format!(
                 "node {}, {} packets in {} s from {}",
                 epoch.node,
-                grouped(epoch.packets),
+                Count(epoch.packets),
                 length_s,
                 epoch.first_ns
             );
-            row(&format!("group {} epoch {}", epoch.group, epoch.count), value);
+            table.row(&format!("group {} epoch {}", epoch.group, epoch.count), value);
         }
         for channel in &self.channels {
             let file = files.get(channel.file).map_or("", String::as_str);
-            row(&format!("channel {}", channel.channel), format!("group {}, {file}", channel.group));
+            table.row(&format!("channel {}", channel.channel), format!("group {}, {file}", channel.group));
             for (session, first, last) in &channel.sessions {
-                row("  session", format!("{session}, {} to {}", grouped(*first), grouped(*last)));
+                table.row("  session", format!("{session}, {} to {}", Count(*first), Count(*last)));
             }
-            row("  gaps declared", grouped(channel.gaps));
-            row("  changes of leadership", grouped(channel.leadership_changes));
+            table.row("  gaps declared", Count(channel.gaps));
+            table.row("  changes of leadership", Count(channel.leadership_changes));
             for (name, times) in [("  blackout", &channel.blackout), ("  silence", &channel.content_blackout)] {
                 if times.count > 0 {
                     let [p50, p99, max] = [times.p50_ns, times.p99_ns, times.max_ns].map(Milliseconds);
-                    row(name, format!("p50 {p50} ms  p99 {p99} ms  max {max} ms  of {}", times.count));
+                    table.row(name, format!("p50 {p50} ms  p99 {p99} ms  max {max} ms  of {}", times.count));
                 }
                 for Bucket { from_ms, below_ms, count } in &times.buckets {
-                    let name = format!("    {} to {} ms", grouped(*from_ms), grouped(*below_ms));
-                    row(&name, format!("{:<7} {}", grouped(*count), bar(*count, times.count)));
+                    let name = format!("    {} to {} ms", Count(*from_ms), Count(*below_ms));
+                    table.row(&name, format!("{:<7} {}", Count(*count), bar(*count, times.count)));
                 }
             }
         }
         for Shortfall { file, channel, kind, records } in &self.shortfalls {
-            let (file, records) = (files.get(*file).map_or("", String::as_str), grouped(*records));
+            let (file, records) = (files.get(*file).map_or("", String::as_str), Count(*records));
             let value = match kind {
                 ShortfallKind::First => format!("{file} starts {records} records after the other receivers"),
                 ShortfallKind::Last => format!("{file} ends {records} records before the other receivers"),
                 ShortfallKind::All => format!("{file} has no records, the other receivers have {records}"),
             };
-            row(&format!("channel {channel}"), value);
+            table.row(&format!("channel {channel}"), value);
         }
-        row("", String::new());
+        table.row("", "");
         for promise in Promise::ALL {
             let value = match self.times_broken(promise) {
                 None if self.rows > 0 => "not checked: needs captures".to_owned(),
                 None => "not checked".to_owned(),
                 Some(0) => "passed".to_owned(),
-                Some(count) => format!("FAILED, {} times", grouped(count)),
+                Some(count) => format!("FAILED, {} times", Count(count)),
             };
-            row(promise.name(), value);
+            table.row(promise.name(), value);
         }
         for finding in &self.findings {
-            row("", format!("{}: {}", location(finding.location, files), finding.text));
+            table.row("", format!("{}: {}", location(finding.location, files), finding.text));
         }
-        text
+        table.text
     }
 }
 

@@ -111,8 +111,6 @@ impl ThreadIo for SharedRingIo {
         receive_round_robin(sockets, batch)
     }
 
-    fn take_provided(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
-
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
         packets.send_many()
     }

@@ -26,6 +26,11 @@ const PATH: &str = "path";
 const INTERFACE: &str = "name or IPv4 address of an interface";
 const KEY_FILE: &str = "path of 64 hexadecimal digits that only the owner may read";
 
+// Keys of both stores, etcd and ZooKeeper.
+const STORE_ENDPOINTS: Key = required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store.");
+const STORE_USER: Key = optional("user", "text", "none", "User, with `password_file`.");
+const STORE_PASSWORD_FILE: Key = optional("password_file", PATH, "none", "File that holds the password.");
+
 pub(super) const TABLES: [Table; 19] = [
     Table {
         header: "[gateway]",
@@ -362,7 +367,7 @@ pub(super) const TABLES: [Table; 19] = [
         header: "[election.etcd]",
         about: "For `backend = \"etcd\"`, in a build with the feature `etcd`.",
         keys: &[
-            required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store."),
+            STORE_ENDPOINTS,
             key(
                 "prefix",
                 Allowed::Text("text"),
@@ -377,15 +382,15 @@ pub(super) const TABLES: [Table; 19] = [
             optional("ca_file", PATH, "no encryption", "Authority of the nodes' certificates."),
             optional("certificate_file", PATH, "none", "Our certificate, with `key_file`; only with `ca_file`."),
             optional("key_file", PATH, "none", "Key of our certificate."),
-            optional("user", "text", "none", "User, with `password_file`."),
-            optional("password_file", PATH, "none", "File that holds the password."),
+            STORE_USER,
+            STORE_PASSWORD_FILE,
         ],
     },
     Table {
         header: "[election.zookeeper]",
         about: "For `backend = \"zookeeper\"`, in a build with the feature `zookeeper`.",
         keys: &[
-            required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store."),
+            STORE_ENDPOINTS,
             key(
                 "path",
                 Allowed::Text("path of letters, digits, `-`, `_` and `.`"),
@@ -404,8 +409,8 @@ pub(super) const TABLES: [Table; 19] = [
                 limits::STORE_REQUEST_TIMEOUT_MS,
                 "How long one request may take before its outcome counts as unknown. With `mode = \"lease\"` a leader does not wait for it: after `renew_ms` without an answer the gateway gives the node up and uses the next one.",
             ),
-            optional("user", "text", "none", "User, with `password_file`."),
-            optional("password_file", PATH, "none", "File that holds the password."),
+            STORE_USER,
+            STORE_PASSWORD_FILE,
         ],
     },
     Table {

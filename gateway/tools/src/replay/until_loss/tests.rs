@@ -145,15 +145,7 @@ fn a_slow_sender_is_detected_after_half_a_step() {
     }
     // So long that a pause of the test machine does not matter.
     let ramp = Rising { step_ns: 10_000_000_000, ..SLOW_RAMP };
-    let mut search = Search {
-        counts: Box::new(Lossless),
-        ramp,
-        origin: None,
-        steps: Vec::new(),
-        dropped: 0,
-        gap_messages: 0,
-        fault: None,
-    };
+    let mut search = Search::new(Box::new(Lossless), ramp);
     let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);
     // All packets should have left before the step ended, and it has ended by now.
     let begin = MonoNs(mono_now().0.saturating_sub(2 * ramp.step_ns));

@@ -1,13 +1,11 @@
 //! Report of a replay to the network: packets sent, and how well the pace was kept.
 
-use std::fmt::Write as _;
-
 use hdrhistogram::Histogram;
 use mdgw_captures::capture_file::CaptureError;
 use serde::Serialize;
 
 use super::in_transit::LineSendCounts;
-use crate::replay::summary::grouped;
+use crate::{report::quantity::Count, summary_table::SummaryTable};
 
 /// Collects counts while packets are sent.
 #[derive(Debug)]
@@ -123,30 +121,26 @@ impl WireSummary {
     /// Table for the terminal.
     #[must_use]
     pub fn to_table(&self) -> String {
-        let mut text = String::new();
-        let mut row = |name: &str, value: String| {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{name:<12} {value}");
-        };
-        row("packets", format!("{} ({} bytes of payload)", grouped(self.packets), grouped(self.bytes)));
+        let mut table = SummaryTable::with_name_width(12);
+        table.row("packets", format!("{} ({} bytes of payload)", Count(self.packets), Count(self.bytes)));
         if self.rounds > 1 {
-            row("rounds", grouped(self.rounds));
+            table.row("rounds", Count(self.rounds));
         }
-        row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
+        table.row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
         if let Some(Lateness { p50_ns, p99_ns, p999_ns, max_ns }) = self.lateness {
             let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
-            row("send delay", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
+            table.row("send delay", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
         }
         for LineSendCounts { line, offered, sent } in &self.lines {
-            row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
+            table.row(&format!("line {line}"), format!("{} copies of {} packets", Count(*sent), Count(*offered)));
         }
         if self.truncated > 0 {
-            row("skipped", format!("{}, truncated by the capture's snap length", grouped(self.truncated)));
+            table.row("skipped", format!("{}, truncated by the capture's snap length", Count(self.truncated)));
         }
         if self.interrupted {
-            row("interrupted", "before the end".to_owned());
+            table.row("interrupted", "before the end");
         }
-        text
+        table.text
     }
 }
 
