@@ -22,6 +22,10 @@ use std::{
 };
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
@@ -341,20 +345,17 @@ pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Resu
 
 /// Locks a file for as long as it is open; `false` if another process has locked it.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
-    // SAFETY: flock(2) takes a descriptor, which `file` keeps open over the call, and touches no memory of ours.
-    let result = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    match result {
-        0 => Ok(true),
-        _ => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            error => Err(error),
-        },
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Reserves space in the file, so that a store into its mapping can never meet a full disk.
 fn reserve(file: &File, bytes: usize) -> io::Result<()> {
     let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // Not fallocate(2), which rustix has: glibc writes to each block where a file system cannot reserve space.
     // SAFETY: posix_fallocate(3) takes a descriptor, which `file` keeps open over the call, and touches no memory of
     // ours.
     let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) };

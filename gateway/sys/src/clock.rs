@@ -1,20 +1,21 @@
 //! The two clocks of the gateway. Only these read them: the turn (once per batch), the publisher (send time), the
 //! fence, and cold threads.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "adjtimex(2)")]
 
 use mdgw_feeds::time::{MonoNs, UnixNs};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Monotonic time that counts suspend (`CLOCK_BOOTTIME`), so that a lease expires while the machine sleeps.
 #[must_use]
 pub fn mono_now() -> MonoNs {
-    MonoNs(read(libc::CLOCK_BOOTTIME))
+    MonoNs(read(ClockId::Boottime))
 }
 
 /// Wall time (`CLOCK_REALTIME`): the clock of the kernel's receive timestamps. It may step.
 #[must_use]
 pub fn unix_now() -> UnixNs {
-    UnixNs(read(libc::CLOCK_REALTIME))
+    UnixNs(read(ClockId::Realtime))
 }
 
 /// Present correction of the clocks' rate by time daemons, parts per million, absolute value: frequency and length of a
@@ -72,11 +73,8 @@ impl Default for WallFromMono {
 /// Longest use of a measured offset, ns.
 const OFFSET_AGE_NS_MAX: u64 = 1_000_000;
 
-fn read(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: clock_gettime(2) writes one timespec through the pointer, which is to a live local of that type.
-    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    debug_assert_eq!(result, 0, "both clocks exist since Linux 2.6.39");
+fn read(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -1,24 +1,18 @@
 //! Sleeps on a 32-bit atomic: like std's thread parking, without its allocation per thread.
 
-#![allow(unsafe_code, reason = "system calls")]
+use std::sync::atomic::AtomicU32;
 
-use std::{ptr, sync::atomic::AtomicU32};
+use rustix::thread::futex::{self, Flags};
 
 /// Sleeps until woken, if the value still is `expected`. May return without a reason.
 pub fn wait(word: &AtomicU32, expected: u32) {
-    let no_limit: *const libc::timespec = ptr::null();
-    // SAFETY: futex(2) with FUTEX_WAIT reads one aligned 32-bit value at the address, which the borrow keeps alive for
-    // the call, and no timeout, since that pointer is null. Every result (woken, value changed, interrupted) is
-    // allowed.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, expected, no_limit)
-    };
+    // Woken, value changed, interrupted: the caller checks its condition again after each of them.
+    let _ = futex::wait(word, Flags::PRIVATE, expected, None);
 }
 
 /// Wakes at most `count` threads that sleep on the value.
 pub fn wake(word: &AtomicU32, count: u32) {
-    // SAFETY: futex(2) with FUTEX_WAKE uses the address as a key and touches no memory.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, count) };
+    let _ = futex::wake(word, Flags::PRIVATE, count);
 }
 
 #[cfg(test)]

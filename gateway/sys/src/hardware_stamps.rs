@@ -1,6 +1,6 @@
 //! Receive timestamps of the NIC: a setting of the whole interface, and so of all its users.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "an ioctl(2), unsafe in rustix too")]
 
 use std::{io, os::fd::AsRawFd};
 

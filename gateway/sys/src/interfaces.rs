@@ -1,12 +1,12 @@
 //! Network interfaces of the calling thread's network namespace.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "getifaddrs(3), a list of pointers")]
 
-use std::{
-    ffi::CStr,
-    io,
-    net::Ipv4Addr,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+use std::{ffi::CStr, io, net::Ipv4Addr, os::fd::OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketFlags, SocketType, bind, netdevice::name_to_index, netlink::SocketAddrNetlink,
+    recv, socket_with,
 };
 
 /// One IPv4 address of an interface, or an interface without an address.
@@ -27,6 +27,7 @@ pub struct InterfaceAddress {
 /// # Errors
 /// As getifaddrs(3).
 pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer to `first`.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
@@ -36,7 +37,7 @@ pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
     let mut next = first;
     // SAFETY: `next` is null or an element of the list, which stays as it is until it is freed below.
     while let Some(element) = unsafe { next.as_ref() } {
-        found.extend(entry(element));
+        found.extend(entry(element, &socket));
         next = element.ifa_next;
     }
     // SAFETY: `first` came from getifaddrs and is freed once; no result refers to it.
@@ -49,38 +50,24 @@ pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
 /// # Errors
 /// If the kernel has no netlink.
 pub(crate) fn changes() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: socket(2) takes no pointer.
-    let descriptor = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just returned it, so it is open and has no other owner.
-    let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    let address = NetlinkAddress {
-        family: u16::try_from(libc::AF_NETLINK).unwrap_or(0),
-        padding: 0,
-        process: 0,
-        groups: (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR).unsigned_abs(),
-    };
-    let length = libc::socklen_t::try_from(size_of::<NetlinkAddress>()).unwrap_or(0);
-    // SAFETY: bind(2) reads `length` bytes of `address`, laid out as `sockaddr_nl`.
-    let refused = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    if refused == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    // Protocol `None` is `NETLINK_ROUTE`.
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    let groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR).unsigned_abs();
+    bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
 }
 
 /// Discards all pending notifications of the socket of [`changes`].
 pub(crate) fn discard_changes(socket: &OwnedFd) {
     let mut bytes = [0_u8; 8_192];
-    // SAFETY: recv(2) writes at most the given number of bytes to `bytes`, which has that many.
-    while unsafe { libc::recv(socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) } > 0 {}
+    while recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(received, _)| received > 0) {}
 }
 
-fn entry(element: &libc::ifaddrs) -> Option<InterfaceAddress> {
+/// Converts an element of the list. Any `socket` will do: it only names the network namespace.
+fn entry(element: &libc::ifaddrs, socket: &OwnedFd) -> Option<InterfaceAddress> {
     // SAFETY: `ifa_name` is a string of the list that `element` belongs to.
-    let name = unsafe { CStr::from_ptr(element.ifa_name) };
-    // SAFETY: if_nametoindex(3) reads the string.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    let name = unsafe { CStr::from_ptr(element.ifa_name) }.to_string_lossy();
     // SAFETY: `ifa_addr` is null or an address of the list.
     let family = unsafe { element.ifa_addr.as_ref() }.map(|address| i32::from(address.sa_family));
     let address = match family {
@@ -93,22 +80,9 @@ fn entry(element: &libc::ifaddrs) -> Option<InterfaceAddress> {
         _ => return None,
     };
     let on = (libc::IFF_UP | libc::IFF_RUNNING).unsigned_abs();
-    // 0: the interface vanished in the meantime.
-    (index != 0).then(|| InterfaceAddress {
-        name: name.to_string_lossy().into_owned(),
-        index,
-        address,
-        running: element.ifa_flags & on == on,
-    })
-}
-
-/// `sockaddr_nl` of linux/netlink.h.
-#[repr(C)]
-struct NetlinkAddress {
-    family: u16,
-    padding: u16,
-    process: u32,
-    groups: u32,
+    // An error: the interface vanished in the meantime.
+    let index = name_to_index(socket, &name).ok()?;
+    Some(InterfaceAddress { name: name.into_owned(), index, address, running: element.ifa_flags & on == on })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A network namespace for one test: it belongs to the calling thread and ends with that thread, also after a panic.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "unshare(2), unsafe in rustix too")]
 
 use std::{io, process::Command};
 

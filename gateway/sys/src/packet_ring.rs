@@ -7,17 +7,19 @@
 //! A block belongs to one side at a time. Its status word is the only memory that both sides access at once. Frames
 //! that find no block owned by the kernel are dropped and counted.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "memory shared with the kernel; addresses of AF_PACKET, which rustix lacks")]
 
 use std::{
     io,
     mem::offset_of,
     net::SocketAddrV4,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use memmap2::{MmapOptions, MmapRaw};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use socket2::{SockFilter, SockRef};
 
 use super::socket_options::{get, set};
 
@@ -69,14 +71,9 @@ impl PacketRing {
     /// # Errors
     /// Without CAP_NET_RAW; if the interface does not exist or is no Ethernet; without memory for the ring.
     pub fn open(options: &PacketRingOptions) -> io::Result<Self> {
-        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: socket(2) takes no pointer. Protocol 0: no frame is received before `bind`.
-        let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just returned it, so it is open and has no other owner.
-        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        // No protocol: no frame is received before `bind`.
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         attach_filter(&socket, options.destination)?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V3 as i32))?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1_i32)?;
@@ -220,11 +217,15 @@ fn read_u16(bytes: &[u8], at: usize) -> u16 {
 
 /// Receives every frame of the interface that passes the filter.
 fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
-    // SAFETY: all-zero is a valid sockaddr_ll: integers.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or(0);
-    address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be();
-    address.sll_ifindex = i32::try_from(interface_index).map_err(io::Error::other)?;
+    let mut address = libc::sockaddr_ll {
+        sll_family: u16::try_from(libc::AF_PACKET).unwrap_or(0),
+        sll_protocol: u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be(),
+        sll_ifindex: i32::try_from(interface_index).map_err(io::Error::other)?,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
     let mut address_bytes = libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
     let descriptor = socket.as_raw_fd();
     // SAFETY: bind(2) reads `address_bytes` of `address`, which is that long.
@@ -253,11 +254,11 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
     const JUMP_IF_ANY_BIT: u16 = 0x45;
     const RETURN: u16 = 0x06;
     const REJECT: usize = 11;
-    let step = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    // Conditional jump: if the value differs (or, for a bit, if it is set), jump to the rejection.
-    let unless =
-        |at: usize, k| libc::sock_filter { jf: u8::try_from(REJECT - at - 1).unwrap_or(0), ..step(JUMP_IF_EQUAL, k) };
-    let mut program = [
+    let step = |code, k| SockFilter::new(code, 0, 0, k);
+    // Jumps over the steps between the one at `at` and the rejection.
+    let to_reject = |at: usize| u8::try_from(REJECT - at - 1).unwrap_or(0);
+    let unless = |at, k| SockFilter::new(JUMP_IF_EQUAL, 0, to_reject(at), k);
+    let program = [
         step(LOAD_HALF, 12),
         unless(1, 0x0800),
         step(LOAD_WORD, 30),
@@ -265,15 +266,12 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
         step(LOAD_BYTE, 23),
         unless(5, 17),
         step(LOAD_HALF, 20),
-        libc::sock_filter { jt: u8::try_from(REJECT - 8).unwrap_or(0), ..step(JUMP_IF_ANY_BIT, 0x1fff) },
+        SockFilter::new(JUMP_IF_ANY_BIT, to_reject(7), 0, 0x1fff),
         step(LOAD_IP_HEADER_LENGTH_TO_X, 14),
         step(LOAD_HALF_FROM_X, 16),
-        libc::sock_filter { jt: 1, ..step(JUMP_IF_EQUAL, destination.port().into()) },
+        SockFilter::new(JUMP_IF_EQUAL, 1, 0, destination.port().into()),
         step(RETURN, 0),
         step(RETURN, 0x4_0000),
     ];
-    let program =
-        libc::sock_fprog { len: u16::try_from(program.len()).map_err(io::Error::other)?, filter: program.as_mut_ptr() };
-    // The kernel copies the program; `set` outlives only the call, as does the array.
-    set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    SockRef::from(socket).attach_filter(&program)
 }

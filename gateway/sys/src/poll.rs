@@ -1,11 +1,10 @@
 //! Waits for a few descriptors: for cold threads only; the pool waits on its handle set.
 
-#![allow(unsafe_code, reason = "system calls")]
+use std::{io, os::fd::BorrowedFd, time::Duration};
 
-use std::{
-    io,
-    os::fd::{AsRawFd, BorrowedFd},
-    time::Duration,
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
 };
 
 /// Waits until one of the descriptors is readable or closed at its other end, at most `limit`. `true`: one is. After an
@@ -14,17 +13,13 @@ use std::{
 /// # Errors
 /// As poll(2).
 pub fn readable<'f>(descriptors: impl IntoIterator<Item = BorrowedFd<'f>>, limit: Duration) -> io::Result<bool> {
-    let mut polled: Vec<_> = descriptors
-        .into_iter()
-        .map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-        .collect();
-    let limit_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-    let count = libc::nfds_t::try_from(polled.len()).unwrap_or(0);
-    // SAFETY: poll(2) reads and writes `count` elements of `polled`, which has that many.
-    let ready = unsafe { libc::poll(polled.as_mut_ptr(), count, limit_ms) };
-    if ready < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) };
+    let mut polled: Vec<_> =
+        descriptors.into_iter().map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)).collect();
+    // Without a limit, if it exceeds what a timespec holds.
+    let limit = Timespec::try_from(limit).ok();
+    match poll(&mut polled, limit.as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
     }
-    Ok(ready > 0)
 }

@@ -4,7 +4,7 @@
 //! It is glibc's (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`), since a thread has one such list and glibc owns
 //! it.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "glibc's mutex")]
 
 use std::{io, mem::MaybeUninit, ptr, sync::atomic::AtomicU64, sync::atomic::Ordering::Relaxed};
 

@@ -1,8 +1,10 @@
 //! Scheduling class of a thread, and its context switches.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "system calls that rustix lacks")]
 
 use std::{io, thread::JoinHandle};
+
+use rustix::thread::gettid;
 
 /// Puts the calling thread into the real-time class `SCHED_FIFO`.
 ///
@@ -43,8 +45,16 @@ pub fn spawn_short_slice(name: &str, body: impl FnOnce() + Send + 'static) -> io
 
 fn attributes() -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>();
-    // SAFETY: a sched_attr has only integers, for which zero is valid.
-    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let mut attributes = libc::sched_attr {
+        size: 0,
+        sched_policy: 0,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: 0,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
     // SAFETY: sched_getattr(2) writes at most `size` bytes through the pointer, which is to a live local of that size;
     // thread id 0 is the calling thread.
     let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
@@ -57,8 +67,7 @@ const SLICE_NS_MIN: u64 = 100_000;
 /// Thread id of the calling thread, as in `/proc/self/task`.
 #[must_use]
 pub fn thread_id() -> i32 {
-    // SAFETY: gettid(2) has no arguments and cannot fail.
-    unsafe { libc::gettid() }
+    gettid().as_raw_nonzero().get()
 }
 
 /// Context switches of one thread of this process since it started.
@@ -129,9 +138,8 @@ mod tests {
     #[test]
     fn requesting_a_short_slice_keeps_class_and_niceness() {
         let of_thread = std::thread::spawn(|| {
-            // SAFETY: setpriority(2) takes integers alone; 0 is the calling thread, which may always raise its nice
-            // value.
-            assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
+            // `None` is the calling thread, which may always raise its nice value.
+            rustix::process::setpriority_process(None, 3).unwrap();
             let before = attributes().unwrap();
             request_short_slice();
             (before, attributes().unwrap())

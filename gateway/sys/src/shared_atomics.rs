@@ -1,7 +1,7 @@
 //! Memory shared by two processes: a memfd of 64-bit atomics. Every bit pattern is valid, whatever the other process
 //! writes.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "memory that other processes map")]
 
 use std::{
     io,

@@ -1,6 +1,6 @@
-//! Socket options that `socket2` lacks.
+//! Socket options that `socket2` lacks. Where rustix lacks an option too, it is set by [`set`].
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "options that rustix and socket2 lack")]
 
 use std::{
     io,
@@ -8,13 +8,7 @@ use std::{
     os::fd::{AsFd, AsRawFd},
 };
 
-/// Requests a receive buffer above the system's limit (`SO_RCVBUFFORCE`).
-///
-/// # Errors
-/// Without CAP_NET_ADMIN.
-pub(crate) fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
-    set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
-}
+use rustix::net::sockopt::set_ip_multicast_if_with_ifindex;
 
 /// Requests receive timestamps (`SO_TIMESTAMPING`); `flags` are `SOF_TIMESTAMPING_*`.
 ///
@@ -30,12 +24,8 @@ pub(crate) fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
 /// # Errors
 /// If there is no such interface.
 pub(crate) fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4Addr>) -> io::Result<()> {
-    let request = libc::ip_mreqn {
-        imr_multiaddr: libc::in_addr { s_addr: 0 },
-        imr_address: libc::in_addr { s_addr: source.map_or(0, u32::from).to_be() },
-        imr_ifindex: i32::try_from(interface_index).map_err(io::Error::other)?,
-    };
-    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
+    let source = source.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    Ok(set_ip_multicast_if_with_ifindex(socket, &Ipv4Addr::UNSPECIFIED, &source, interface_index)?)
 }
 
 /// Joins a group for one source (`MCAST_JOIN_SOURCE_GROUP`), on the interface with that index; 0 leaves the choice to

@@ -18,7 +18,9 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
-pub(in crate::handle_set) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_buffer, to_event};
+pub(in crate::handle_set) use self::ready::{
+    EVENTS_MAX, EventBuffer, KernelEvent, NO_EVENT, ReadySet, Signals, to_event,
+};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// The shared part.
@@ -41,7 +43,7 @@ impl HandleSet for EpollSet {
     type Io = EpollIo;
 
     fn thread_io(&self) -> io::Result<EpollIo> {
-        Ok(EpollIo { ready: Arc::clone(&self.ready), events: event_buffer() })
+        Ok(EpollIo { ready: Arc::clone(&self.ready), events: EventBuffer::new() })
     }
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
@@ -65,7 +67,7 @@ impl HandleSet for EpollSet {
 #[derive(Debug)]
 pub struct EpollIo {
     ready: Arc<ReadySet>,
-    events: Box<[libc::epoll_event; EVENTS_MAX]>,
+    events: EventBuffer,
 }
 
 impl ThreadIo for EpollIo {

@@ -33,7 +33,7 @@ pub use self::multishot::{MultishotIo, MultishotSet};
 #[cfg(all(test, not(feature = "loom")))]
 pub(crate) use self::shared_ring::SharedRingSet;
 use self::submission::{Request, Ring};
-use super::epoll::{EVENTS_MAX, ReadySet, event_buffer, to_event};
+use super::epoll::{EVENTS_MAX, EventBuffer, KernelEvent, NO_EVENT, ReadySet, to_event};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// How a ring waits for the epoll set.
@@ -78,8 +78,8 @@ impl HandleSet for RingSet {
             leftover: Arc::clone(&self.leftover),
             wait_method: self.wait,
             armed: false,
-            wait_buffer: PinnedArray::new(EVENTS_MAX, |_| libc::epoll_event { events: 0, u64: 0 }),
-            poll_buffer: event_buffer(),
+            wait_buffer: PinnedArray::new(EVENTS_MAX, |_| NO_EVENT),
+            poll_buffer: EventBuffer::new(),
             undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
         })
@@ -112,9 +112,9 @@ pub struct RingIo {
     /// Whether a request waits for the set.
     armed: bool,
     /// Where the kernel puts events while a request waits.
-    wait_buffer: PinnedArray<libc::epoll_event>,
+    wait_buffer: PinnedArray<KernelEvent>,
     /// Where `epoll_wait` puts them.
-    poll_buffer: Box<[libc::epoll_event; EVENTS_MAX]>,
+    poll_buffer: EventBuffer,
     /// Events not yet passed on, the last first.
     undelivered: Vec<Event>,
     /// Why a wait ended without events. The next wait returns the error, whatever call saw it.

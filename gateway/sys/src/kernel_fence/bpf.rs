@@ -1,6 +1,6 @@
 //! The bpf(2) calls of the fence, and its map as memory.
 
-#![allow(unsafe_code, reason = "system calls")]
+#![allow(unsafe_code, reason = "bpf(2), which rustix lacks")]
 
 use std::{
     ffi::CStr,

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
 use super::{ErrorContext, Interface, Membership, SocketError, Stamps, request_stamps};
@@ -147,9 +148,7 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
 /// Requests the buffer with privilege first, then without.
 fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<ReceiveBuffer, SocketError> {
     let (address, requested_bytes) = (options.address, options.receive_buffer_bytes);
-    let forced =
-        i32::try_from(requested_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
-    if !forced {
+    if set_socket_recv_buffer_size_force(socket, requested_bytes).is_err() {
         let action = format!("request a receive buffer of {requested_bytes} bytes");
         socket.set_recv_buffer_size(requested_bytes).with_action(address, action)?;
     }

@@ -18,7 +18,7 @@ use mdgw_sys::{
 
 use crate::handle_set::{
     Event, HandleSet, ThreadIo, Wait,
-    epoll::{EVENTS_MAX, ReadySet, event_buffer, to_event},
+    epoll::{EventBuffer, ReadySet, to_event},
 };
 
 /// The shared part: all of it.
@@ -64,7 +64,7 @@ impl HandleSet for SharedRingSet {
     type Io = SharedRingIo;
 
     fn thread_io(&self) -> io::Result<SharedRingIo> {
-        Ok(SharedRingIo { ready: Arc::clone(&self.ready), ring: Arc::clone(&self.ring), events: event_buffer() })
+        Ok(SharedRingIo { ready: Arc::clone(&self.ready), ring: Arc::clone(&self.ring), events: EventBuffer::new() })
     }
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
@@ -88,7 +88,7 @@ impl HandleSet for SharedRingSet {
 pub(crate) struct SharedRingIo {
     ready: Arc<ReadySet>,
     ring: Arc<Mutex<ArmedRing>>,
-    events: Box<[libc::epoll_event; EVENTS_MAX]>,
+    events: EventBuffer,
 }
 
 impl ThreadIo for SharedRingIo {
