@@ -18,7 +18,16 @@ fn markdown() -> String {
     let mut text = "# Counters\n\n\
         Made from the declarations in the code by `UPDATE=1 cargo test -p mdgw-runtime --lib counters_reference`: change a \
         declaration, not this page.\n\n\
-        A counter only grows, from the start of its gateway. A gauge takes any value.\n"
+        A counter only grows, from the start of its gateway. A gauge takes any value.\n\n\
+        Where a value appears:\n\
+        - `mdgw top` and the control socket: of a channel `state`, `datagrams`, `messages`, `records`, `packets_sent`, `gaps`, \
+        `gap_messages`, `drops`, `book_faults` and its silent lines; of a pool `turns`, `busy_channel_posts` and `saturation_ns`.\n\
+        - The log, when it grows, checked once a second: `gaps`, `frames_refused`, `output_overruns`, `log_entries_missing`, \
+        `sends_refused`, `sends_slow`, `book_faults`, `drops`, and the counters of the publication log.\n\
+        - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
+        - `mdgw ha status --json`: takeovers, in `details`.\n\
+        - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate`.\n\n\
+        No command shows `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` of a channel yet.\n"
         .to_owned();
     let blocks = [
         ("Channel", "One block for each channel.", ChannelCounters::DESCRIPTORS),

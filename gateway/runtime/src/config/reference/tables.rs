@@ -153,17 +153,17 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "window_packets",
                 limits::WINDOW_PACKETS,
-                "Packets that may wait for a missing one: more than quota times lines.",
+                "Packets held behind a gap: more than quota times lines. When it is full, the first gap is declared at once.",
             ),
             number(
                 "gap_timeout_us",
                 limits::GAP_TIMEOUT_US,
-                "How long the other line may take to fill a gap before the gap is asked for.",
+                "How long the other line may take to fill a gap before the gap is requested from the peer, then from the venue. Without either it is declared then.",
             ),
             number(
                 "line_silence_ms",
                 limits::LINE_SILENCE_MS,
-                "No packet and no heartbeat for so long raises an alarm.",
+                "No packet and no heartbeat on a line for this long raises the alarm `line-silent`.",
             ),
             number("orders_max", limits::ORDERS_MAX, "Live orders; by-order feeds only. Memory is taken at start."),
             number("levels_max", limits::LEVELS_MAX, "Price levels of all books. Memory is taken at start."),
@@ -208,14 +208,18 @@ pub(super) const TABLES: [Table; 19] = [
         about: "The venue's retransmission server. Leave the table out where there is none.",
         keys: &[
             required("server", ADDRESS, "Where requests go."),
-            number("timeout_ms", limits::RECOVERY_TIMEOUT_MS, "How long an answer may take."),
+            number("timeout_ms", limits::RECOVERY_TIMEOUT_MS, "How long an answer of the venue may take."),
             number(
                 "attempts_max",
                 limits::ATTEMPTS_MAX,
-                "How often one range is asked for before it is declared missing.",
+                "Requests to the venue for the same position before the gap is declared.",
             ),
             number("messages_per_request_max", limits::MESSAGES_PER_REQUEST_MAX, "Messages in one request."),
-            number("requests_in_flight_max", limits::REQUESTS_IN_FLIGHT_MAX, "Holes that are asked for at a time."),
+            number(
+                "requests_in_flight_max",
+                limits::REQUESTS_IN_FLIGHT_MAX,
+                "Requests in flight at the same time, each for another gap or another piece of one.",
+            ),
         ],
     },
     Table {
