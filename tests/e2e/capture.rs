@@ -7,14 +7,13 @@ use std::{
     net::SocketAddrV4,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
     captures::print_to_stderr,
     gateway_fixture::{GatewayFixture, text},
-    process::{self, MdgwProcess, Signal, TEST_TIMEOUT, program},
+    process::{self, MdgwProcess, Signal, program, wait_until},
 };
 use serde_json::Value;
 
@@ -294,14 +293,6 @@ fn files(fixture: &GatewayFixture) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(fixture.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
-}
-
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while !holds() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Output of a tool of Wireshark; `None`, with a message on standard error, if it is not installed.

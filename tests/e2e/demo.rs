@@ -1,14 +1,9 @@
 //! `mdgw demo`, as a new user runs it after cloning the repository.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{
-    collections::BTreeSet,
-    ffi::OsString,
-    fs,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, ffi::OsString, fs, time::Duration};
 
-use mdgw_tests::process::{Signal, run, start, start_in};
+use mdgw_tests::process::{Signal, run, start, start_in, wait_until};
 
 #[test]
 fn demo_in_an_empty_directory_loses_nothing_and_writes_a_report() {
@@ -90,7 +85,7 @@ fn assert_clean_stop_on(signal: Signal) {
         mdgw_tests::process::start_with(folder.path(), &[("TMPDIR", scratch.path())], arguments)
     };
     // The demo first creates its report directory. Its scratch directory contains a log once the gateway runs.
-    wait_for("the demonstration's log", || {
+    wait_until("the demonstration's log", || {
         fs::read_dir(scratch.path()).unwrap().filter_map(Result::ok).any(|entry| entry.path().join("log/1").is_dir())
     });
     demo.signal(signal);
@@ -117,12 +112,4 @@ fn invalid_demo_arguments_are_named() {
 
 fn names(directory: impl AsRef<std::path::Path>) -> BTreeSet<OsString> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect()
-}
-
-fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
-    let deadline = Instant::now() + mdgw_tests::process::TEST_TIMEOUT;
-    while !is_there() {
-        assert!(Instant::now() < deadline, "{what} doesn't come");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }

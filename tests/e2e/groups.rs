@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use mdgw_tests::{
     captures::print_to_stderr,
     groups::{GATEWAYS, GroupCluster, GroupConsumers, Leaders, RELAXED_TIMING, moved_groups},
-    pair::wait_until,
     process::Signal,
+    process::wait_until,
 };
 
 /// The groups that a gateway leads.

@@ -7,8 +7,7 @@ use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     gateways::GatewayProcesses,
-    pair::wait_until,
-    process::{self, Signal},
+    process::{self, Signal, wait_until},
 };
 
 #[test]
@@ -24,10 +23,17 @@ fn history_covers_kills_and_restarts() {
         let gateway = process::start(["run", text(&path)]);
         gateway.wait_for_stderr("gateway running");
         // The socket may appear a moment after the log line.
-        while !socket.exists() {
-            std::thread::yield_now();
-        }
+        wait_until("the gateway opens its control socket", || socket.exists());
         gateway
+    };
+    // A separate thread writes the audit asynchronously.
+    let history = |entries: usize| {
+        let mut json = serde_json::Value::Null;
+        wait_until("the audit has the entries", || {
+            json = send_request(&["history", "--json"]).expect_code(0).json();
+            json["entries"].as_array().is_some_and(|list| list.len() >= entries)
+        });
+        json
     };
     let _ = send_request(&["status"]).expect_code(2);
 
@@ -35,6 +41,7 @@ fn history_covers_kills_and_restarts() {
     assert!(send_request(&["status"]).expect_code(0).stdout.contains("runs standalone"));
     let refused = send_request(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
+    let _ = history(2);
     let _ = gateway.stop_with(Signal::Kill);
     // An incomplete line, as a crash during a write leaves it.
     let full_audit = fs::read(&audit).unwrap();
@@ -42,13 +49,7 @@ fn history_covers_kills_and_restarts() {
 
     fs::remove_file(&socket).unwrap();
     let gateway = start();
-    // A separate thread writes the audit asynchronously.
-    let json = loop {
-        let json = send_request(&["history", "--json"]).expect_code(0).json();
-        if json["entries"].as_array().unwrap().len() >= 5 {
-            break json;
-        }
-    };
+    let json = history(5);
     let events: Vec<_> =
         json["entries"].as_array().unwrap().iter().map(|entry| entry["event"].as_str().unwrap()).collect();
     assert_eq!(events, ["started", "gained", "torn", "started", "gained"]);

@@ -15,8 +15,7 @@ use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions},
-    pair::wait_until,
-    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT, wait_until},
 };
 use socket2::{Domain, Protocol, Socket, Type};
 

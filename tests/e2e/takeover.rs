@@ -19,8 +19,9 @@ use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     pair::{
         CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender,
-        check_deliveries, link, log_entries, messages_of, start_gateway, wait_until,
+        check_deliveries, link, log_entries, messages_of, start_gateway,
     },
+    process::wait_until,
 };
 
 /// Epochs of the leader that stops, and of its successor.

@@ -13,7 +13,7 @@ use std::{
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
-    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT, wait_until},
 };
 use serde_json::Value;
 
@@ -109,9 +109,7 @@ fn top_watches_a_replay_over_its_socket() {
     // The end of the file is missing, so the replay waits for more input while `top` shows it.
     let (most, rest) = whole.split_at(whole.len() - 1_000);
     pipe.write_all(most).unwrap();
-    while !socket.exists() {
-        std::thread::yield_now();
-    }
+    wait_until("the replay opens its control socket", || socket.exists());
     let value = once(&socket, |value| value["channels"][0]["messages"].as_u64() > Some(0));
     assert_eq!(value["source"], "replay");
     assert_eq!(value["channels"][0]["name"], "0 nasdaq-itch-5.0");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text, write_key},
     gateways::GatewayProcesses,
-    pair::wait_until,
+    process::wait_until,
 };
 
 /// A pair over one `file` record. Both are killed when it is dropped.

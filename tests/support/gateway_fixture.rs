@@ -7,12 +7,11 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU16, Ordering},
-    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-use crate::process::{self, MdgwProcess, TEST_TIMEOUT};
+use crate::process::{self, MdgwProcess};
 
 /// Addresses and directory of one gateway. Dropping it removes the directory.
 #[derive(Debug)]
@@ -210,9 +209,7 @@ impl GatewayFixture {
         fs::write(&path, config).expect("a configuration can be written");
         let gateway = process::start(["run", text(&path)].into_iter().chain(arguments.iter().copied()));
         gateway.wait_for_stderr("gateway running");
-        while !socket.exists() {
-            std::thread::yield_now();
-        }
+        process::wait_until("the gateway opens its control socket", || socket.exists());
         (gateway, socket)
     }
 
@@ -281,11 +278,7 @@ pub fn text(path: &Path) -> &str {
 /// When [`TEST_TIMEOUT`] ends before.
 pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
     // The kernel does not announce joins, so this polls.
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while members(*address.ip()) < sockets {
-        assert!(Instant::now() < deadline, "no socket joins {address}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    process::wait_until("the sockets join their group", || members(*address.ip()) >= sockets);
 }
 
 /// How many sockets are members of a group, on all interfaces: column `Users` of `/proc/net/igmp`.

@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use crate::{
     gateway_fixture::{GatewayFixture, text},
-    pair::wait_until,
-    process::{self, ExitedProcess, MdgwProcess, Signal},
+    process::{self, ExitedProcess, MdgwProcess, Signal, wait_until},
 };
 
 /// One gateway process for each fixture, with node ids from 1 on. Dropping it kills all of them.

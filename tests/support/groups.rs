@@ -23,8 +23,8 @@ use crate::{
     failover::LeaseTimingMs,
     gateway_fixture::{GatewayFixture, text, wait_until_joined, write_key},
     gateways::GatewayProcesses,
-    pair::{Delivery, LogEntry, check_deliveries, messages_of, read_entries, wait_until},
-    process::{self, ExitedProcess, MdgwProcess, TEST_TIMEOUT},
+    pair::{Delivery, LogEntry, check_deliveries, messages_of, read_entries},
+    process::{self, ExitedProcess, MdgwProcess, TEST_TIMEOUT, wait_until},
     tap::Tap,
 };
 

@@ -35,25 +35,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::{
     feeds::Packet,
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, wait_until_joined},
-    process::TEST_TIMEOUT,
+    process::{TEST_TIMEOUT, wait_until},
 };
 
 /// Group id of a [`GatewayFixture`].
 pub const GROUP: GroupId = GroupId(1);
 /// Channel id of a [`GatewayFixture`].
 pub const CHANNEL: ChannelId = ChannelId(1);
-
-/// Polls until the condition holds.
-///
-/// # Panics
-/// When [`TEST_TIMEOUT`] ends before.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TEST_TIMEOUT;
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// Starts a gateway whose leadership the test decides.
 ///

@@ -16,6 +16,18 @@ use rustix::process::{Pid, kill_process};
 /// Upper bound of every wait in tests. A step that takes longer is considered hung.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// Polls until the condition holds.
+///
+/// # Panics
+/// When [`TEST_TIMEOUT`] ends before.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The program under test: `MDGW_PROGRAM`, or else the one that Cargo builds in the profile of the calling test.
 ///
 /// # Panics

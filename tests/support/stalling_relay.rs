@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::pair::wait_until;
+use crate::process::wait_until;
 
 /// Relays TCP connections. It forwards only a limited number of bytes of the answer, until it has stalled once. It keeps the
 /// stalled connection open until the server closes it. Its threads end with the test process.

@@ -17,7 +17,7 @@ use mdgw_captures::capture_file::PcapWriter;
 use mdgw_feeds::published::packet::parse_packet;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::pair::wait_until;
+use crate::process::wait_until;
 
 /// Captures a multicast group on loopback into a pcap file.
 #[derive(Debug)]

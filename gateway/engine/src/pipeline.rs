@@ -66,7 +66,7 @@ pub struct ChannelPipeline {
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
-    counters: CounterWriter<ChannelCounters>,
+    counters: CounterWriter<PipelineCounters>,
     metrics: ChannelRecorder,
     /// New sessions on their way to the state file.
     sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
@@ -206,7 +206,7 @@ pub struct PipelineParts {
     /// Decides at each send whether this gateway may publish.
     pub fence: Arc<Fence>,
     /// Counters that other threads read.
-    pub counters: CounterWriter<ChannelCounters>,
+    pub counters: CounterWriter<PipelineCounters>,
     /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
     /// Queue of new sessions, for the state file.
@@ -235,7 +235,7 @@ impl PipelineLocal {
 
 counter_block! {
     /// Counters of a channel that other threads can read while it runs. Written by the holder of its claim.
-    pub struct ChannelCounters, key ChannelCounter {
+    pub struct PipelineCounters, key PipelineCounter {
         state: Gauge, None, "number of the channel's state (`ChannelState`)";
         datagrams: Counter, Packets, "datagrams received on all lines";
         messages: Counter, Messages, "messages in sequence, each once";
@@ -458,7 +458,7 @@ impl ChannelPipeline {
         let silent_lines_mask = lines
             .filter(|line| channel.line_statistics(*line).silent)
             .fold(0, |mask, line| mask | 1_u64 << (line.0 & 7));
-        let values = ChannelCounters {
+        let values = PipelineCounters {
             state: channel.state() as u64,
             datagrams: counters.datagrams,
             messages: counters.messages,
@@ -591,7 +591,7 @@ impl ChannelHandler for ChannelPipeline {
     fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
         self.fail_reason = Some(reason.clone());
-        self.counters.set(ChannelCounter::state, ChannelState::Failed as u64);
+        self.counters.set(PipelineCounter::state, ChannelState::Failed as u64);
         let PipelineLocal { buffers, wall, .. } = &mut *context.local;
         self.sink.begin(wall.at(mono_now()));
         self.sink.fail();

@@ -4,6 +4,7 @@
 pub mod control;
 pub mod disclosure;
 pub mod interval_log;
+pub mod quantity;
 pub mod recent;
 pub mod snapshot;
 

@@ -28,6 +28,7 @@ use mdgw_captures::{
 };
 use mdgw_feeds::{identity::Feed, time::TradingDate};
 use mdgw_publog::LogError;
+use mdgw_status::quantity::Count;
 use serde::Serialize;
 
 use self::{
@@ -36,7 +37,7 @@ use self::{
     feed_messages::FeedMessages,
     published::{PublishedCapture, PublishedLog},
 };
-use crate::{merge::MergeError, report::quantity::Count, summary_table::SummaryTable};
+use crate::{merge::MergeError, summary_table::SummaryTable};
 
 /// Options of a comparison.
 #[derive(Clone, Debug)]

@@ -19,6 +19,7 @@ mod summary;
 pub mod table;
 mod timeline;
 
+pub use chart::escape;
 pub use difference::{Change, ChangeVerdict, Comparison, Difference, Group, Samples};
 pub use lines::{ChannelCounts, DeclaredGaps, LeadSlice, LineReport};
 pub use load::LoadBucket;

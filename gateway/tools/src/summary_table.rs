@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-use crate::report::quantity::Count;
+use mdgw_status::quantity::Count;
 
 /// A table of two columns.
 #[derive(Debug)]

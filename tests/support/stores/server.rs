@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::namespaces::Namespace;
 
@@ -98,8 +98,12 @@ impl StoreNode {
         }
     }
 
+    /// Returns once all threads of the node have stopped. Until then they may still answer.
     pub(super) fn pause(&self) {
         self.signal(Signal::STOP);
+        let child = self.child.as_ref().expect("the node runs");
+        waitid(WaitId::Pid(Pid::from_child(child)), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT)
+            .expect("the node can be waited for");
     }
 
     pub(super) fn resume(&self) {

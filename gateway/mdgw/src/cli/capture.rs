@@ -17,13 +17,11 @@ use anyhow::{Context as _, bail, ensure};
 use indicatif::ProgressBar;
 use mdgw_feeds::identity::Feed;
 use mdgw_runtime::config::Resolved;
+use mdgw_status::quantity::Count;
 use mdgw_sys::sockets::{Interface, Stamps};
-use mdgw_tools::{
-    capture::{
-        Capture, CaptureLine, CaptureOptions, CaptureProgress, OutputFiles, Tap, TriggerOptions, Triggers,
-        WatchedChannel, is_standard_output,
-    },
-    report::quantity::Count,
+use mdgw_tools::capture::{
+    Capture, CaptureLine, CaptureOptions, CaptureProgress, OutputFiles, Tap, TriggerOptions, Triggers, WatchedChannel,
+    is_standard_output,
 };
 use signal_hook::{
     consts::{SIGINT, SIGTERM},

@@ -7,10 +7,8 @@ use std::{
 
 use anyhow::bail;
 use dbn::Schema;
-use mdgw_tools::{
-    convert::{self, ConvertOptions, Format},
-    report::quantity::Count,
-};
+use mdgw_status::quantity::Count;
+use mdgw_tools::convert::{self, ConvertOptions, Format};
 
 use super::{
     Outcome,

@@ -8,6 +8,8 @@ use ratatui::{
     style::{Color, Modifier},
 };
 
+use mdgw_tools::report::escape;
+
 use super::{draw::draw, state::Top};
 
 /// The view on a screen of this size. The SVG is self-contained.
@@ -79,7 +81,7 @@ impl CellStyle {
         writeln!(
             out,
             "<text x=\"{x:.1}\" y=\"{baseline:.1}\" textLength=\"{width:.1}\" lengthAdjust=\"spacingAndGlyphs\" fill=\"{foreground}\"{weight}>{}</text>",
-            escape(text)
+            escape(text).replace(' ', "\u{a0}")
         )
     }
 }
@@ -101,10 +103,6 @@ fn x_of(column: u16) -> f64 {
 
 fn y_of(row: u16) -> f64 {
     MARGIN + f64::from(row) * CELL_HEIGHT
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace(' ', "\u{a0}")
 }
 
 const PAPER: &str = "#12161b";

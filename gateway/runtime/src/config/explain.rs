@@ -8,11 +8,12 @@ use std::{
 
 use mdgw_election::{access::ZooKeeperMode, emergent::BootstrapMode, lease::OnSuspended};
 use mdgw_feeds::{channel::SchemaSet, identity::GroupId};
+use mdgw_status::quantity::Count;
 use mdgw_sys::sockets::Stamps;
 
 use super::{
     host::Findings,
-    quantity::{Bytes, Count, Nanoseconds},
+    quantity::{Bytes, Nanoseconds},
     resolved::{
         Backend, ChannelSetup, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES,
     },
@@ -121,9 +122,14 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
     }
     write!(out, "  books      ")?;
     if channel.feed.is_by_order() {
-        write!(out, "{} orders ({}), ", Count(channel.book.orders_max), channel.order_store)?;
+        write!(out, "{} orders ({}), ", Count(channel.book.orders_max.into()), channel.order_store)?;
     }
-    writeln!(out, "{} levels, {} instruments", Count(channel.book.levels_max), Count(channel.book.instruments_max))?;
+    writeln!(
+        out,
+        "{} levels, {} instruments",
+        Count(channel.book.levels_max.into()),
+        Count(channel.book.instruments_max.into())
+    )?;
     let schemas = SchemaSet::NAMES.into_iter().filter(|(schema, _)| channel.schemas.contains(*schema));
     write!(out, "  publishes  {}", schemas.map(|(_, name)| name).collect::<Vec<_>>().join(", "))?;
     match channel.date {

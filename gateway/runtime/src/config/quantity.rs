@@ -1,6 +1,6 @@
 //! Quantities in readable form.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 /// Bytes in the largest binary unit that leaves a whole number or two digits.
 pub(super) struct Bytes(pub(super) u64);
@@ -36,22 +36,6 @@ impl fmt::Display for Nanoseconds {
     }
 }
 
-/// A number with separators.
-pub(super) struct Count(pub(super) u32);
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = self.0.to_string();
-        for (index, digit) in digits.chars().enumerate() {
-            if index > 0 && (digits.len() - index).is_multiple_of(3) {
-                f.write_char(',')?;
-            }
-            f.write_char(digit)?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +46,5 @@ mod tests {
         assert_eq!(bytes, ["1023 B", "1 KiB", "1 MiB", "1.5 GiB", "208 KiB"]);
         let times = [0, 999, 2_000_000, 90_000_000_000].map(|ns| Nanoseconds(ns).to_string());
         assert_eq!(times, ["0 ns", "999 ns", "2 ms", "90 s"]);
-        assert_eq!([7, 1_000, 2_097_152].map(|count| Count(count).to_string()), ["7", "1,000", "2,097,152"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_engine::pipeline::ChannelCounters;
+use mdgw_engine::pipeline::PipelineCounters;
 use mdgw_feeds::identity::Line;
 use mdgw_sys::alarm::Alarm;
 use mdgw_telemetry::counters::Registry;
@@ -12,7 +12,7 @@ use super::log_maintenance::LogCounters;
 /// Counters and failed channels at the last check.
 #[derive(Debug, Default)]
 pub(super) struct Alarms {
-    channels: BTreeMap<String, ChannelCounters>,
+    channels: BTreeMap<String, PipelineCounters>,
     logs: BTreeMap<String, LogCounters>,
     failed: Vec<String>,
 }
@@ -20,7 +20,7 @@ pub(super) struct Alarms {
 impl Alarms {
     /// Compares with the last check and logs the differences. `failed`: names of failed channels, with the reason.
     pub(super) fn check(&mut self, registry: &Registry, failed: &[(String, String)]) {
-        for (channel, now) in registry.values::<ChannelCounters>() {
+        for (channel, now) in registry.values::<PipelineCounters>() {
             let last = self.channels.get(&channel).copied().unwrap_or_default();
             log_channel_changes(&channel, &last, &now);
             self.channels.insert(channel, now);
@@ -40,7 +40,7 @@ impl Alarms {
 }
 
 /// Logs by how much a channel's counters have grown, and which lines became silent.
-fn log_channel_changes(channel: &str, last: &ChannelCounters, now: &ChannelCounters) {
+fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCounters) {
     if let Some(more) = growth(last.gaps, now.gaps) {
         tracing::warn!(
             alarm = Alarm::GapDeclared.name(),

@@ -3,7 +3,7 @@
 
 use std::{env, fmt::Write as _, fs};
 
-use mdgw_engine::{dispatch::roles::Counts, pipeline::ChannelCounters};
+use mdgw_engine::{dispatch::roles::Counts, pipeline::PipelineCounters};
 use mdgw_feeds::{book::BookFault, drop_reason::DropReason};
 use mdgw_telemetry::{
     channel_metrics::{ChannelCounts, LineCounts},
@@ -30,7 +30,7 @@ fn markdown() -> String {
         No command shows `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` of a channel yet.\n"
         .to_owned();
     let blocks = [
-        ("Channel", "One block for each channel.", ChannelCounters::DESCRIPTORS),
+        ("Channel", "One block for each channel.", PipelineCounters::DESCRIPTORS),
         ("Publication log", "One block for each channel's log.", LogCounters::DESCRIPTORS),
         ("Takeovers", "One block for each group.", TakeoverCounters::DESCRIPTORS),
         ("Pool", "Sums over the threads of a pool.", Counts::DESCRIPTORS),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mdgw_engine::{dispatch::roles::Gauges, pipeline::ChannelCounters};
+use mdgw_engine::{dispatch::roles::Gauges, pipeline::PipelineCounters};
 use mdgw_feeds::{
     channel::ChannelState,
     identity::{ChannelId, Line},
@@ -37,7 +37,7 @@ pub(super) struct WatchedPool {
 
 impl Watch {
     pub(super) fn snapshot(&self) -> Snapshot {
-        let counters: BTreeMap<String, ChannelCounters> = self.registry.values().into_iter().collect();
+        let counters: BTreeMap<String, PipelineCounters> = self.registry.values().into_iter().collect();
         let mut channels = Vec::new();
         for pool in &self.pools {
             for (index, (id, name)) in pool.channels.iter().enumerate() {
@@ -63,7 +63,7 @@ impl Watch {
         index: usize,
         id: ChannelId,
         name: &str,
-        counters: &ChannelCounters,
+        counters: &PipelineCounters,
     ) -> ChannelSnapshot {
         let failed = pool.pool.failed(index);
         let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();

@@ -20,7 +20,7 @@ use mdgw_engine::{
         ring::{MultishotSet, RingSet},
     },
     pipeline::{
-        ChannelCounter, ChannelPipeline, LineSocket, PeerGapRequests, PipelineLocal, PipelineParts, RecoverySocket,
+        ChannelPipeline, LineSocket, PeerGapRequests, PipelineCounter, PipelineLocal, PipelineParts, RecoverySocket,
     },
     publish::{LogSink, Publisher, PublisherConfig, TakeoverShared},
 };
@@ -301,9 +301,9 @@ impl<'c> Wiring<'c> {
         self.words.insert(setup.id, Arc::clone(&words));
         let counters = self.registry.register(&setup.name);
         let gauges = ChannelGauges {
-            state: counters.reader(ChannelCounter::state),
-            output_overruns: counters.reader(ChannelCounter::output_overruns),
-            log_entries_missing: counters.reader(ChannelCounter::log_entries_missing),
+            state: counters.reader(PipelineCounter::state),
+            output_overruns: counters.reader(PipelineCounter::output_overruns),
+            log_entries_missing: counters.reader(PipelineCounter::log_entries_missing),
         };
         let start_position = copied.as_ref().and_then(copied_position);
         let OpenedLog { sink, directory: log_directory, resumed } =

@@ -3,12 +3,10 @@
 use std::fmt::{self, Display, Formatter};
 
 use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_status::quantity::Count;
 
 use super::{Entry, InstrumentBook, OrderEntry, top::TopChange};
-use crate::{
-    inspect::text::{ClockNs, decimal},
-    report::quantity::Count,
-};
+use crate::inspect::text::{ClockNs, decimal};
 
 impl Display for InstrumentBook {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::{report::quantity::Count, summary_table::SummaryTable};
+use mdgw_status::quantity::Count;
+
+use crate::summary_table::SummaryTable;
 
 /// Summary of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -6,6 +6,7 @@ use mdgw_feeds::{
     drop_reason::DropReason,
     identity::{Feed, Line, Session},
 };
+use mdgw_status::quantity::Count;
 use serde::Serialize;
 
 use super::{
@@ -20,7 +21,7 @@ use crate::{
         routes::{LaneRoutes, LineSource},
         summary::FileSummary,
     },
-    report::quantity::{Count, Latency},
+    report::quantity::Latency,
     summary_table::SummaryTable,
 };
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile};
+use mdgw_status::quantity::Count;
 use serde::Serialize;
 
-use crate::{report::quantity::Count, summary_table::SummaryTable};
+use crate::summary_table::SummaryTable;
 
 /// Summary of an offline replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

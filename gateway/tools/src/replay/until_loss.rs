@@ -19,6 +19,7 @@ use mdgw_captures::{
     pacer::{Pace, Rising},
 };
 use mdgw_feeds::time::MonoNs;
+use mdgw_status::quantity::Count;
 use mdgw_sys::{
     clock::mono_now,
     sockets::{Interface, SocketError},
@@ -30,7 +31,6 @@ use super::{
     capture_merge::CaptureMerge,
     wire::{self, Lateness, WireError, WireOptions},
 };
-use crate::report::quantity::Count;
 
 /// Receiver of the packets.
 #[derive(Clone, Debug, PartialEq, Eq)]

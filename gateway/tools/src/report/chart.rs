@@ -285,7 +285,7 @@ fn push_formatted(text: &mut String, what: std::fmt::Arguments<'_>) {
 }
 
 /// Escapes text for element content and attributes.
-pub(super) fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -10,12 +10,13 @@ use std::{
 };
 
 use mdgw_feeds::time::TradingDate;
+use mdgw_status::quantity::Count;
 use mdgw_telemetry::stages::Stage;
 
 use super::{
     Comparison, Report,
     chart::{BandKind, Chart, STYLE_COUNT, escape},
-    quantity::{Count, Latency, QUANTILES, TimeOfDay, Timestamp},
+    quantity::{Latency, QUANTILES, TimeOfDay, Timestamp},
 };
 
 /// Writes the page of one report.

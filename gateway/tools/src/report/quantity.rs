@@ -32,24 +32,6 @@ impl fmt::Display for Latency {
     }
 }
 
-/// A count with thousands separators.
-#[derive(Clone, Copy)]
-pub struct Count(pub u64);
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = self.0.to_string();
-        let mut text = String::new();
-        for (index, digit) in digits.chars().enumerate() {
-            if index > 0 && (digits.len() - index).is_multiple_of(3) {
-                text.push(',');
-            }
-            text.push(digit);
-        }
-        f.pad(&text)
-    }
-}
-
 /// A relative change with its sign: 0.1 is `+10.0 %`.
 #[derive(Clone, Copy)]
 pub(super) struct Share(pub(super) f64);
@@ -131,11 +113,5 @@ mod tests {
     #[test]
     fn timestamps_are_shown_in_utc() {
         assert_eq!(Timestamp(UnixNs(1_548_858_600_999_999_999)).to_string(), "2019-01-30 14:30:00");
-    }
-
-    #[test]
-    fn counts_are_grouped_by_thousands() {
-        let texts = [0, 999, 1_000, 12_345, 1_234_567].map(|count| Count(count).to_string());
-        assert_eq!(texts, ["0", "999", "1,000", "12,345", "1,234,567"]);
     }
 }

@@ -2,11 +2,13 @@
 
 use std::fmt::{self, Write};
 
+use mdgw_status::quantity::Count;
+
 use super::{
     ChannelCounts, ChannelReport, Comparison, Group, Report,
     difference::SPREAD_NOTE,
     lines::{lead_count, percent},
-    quantity::{Count, Latency, QUANTILES, Share, Span, Timestamp},
+    quantity::{Latency, QUANTILES, Share, Span, Timestamp},
 };
 
 /// Writes the table: percentiles of every stage, channel by channel.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::identity::{ChannelId, GroupId};
+use mdgw_status::quantity::Count;
 use serde_json::{Value, json};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
     finding::{Finding, Findings, Location, Promise},
     receiver::ReceiverView,
 };
-use crate::{report::quantity::Count, summary_table::SummaryTable};
+use crate::summary_table::SummaryTable;
 
 /// Result of a verification.
 #[derive(Clone, Debug, Default)]

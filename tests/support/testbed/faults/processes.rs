@@ -6,8 +6,8 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{super::OUTPUT, InjectedFault, hold_fault, now_ns, quiescent_leader, wait_for_failover};
 use crate::{
-    pair::wait_until,
     process::Signal,
+    process::wait_until,
     testbed::{LINES, Testbed},
 };
 

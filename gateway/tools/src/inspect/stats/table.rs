@@ -3,9 +3,10 @@
 use std::fmt::{self, Display, Formatter};
 
 use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_status::quantity::Count;
 
 use super::{FileStatistics, LineSummary};
-use crate::{inspect::text::ClockNs, report::quantity::Count};
+use crate::inspect::text::ClockNs;
 
 impl Display for FileStatistics {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -2,10 +2,11 @@
 
 use hdrhistogram::Histogram;
 use mdgw_captures::capture_file::CaptureError;
+use mdgw_status::quantity::Count;
 use serde::Serialize;
 
 use super::in_transit::LineSendCounts;
-use crate::{report::quantity::Count, summary_table::SummaryTable};
+use crate::summary_table::SummaryTable;
 
 /// Collects counts while packets are sent.
 #[derive(Debug)]

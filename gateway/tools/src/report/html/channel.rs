@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_status::quantity::Count;
 use mdgw_telemetry::stages::Stage;
 
 use super::{
@@ -14,7 +15,7 @@ use crate::report::{
     BURST_FACTOR, ChannelCounts, ChannelReport, LoadBucket, Report, StageReport,
     chart::{STYLE_COUNT, escape},
     lines::{lead_count, percent, slice_starts},
-    quantity::{Count, QUANTILES, TimeOfDay},
+    quantity::{QUANTILES, TimeOfDay},
     statistics::LatencyStatistics,
 };
 

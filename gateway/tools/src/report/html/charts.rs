@@ -2,13 +2,14 @@
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_status::quantity::Count;
 use mdgw_telemetry::stages::Stage;
 
 use super::{latency, stage_title};
 use crate::report::{
     ChannelReport, LineReport, LoadBucket, RateUnit, TimelinePoint,
     chart::{Axis, Band, BandKind, Chart, Series, Size},
-    quantity::{Count, TimeOfDay},
+    quantity::TimeOfDay,
     statistics::LatencyStatistics,
     timeline::NS_PER_DAY,
 };
