@@ -63,7 +63,7 @@ const DOORS: [(&str, &[&str]); 16] = [
 /// Which packages may be used besides by tests of the package itself: generated input.
 const IN_TESTS_ONLY: [(&str, &str); 1] = [("gateway/pair", "simulator")];
 
-/// Unrecognised packages that only these of ours may link.
+/// External packages, and which of our packages may depend on them.
 const ONLY_IN: [(&str, &[&str]); 7] = [
     ("clap", &["gateway/mdgw", "bench", "tests"]),
     ("ratatui", &["gateway/mdgw"]),

@@ -125,8 +125,8 @@ impl<C: FeedCore> DataPath<C> {
             if self.next_session_held.hold(line, ts_recv, bytes) {
                 return Ok(());
             }
-            // No room to hold more. If the new session's messages were received for the old session's, they would count
-            // as duplicates.
+            // No room to hold more. If the new session's messages were mistaken for the old session's, they would
+            // count as duplicates.
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);
             self.release_next_session(now, sink);
@@ -260,7 +260,7 @@ impl<C: FeedCore> DataPath<C> {
         self.next_session_held = next_session_held;
     }
 
-    /// The session has held_first, so its first packet, rejected as unconfirmed until then, was genuine.
+    /// The session has begun, so its first packet, rejected as unconfirmed until then, was genuine.
     fn accept_unconfirmed_first<S: FrameSink>(&mut self, session: VenueSession, now: MonoNs, sink: &mut S) {
         let mut unconfirmed_first = std::mem::replace(&mut self.unconfirmed_first, HeldDatagrams::with_capacity(0));
         if let Some((line, ts_recv, bytes)) = unconfirmed_first.get(0)
@@ -449,7 +449,7 @@ impl<C: FeedCore> DataPath<C> {
         self.arbiter.peer_answer_ended(first, now);
     }
 
-    /// The peer may be ahead, in a session that has not held_first here yet.
+    /// The peer may be ahead, in a session that has not begun here yet.
     pub(super) fn peer_declared_gap(&mut self, session: Session) {
         self.peer_gap_session = self.peer_gap_session.max(Some(session));
         if self.sessions.current().is_some_and(|current| current.session == session) {
@@ -517,7 +517,7 @@ impl<C: FeedCore> DataPath<C> {
         (self.has_missed_input, self.has_ended, self.peer_gap_session) =
             (has_missed_input, has_ended, peer_gap_session);
         self.end_sequence = is_ending.then_some(end_sequence);
-        // The copied session counts as held_first.
+        // The copied session counts as begun.
         self.counters.sessions = 1;
         Ok(())
     }

@@ -19,7 +19,7 @@ pub(crate) struct RejectedPacket {
     bytes: Vec<u8>,
 }
 
-/// RejectionKind a packet was rejected, and which message caused it.
+/// Why a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
     /// The reason.
@@ -30,7 +30,7 @@ pub(crate) struct Rejection {
     pub ts_recv: UnixNs,
 }
 
-/// RejectionKind a packet was packets.
+/// Why a packet is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RejectionKind {
     /// It could not be decoded.
@@ -59,7 +59,7 @@ impl RejectedPacket {
 }
 
 impl RejectedPackets {
-    /// Most packets packets.
+    /// Most packets kept.
     const PACKETS_MAX: usize = 16;
     /// Most packets kept of one kind. A message type added by the venue must not use up the room for packets that
     /// contradict a book.

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!            join               first, epoch taken                 hand-over, close
-//!   Outside ──────► In queue ─────────────────────► Leading ─────────────────────────► LeaveState ──► Outside
+//!   Outside ──────► In queue ─────────────────────► Leading ─────────────────────────► Leaving ──────► Outside
 //!      ▲               ▲ deadline passed, outranked  │
 //!      └───────────────┴───────── session or place gone
 //! ```

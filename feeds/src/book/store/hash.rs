@@ -16,7 +16,7 @@
 //! **Bounds.** An attacker who knows the multipliers can choose ids that collide. A search therefore visits
 //! [`PROBES_MAX`] slots at most, and an order that would rest further away is rejected
 //! ([`BookFault::OrderProbesExceeded`]). A secret [`BookLimits::order_hash_seed`] selects other multipliers: the
-//! first ones derived from it that slot ascending ids far from each other. One odd number in two hundred is so near
+//! first ones derived from it that spread ascending ids over distant slots. One odd number in two hundred is so near
 //! a simple fraction of 2^64 that a venue's ids would crowd in a few slots until the table rejects them. About as few
 //! are far enough from all such fractions to be accepted.
 

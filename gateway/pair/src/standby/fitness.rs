@@ -161,7 +161,7 @@ mod tests {
         assert!(!not_received(&look(channel(at(70), at(60))), 500), "received again");
         assert!(
             not_received(&FitnessSample { receive_path_failed: true, ..look(channel(None, None)) }, 600),
-            "who is receives_no_probe can't lead either"
+            "a gateway that receives no probes cannot lead either"
         );
         assert!(!not_received(&look(channel(None, None)), 9_000), "a standby publishes nothing");
         assert!(!not_received(&look(channel(at(70), None)), 9_100), "a new leader gets its time");
