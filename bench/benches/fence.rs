@@ -25,7 +25,7 @@ fn main() {
 
     let [mut clock_times, mut fenced_times, mut added_times, mut check_times] = [const { Vec::new() }; 4];
     for round in 0..ROUNDS {
-        // Whoever comes second profits by what the first has warmed: they take turns.
+        // The second measurement finds warm caches, so the order alternates.
         let (clock_ns, fenced_ns) = if round % 2 == 0 {
             let clock_ns = clock();
             (clock_ns, fenced())

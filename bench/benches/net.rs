@@ -91,7 +91,7 @@ fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec
             let started = Instant::now();
             let mut received = turn.take(&socket_pairs);
             samples.push(ns_each(started, packets * lines));
-            // What a look without waiting did not bring yet belongs to this turn too, and is rare.
+            // A poll seldom misses a datagram; further receives count towards the same turn.
             while received < packets * lines {
                 received += turn.take(&socket_pairs);
             }

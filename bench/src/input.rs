@@ -100,7 +100,7 @@ fn book_limits(mut block: &[u8]) -> BookLimits {
     limits
 }
 
-/// As the stand-in exchange packs them.
+/// Longest pause inside a packet, ns, as in the exchange simulator.
 const PACKET_GAP_NS_MAX: u64 = 4_000;
 
 fn default_path(day: &ItchDay) -> PathBuf {

@@ -55,7 +55,7 @@ impl Packet<'_> {
 /// Kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PacketKind {
-    /// It carries messages.
+    /// The packet carries messages.
     Messages,
     /// It only shows that the line is alive, and announces the next sequence.
     Heartbeat,

@@ -148,8 +148,8 @@ fn lines_with_different_packetisation_and_restarts_are_merged() {
     // message is lost on all lines.
     let line = |seed: usize, delay_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
         let mut packets = Vec::new();
-        for numbering in 0..3_u64 {
-            let start_ns = BEGIN_NS + numbering * 60_000_000_000;
+        for restart in 0..3_u64 {
+            let start_ns = BEGIN_NS + restart * 60_000_000_000;
             packets.extend(iex_line(400, seed, start_ns, delay_ns, lost));
         }
         packets

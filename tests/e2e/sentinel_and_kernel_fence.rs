@@ -68,7 +68,7 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
 
     first.signal(Signal::Stop);
     assert!(
-        first.wait_for_stderr("gateway died; made sure with SIGKILL and announced").contains("Hang"),
+        first.wait_for_stderr("gateway died: remaining threads killed, death announced").contains("Hang"),
         "{}",
         first.stderr_so_far()
     );

@@ -45,7 +45,7 @@ impl Uses {
     /// What the file of this module uses.
     fn add(&mut self, modules: &[&str], text: &str) {
         let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{modules:?}: {error}"));
-        let mut seen = Seen { depth: modules.len(), roots: BTreeSet::new() };
+        let mut seen = ModuleNames { depth: modules.len(), roots: BTreeSet::new() };
         seen.visit_file(&file);
         let own = modules[0].to_owned();
         seen.roots.remove(&own);
@@ -77,13 +77,13 @@ impl Uses {
 
 /// Names at the root of the package that a file mentions.
 #[derive(Debug)]
-struct Seen {
+struct ModuleNames {
     /// Depth of the code in modules: this many `super` lead to the root.
     depth: usize,
     roots: BTreeSet<String>,
 }
 
-impl Seen {
+impl ModuleNames {
     /// A path from `crate`, or from as many `super` as lead to the root.
     fn see(&mut self, path: &[String]) {
         let supers = path.iter().take_while(|word| *word == "super").count();
@@ -110,7 +110,7 @@ impl Seen {
     }
 }
 
-impl Visit<'_> for Seen {
+impl Visit<'_> for ModuleNames {
     fn visit_item_use(&mut self, item: &ItemUse) {
         self.see_tree(&item.tree, &mut Vec::new());
     }

@@ -4,7 +4,7 @@
 use super::{assert_none, read};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const DOORS: [(&str, &[&str]); 16] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 16] = [
     ("feeds", &[]),
     ("gateway/sys", &["feeds"]),
     ("gateway/telemetry", &["feeds", "sys"]),
@@ -91,10 +91,10 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
 const FEEDS_ALLOWED_CRATES: [&str; 4] = ["dbn", "hdrhistogram", "libc", "zerocopy"];
 
 #[test]
-fn packages_use_only_what_their_doors_open_to() {
-    for (package, allowed) in DOORS {
+fn packages_depend_only_on_allowed_packages() {
+    for (package, allowed) in ALLOWED_DEPENDENCIES {
         let manifest = read(&format!("{package}/Cargo.toml"));
-        assert_none(through_walls(package, &manifest, allowed));
+        assert_none(forbidden_dependencies(package, &manifest, allowed));
     }
     let feeds = read("feeds/Cargo.toml");
     assert_none(
@@ -103,78 +103,80 @@ fn packages_use_only_what_their_doors_open_to() {
 
     let control =
         "[dependencies]\nmdgw-engine.workspace = true\nlibc = \"1\"\n[target.'cfg(unix)'.dependencies]\nmdgw = \"1\"";
-    let found: Vec<_> = through_walls("control", control, &["sys"]).collect();
+    let found: Vec<_> = forbidden_dependencies("control", control, &["sys"]).collect();
     assert_eq!(found, ["control: mdgw", "control: mdgw-engine"]);
 }
 
 #[test]
-fn architecture_shows_the_doors_in_force() {
+fn architecture_shows_the_allowed_dependencies() {
     let architecture = read("ARCHITECTURE.md");
-    let shown = doors_shown(&architecture);
-    let in_force =
-        DOORS.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(|(package, doors)| {
+    let shown = dependencies_shown(&architecture);
+    let in_force = ALLOWED_DEPENDENCIES.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(
+        |(package, dependencies)| {
             // The binary may use every package; the table has a sentence for that.
-            let doors = if *package == "gateway/mdgw" { &["all of these"] } else { *doors };
-            (*package, doors.to_vec())
-        });
+            let dependencies = if *package == "gateway/mdgw" { &["all of these"] } else { *dependencies };
+            (*package, dependencies.to_vec())
+        },
+    );
     assert_eq!(
-        shown.iter().map(|(package, doors)| (package.as_str(), doors.clone())).collect::<Vec<_>>(),
+        shown.iter().map(|(package, dependencies)| (package.as_str(), dependencies.clone())).collect::<Vec<_>>(),
         in_force.collect::<Vec<_>>()
     );
 
     let control = "| `gateway/x` | `y`, z | a, b |\n| `feeds` | w | – |\n| else |\n";
-    let shown = doors_shown(control);
+    let shown = dependencies_shown(control);
     assert_eq!(shown, [("gateway/x".to_owned(), vec!["a", "b"]), ("feeds".to_owned(), vec![])]);
 }
 
 /// Rows of the table of packages: the package, and which others it may use.
-fn doors_shown(text: &str) -> Vec<(String, Vec<&str>)> {
+fn dependencies_shown(text: &str) -> Vec<(String, Vec<&str>)> {
     let rows = text.lines().filter_map(|line| {
-        let [package, _, doors] = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ").collect::<Vec<_>>()[..]
+        let [package, _, dependencies] =
+            line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ").collect::<Vec<_>>()[..]
         else {
             return None;
         };
         let package = package.strip_prefix('`')?.strip_suffix('`')?;
-        let doors = if doors == "–" { Vec::new() } else { doors.split(", ").collect() };
-        (package == "feeds" || package.starts_with("gateway/")).then(|| (package.to_owned(), doors))
+        let dependencies = if dependencies == "–" { Vec::new() } else { dependencies.split(", ").collect() };
+        (package == "feeds" || package.starts_with("gateway/")).then(|| (package.to_owned(), dependencies))
     });
     rows.collect()
 }
 
 #[test]
-fn every_package_has_doors() {
+fn every_package_has_a_row_of_allowed_dependencies() {
     let workspace: toml::Table = read("Cargo.toml").parse().expect("a manifest is TOML");
     let ours = workspace["workspace"]["dependencies"].as_table().expect("it lists packages").values();
     let paths: Vec<_> = ours.filter_map(|package| package.get("path")?.as_str()).collect();
     assert!(paths.len() > 10, "{paths:?}");
-    assert_none(paths.iter().filter(|path| !DOORS.iter().any(|(package, _)| package == *path)));
+    assert_none(paths.iter().filter(|path| !ALLOWED_DEPENDENCIES.iter().any(|(package, _)| package == *path)));
 }
 
 #[test]
-fn foreign_packages_stay_in_their_rooms() {
-    for (package, _) in DOORS {
+fn external_packages_are_used_only_where_allowed() {
+    for (package, _) in ALLOWED_DEPENDENCIES {
         let manifest = read(&format!("{package}/Cargo.toml"));
-        assert_none(strayed(package, &manifest));
+        assert_none(misplaced(package, &manifest));
     }
     let control = "[dependencies]\nclap.workspace = true\nserde.workspace = true\nlibc.workspace = true";
     assert_eq!(
-        strayed("gateway/engine", control).collect::<Vec<_>>(),
+        misplaced("gateway/engine", control).collect::<Vec<_>>(),
         ["gateway/engine: clap", "gateway/engine: serde"]
     );
-    assert_eq!(strayed("gateway/mdgw", control).count(), 0);
+    assert_eq!(misplaced("gateway/mdgw", control).count(), 0);
 }
 
-fn strayed(package: &str, manifest: &str) -> impl Iterator<Item = String> {
+fn misplaced(package: &str, manifest: &str) -> impl Iterator<Item = String> {
     let all: Vec<String> = linked(manifest, &["dependencies", "build-dependencies"]).collect();
-    let rooms = ONLY_IN
+    let users = ONLY_IN
         .iter()
-        .filter(move |(name, rooms)| all.iter().any(|linked| linked == name) && !rooms.contains(&package));
-    let rooms: Vec<_> = rooms.map(|(name, _)| format!("{package}: {name}")).collect();
-    rooms.into_iter()
+        .filter(move |(name, users)| all.iter().any(|linked| linked == name) && !users.contains(&package));
+    let users: Vec<_> = users.map(|(name, _)| format!("{package}: {name}")).collect();
+    users.into_iter()
 }
 
 /// Packages of ours in a manifest that are not among the allowed.
-fn through_walls(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterator<Item = String> {
+fn forbidden_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterator<Item = String> {
     let is_ours = |name: &String| name == "mdgw" || name.starts_with("mdgw-");
     let may = |name: &str| allowed.iter().any(|allowed| name == format!("mdgw-{allowed}"));
     let in_tests = |name: &str| {

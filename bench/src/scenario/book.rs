@@ -113,7 +113,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Message by message: what one touches is asked for at once, and applied at once.
+/// Prefetches and applies each message immediately.
 #[inline(never)]
 pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
     let mut top_hash = 0;
@@ -125,8 +125,7 @@ pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Syntheti
     top_hash
 }
 
-/// As a replay can do it, which has the next packets at hand: before it applies a message it asks for what one a little
-/// further on touches.
+/// Before a message is applied, prefetches the memory of a later message, also of later packets.
 #[inline(never)]
 pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
     let mut block = day.bytes.as_slice();

@@ -8,7 +8,7 @@ use mdgw_captures::capture_file::PcapWriter;
 use super::end_to_end::{LINE_B_DELAY_NS, LINES, SOURCE, for_each_packet};
 use crate::{Options, input::SyntheticDay};
 
-/// Of so many packets, each line lacks one of its own.
+/// Each line lacks one packet in this many, each line a different one.
 const DROP_PERIOD: u64 = 1_000;
 const DROPPED_AT: [u64; 2] = [250, 750];
 

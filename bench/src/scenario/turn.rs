@@ -190,7 +190,7 @@ impl PoolSetup {
         let threads = threads.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?.clone();
         let before = Usage::of(&threads)?;
         send(&senders, options)?;
-        // What was dropped will never come: the count standing still ends the run too.
+        // Dropped packets never arrive, so the run also ends when the count stops growing.
         let (mut last, mut changed) = (received.load(Relaxed), Instant::now());
         while last < options.packets && changed.elapsed() < Duration::from_millis(200) {
             std::thread::yield_now();
@@ -253,7 +253,7 @@ impl ThreadBuffers {
 impl Drop for ThreadBuffers {
     fn drop(&mut self) {
         let mut all = self.all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // Both were made alike, so one holds what the other does.
+        // Both histograms have the same range, so adding cannot fail.
         let _added = all.add(&self.latency_ns);
     }
 }

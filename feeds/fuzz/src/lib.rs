@@ -319,33 +319,33 @@ pub fn receiver(input: &[u8]) {
 /// A sink that asserts the order of its calls.
 #[derive(Default)]
 struct OrderCheckingSink {
-    settled: Sequence,
+    covered_through: Sequence,
     has_session: bool,
     has_ended: bool,
 }
 
 impl FrameSink for OrderCheckingSink {
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        assert!(self.has_session && meta.sequence >= self.settled && meta.next >= meta.sequence);
+        assert!(self.has_session && meta.sequence >= self.covered_through && meta.next >= meta.sequence);
         match meta.kind {
             FrameKind::Message => {
                 let is_suspect = meta.flags.contains(FrameFlags::SUSPECT);
                 assert!((record_count > 0 || is_suspect && body.is_empty()) && body.len().is_multiple_of(8));
-                assert!(!self.has_ended || meta.sequence >= self.settled);
-                self.settled = meta.next;
+                assert!(!self.has_ended || meta.sequence >= self.covered_through);
+                self.covered_through = meta.next;
             }
-            FrameKind::Gap => self.settled = meta.next,
+            FrameKind::Gap => self.covered_through = meta.next,
             FrameKind::State | FrameKind::Snapshot => assert_eq!(meta.sequence, meta.next),
         }
     }
 
     fn covered_through(&mut self, next: Sequence) {
-        assert!(self.has_session && next >= self.settled);
-        self.settled = next;
+        assert!(self.has_session && next >= self.covered_through);
+        self.covered_through = next;
     }
 
     fn session(&mut self, _session: Session, next: Sequence) {
-        *self = Self { settled: next, has_session: true, has_ended: false };
+        *self = Self { covered_through: next, has_session: true, has_ended: false };
     }
 
     fn end_of_session(&mut self) {

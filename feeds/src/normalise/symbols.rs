@@ -17,7 +17,7 @@ pub(crate) struct SymbolTable {
 pub(crate) struct SymbolEntry {
     /// Eight bytes as on the wire, padded with spaces.
     pub symbol: [u8; 8],
-    /// Its id in records.
+    /// Id of the instrument in DBN records.
     pub id: InstrumentId,
 }
 
@@ -172,8 +172,8 @@ mod tests {
         let mut table = SymbolTable::new(4, &[("S0".to_owned(), ours)]);
         assert_eq!(table.find_or_insert(symbol(0)).unwrap().id, InstrumentId(ours));
         assert_eq!(table.find_or_insert(symbol(1)), Err(DropReason::InstrumentIdCollision));
-        let mut settled = SymbolTable::new(4, &[("S0".to_owned(), ours), ("S1".to_owned(), 7)]);
-        assert!(settled.find_or_insert(symbol(0)).is_ok());
-        assert_eq!(settled.find_or_insert(symbol(1)).unwrap().id, InstrumentId(7));
+        let mut full_table = SymbolTable::new(4, &[("S0".to_owned(), ours), ("S1".to_owned(), 7)]);
+        assert!(full_table.find_or_insert(symbol(0)).is_ok());
+        assert_eq!(full_table.find_or_insert(symbol(1)).unwrap().id, InstrumentId(7));
     }
 }

@@ -147,7 +147,7 @@ impl PacketHeader {
 pub struct Packet<'a> {
     /// Its header in native types.
     pub meta: PacketMeta,
-    /// Its frames.
+    /// Frames of the packet, back to back.
     pub body: &'a [u8],
     /// The message part in the packet, if any: always alone in its packet.
     pub part: Option<Part>,

@@ -170,7 +170,7 @@ pub enum Item<'a> {
     },
     /// Records that rebuild a book, out of sequence.
     Snapshot {
-        /// Its header.
+        /// Header of the message's frame: sequence, times and kind.
         header: &'a FrameHeader,
         /// DBN records, back to back.
         body: &'a [u8],

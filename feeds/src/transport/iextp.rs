@@ -163,7 +163,7 @@ pub struct SegmentPosition {
     pub first: Sequence,
     /// Payload bytes before it. The header holds 63 bits; larger numbers are clamped.
     pub stream_offset: u64,
-    /// Its send time.
+    /// When the venue sent the packet.
     pub send_time: UnixNs,
 }
 

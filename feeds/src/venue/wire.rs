@@ -25,7 +25,7 @@ pub enum FieldValue<'a> {
     Time {
         /// The value on the wire.
         raw: i128,
-        /// Its unit and origin.
+        /// Unit and origin of the time.
         scale: TimeScale,
     },
     /// One character, or a small number that identifies a case.
@@ -102,7 +102,7 @@ pub fn u48_be_bytes(number: u64) -> [u8; 6] {
 
 /// A number of any width and byte order.
 pub(crate) trait WireNumber {
-    /// Its value.
+    /// The number in native byte order.
     fn to_i128(&self) -> i128;
 }
 

@@ -217,7 +217,7 @@ pub enum AuthError {
     #[error("authentication failed (different key)")]
     Forged,
     /// The message, or a later one, was received before.
-    #[error("replayed")]
+    #[error("it was received before, or is older than one that was (replayed)")]
     Replayed,
 }
 

@@ -223,9 +223,9 @@ pub enum Role {
     /// It is not eligible: see [`View::obstacle`].
     #[default]
     Ineligible,
-    /// It waits to take over.
+    /// Eligible, and waits to take over.
     Candidate,
-    /// It publishes.
+    /// Its fence is open: this gateway publishes.
     Leader,
     /// It has given up leadership and its candidacy.
     Closed,

@@ -29,7 +29,7 @@
 //!
 //! Section 11 of `gateway/election/SAFETY.md` gives the argument.
 //!
-//! Modules: [`member_list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence,
+//! Modules: [`member_list`], [`message`], [`timing`], `joining` (of a joining gateway), `membership` (heartbeats, silence,
 //! claims), `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and fence),
 //! [`datagrams`] (UDP).
 //!

@@ -119,7 +119,7 @@ pub(crate) mod epoch_number {
     /// Serializes the epoch.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// The serializer's error.
     pub(crate) fn serialize<S: Serializer>(epoch: &Epoch, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(epoch.0)
     }
@@ -127,7 +127,7 @@ pub(crate) mod epoch_number {
     /// Deserializes the epoch.
     ///
     /// # Errors
-    /// Those of the deserializer.
+    /// The deserializer's error.
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Epoch, D::Error> {
         u64::deserialize(from).map(Epoch)
     }
@@ -147,7 +147,7 @@ pub(crate) mod written_positions {
     /// Serializes the positions.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// The serializer's error.
     pub(crate) fn serialize<S: Serializer>(
         positions: &BTreeMap<u16, StreamPosition>,
         to: S,

@@ -34,8 +34,10 @@ pub fn group_placements(
     now: MonoNs,
     lease_ns: u64,
 ) -> BTreeMap<GroupId, GroupPlacement> {
-    let classes: BTreeMap<GroupId, BTreeMap<NodeId, FitnessClass>> =
-        groups.iter().map(|(group, look)| (*group, eligible_classes(&look.view, own, now, lease_ns))).collect();
+    let classes: BTreeMap<GroupId, BTreeMap<NodeId, FitnessClass>> = groups
+        .iter()
+        .map(|(group, observation)| (*group, eligible_classes(&observation.view, own, now, lease_ns)))
+        .collect();
     // A gateway is fit for a group if no other gateway is fitter there.
     let is_eligible = |group: GroupId, node: NodeId| {
         let classes = classes.get(&group);
@@ -43,8 +45,9 @@ pub fn group_placements(
     };
     // A joining gateway is caught up in one group sooner than in another. If it counted too early, groups would move in
     // vain.
-    let leads =
-        |node: NodeId| groups.values().any(|look| look.view.leader.as_ref().is_some_and(|leader| leader.node == node));
+    let leads = |node: NodeId| {
+        groups.values().any(|observation| observation.view.leader.as_ref().is_some_and(|leader| leader.node == node))
+    };
     let is_able_everywhere = |node: NodeId| classes.values().all(|classes| classes.contains_key(&node));
     let nodes: BTreeSet<NodeId> = classes
         .values()
@@ -60,7 +63,7 @@ pub fn group_placements(
         })
         .collect();
     let preferred_leaders = place(&held, &hosts, is_eligible);
-    let leaders: BTreeSet<NodeId> = groups.values().filter_map(|look| last_leader(&look.view)).collect();
+    let leaders: BTreeSet<NodeId> = groups.values().filter_map(|observation| last_leader(&observation.view)).collect();
     let assigned_without: BTreeMap<NodeId, BTreeMap<GroupId, NodeId>> = leaders
         .into_iter()
         .map(|gone| {
@@ -72,12 +75,12 @@ pub fn group_placements(
         Some(leader) => assigned_without.get(&leader)?.get(group),
         None => preferred_leaders.get(group),
     };
-    let of = |(group, look): (&GroupId, &GroupObservation)| {
+    let of = |(group, observation): (&GroupId, &GroupObservation)| {
         (
             *group,
             GroupPlacement {
                 preferred_leader: preferred_leaders.get(group).copied(),
-                preferred_successor: preferred_successor(group, &look.view).copied(),
+                preferred_successor: preferred_successor(group, &observation.view).copied(),
             },
         )
     };
@@ -117,7 +120,7 @@ mod tests {
     }
 
     /// The view of gateway `own`, which has just received states of `others`.
-    fn look(own: u8, others: &[u8], leader: Option<u8>) -> GroupObservation {
+    fn observation(own: u8, others: &[u8], leader: Option<u8>) -> GroupObservation {
         let peer = PeerView { received_at: NOW, fitness: Fitness::default(), can_lead: true };
         let view = View {
             epoch: leader.map_or_else(Epoch::default, |leader| Epoch::new(3, leader)),
@@ -130,7 +133,7 @@ mod tests {
     }
 
     fn six_groups(own: u8, others: &[u8], leaders: [Option<u8>; 6]) -> BTreeMap<GroupId, GroupObservation> {
-        (1..).map(GroupId).zip(leaders.map(|leader| look(own, others, leader))).collect()
+        (1..).map(GroupId).zip(leaders.map(|leader| observation(own, others, leader))).collect()
     }
 
     fn of(own: u8, groups: &BTreeMap<GroupId, GroupObservation>) -> BTreeMap<GroupId, GroupPlacement> {
@@ -163,8 +166,8 @@ mod tests {
     #[test]
     fn a_gateway_that_released_its_groups_is_not_their_successor() {
         let mut groups = six_groups(1, &[2, 3], SPREAD);
-        for look in groups.values_mut().filter(|look| NodeId::of(look.view.epoch) == NodeId(2)) {
-            look.view.leader = None;
+        for observation in groups.values_mut().filter(|observation| NodeId::of(observation.view.epoch) == NodeId(2)) {
+            observation.view.leader = None;
         }
         let wanted = of(1, &groups);
         let mut followers: Vec<_> =
@@ -177,8 +180,8 @@ mod tests {
     fn a_silent_joining_or_less_fit_gateway_is_assigned_nothing() {
         let homes_at_2 = |change: fn(&mut PeerView)| {
             let mut groups = six_groups(1, &[2, 3], [Some(1); 6]);
-            for look in groups.values_mut() {
-                change(look.view.peers.get_mut(&NodeId(2)).unwrap());
+            for observation in groups.values_mut() {
+                change(observation.view.peers.get_mut(&NodeId(2)).unwrap());
             }
             of(1, &groups).values().filter(|place| place.preferred_leader == Some(NodeId(2))).count()
         };
@@ -192,8 +195,8 @@ mod tests {
     fn a_gateway_that_has_joined_only_some_groups_causes_no_moves() {
         let mut groups = six_groups(1, &[2, 3], [Some(1), Some(1), Some(1), Some(2), Some(2), Some(2)]);
         let joined_in = |groups: &mut BTreeMap<GroupId, GroupObservation>, wanted: fn(u16) -> bool| {
-            for (group, look) in groups {
-                look.view.peers.get_mut(&NodeId(3)).unwrap().can_lead = wanted(group.0);
+            for (group, observation) in groups {
+                observation.view.peers.get_mut(&NodeId(3)).unwrap().can_lead = wanted(group.0);
             }
         };
         let moving = |groups: &BTreeMap<GroupId, GroupObservation>| {

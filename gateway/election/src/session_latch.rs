@@ -12,8 +12,8 @@
 //! - The store removes a place no sooner than T after the store node that ends sessions last received anything of the
 //!   session. A leader's deadline is the time at which it sent its last *answered* request, plus 2/3 T, less the
 //!   margin. The rest pays for the delay between the store's own nodes (half a tick, at most T/4) and for clocks.
-//! - So a request counts only if word of it can arrive before the session ends: not after a silence of nearly T. After
-//!   such a silence, another request, sent T/4 later, must be answered too. A gateway in the queue sends often enough
+//! - So a request counts only if it can renew the session before the session ends, which needs time between the store's
+//!   nodes: not after a silence of nearly T. After such a silence, another request, sent T/4 later, must be answered too. A gateway in the queue sends often enough
 //!   that its session stays known.
 //! - A former leader gives up its place no sooner than its sends have ended: when the drain is acknowledged, or the
 //!   longest send after the deadline.
@@ -98,7 +98,7 @@ pub enum SessionEvent {
 /// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionAnswer {
-    /// It was done.
+    /// The store carried the request out.
     Done,
     /// To [`SessionRequest::ReadQueue`].
     Queue {
@@ -108,7 +108,7 @@ pub enum SessionAnswer {
         own: Option<usize>,
         /// The last epoch that was taken; 0: none yet.
         epoch: Epoch,
-        /// Its version.
+        /// Version of the record that holds the epoch.
         version: Version,
     },
     /// Our place does not exist.
@@ -117,14 +117,14 @@ pub enum SessionAnswer {
     Refused,
     /// It may or may not have happened.
     Unknown(String),
-    /// It has not happened.
+    /// The store certainly did not carry the request out; why.
     Failed(String),
 }
 
 /// A place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueueEntry {
-    /// Its name in the store.
+    /// Name of the place's node in the store.
     pub name: String,
     /// Its owner; `None`: the node's content is not in our format.
     pub member: Option<Member>,
@@ -183,7 +183,7 @@ struct SessionLiveness {
     /// The session lasts at least T from then.
     from: MonoNs,
     /// After a silence: when the first answered request was sent, and when the answer came. The answer to another
-    /// request, sent long enough after, shows whether word of the first arrived in time.
+    /// request, sent long enough after, shows whether the first renewed the session in time.
     after_silence: Option<(MonoNs, MonoNs)>,
 }
 
@@ -499,7 +499,7 @@ impl SessionLatch {
         }
     }
 
-    /// How long word of a session may be under way between the store's nodes, ns.
+    /// Longest time in which the renewal of a session propagates between the store's nodes, ns.
     fn propagation_ns(&self) -> u64 {
         let propagation_ns = self.session_ns.unwrap_or(0) / 4;
         propagation_ns.saturating_add(2 * drift_ns(propagation_ns, self.config.timing.rate_error_ppm))
@@ -579,7 +579,7 @@ impl SessionLatch {
         }
     }
 
-    /// Until when a leader may send and word of a request arrives in time.
+    /// Until when a leader may send, and a request still renews the session in time.
     fn deadline(&self) -> MonoNs {
         self.known.from.plus(self.config.timing.session_usable_ns(self.session_ns.unwrap_or(0)))
     }

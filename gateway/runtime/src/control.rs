@@ -29,7 +29,7 @@ use crate::audit::{
 pub(crate) struct PairControl {
     /// Name and number of this gateway.
     pub node: NodeId,
-    /// Its groups.
+    /// Elections and channels of each group of the gateway.
     pub groups: BTreeMap<GroupId, GroupControl>,
     /// The audit file, if there is one.
     pub audit: Option<PathBuf>,

@@ -135,7 +135,7 @@ pub struct Overrides {
     pub ts_recv: TsRecvMode,
     /// Whether the gateway publishes always, or while its fences are open.
     pub leadership: Leadership,
-    /// What it begins with.
+    /// How the channel starts: fresh, or from its publication log.
     pub beginning: StartMode,
     /// Whether the gateway first tries to copy the state: from the configured peers, and failing that by a replay of
     /// the session in which the local log ends, from the venue's server.
@@ -209,7 +209,7 @@ pub enum GatewayError {
     /// Any other error of the operating system.
     #[error("cannot {act}: {source}")]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         act: String,
         /// The system's error.
         source: std::io::Error,
@@ -582,7 +582,7 @@ impl Gateway {
         let now = mono_now();
         for (group, election) in &self.elections {
             if let Some(handle) = self.groups.get(group) {
-                self.health.look(*group, (handle, election), &around, now);
+                self.health.update(*group, (handle, election), &around, now);
                 self.takeovers.update(*group, (handle, election), status_table, now);
             }
             election.set_progress(progress);

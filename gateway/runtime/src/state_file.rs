@@ -58,7 +58,7 @@ pub enum StateError {
     /// The operating system refused.
     #[error("cannot {act} state file {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         act: &'static str,
         /// The file.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum StateError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is invalid.
+        /// Which part of the file is invalid, and why.
         reason: String,
     },
     /// Another gateway uses it.

@@ -31,7 +31,7 @@ pub struct Snapshot {
 pub struct PoolSnapshot {
     /// Name from the configuration.
     pub name: String,
-    /// Its threads.
+    /// One snapshot per thread of the pool.
     pub threads: Vec<ThreadSnapshot>,
     /// Waits that returned at least one event.
     pub turns: u64,
@@ -92,7 +92,7 @@ pub struct ChannelSnapshot {
     pub stages: Vec<StageSnapshot>,
 }
 
-/// One line's lead: counts the messages that arrived on this line before the other, of those that arrived on both.
+/// Lead of one line: messages that arrived first here, among messages that arrived on at least two lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LineSnapshot {

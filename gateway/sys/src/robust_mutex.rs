@@ -18,7 +18,7 @@ pub struct RobustMutex {
 /// How a mutex was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It was free.
+    /// No thread held the mutex.
     Free,
     /// Its owner's thread ended while it held the mutex.
     OwnerDied,

@@ -12,7 +12,7 @@
 //! | --- | --- | --- | --- |
 //! | `wire_to_user` | packet | its receive timestamp | it is in the gateway's memory, received with its batch |
 //! | `claim_wait` | claim | the return of the wait | the holder begins to drain |
-//! | `arbitrate` | packet | the start of its processing | its first message is in sequence, or the packet brought nothing new |
+//! | `arbitrate` | packet | the start of its processing | its first message is in sequence, or the packet held no new message |
 //! | `decode_and_book` | packet with new messages | end of `arbitrate` | its last record is in the publication log |
 //! | `publish` | packet whose records were published | end of `decode_and_book` | its send call returned |
 //! | `wire_to_wire` | packet whose records were published | its receive timestamp | its send call returned |

@@ -129,10 +129,10 @@ pub struct CaptureProgress {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// A line's socket failed.
-    #[error("capture")]
+    #[error("capture: cannot open a line's socket")]
     Socket(#[from] SocketError),
     /// A line's packet ring failed.
-    #[error("capture line {line}: {act}{}", hint(.source))]
+    #[error("capture line {line}: cannot {act}{}", hint(.source))]
     Ring {
         /// Name of the line.
         line: String,
@@ -142,7 +142,7 @@ pub enum RecordError {
         source: io::Error,
     },
     /// A line can no longer be read.
-    #[error("capture: read line {line}")]
+    #[error("capture: cannot read line {line}")]
     Read {
         /// Name of the line.
         line: String,
@@ -150,10 +150,10 @@ pub enum RecordError {
         source: io::Error,
     },
     /// Writing the files failed.
-    #[error("capture")]
+    #[error("capture: cannot write the files")]
     Spool(#[from] SpoolError),
     /// The writer thread could not be started.
-    #[error("capture: start a thread")]
+    #[error("capture: cannot start the writer thread")]
     Thread(#[source] io::Error),
 }
 

@@ -130,11 +130,11 @@ pub enum DiffError {
     DifferentKinds {
         /// First recording.
         a: String,
-        /// Its kind.
+        /// What the first recording contains: capture or records.
         kind_a: &'static str,
         /// Second recording.
         b: String,
-        /// Its kind.
+        /// What the second recording contains.
         kind_b: &'static str,
     },
     /// One side is too far ahead of the other.

@@ -304,7 +304,7 @@ fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
     }
 }
 
-/// `epoch`: of the datagram that brought it; the last one known where time did.
+/// `epoch`: epoch of the datagram that delivered the item; for an item from a deadline, the last known epoch.
 fn deliver(received: &Mutex<ReceiverLog>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
     let item = match output.item {
         Item::Message { header, body } => DeliveredItem::Message {

@@ -21,7 +21,7 @@ enum InputFault {
     Dropped(Index),
     /// It names another instrument.
     OtherInstrument(Index),
-    /// It cannot be decoded.
+    /// The message is cut at this length and cannot be decoded.
     Truncated(Index),
 }
 

@@ -273,7 +273,7 @@ impl ReceiverChannel {
     }
 
     /// Processes a service's log extent. The other services are queried too until enough have answered: at once,
-    /// unless the extent was no news, as with each answer about a gap.
+    /// unless this service had reported before, as with each answer about a gap.
     fn on_extent_reported(&mut self, is_first_report: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         if self.is_query_satisfied() {
             self.finish_query(now, deliver);

@@ -196,10 +196,11 @@ impl ReceiverHarness {
         for (number, gateways) in self.logs.iter().enumerate() {
             let session = session(number as u32);
             let before = gateways[0].iter().take(take_over_after);
-            let settled = before.clone().next_back().map_or(1, |entry| entry.next);
+            let covered_through = before.clone().next_back().map_or(1, |entry| entry.next);
             // The successor begins with the entry that contains the first sequence not covered by the old leader.
-            let after = gateways[1].iter().filter(|entry| entry.next > settled || (entry.first..entry.next).is_empty());
-            let after = after.filter(|entry| entry.next >= settled);
+            let after =
+                gateways[1].iter().filter(|entry| entry.next > covered_through || (entry.first..entry.next).is_empty());
+            let after = after.filter(|entry| entry.next >= covered_through);
             let old = Epoch::new(2 * number as u64 + 1, 1);
             let new = Epoch::new(2 * number as u64 + 2, 2);
             let stream = before.map(|entry| (old, entry)).chain(after.map(|entry| (new, entry)));

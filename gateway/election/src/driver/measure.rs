@@ -51,7 +51,7 @@ impl StoreLatency {
 /// start, or a cold thread.
 ///
 /// # Errors
-/// Those of opening it.
+/// The error of `open`.
 pub fn measure<E>(
     open: impl FnOnce(RegisterSender) -> Result<Box<dyn Register>, E>,
     duration: Duration,

@@ -1,4 +1,4 @@
-//! The newcomer: asks the seeds, with growing pauses, until a member answers.
+//! The joining gateway: asks the seeds, with growing pauses, until a member answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -46,7 +46,7 @@ pub struct ListedMember {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberState {
-    /// It sends heartbeats.
+    /// The member sends heartbeats.
     Live,
     /// It was silent for too long.
     Failed,

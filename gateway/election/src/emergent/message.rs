@@ -117,7 +117,7 @@ pub struct BeatInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionSide {
-    /// Its coordinator.
+    /// Coordinator of this side of the split.
     pub coordinator: Member,
     /// The coordinator's address.
     pub address: SocketAddr,
@@ -188,7 +188,7 @@ mod tests {
         };
         let letters: Vec<Envelope> = (0..).zip(messages).map(letter).collect();
         check(
-            include_str!("../../../../tests/data/formats/emergent_letters.jsonl"),
+            include_str!("../../../../tests/data/formats/emergent_messages.jsonl"),
             &letters,
             |bytes| serde_json::from_slice(bytes).unwrap(),
             |letter| serde_json::to_vec(letter).unwrap(),

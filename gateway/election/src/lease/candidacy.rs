@@ -82,21 +82,24 @@ impl Lease {
             return None;
         }
         let timing = &self.config.timing;
-        let (learned_at, settled) = (self.known_record.learned_at(), self.known_record.followed_since());
+        let (learned_at, followed_since) = (self.known_record.learned_at(), self.known_record.followed_since());
         let due = match self.known_record.record() {
             None => learned_at.plus(timing.wait_ns()),
             Some(record) => {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
                 // For a gateway that knows that the record has no holder.
                 let at_once = || {
-                    settled.plus(wait_ns).max(learned_at).max(self.successor_window_ends_at(record).unwrap_or_default())
+                    followed_since
+                        .plus(wait_ns)
+                        .max(learned_at)
+                        .max(self.successor_window_ends_at(record).unwrap_or_default())
                 };
                 if self.incompatible_config(record).is_some() {
                     learned_at.plus(wait_ns.saturating_mul(CONFIG_MISMATCH_WAIT_LEASES))
                 } else if record.holder.is_none() {
                     at_once()
                 } else if self.is_dead(record) {
-                    // The order of the candidates counts from the news of the death.
+                    // The order of the candidates counts from the receipt of the death notice.
                     at_once().max(self.death_received_at)
                 } else {
                     learned_at.plus(wait_ns)
@@ -165,11 +168,11 @@ impl Lease {
         let own = placement(self.node(), self.fitness.class());
         let before = self.peers.iter().filter(|(node, peer)| {
             let is_recent = self.known_record.learned_at() <= peer.received_at.plus(self.config.timing.lease_ns);
-            let stands = peer.state.eligibility == Eligibility::Eligible
+            let is_eligible = peer.state.eligibility == Eligibility::Eligible
                 && is_recent
                 && is_candidate(node)
                 && Some(**node) != holder;
-            stands && placement(**node, peer.state.fitness.class()) < own
+            is_eligible && placement(**node, peer.state.fitness.class()) < own
         });
         u64::try_from(before.count()).unwrap_or(u64::MAX)
     }

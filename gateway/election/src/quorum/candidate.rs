@@ -257,8 +257,8 @@ impl Candidate {
                     return;
                 }
                 match &request.operation {
-                    Operation::Prepare { from: donor_epoch, to, moves } => {
-                        self.on_prepare(now, from, &request, (*donor_epoch, *to, *moves), outputs);
+                    Operation::Prepare { from: former_epoch, to, moves } => {
+                        self.on_prepare(now, from, &request, (*former_epoch, *to, *moves), outputs);
                     }
                     Operation::HandOver(hand_over) => {
                         self.learn_positions(hand_over);

@@ -97,7 +97,7 @@ pub enum Operation {
 /// A promise that is to move to another gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HandOver {
-    /// Epoch of the donor of the promise; over for good.
+    /// Epoch of the former leader that gave the promise; over for good.
     pub from: Epoch,
     /// Epoch of the target.
     pub to: Epoch,
@@ -109,7 +109,7 @@ pub struct HandOver {
     pub request_id: VoteRequestId,
     /// When the target prepared, on its own clock: its lease counts from there.
     pub stamp: PeerTimestamp,
-    /// Where the donor's output ended, per channel. Only for the target's own voter; empty for the others.
+    /// Where the former leader's output ended, per channel. Only for the target's own voter; empty for the others.
     pub positions: BTreeMap<u16, StreamPosition>,
 }
 

@@ -97,7 +97,7 @@ pub enum VoterOutput {
 pub(crate) enum EndCause {
     /// Its gateway released it.
     Released,
-    /// Its process has ended.
+    /// The process of its gateway has ended.
     Died,
 }
 

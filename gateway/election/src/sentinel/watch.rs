@@ -156,18 +156,18 @@ impl GatewayWatch {
     pub fn run(self) -> io::Result<Outcome> {
         let watch = Arc::new(self);
         let (ended, end) = mpsc::channel();
-        for (name, look) in
+        for (name, wait) in
             [("mdgw-mutex", Self::wait_for_mutex as WatchTask), ("mdgw-process", Self::wait_for_process)]
         {
             let (watch, ended) = (Arc::clone(&watch), ended.clone());
-            let look = move || {
-                let handled = look(&watch).and_then(|seen| match seen {
+            let run = move || {
+                let handled = wait(&watch).and_then(|cause| match cause {
                     None => Ok(Some(Outcome::Clean)),
                     Some(cause) => watch.handle_death(cause),
                 });
                 let _ = ended.send(handled);
             };
-            thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(look)?;
+            thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(run)?;
         }
         drop(ended);
         // A thread that can no longer watch leaves the work to the other one.

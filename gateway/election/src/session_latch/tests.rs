@@ -150,7 +150,7 @@ fn only_an_answered_renewal_extends_the_deadline_from_its_send_time() {
     harness.at(1_400);
     assert!(harness.outputs.contains(&Output::Close { epoch, reason: CloseReason::Expired }));
     // Still first, but the next opening is another one: the store has received nothing of the session for so long that
-    // the session may end before word of this arrives.
+    // the session may end before this renewal reaches the other nodes.
     harness.queue(&[1, 2], 10);
     assert_eq!(harness.outputs, []);
     assert_eq!(harness.latch.next_deadline(), Some(MonoNs(1_550_060_000)));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use mdgw_sys::progress::ProgressCounter;
 use mdgw_telemetry::counters::{Descriptor, Kind, Unit};
 
-/// What a thread is doing.
+/// Current activity of a pool thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
@@ -42,7 +42,7 @@ pub struct Gauges {
 /// State of one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadActivity {
-    /// What it is doing.
+    /// Current activity of the thread.
     pub role: Role,
     /// Time spent in processing, ns, since the pool began.
     pub handler_ns_sum: u64,

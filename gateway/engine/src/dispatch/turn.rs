@@ -390,7 +390,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         PendingEvents::NONE
     }
 
-    /// Calls the handler of a channel that is out of service. A panic mutes the handler for good.
+    /// Calls the handler of a channel that is out of service. After a panic the handler is never called again.
     fn call_failed(
         &mut self,
         index: usize,

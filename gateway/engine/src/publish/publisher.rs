@@ -277,14 +277,14 @@ impl Publisher {
         }
     }
 
-    /// What the cursor does.
+    /// Current mode of the cursor.
     #[must_use]
     #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn mode(&self) -> PublishMode {
         self.mode
     }
 
-    /// What it counts.
+    /// Counts since the start.
     #[must_use]
     pub fn counts(&self) -> &PublishCounts {
         &self.counts

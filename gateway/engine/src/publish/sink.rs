@@ -137,7 +137,7 @@ impl LogSink {
         &mut self.writer
     }
 
-    /// What it counts.
+    /// Counts since the start.
     #[must_use]
     pub fn counts(&self) -> &SinkCounts {
         &self.counts

@@ -112,7 +112,7 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
                 took_ns,
                 refused,
                 ?records,
-                "sentinel: gateway died; made sure with SIGKILL and announced the death"
+                "sentinel: gateway died: remaining threads killed, death announced"
             );
         }
     }

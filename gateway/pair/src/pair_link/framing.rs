@@ -28,10 +28,10 @@ struct Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkFault {
     /// Malformed bytes.
-    #[error("message {0}")]
+    #[error("malformed message: {0}")]
     Malformed(#[from] Malformed),
     /// Bytes that the peer did not authenticate.
-    #[error("message {0}")]
+    #[error("message rejected: {0}")]
     AuthError(#[from] AuthError),
     /// The other end has our node number or our nonce: it is this gateway itself, or configured with the same number.
     #[error("the other end uses this gateway's node number (or this is a connection to itself)")]

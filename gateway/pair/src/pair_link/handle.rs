@@ -65,7 +65,7 @@ struct Peers {
 /// What a peer has reported about a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerReport {
-    /// Its positions.
+    /// Positions of the peer's channel.
     pub positions: ChannelPositions,
     /// When the report arrived.
     pub received_at: MonoNs,
@@ -355,7 +355,7 @@ mod tests {
         Death(DeathNotice),
     }
 
-    fn desk() -> LinkHandle {
+    fn link_handle() -> LinkHandle {
         LinkHandle::new(1, UnixDatagram::unbound().unwrap())
     }
 
@@ -370,22 +370,22 @@ mod tests {
                 Carried::Death(DeathNotice { holder: requester, incarnation, epoch }),
             ],
             |bytes| {
-                let desk = desk();
-                desk.push_election(1, 1, bytes);
-                if let Some((_, group, message)) = desk.take_election() {
+                let handle = link_handle();
+                handle.push_election(1, 1, bytes);
+                if let Some((_, group, message)) = handle.take_election() {
                     return Carried::Election(group, message);
                 }
-                desk.push_death(2, bytes);
-                Carried::Death(desk.take_death().unwrap().1)
+                handle.push_death(2, bytes);
+                Carried::Death(handle.take_death().unwrap().1)
             },
             |carried| {
-                let desk = desk();
+                let handle = link_handle();
                 match carried {
-                    Carried::Election(group, message) => desk.send_election(1, *group, message),
-                    Carried::Death(notice) => desk.send_death(notice),
+                    Carried::Election(group, message) => handle.send_election(1, *group, message),
+                    Carried::Death(notice) => handle.send_death(notice),
                 };
                 let Some(LinkMessage::Election { bytes, .. } | LinkMessage::Death { bytes, .. }) =
-                    desk.out.pop().map(|outgoing| outgoing.message)
+                    handle.out.pop().map(|outgoing| outgoing.message)
                 else {
                     panic!("nothing is under way")
                 };

@@ -176,16 +176,16 @@ pub(crate) struct Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The bytes end before the message does.
-    #[error("truncated")]
+    #[error("it ends before its last field")]
     Truncated,
     /// Bytes follow the message.
-    #[error("has trailing bytes")]
+    #[error("it has trailing bytes")]
     TooLong,
     /// An unknown kind, version or magic.
-    #[error("has an unknown kind or version")]
+    #[error("it has an unknown kind or version")]
     Unknown,
     /// A field with an impossible value.
-    #[error("has an invalid field")]
+    #[error("it has an invalid field")]
     Field,
 }
 

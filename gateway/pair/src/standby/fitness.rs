@@ -27,7 +27,7 @@ pub struct FitnessSample {
 pub struct ChannelSample {
     /// The channel.
     pub channel: ChannelId,
-    /// Its state.
+    /// State of this gateway's channel.
     pub state: ChannelState,
     /// The state of the peer's channel; `None` while the peer has reported nothing.
     pub peer_state: Option<ChannelState>,
@@ -54,7 +54,7 @@ struct RecentGrowth {
 }
 
 impl RecentGrowth {
-    fn look(&mut self, count: u64, now: MonoNs) -> bool {
+    fn update(&mut self, count: u64, now: MonoNs) -> bool {
         if count > self.count {
             (self.count, self.last_growth_at) = (count, Some(now));
         }
@@ -64,17 +64,17 @@ impl RecentGrowth {
 
 impl FitnessWatch {
     /// The fitness after this sample.
-    pub fn look(&mut self, look: &FitnessSample, now: MonoNs) -> Fitness {
+    pub fn update(&mut self, sample: &FitnessSample, now: MonoNs) -> Fitness {
         let count = |matches: fn(&ChannelSample) -> bool| {
-            u16::try_from(look.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
+            u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
-        let not_received = look.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
+        let not_received = sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
         Fitness {
-            output_not_received: look.receive_path_failed || not_received > 0 && look.peer_receives_probe,
+            output_not_received: sample.receive_path_failed || not_received > 0 && sample.peer_receives_probe,
             channels_failed: count(|channel| channel.state == ChannelState::Failed),
             channels_behind: count(|channel| is_behind(channel.state) && channel.peer_state.is_some_and(has_no_gaps)),
-            log_failing: self.log_entries_lost.look(look.log_entries_lost, now),
-            stalled: self.stalls.look(look.stalls, now),
+            log_failing: self.log_entries_lost.update(sample.log_entries_lost, now),
+            stalled: self.stalls.update(sample.stalls, now),
         }
     }
 
@@ -126,7 +126,7 @@ mod tests {
         Some(StreamPosition::at(Session { feed: Feed::IexTops, date, restart: 0 }, Sequence(sequence)))
     }
 
-    fn look(channel: ChannelSample) -> FitnessSample {
+    fn sample(channel: ChannelSample) -> FitnessSample {
         FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() }
     }
 
@@ -142,7 +142,8 @@ mod tests {
             (ChannelState::Recovering, None, FitnessClass::Fit),
             (ChannelState::Failed, None, FitnessClass::ChannelsFailed),
         ] {
-            let fitness = watch.look(&look(ChannelSample { state, peer_state, ..ChannelSample::default() }), MonoNs(0));
+            let fitness =
+                watch.update(&sample(ChannelSample { state, peer_state, ..ChannelSample::default() }), MonoNs(0));
             assert_eq!(fitness.class(), class, "{state:?} beside {peer_state:?}");
         }
     }
@@ -151,31 +152,31 @@ mod tests {
     fn a_leader_whose_output_is_not_received_is_unfit_unless_the_peers_receive_path_failed() {
         let channel = |published, peer_received| ChannelSample { published, peer_received, ..ChannelSample::default() };
         let mut watch = FitnessWatch::default();
-        let mut not_received = |look: &FitnessSample, ms| watch.look(look, MonoNs(ms * MS)).output_not_received;
-        assert!(!not_received(&look(channel(at(5), None)), 0));
-        assert!(!not_received(&look(channel(at(9), at(5))), 100), "received a little later");
-        assert!(!not_received(&look(channel(at(50), at(8))), 299));
-        assert!(not_received(&look(channel(at(60), at(8))), 300));
-        let receives_no_probe = FitnessSample { peer_receives_probe: false, ..look(channel(at(70), at(8))) };
+        let mut not_received = |sample: &FitnessSample, ms| watch.update(sample, MonoNs(ms * MS)).output_not_received;
+        assert!(!not_received(&sample(channel(at(5), None)), 0));
+        assert!(!not_received(&sample(channel(at(9), at(5))), 100), "received a little later");
+        assert!(!not_received(&sample(channel(at(50), at(8))), 299));
+        assert!(not_received(&sample(channel(at(60), at(8))), 300));
+        let receives_no_probe = FitnessSample { peer_receives_probe: false, ..update(channel(at(70), at(8))) };
         assert!(!not_received(&receives_no_probe, 400));
-        assert!(!not_received(&look(channel(at(70), at(60))), 500), "received again");
+        assert!(!not_received(&sample(channel(at(70), at(60))), 500), "received again");
         assert!(
-            not_received(&FitnessSample { receive_path_failed: true, ..look(channel(None, None)) }, 600),
+            not_received(&FitnessSample { receive_path_failed: true, ..update(channel(None, None)) }, 600),
             "a gateway that receives no probes cannot lead either"
         );
-        assert!(!not_received(&look(channel(None, None)), 9_000), "a standby publishes nothing");
-        assert!(!not_received(&look(channel(at(70), None)), 9_100), "a new leader gets its time");
-        assert!(not_received(&look(channel(at(70), None)), 9_300));
+        assert!(!not_received(&sample(channel(None, None)), 9_000), "a standby publishes nothing");
+        assert!(!not_received(&sample(channel(at(70), None)), 9_100), "a new leader gets its time");
+        assert!(not_received(&sample(channel(at(70), None)), 9_300));
     }
 
     #[test]
     fn log_losses_and_stalls_lower_fitness_for_five_seconds() {
         let mut watch = FitnessWatch::default();
         let counted = |log_entries_lost, stalls| FitnessSample { log_entries_lost, stalls, ..FitnessSample::default() };
-        assert_eq!(watch.look(&counted(0, 0), MonoNs(0)).class(), FitnessClass::Fit);
-        assert_eq!(watch.look(&counted(0, 1), MonoNs(MS)).class(), FitnessClass::Stalled);
-        assert_eq!(watch.look(&counted(1, 1), MonoNs(2 * MS)).class(), FitnessClass::LogFailing);
-        assert_eq!(watch.look(&counted(1, 1), MonoNs(5_001 * MS)).class(), FitnessClass::LogFailing);
-        assert_eq!(watch.look(&counted(1, 1), MonoNs(5_002 * MS)).class(), FitnessClass::Fit);
+        assert_eq!(watch.update(&counted(0, 0), MonoNs(0)).class(), FitnessClass::Fit);
+        assert_eq!(watch.update(&counted(0, 1), MonoNs(MS)).class(), FitnessClass::Stalled);
+        assert_eq!(watch.update(&counted(1, 1), MonoNs(2 * MS)).class(), FitnessClass::LogFailing);
+        assert_eq!(watch.update(&counted(1, 1), MonoNs(5_001 * MS)).class(), FitnessClass::LogFailing);
+        assert_eq!(watch.update(&counted(1, 1), MonoNs(5_002 * MS)).class(), FitnessClass::Fit);
     }
 }

@@ -53,7 +53,7 @@ pub struct JoinProgress {
 pub struct JoinWatch {
     eligibility: Eligibility,
     /// Since when the gateway has been caught up, and the window counts then.
-    level: Option<(MonoNs, Vec<WindowCounts>)>,
+    caught_up: Option<(MonoNs, Vec<WindowCounts>)>,
     /// Channels whose messages differed from the peer's in the last comparison.
     mismatched: BTreeSet<usize>,
     /// Since when there is any such channel.
@@ -72,7 +72,7 @@ impl JoinWatch {
             JoinProgress { eligibility, behind_messages: 0, channels_missing: 0, caught_up_ns: 0, mismatched_ns: 0 };
         Self {
             eligibility,
-            level: None,
+            caught_up: None,
             mismatched: BTreeSet::new(),
             mismatched_since: None,
             less_fit_since: None,
@@ -87,9 +87,9 @@ impl JoinWatch {
     }
 
     /// The progress after this sample.
-    pub fn look(&mut self, look: &JoinSample, now: MonoNs) -> JoinProgress {
+    pub fn update(&mut self, sample: &JoinSample, now: MonoNs) -> JoinProgress {
         let (mut behind_messages, mut channels_missing) = (0, 0);
-        for (ours, theirs) in &look.channels {
+        for (ours, theirs) in &sample.channels {
             match (ours, theirs) {
                 (_, None) => {}
                 (Some(ours), Some(theirs)) if ours.session >= theirs.session => {
@@ -99,19 +99,19 @@ impl JoinWatch {
                 _ => channels_missing += 1,
             }
         }
-        let (own, peer) = &look.fitness;
+        let (own, peer) = &sample.fitness;
         self.less_fit_since = own.is_worse_than(peer).then(|| self.less_fit_since.unwrap_or(now));
         let is_less_fit = self.less_fit_since.is_some_and(|since| now.since(since) >= LESS_FIT_NS);
         let is_caught_up = channels_missing == 0 && behind_messages <= LAG_MESSAGES_MAX && !is_less_fit;
         if is_caught_up {
-            self.compare(&look.windows, now);
+            self.compare(&sample.windows, now);
         } else {
-            self.level = None;
+            self.caught_up = None;
         }
-        if !look.has_peer {
+        if !sample.has_peer {
             self.eligibility = Eligibility::Eligible;
         }
-        let caught_up_ns = self.level.as_ref().map_or(0, |(since, _)| now.since(*since));
+        let caught_up_ns = self.caught_up.as_ref().map_or(0, |(since, _)| now.since(*since));
         // If an eligible gateway differs later, the mismatch itself is reported.
         let mismatched_since = self.mismatched_since.filter(|_| self.eligibility == Eligibility::Joining);
         let mismatched_ns = mismatched_since.map_or(0, |since| now.since(since));
@@ -129,7 +129,7 @@ impl JoinWatch {
     /// of a channel and none of them is equal, the peer's books of that channel are better. A later silence of the
     /// channel does not make this gateway's books better.
     fn compare(&mut self, windows: &[WindowCounts], now: MonoNs) {
-        let (since, before) = self.level.get_or_insert_with(|| (now, windows.to_vec()));
+        let (since, before) = self.caught_up.get_or_insert_with(|| (now, windows.to_vec()));
         let (since, is_period_over) = (*since, now.since(*since) >= CAUGHT_UP_NS);
         for (channel, (before, windows)) in before.iter().zip(windows).enumerate() {
             let is_matching = windows.equal > before.equal;
@@ -151,7 +151,7 @@ impl JoinWatch {
             self.eligibility = Eligibility::Eligible;
         } else if is_period_over || is_different {
             // Count from this sample on: the comparison of a window is known a moment after the peer reported it.
-            self.level = Some((now, windows.to_vec()));
+            self.caught_up = Some((now, windows.to_vec()));
         }
     }
 }
@@ -182,7 +182,7 @@ mod tests {
         Some(StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence)))
     }
 
-    fn look(ours: Option<StreamPosition>, theirs: Option<StreamPosition>, windows: (u64, u64, u64)) -> JoinSample {
+    fn sample(ours: Option<StreamPosition>, theirs: Option<StreamPosition>, windows: (u64, u64, u64)) -> JoinSample {
         let (reported, equal, different) = windows;
         JoinSample {
             has_peer: true,
@@ -197,67 +197,67 @@ mod tests {
     #[test]
     fn without_a_peer_a_gateway_is_eligible_at_once() {
         let mut alone = JoinWatch::new();
-        assert_eq!(alone.look(&JoinSample::default(), MonoNs(0)).eligibility, Eligibility::Eligible);
+        assert_eq!(alone.update(&JoinSample::default(), MonoNs(0)).eligibility, Eligibility::Eligible);
         let mut joining = JoinWatch::new();
-        assert_eq!(joining.look(&look(None, at(0, 5), (0, 0, 0)), MonoNs(9 * S)).eligibility, Eligibility::Joining);
-        let progress = joining.look(&look(at(0, 5), at(0, 90_005), (0, 0, 0)), MonoNs(20 * S));
+        assert_eq!(joining.update(&sample(None, at(0, 5), (0, 0, 0)), MonoNs(9 * S)).eligibility, Eligibility::Joining);
+        let progress = joining.update(&sample(at(0, 5), at(0, 90_005), (0, 0, 0)), MonoNs(20 * S));
         assert_eq!(
             (progress.eligibility, progress.behind_messages, progress.caught_up_ns),
             (Eligibility::Joining, 90_000, 0)
         );
-        let progress = joining.look(&look(at(0, 5), at(1, 1), (0, 0, 0)), MonoNs(30 * S));
+        let progress = joining.update(&sample(at(0, 5), at(1, 1), (0, 0, 0)), MonoNs(30 * S));
         assert_eq!((progress.eligibility, progress.channels_missing), (Eligibility::Joining, 1));
     }
 
     #[test]
     fn a_gateway_is_eligible_after_two_seconds_caught_up_with_matching_windows() {
         let mut watch = JoinWatch::new();
-        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
-        assert_eq!(watch.look(&level((1, 0, 0)), MonoNs(S)).eligibility, Eligibility::Joining);
-        assert_eq!(watch.look(&level((3, 2, 0)), MonoNs(3 * S - 1)).eligibility, Eligibility::Joining);
-        assert_eq!(watch.look(&level((3, 2, 0)), MonoNs(3 * S)).eligibility, Eligibility::Eligible);
-        assert_eq!(watch.look(&look(None, at(0, 1), (9, 0, 9)), MonoNs(4 * S)).eligibility, Eligibility::Eligible);
+        let caught_up = |windows| sample(at(0, 50_000), at(0, 50_001), windows);
+        assert_eq!(watch.update(&caught_up((1, 0, 0)), MonoNs(S)).eligibility, Eligibility::Joining);
+        assert_eq!(watch.update(&caught_up((3, 2, 0)), MonoNs(3 * S - 1)).eligibility, Eligibility::Joining);
+        assert_eq!(watch.update(&caught_up((3, 2, 0)), MonoNs(3 * S)).eligibility, Eligibility::Eligible);
+        assert_eq!(watch.update(&sample(None, at(0, 1), (9, 0, 9)), MonoNs(4 * S)).eligibility, Eligibility::Eligible);
     }
 
     #[test]
     fn a_differing_window_or_none_that_matches_restarts_the_wait() {
-        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
+        let caught_up = |windows| sample(at(0, 50_000), at(0, 50_001), windows);
         let mut watch = JoinWatch::new();
-        watch.look(&level((1, 1, 0)), MonoNs(S));
-        assert_eq!(watch.look(&level((2, 1, 1)), MonoNs(3 * S)).eligibility, Eligibility::Joining);
-        assert_eq!(watch.look(&level((3, 2, 1)), MonoNs(4 * S)).caught_up_ns, S);
-        assert_eq!(watch.look(&level((4, 3, 1)), MonoNs(6 * S)).eligibility, Eligibility::Eligible);
+        watch.update(&caught_up((1, 1, 0)), MonoNs(S));
+        assert_eq!(watch.update(&caught_up((2, 1, 1)), MonoNs(3 * S)).eligibility, Eligibility::Joining);
+        assert_eq!(watch.update(&caught_up((3, 2, 1)), MonoNs(4 * S)).caught_up_ns, S);
+        assert_eq!(watch.update(&caught_up((4, 3, 1)), MonoNs(6 * S)).eligibility, Eligibility::Eligible);
         let mut unmatched = JoinWatch::new();
         for second in 0..20 {
             // The peer reports windows. Ours are left out, since our books are suspect.
-            let progress = unmatched.look(&level((second, 0, 0)), MonoNs(second * S));
+            let progress = unmatched.update(&caught_up((second, 0, 0)), MonoNs(second * S));
             assert_eq!(progress.eligibility, Eligibility::Joining);
             assert_eq!(progress.mismatched_ns, if second < 2 { 0 } else { second * S }, "after {second} s");
         }
-        let behind = unmatched.look(&look(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S));
+        let behind = unmatched.update(&sample(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S));
         assert_eq!((behind.eligibility, behind.mismatched_ns), (Eligibility::Joining, 20 * S), "behind for a moment");
         for second in 21..40 {
-            let quiet = unmatched.look(&level((21, 0, 0)), MonoNs(second * S));
+            let quiet = unmatched.update(&caught_up((21, 0, 0)), MonoNs(second * S));
             assert_eq!(
                 (quiet.eligibility, quiet.mismatched_ns),
                 (Eligibility::Joining, second * S),
                 "no windows were compared"
             );
         }
-        unmatched.look(&level((22, 1, 0)), MonoNs(40 * S));
-        let alike = unmatched.look(&level((22, 1, 0)), MonoNs(41 * S));
+        unmatched.update(&caught_up((22, 1, 0)), MonoNs(40 * S));
+        let alike = unmatched.update(&caught_up((22, 1, 0)), MonoNs(41 * S));
         assert_eq!((alike.eligibility, alike.mismatched_ns), (Eligibility::Eligible, 0));
     }
 
     #[test]
     fn a_window_result_after_the_period_counts_in_the_next_period() {
-        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
+        let caught_up = |windows| sample(at(0, 50_000), at(0, 50_001), windows);
         let mut watch = JoinWatch::new();
-        watch.look(&level((0, 0, 0)), MonoNs(0));
-        assert_eq!(watch.look(&level((1, 0, 0)), MonoNs(2 * S)).eligibility, Eligibility::Joining);
-        watch.look(&level((1, 1, 0)), MonoNs(2 * S + S / 20));
+        watch.update(&caught_up((0, 0, 0)), MonoNs(0));
+        assert_eq!(watch.update(&caught_up((1, 0, 0)), MonoNs(2 * S)).eligibility, Eligibility::Joining);
+        watch.update(&caught_up((1, 1, 0)), MonoNs(2 * S + S / 20));
         assert_eq!(
-            watch.look(&level((1, 1, 0)), MonoNs(4 * S)).eligibility,
+            watch.update(&caught_up((1, 1, 0)), MonoNs(4 * S)).eligibility,
             Eligibility::Eligible,
             "though all is quiet"
         );
@@ -266,18 +266,18 @@ mod tests {
     #[test]
     fn every_channel_has_to_match() {
         let windows = |reported, equal| WindowCounts { reported, equal, different: 0 };
-        let look = |one, other| JoinSample {
+        let sample_of = |one, other| JoinSample {
             channels: vec![(at(0, 5), at(0, 5)); 2],
             windows: vec![one, other],
-            ..look(None, None, (0, 0, 0))
+            ..sample(None, None, (0, 0, 0))
         };
         let mut watch = JoinWatch::new();
         for second in 0..20 {
-            let progress = watch.look(&look(windows(second, second), windows(second, 0)), MonoNs(second * S));
+            let progress = watch.update(&sample_of(windows(second, second), windows(second, 0)), MonoNs(second * S));
             assert_eq!(progress.eligibility, Eligibility::Joining, "after {second} s");
         }
         for second in 20..24 {
-            watch.look(&look(windows(19, 19), windows(second, second - 19)), MonoNs(second * S));
+            watch.update(&sample_of(windows(19, 19), windows(second, second - 19)), MonoNs(second * S));
         }
         assert_eq!(watch.progress().eligibility, Eligibility::Eligible, "one is quiet, the other alike");
     }
@@ -285,11 +285,11 @@ mod tests {
     #[test]
     fn a_less_fit_gateway_is_not_eligible() {
         let mut watch = JoinWatch::new();
-        let mut look = look(at(0, 5), at(0, 5), (0, 0, 0));
-        look.fitness.0.channels_behind = 1;
-        assert_eq!(watch.look(&look, MonoNs(0)).eligibility, Eligibility::Joining);
+        let mut sample = sample(at(0, 5), at(0, 5), (0, 0, 0));
+        sample.fitness.0.channels_behind = 1;
+        assert_eq!(watch.update(&sample, MonoNs(0)).eligibility, Eligibility::Joining);
         for second in 1..5 {
-            assert_eq!(watch.look(&look, MonoNs(second * S)).eligibility, Eligibility::Joining);
+            assert_eq!(watch.update(&sample, MonoNs(second * S)).eligibility, Eligibility::Joining);
         }
     }
 }

@@ -72,7 +72,7 @@ pub enum AuditEvent {
     },
     /// The connection to the election's backend has changed.
     Connection {
-        /// Its new state.
+        /// State of the connection from now on.
         state: Cow<'static, str>,
     },
     /// A sentinel has reported that the process of another gateway has died.
@@ -85,7 +85,7 @@ pub enum AuditEvent {
     },
     /// A notice for the operator.
     Notice {
-        /// Its text.
+        /// Text of the notice.
         text: String,
     },
     /// The line before is incomplete: a crash, or a full disk.

@@ -44,7 +44,7 @@ pub enum AuditError {
     /// The operating system refused.
     #[error("cannot {act} audit file {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         act: &'static str,
         /// The file.
         path: PathBuf,
@@ -54,7 +54,7 @@ pub enum AuditError {
     /// A device, a directory or a pipe.
     #[error("audit file {} is not a regular file, so it cannot be read back", path.display())]
     NotARegularFile {
-        /// Its path.
+        /// Path that was given for the audit file.
         path: PathBuf,
     },
     /// Another process writes it.

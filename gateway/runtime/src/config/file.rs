@@ -312,7 +312,7 @@ pub(crate) struct Quorum {
 pub(crate) struct QuorumVoter {
     /// Number of the other gateway or witness.
     pub node: FileValue<i64>,
-    /// Its address and port.
+    /// Address and port of the server.
     pub address: FileValue<String>,
 }
 

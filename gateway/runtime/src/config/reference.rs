@@ -26,7 +26,7 @@ struct Key {
     effect: &'static str,
 }
 
-/// What may be written.
+/// Values that a key accepts.
 #[derive(Clone, Copy)]
 enum Allowed {
     Number(Bound),

@@ -250,7 +250,7 @@ pub enum OrderStoreKind {
 /// One line of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineConfig {
-    /// Its number.
+    /// Index of the line in the channel: 0 is line A.
     pub line: Line,
     /// Group and port. A unicast address is bound without a join.
     pub group: SocketAddrV4,
@@ -269,7 +269,7 @@ pub struct LineConfig {
 /// The venue's retransmission server of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveryConfig {
-    /// Its address.
+    /// Address of the venue's retransmission server.
     pub server: SocketAddrV4,
     /// How long an answer may take.
     pub timeout_ns: u64,
@@ -310,9 +310,9 @@ pub struct OutputLine {
 /// The retransmission service for our own subscribers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetransmissionConfig {
-    /// Its address.
+    /// Address on which retransmission requests are received.
     pub listen: SocketAddrV4,
-    /// Its limits.
+    /// Limits per requester and over all requesters.
     pub limits: RetransmissionLimits,
 }
 
@@ -530,9 +530,9 @@ pub struct MembershipConfig {
 /// A peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerConfig {
-    /// Its number.
+    /// Gateway id of the peer.
     pub node: NodeId,
-    /// Its name.
+    /// Name of the peer, for logs.
     pub name: NodeName,
 }
 

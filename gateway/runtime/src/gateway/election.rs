@@ -88,7 +88,7 @@ pub(super) fn start(
         _ => SharedTransport::Store,
     };
     for (index, (group, handle)) in desks.iter().enumerate() {
-        let hooks = GroupSurroundings {
+        let hooks = GroupElectionHooks {
             group: *group,
             node: NodeId(config.gateway.node),
             handle: handle.clone(),
@@ -120,7 +120,7 @@ fn start_one(
     election: &ElectionConfig,
     between: &SharedTransport,
     Start { epoch, incarnation }: Start,
-    handle: GroupSurroundings,
+    handle: GroupElectionHooks,
     audit: Option<&AuditSender>,
 ) -> Result<Election, GatewayError> {
     let group = handle.group;
@@ -308,7 +308,7 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
 }
 
 /// The gateway's side of one group's election.
-struct GroupSurroundings {
+struct GroupElectionHooks {
     group: GroupId,
     node: NodeId,
     handle: GroupHandle,
@@ -448,7 +448,7 @@ impl Forwarder {
 /// For messages that arrived before the thread was registered.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-impl ElectionHooks for GroupSurroundings {
+impl ElectionHooks for GroupElectionHooks {
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         if matches!(message, PeerMessage::Prepared { .. }) {
             self.note_hand_over();
@@ -520,7 +520,7 @@ impl ElectionHooks for GroupSurroundings {
     }
 }
 
-impl GroupSurroundings {
+impl GroupElectionHooks {
     /// Notes a hand-over as the cause of the next takeover.
     fn note_hand_over(&self) {
         lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());

@@ -55,7 +55,7 @@ impl GroupHandle {
         &self.epochs
     }
 
-    /// Its channels.
+    /// Ids of the channels of the group.
     pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
         self.channels.iter().map(|channel| channel.id)
     }

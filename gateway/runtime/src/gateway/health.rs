@@ -108,7 +108,7 @@ impl HealthMonitor {
     }
 
     /// Evaluates one group and passes the result to its election.
-    pub(super) fn look(
+    pub(super) fn update(
         &mut self,
         group: GroupId,
         (handle, election): (&GroupHandle, &Election),
@@ -118,23 +118,23 @@ impl HealthMonitor {
         let begun = *self.begun.get_or_insert(now);
         let watch = self.groups.entry(group).or_default();
         let channels = inputs.channels(handle, now);
-        let fitness = watch.fitness.look(&inputs.fitness_sample(&channels, election, now), now);
+        let fitness = watch.fitness.update(&inputs.fitness_sample(&channels, election, now), now);
         let has_leader = channels.iter().any(|channel| channel.leader_is_observed);
         // Shortly after the start it is unknown whether a gateway leads.
         let is_early = now.since(begun) < inputs.silence_ns();
         let windows = inputs.windows(handle);
         let different = windows.iter().map(|windows| windows.different).sum();
         election.set_output_mismatch(watch.has_recent_mismatch(different, now));
-        let look = JoinSample {
+        let sample = JoinSample {
             has_peer: is_early || has_leader,
             channels: channels.iter().map(|channel| (channel.own.logged_through, channel.theirs)).collect(),
             fitness: (fitness, inputs.fittest_peer(group)),
             windows,
         };
-        let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
+        let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.update(&sample, now) };
         watch.log_eligibility(group, joining, now);
         watch.log_fitness(group, fitness);
-        if let Some(duplicate) = watch.duplicate.look(&election.view(), &inputs.own, now) {
+        if let Some(duplicate) = watch.duplicate.update(&election.view(), &inputs.own, now) {
             tracing::error!(
                 alarm = Alarm::DuplicateGatewayId.name(),
                 group = group.0,
@@ -195,7 +195,7 @@ impl GroupHealthMonitor {
 impl DuplicateIdWatch {
     /// The traces of an earlier start end with its lease or its session. If nothing else prevents it, this gateway
     /// leads after that. So a leader that remains is another process. Logged once.
-    fn look(&mut self, view: &View, own: &OwnMember, now: MonoNs) -> Option<Member> {
+    fn update(&mut self, view: &View, own: &OwnMember, now: MonoNs) -> Option<Member> {
         let is_namesake = |leader: &&Member| leader.node == own.node && leader.incarnation != own.incarnation;
         let leader = view.leader.as_ref().filter(is_namesake);
         let Some(leader) = leader.filter(|_| view.role == Role::Candidate) else {
@@ -213,7 +213,7 @@ impl DuplicateIdWatch {
 #[derive(Clone, Copy, Debug)]
 struct ChannelObservation {
     own: ChannelStatus,
-    look: ChannelSample,
+    sample: ChannelSample,
     theirs: Option<StreamPosition>,
     /// The peer publishes it.
     leader_is_observed: bool,
@@ -264,7 +264,7 @@ impl HealthInputs<'_> {
                     states.max_by_key(|state| has_no_gaps(*state))
                 }
             };
-            let look = ChannelSample {
+            let sample = ChannelSample {
                 channel,
                 state: own.state,
                 peer_state,
@@ -273,7 +273,7 @@ impl HealthInputs<'_> {
             };
             Some(ChannelObservation {
                 own,
-                look,
+                sample,
                 theirs: reports.iter().filter_map(|report| report.logged_through).max(),
                 leader_is_observed,
             })
@@ -283,10 +283,10 @@ impl HealthInputs<'_> {
 
     fn fitness_sample(&self, channels: &[ChannelObservation], election: &Election, now: MonoNs) -> FitnessSample {
         let peer_receives = |observation: &ChannelObservation| {
-            self.peer_reports(observation.look.channel, now).iter().any(|report| report.receives_probe)
+            self.peer_reports(observation.sample.channel, now).iter().any(|report| report.receives_probe)
         };
         FitnessSample {
-            channels: channels.iter().map(|observation| observation.look).collect(),
+            channels: channels.iter().map(|observation| observation.sample).collect(),
             log_entries_lost: channels.iter().map(|observation| observation.own.log_entries_lost).sum(),
             stalls: election.long_stalls(),
             peer_receives_probe: self.is_linked() && channels.iter().any(peer_receives),
@@ -419,8 +419,8 @@ mod tests {
         let view = |role, node| View { role, leader: Some(member(node)), ..View::default() };
         let reports_of = |views: &[(u64, View)]| {
             let mut watch = DuplicateIdWatch::default();
-            let looks = views.iter().map(|(second, view)| watch.look(view, &own, MonoNs(*second * 1_000_000_000)));
-            looks.map(|duplicate| u32::from(duplicate.is_some())).collect::<Vec<_>>()
+            let logged = views.iter().map(|(second, view)| watch.update(view, &own, MonoNs(*second * 1_000_000_000)));
+            logged.map(|duplicate| u32::from(duplicate.is_some())).collect::<Vec<_>>()
         };
         let duplicate = view(Role::Candidate, 2);
         let staying = [0, 5, 6, 7].map(|second| (second, duplicate.clone()));

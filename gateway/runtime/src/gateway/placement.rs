@@ -41,14 +41,14 @@ pub(super) struct PlacementInputs {
 }
 
 impl PlacementThread {
-    pub(super) fn start(spread: PlacementInputs) -> io::Result<Self> {
+    pub(super) fn start(inputs: PlacementInputs) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("mdgw-placement".to_owned()).spawn(move || {
             let mut published = BTreeMap::new();
             // Relaxed: the flag orders nothing.
             while !stopped.load(Relaxed) {
-                spread.look(&mut published);
+                inputs.publish_changes(&mut published);
                 std::thread::park_timeout(POLL_INTERVAL);
             }
         })?;
@@ -69,9 +69,9 @@ impl Drop for PlacementThread {
 
 impl PlacementInputs {
     /// Publishes the changes.
-    fn look(&self, published: &mut BTreeMap<GroupId, GroupPlacement>) {
-        let look = |(election, load): &(Election, u32)| GroupObservation { load: *load, view: election.view() };
-        let groups = self.elections.iter().map(|(group, spread)| (*group, look(spread))).collect();
+    fn publish_changes(&self, published: &mut BTreeMap<GroupId, GroupPlacement>) {
+        let observation = |(election, load): &(Election, u32)| GroupObservation { load: *load, view: election.view() };
+        let groups = self.elections.iter().map(|(group, inputs)| (*group, observation(inputs))).collect();
         for (group, place) in group_placements(&groups, self.node, mono_now(), self.lease_ns) {
             if published.insert(group, place) != Some(place)
                 && let Some((election, _)) = self.elections.get(&group)

@@ -20,7 +20,7 @@ use crate::latency_thread::LatencyResult;
 pub struct GatewayReport {
     /// The epoch under which it published.
     pub epoch: Epoch,
-    /// Its channels.
+    /// One report per configured channel.
     pub channels: Vec<ChannelReport>,
     /// Its pools' threads.
     pub gauges: Vec<Gauges>,
@@ -39,7 +39,7 @@ pub struct ChannelReport {
     pub id: ChannelId,
     /// The channel's name.
     pub name: String,
-    /// Its state at the end.
+    /// State of the channel when the gateway stopped.
     pub state: ChannelState,
     /// Input and output counts.
     pub counters: ChannelCounters,
@@ -47,7 +47,7 @@ pub struct ChannelReport {
     pub drops: DropCounts,
     /// Faults of its books.
     pub book_faults: u64,
-    /// Its lines.
+    /// One report per configured line of the channel.
     pub lines: Vec<LineReport>,
     /// Requests to the venue's retransmission server.
     pub requests: u64,

@@ -201,7 +201,7 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
 
 /// The cause of the takeover, as far as this gateway knows.
 fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: MonoNs) -> &'static str {
-    let is_recent = |omen: Option<MonoNs>| omen.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
+    let is_recent = |cause_at: Option<MonoNs>| cause_at.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
     if is_recent(causes.handed_over) {
         "handed over"
     } else if is_recent(causes.death) {

@@ -9,7 +9,7 @@ use crate::interfaces::{InterfaceAddress, interfaces};
 pub enum Interface {
     /// One of its IPv4 addresses.
     Address(Ipv4Addr),
-    /// Its name.
+    /// Name of the interface, such as `eth0`.
     Name(String),
 }
 

@@ -32,7 +32,7 @@ pub struct CaptureSummary {
 /// One line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LineSummary {
-    /// Its name.
+    /// Name of the line.
     pub line: String,
     /// Packets received, whether written or not.
     pub packets: u64,

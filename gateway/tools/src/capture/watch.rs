@@ -30,7 +30,7 @@ pub struct Triggers {
 /// A channel on the captured lines.
 #[derive(Clone, Debug)]
 pub struct WatchedChannel {
-    /// Its name.
+    /// Name of the line.
     pub name: String,
     /// Its configuration; `None`: the default of its feed.
     pub config: Option<ChannelConfig>,

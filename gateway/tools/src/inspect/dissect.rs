@@ -205,7 +205,7 @@ impl Symbol {
         Self { bytes, len: u8::try_from(len).unwrap_or_default() }
     }
 
-    /// Its bytes.
+    /// Bytes of the symbol, without padding.
     #[must_use]
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()

@@ -101,8 +101,8 @@ impl Sources {
         })
     }
 
-    /// Reads up to the first datagram of each file. Before that, it looks up which lanes a file has and where it begins
-    /// in each, since a file that has not shown a lane yet may hold what the others lack.
+    /// Reads up to the first datagram of each file. First finds each file's channels and where each begins: a
+    /// file whose channel has not appeared yet may hold messages that other files lack.
     pub(super) fn begin(&mut self) -> Result<(), MergeError> {
         for file in 0..self.files.len() {
             self.look_ahead(file)?;
@@ -259,7 +259,7 @@ impl Sources {
         self.files().map(CaptureFile::file_bytes_read).sum()
     }
 
-    /// Whether another reader is so far behind in the lane of this reader's datagram that it has to be read first.
+    /// Whether another reader is so far behind in the channel of this reader's datagram that it has to be read first.
     fn is_ahead(&self, file: usize, lanes: &[Lane]) -> bool {
         let Some(head) = self.files.get(file).and_then(|source| source.head) else { return false };
         if head.unsequenced {

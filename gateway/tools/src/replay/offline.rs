@@ -91,7 +91,7 @@ pub enum OfflineError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// The output could not be created.
-    #[error("write {path}")]
+    #[error("replay: cannot write {path}")]
     Output {
         /// Path of the output.
         path: PathBuf,

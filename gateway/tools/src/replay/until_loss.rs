@@ -101,10 +101,10 @@ pub enum UntilLossError {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// A socket of the sink failed.
-    #[error("replay: open the sink")]
+    #[error("replay: cannot open a socket of the sink")]
     Socket(#[from] SocketError),
     /// A thread, or reading the kernel's counters, failed.
-    #[error("replay: {act}")]
+    #[error("replay: cannot {act}")]
     Io {
         /// The operation that failed.
         act: &'static str,

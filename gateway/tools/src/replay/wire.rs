@@ -60,7 +60,7 @@ pub enum WireError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// A socket could not be opened.
-    #[error("replay")]
+    #[error("replay: cannot open a socket")]
     Socket(#[from] SocketError),
     /// A datagram could not be sent.
     #[error("send to {destination}")]

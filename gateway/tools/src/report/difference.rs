@@ -27,7 +27,7 @@ pub struct Comparison {
 /// Logs with a common name.
 #[derive(Debug)]
 pub struct Group {
-    /// Its name.
+    /// Name of the group of logs, as printed.
     pub name: String,
     /// Combined report of its logs.
     pub report: Report,
@@ -64,7 +64,7 @@ pub struct Samples {
 /// One percentile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Its name.
+    /// Name of the compared value, as printed.
     pub name: &'static str,
     /// Value over all samples of the first group, ns.
     pub base_ns: u64,

@@ -50,7 +50,7 @@ pub enum CompareBy {
 pub struct NamedLogs {
     /// Name of the group; empty for a single unnamed group.
     pub name: String,
-    /// Its logs.
+    /// Paths of the interval logs of the group.
     pub logs: Vec<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ pub enum GroupingError {
     /// A log or directory can't be read.
     #[error("read {}: {source}", path.display())]
     Read {
-        /// Its path.
+        /// Path of the folder or log that failed.
         path: PathBuf,
         /// Error of the system.
         source: io::Error,

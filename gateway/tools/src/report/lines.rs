@@ -26,7 +26,7 @@ pub struct LineReport {
     pub duplicate_messages: u64,
     /// Messages that arrived after their gap had been declared.
     pub late_messages: u64,
-    /// Lead, ns, of the messages that it delivered first, of those that another line delivered too.
+    /// Lead, ns, over messages delivered first by this line and later by another.
     pub lead: LatencyStatistics,
     /// The same by time of day, several days combined; all lines of a channel have the same slices.
     pub slices: Vec<LeadSlice>,

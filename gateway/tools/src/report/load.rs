@@ -19,7 +19,7 @@ pub struct LoadBucket {
     pub until_per_s: u64,
     /// Number of intervals; each thread's intervals are counted separately.
     pub intervals: u64,
-    /// Their values.
+    /// Statistics of the samples, ns.
     pub statistics: LatencyStatistics,
 }
 

@@ -47,7 +47,7 @@ pub struct LogDisclosure {
 /// One channel.
 #[derive(Debug, Default)]
 pub struct ChannelReport {
-    /// Its number.
+    /// Id of the channel, from the logs' tags.
     pub id: ChannelId,
     /// Its name, if the disclosure contains it.
     pub name: Option<String>,
@@ -59,7 +59,7 @@ pub struct ChannelReport {
     pub counted: ChannelCounts,
     /// Intervals with declared gaps.
     pub gaps: Vec<DeclaredGaps>,
-    /// Its lines.
+    /// One report per line of the channel.
     pub lines: Vec<LineReport>,
     /// Intervals without data that are long: from, until.
     pub pauses: Vec<(UnixNs, UnixNs)>,

@@ -72,13 +72,13 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
 
     // A gateway with a suspect book publishes the flag where another publishes nothing, or records.
     for is_first in [true, false] {
-        let mut doubtful = capture();
+        let mut flagged = capture();
         let doubt = |count, node| PacketFixture { is_suspect_mark: true, ..PacketFixture::message(count, node, 7) };
-        doubtful.publish_range(5, 0, 1, 7);
-        doubtful.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
-        doubtful.publish(PacketFixture::heartbeat(6, 1, 7));
-        doubtful.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
-        assert_eq!(broken(&doubtful), [], "suspect flag first: {is_first}");
+        flagged.publish_range(5, 0, 1, 7);
+        flagged.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
+        flagged.publish(PacketFixture::heartbeat(6, 1, 7));
+        flagged.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
+        assert_eq!(broken(&flagged), [], "suspect flag first: {is_first}");
     }
 
     // One gateway may declare a message missing that another has.

@@ -97,9 +97,9 @@ impl Candidate {
     pub(super) fn yield_ns_at(&self, now: MonoNs) -> u64 {
         let preferred_successor = self.placement.preferred_successor.filter(|node| *node != self.node());
         let Some(preferred_successor) = preferred_successor else { return 0 };
-        let stands =
+        let is_preferred_and_fit =
             |(node, fitness): (NodeId, Fitness)| node == preferred_successor && !fitness.is_worse_than(&self.fitness);
-        if self.eligible_peers(now).any(stands) { self.config.timing.renew_ns / 2 } else { 0 }
+        if self.eligible_peers(now).any(is_preferred_and_fit) { self.config.timing.renew_ns / 2 } else { 0 }
     }
 
     /// The last reported states of the other gateways.

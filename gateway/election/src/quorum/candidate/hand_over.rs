@@ -1,7 +1,7 @@
-//! Hand-over, on the donor's and on the target's side.
+//! Hand-over, on the former leader's and on the target's side.
 //!
-//! The donor, which leads, asks the target (*prepare*). The target answers with a stamp of its own clock and a request
-//! id of its own. The donor closes its fence, waits until its last send has ended, and asks each voter to move its
+//! The former leader, which leads, asks the target (*prepare*). The target answers with a stamp of its own clock and a request
+//! id of its own. The former leader closes its fence, waits until its last send has ended, and asks each voter to move its
 //! promise to the target under the next generation. Voters answer both. The target opens when a majority has moved, and
 //! counts its lease from its stamp, which is earlier than any of these promises.
 
@@ -45,12 +45,12 @@ impl Candidate {
         now: MonoNs,
         from: NodeId,
         request: &Request,
-        (donor_epoch, to, moves): (Epoch, Epoch, u32),
+        (former_epoch, to, moves): (Epoch, Epoch, u32),
         outputs: &mut Outputs,
     ) {
-        let is_new = to.count() > donor_epoch.count() && to.count() > self.highest_known.count();
+        let is_new = to.count() > former_epoch.count() && to.count() > self.highest_known.count();
         let is_fit = self.obstacle_at(now).is_none() && matches!(self.phase, Phase::Waiting | Phase::Polling(_));
-        let is_ours = NodeId::of(donor_epoch) == from && NodeId::of(to) == self.node();
+        let is_ours = NodeId::of(former_epoch) == from && NodeId::of(to) == self.node();
         let verdict = if is_new && is_fit && is_ours {
             let request_id = self.next_request_id();
             self.pending.insert(request_id.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
@@ -137,7 +137,7 @@ impl Candidate {
         }
     }
 
-    /// A voter's answer to the donor.
+    /// A voter's answer to the former leader.
     pub(super) fn on_transfer_reply(
         &mut self,
         now: MonoNs,

@@ -94,7 +94,7 @@ pub(super) struct PendingTakeover {
     pub(super) granted_by: BTreeSet<NodeId>,
     /// Automatic moves that lead to this leadership, this one included.
     pub(super) moves: u32,
-    /// Where the donor's output ended, and under which epoch.
+    /// Where the former leader's output ended, and under which epoch.
     pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
 }
 

@@ -198,7 +198,7 @@ enum SlotState {
     Free,
     /// In `idle`.
     Idle,
-    /// Its receive is armed.
+    /// The receive of the handle is armed.
     Receiving,
     /// Removed, but its receive has not ended yet.
     Closing,

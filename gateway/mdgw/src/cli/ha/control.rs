@@ -285,7 +285,7 @@ mod tests {
             })
         };
         let value = json!({
-            "node": 1, "groups": [group(1, 1, "leader", 3), group(2, 2, "candidate", 1), group(3, 2, "bystander", 12)],
+            "node": 1, "groups": [group(1, 1, "leader", 3), group(2, 2, "candidate", 1), group(3, 2, "ineligible", 12)],
         });
         let mut text = String::new();
         write_groups(&value, &mut text).unwrap();
@@ -294,7 +294,7 @@ mod tests {
             group  leader                     epoch channels  here       connection
             1      gateway-1 (node 1)          1235        3  leader     reconnected
             2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
-            3      gateway-2 (node 2)          1237       12  bystander  reconnected
+            3      gateway-2 (node 2)          1237       12  ineligible  reconnected
                    not eligible: it takes over state from its peer
 
             gateway-1 (node 1)              groups: 1, channels: 3
