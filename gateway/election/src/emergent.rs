@@ -29,9 +29,9 @@
 //!
 //! Section 11 of `gateway/election/SAFETY.md` gives the argument.
 //!
-//! Modules: [`member_list`], [`message`], [`timing`], `joining` (of a joining gateway), `membership` (heartbeats, silence,
-//! claims), `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and fence),
-//! [`datagrams`] (UDP).
+//! Modules: [`member_list`], [`message`], [`timing`], `joining` (of a joining gateway), `membership` (heartbeats,
+//! silence, claims), `coordinator` (joins, failures, probes), `split_merge` (a split that heals), `leading` (epoch and
+//! fence), [`datagrams`] (UDP).
 //!
 //! Not done: leaving because of fitness, or choosing the target of a hand-over; the target is always the next in age.
 

@@ -13,8 +13,8 @@
 //!   session. A leader's deadline is the time at which it sent its last *answered* request, plus 2/3 T, less the
 //!   margin. The rest pays for the delay between the store's own nodes (half a tick, at most T/4) and for clocks.
 //! - So a request counts only if it can renew the session before the session ends, which needs time between the store's
-//!   nodes: not after a silence of nearly T. After such a silence, another request, sent T/4 later, must be answered too. A gateway in the queue sends often enough
-//!   that its session stays known.
+//!   nodes: not after a silence of nearly T. After such a silence, another request, sent T/4 later, must be answered
+//!   too. A gateway in the queue sends often enough that its session stays known.
 //! - A former leader gives up its place no sooner than its sends have ended: when the drain is acknowledged, or the
 //!   longest send after the deadline.
 //! - Only a write renews: the store's leader answers it, and only while the place exists.

@@ -9,7 +9,7 @@
 //! fence.
 //!
 //! A position too low costs repeated packets, which receivers drop. A position too high loses messages. So the tracker
-//! does not count doubtful packets as received: packets beyond the local input (any host may write to a multicast
+//! does not count unconfirmed packets as received: packets beyond the local input (any host may write to a multicast
 //! group), packets of an epoch that no trusted source confirms, and, for a while, packets after a hole.
 
 mod epochs;

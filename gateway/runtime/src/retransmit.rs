@@ -371,7 +371,7 @@ impl Response<'_> {
         self.transmit(entry, flags)
     }
 
-    /// Its size is reserved in the limits.
+    /// Sends the end of an answer. The limits reserve its size.
     fn end(&mut self, first: u64, next: u64, flags: PacketFlags) {
         let flags = flags.with(PacketFlags::RETRANSMISSION).with(PacketFlags::HEARTBEAT);
         self.transmit(&self.empty(first, next), flags);

@@ -23,7 +23,7 @@ pub use self::top::{TopChange, follow};
 use self::trade_counts::TradeCounter;
 use crate::replay::{
     capture_merge::{CaptureMerge, Moment, Window},
-    offline::{Event, Lane, OfflineError, ReplayDriver, ReplayDriverOptions, ReplayEnd, StopPoint},
+    offline::{Event, OfflineError, ReplayDriver, ReplayDriverOptions, ReplayEnd, ReplayedChannel, StopPoint},
 };
 
 /// Options: which books, of which files, at which time.
@@ -147,8 +147,8 @@ pub fn snapshot(
         return Err(BookError::NotReached { wanted: stop.sequence, found: tally.describe_sessions() });
     }
     let mut books = Vec::new();
-    for (lane, trades) in driver.lanes().zip(tally.lanes()) {
-        books.extend(books_of(options, lane, trades)?);
+    for (replayed, trades) in driver.channels().zip(tally.channels()) {
+        books.extend(books_of(options, replayed, trades)?);
     }
     books.sort_by(|one, other| (&one.symbol, one.channel).cmp(&(&other.symbol, other.channel)));
     Ok(BookSnapshot { books, damages: damages(&merge) })
@@ -177,7 +177,8 @@ fn drive_options(options: &BookOptions, schemas: SchemaSet) -> ReplayDriverOptio
 fn check_not_empty(options: &BookOptions, driver: &ReplayDriver, merge: &CaptureMerge) -> Result<(), OfflineError> {
     let begins_later =
         || matches!(options.when, BookTime::At(_)) && merge.files().any(|file| file.counts().datagrams > 0);
-    if driver.lanes().len() > 0 || !merge.damages().is_empty() || (driver.counts().datagrams == 0 && begins_later()) {
+    if driver.channels().len() > 0 || !merge.damages().is_empty() || (driver.counts().datagrams == 0 && begins_later())
+    {
         return Ok(());
     }
     match driver.counts().datagrams {
@@ -195,10 +196,10 @@ fn damages(merge: &CaptureMerge) -> Vec<String> {
 
 fn books_of(
     options: &BookOptions,
-    lane: Lane<'_>,
-    trades: &trade_counts::LaneTrades,
+    replayed: ReplayedChannel<'_>,
+    trades: &trade_counts::ChannelTrades,
 ) -> Result<Vec<InstrumentBook>, BookError> {
-    let channel = lane.channel();
+    let channel = replayed.channel();
     let config = channel.config();
     let is_wanted = |symbol: &str| options.symbols.is_empty() || options.symbols.iter().any(|wanted| wanted == symbol);
     let wanted: Vec<_> = trades.instruments().filter(|(_, instrument)| is_wanted(&instrument.symbol)).collect();

@@ -1,7 +1,7 @@
 //! Merges captures of a channel's lines into one capture without gaps, by the venue's sequences.
 //!
 //! ```text
-//! files ── heads ── routes ── lane: session, arbiter ── one packet for each message ── capture
+//! files ── heads ── routes ── channel: session, arbiter ── one packet for each message ── capture
 //!                               └─ losses of each line, leads of each pair of lines ── summary
 //! ```
 //! The lines may come from several machines whose clocks disagree. Captures are read side by side by their own times,
@@ -15,9 +15,9 @@
 //! that after a failure the part written so far remains.
 
 mod clock;
-mod lane;
 mod leads;
 mod losses;
+mod merged_channel;
 mod output;
 mod sources;
 mod summary;
@@ -30,8 +30,10 @@ use mdgw_captures::{
 };
 use mdgw_feeds::{identity::Feed, time::TradingDate};
 
-pub use self::summary::{ClockSummary, GapSummary, LaneSummary, LeadSummary, LineSummary, MergeSummary, OutputSummary};
-use self::{lane::Lane, output::Output, sources::Sources};
+pub use self::summary::{
+    ClockSummary, GapSummary, LeadSummary, LineSummary, MergeSummary, MergedChannelSummary, OutputSummary,
+};
+use self::{merged_channel::MergedChannel, output::Output, sources::Sources};
 use crate::replay::{offline::refer_to_same_file, routes::RoutingLimit};
 
 /// Options of a merge.
@@ -116,21 +118,21 @@ pub fn run(
             return Err(MergeError::Interrupted { output: options.output.clone() });
         }
     }
-    for lane in 0..merger.lane_count() {
-        merger.finish_lane(lane, &mut output);
+    for channel_index in 0..merger.channel_count() {
+        merger.finish_channel(channel_index, &mut output);
     }
     let written = output.finish()?;
-    if merger.lanes.is_empty() && merger.damages().is_empty() {
+    if merger.channels.is_empty() && merger.damages().is_empty() {
         return Err(merger.empty_input_error(options));
     }
-    Ok(MergeSummary::of(&merger.sources, &merger.lanes, written, &options.output, started.elapsed()))
+    Ok(MergeSummary::of(&merger.sources, &merger.channels, written, &options.output, started.elapsed()))
 }
 
 /// A merge in progress, datagram by datagram.
 #[derive(Debug)]
 pub(crate) struct Merger {
     sources: Sources,
-    lanes: Vec<Lane>,
+    channels: Vec<MergedChannel>,
     date: Option<TradingDate>,
     listed_max: usize,
 }
@@ -164,40 +166,42 @@ impl Merger {
         let open = OpenOptions { date, ..OpenOptions::default() };
         let mut sources = Sources::open(files, &open, feed)?;
         sources.begin()?;
-        Ok(Self { sources, lanes: Vec::new(), date, listed_max })
+        Ok(Self { sources, channels: Vec::new(), date, listed_max })
     }
 
-    /// Accepts the next datagram and returns its lane; `None` at the end of all captures. Packets delivered during the
-    /// call belong to that lane.
+    /// Accepts the next datagram and returns its channel; `None` at the end of all captures. Packets delivered during
+    /// the call belong to that channel.
     ///
     /// # Errors
     /// The captures have too many lines or channels.
     #[inline]
     pub(crate) fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
-        let Self { sources, lanes, date, listed_max } = self;
-        let Some(file) = sources.choose(lanes) else { return Ok(None) };
-        for routes in sources.routes().lanes().iter().skip(lanes.len()) {
-            lanes.push(Lane::new(routes.feed, *date, *listed_max));
+        let Self { sources, channels, date, listed_max } = self;
+        let Some(file) = sources.choose(channels) else { return Ok(None) };
+        for routes in sources.routes().channels().iter().skip(channels.len()) {
+            channels.push(MergedChannel::new(routes.feed, *date, *listed_max));
         }
         let Some((taken, heads)) = sources.current(file) else { return Ok(None) };
-        let lane_index = taken.lane;
-        if let (Some(lane), Some(routes)) = (lanes.get_mut(lane_index), sources.routes().lanes().get(lane_index)) {
-            lane.add_lines(&routes.lines);
-            lane.accept(&taken, &heads, sink);
-            for line in lane.lagging(file) {
-                if let Some(reader) = sources.add_reader(file, lane_index, line)? {
-                    lane.assign_reader(line, reader);
+        let channel_index = taken.channel_index;
+        if let (Some(channel), Some(routes)) =
+            (channels.get_mut(channel_index), sources.routes().channels().get(channel_index))
+        {
+            channel.add_lines(&routes.lines);
+            channel.accept(&taken, &heads, sink);
+            for line in channel.lagging(file) {
+                if let Some(reader) = sources.add_reader(file, channel_index, line)? {
+                    channel.assign_reader(line, reader);
                 }
             }
         }
         sources.advance(file)?;
-        Ok(Some(lane_index))
+        Ok(Some(channel_index))
     }
 
-    /// Ends a lane: delivers the held packets and declares the missing messages.
-    pub(crate) fn finish_lane(&mut self, lane: usize, sink: &mut impl PacketSink) {
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.finish(sink);
+    /// Ends a channel: delivers the held packets and declares the missing messages.
+    pub(crate) fn finish_channel(&mut self, channel_index: usize, sink: &mut impl PacketSink) {
+        if let Some(channel) = self.channels.get_mut(channel_index) {
+            channel.finish(sink);
         }
     }
 
@@ -217,14 +221,14 @@ impl Merger {
 
     /// Channels found so far.
     #[must_use]
-    pub(crate) fn lane_count(&self) -> usize {
-        self.lanes.len()
+    pub(crate) fn channel_count(&self) -> usize {
+        self.channels.len()
     }
 
-    /// The feed of a lane.
+    /// The feed of a channel.
     #[must_use]
-    pub(crate) fn feed(&self, lane: usize) -> Option<Feed> {
-        self.lanes.get(lane).map(Lane::feed)
+    pub(crate) fn feed(&self, channel_index: usize) -> Option<Feed> {
+        self.channels.get(channel_index).map(MergedChannel::feed)
     }
 
     /// Errors that ended captures early.

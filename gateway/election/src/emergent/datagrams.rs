@@ -294,10 +294,10 @@ mod tests {
             &[Received::Envelope(GroupId(700), envelope((Ipv4Addr::new(192, 0, 2, 1), 7_000).into()))],
             |bytes| reader.read(bytes).unwrap(),
             |received| {
-                let Received::Envelope(group, letter) = received else { unreachable!() };
+                let Received::Envelope(group, envelope) = received else { unreachable!() };
                 let to = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
                 reader
-                    .send(*group, &OutgoingMessage { to: to.local_addr().unwrap(), envelope: letter.clone() })
+                    .send(*group, &OutgoingMessage { to: to.local_addr().unwrap(), envelope: envelope.clone() })
                     .unwrap();
                 let mut bytes = vec![0; 2_000];
                 let length = to.recv(&mut bytes).unwrap();

@@ -155,7 +155,7 @@ mod tests {
     };
 
     #[test]
-    fn letters_written_by_0_1_0_are_read() {
+    fn messages_written_by_0_1_0_are_read() {
         let address: SocketAddr = "192.0.2.1:7000".parse().unwrap();
         let other: SocketAddr = "[2001:db8::1]:7001".parse().unwrap();
         let (nonce, epoch) = (1, Epoch::new(2, 3));
@@ -181,17 +181,17 @@ mod tests {
             Message::Probe(side),
             Message::Dissolve { winner: other },
         ];
-        let letter = |(number, message)| {
+        let envelope = |(number, message)| {
             // Only a node that asks for admission does not know the recipient.
             let to = (number > 0).then_some(Incarnation(21));
             Envelope { from: member(1, 22), address, to, number, message }
         };
-        let letters: Vec<Envelope> = (0..).zip(messages).map(letter).collect();
+        let envelopes: Vec<Envelope> = (0..).zip(messages).map(envelope).collect();
         check(
             include_str!("../../../../tests/data/formats/emergent_messages.jsonl"),
-            &letters,
+            &envelopes,
             |bytes| serde_json::from_slice(bytes).unwrap(),
-            |letter| serde_json::to_vec(letter).unwrap(),
+            |envelope| serde_json::to_vec(envelope).unwrap(),
         );
     }
 }

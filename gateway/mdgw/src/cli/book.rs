@@ -87,10 +87,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut watch = |event: Event<'_>| {
         match event {
             Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),
-            Event::Found { lane, by: Some(by) } => {
-                let feed = lane.channel().config().feed;
+            Event::Found { channel: replayed, by: Some(by) } => {
+                let feed = replayed.channel().config().feed;
                 let guessed = if by == GuessBasis::Packets { "" } else { " (override with --feed)" };
-                let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
+                let source = replayed.lines().first().map(|(_, source)| source.path.display().to_string());
                 bar.suspend(|| warn(&format!("{}: {feed}{guessed}", source.unwrap_or_default())));
             }
             Event::Found { .. } => {}

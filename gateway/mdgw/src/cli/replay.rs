@@ -163,9 +163,9 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
                     watched.show(driver, file_bytes);
                 }
             }
-            Event::Found { lane, by: Some(GuessBasis::Path | GuessBasis::Default) } => {
-                let feed = lane.channel().config().feed;
-                let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
+            Event::Found { channel: replayed, by: Some(GuessBasis::Path | GuessBasis::Default) } => {
+                let feed = replayed.channel().config().feed;
+                let source = replayed.lines().first().map(|(_, source)| source.path.display().to_string());
                 let path = source.unwrap_or_default();
                 bar.suspend(|| warn(&format!("{path}: ITCH 5.0, assumed to be {feed} (override with --feed)")));
             }

@@ -157,11 +157,11 @@ mod tests {
         assert!(!not_received(&sample(channel(at(9), at(5))), 100), "received a little later");
         assert!(!not_received(&sample(channel(at(50), at(8))), 299));
         assert!(not_received(&sample(channel(at(60), at(8))), 300));
-        let receives_no_probe = FitnessSample { peer_receives_probe: false, ..update(channel(at(70), at(8))) };
+        let receives_no_probe = FitnessSample { peer_receives_probe: false, ..sample(channel(at(70), at(8))) };
         assert!(!not_received(&receives_no_probe, 400));
         assert!(!not_received(&sample(channel(at(70), at(60))), 500), "received again");
         assert!(
-            not_received(&FitnessSample { receive_path_failed: true, ..update(channel(None, None)) }, 600),
+            not_received(&FitnessSample { receive_path_failed: true, ..sample(channel(None, None)) }, 600),
             "a gateway that receives no probes cannot lead either"
         );
         assert!(!not_received(&sample(channel(None, None)), 9_000), "a standby publishes nothing");

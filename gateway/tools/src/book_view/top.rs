@@ -55,15 +55,15 @@ pub fn follow(
     let mut merge = open(options)?;
     let mut driver = ReplayDriver::new(drive_options(options, SchemaSet::MBP_1));
     let wanted = options.symbols.iter().cloned().collect();
-    let mut tops = Tops { lanes: Vec::new(), wanted, on_change, failure: None };
+    let mut tops = Tops { channels: Vec::new(), wanted, on_change, failure: None };
     driver.run(&mut merge, &mut tops, on_event)?;
     check_not_empty(options, &driver, &merge)?;
     Ok(damages(&merge))
 }
 
-/// Latest best bid and offer of each instrument, for all lanes.
+/// Latest best bid and offer of each instrument, for all channels.
 struct Tops<'a> {
-    lanes: Vec<LaneTops>,
+    channels: Vec<ChannelTops>,
     /// Symbols to follow; empty: all.
     wanted: BTreeSet<String>,
     on_change: &'a mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
@@ -71,25 +71,25 @@ struct Tops<'a> {
 }
 
 #[derive(Debug, Default)]
-struct LaneTops {
+struct ChannelTops {
     edge: ConsumerEdge,
     channel: u16,
     instruments: BTreeMap<InstrumentId, (String, BidAskPair)>,
 }
 
 impl ReplaySink for Tops<'_> {
-    fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
-        self.lanes.push(LaneTops {
+    fn channel(&mut self, _channel_index: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
+        self.channels.push(ChannelTops {
             edge: ConsumerEdge::new(TsRecvMode::None),
             channel: config.id.0,
-            ..LaneTops::default()
+            ..ChannelTops::default()
         });
         Ok(())
     }
 
-    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        let Self { lanes, wanted, on_change, failure } = self;
-        let Some(LaneTops { edge, channel, instruments }) = lanes.get_mut(lane) else { return };
+    fn frame(&mut self, channel_index: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Self { channels, wanted, on_change, failure } = self;
+        let Some(ChannelTops { edge, channel, instruments }) = channels.get_mut(channel_index) else { return };
         if meta.kind != FrameKind::Message || meta.flags.contains(FrameFlags::LATE_FILL) || failure.is_some() {
             return;
         }
@@ -123,15 +123,15 @@ impl ReplaySink for Tops<'_> {
         });
     }
 
-    fn covered_through(&mut self, _lane: usize, _next: Sequence) {}
+    fn covered_through(&mut self, _channel_index: usize, _next: Sequence) {}
 
-    fn session(&mut self, lane: usize, _session: Session, _next: Sequence) {
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.instruments.clear();
+    fn session(&mut self, channel_index: usize, _session: Session, _next: Sequence) {
+        if let Some(channel_tops) = self.channels.get_mut(channel_index) {
+            channel_tops.instruments.clear();
         }
     }
 
-    fn end_of_session(&mut self, _lane: usize) {}
+    fn end_of_session(&mut self, _channel_index: usize) {}
 
     fn check(&mut self) -> Result<(), OfflineError> {
         self.failure.take().map_or(Ok(()), |source| Err(output_error(source)))

@@ -12,13 +12,13 @@ use mdgw_feeds::{
 
 use crate::replay::offline::{OfflineError, ReplaySink, StopPoint};
 
-/// Counts for all lanes.
+/// Counts for all channels.
 #[derive(Debug, Default)]
-pub(super) struct TradeCounter(Vec<LaneTrades>);
+pub(super) struct TradeCounter(Vec<ChannelTrades>);
 
-/// Counts of one lane's current session.
+/// Counts of one channel's current session.
 #[derive(Debug, Default)]
-pub(super) struct LaneTrades {
+pub(super) struct ChannelTrades {
     edge: ConsumerEdge,
     instruments: BTreeMap<InstrumentId, Instrument>,
     /// Sessions with their first sequence in the files, and the sequence reached before the next session began.
@@ -34,13 +34,13 @@ pub(super) struct Instrument {
 }
 
 impl TradeCounter {
-    pub(super) fn lanes(&self) -> &[LaneTrades] {
+    pub(super) fn channels(&self) -> &[ChannelTrades] {
         &self.0
     }
 
     /// Whether the session of the stop point began only after that message.
     pub(super) fn begins_after(&self, stop: &StopPoint) -> bool {
-        let stopped_in = self.0.iter().filter_map(|lane| lane.sessions.last());
+        let stopped_in = self.0.iter().filter_map(|channel| channel.sessions.last());
         let mut reached = stopped_in.filter(|(.., next)| *next > stop.sequence).peekable();
         reached.peek().is_some() && reached.all(|(_, first, _)| *first > stop.sequence)
     }
@@ -48,7 +48,7 @@ impl TradeCounter {
     /// Describes the sessions and the sequence range of each.
     pub(super) fn describe_sessions(&self) -> String {
         let mut seen: Vec<String> = Vec::new();
-        for (session, first, next) in self.0.iter().flat_map(|lane| &lane.sessions).take(SESSIONS_LISTED_MAX) {
+        for (session, first, next) in self.0.iter().flat_map(|channel| &channel.sessions).take(SESSIONS_LISTED_MAX) {
             let (date, restart, last) = (session.date, session.restart, next.0.saturating_sub(1));
             seen.push(format!("{date}#{restart} from {} to {last}", first.0));
         }
@@ -60,20 +60,20 @@ impl TradeCounter {
     }
 }
 
-impl LaneTrades {
+impl ChannelTrades {
     pub(super) fn instruments(&self) -> impl Iterator<Item = (InstrumentId, &Instrument)> {
         self.instruments.iter().map(|(id, instrument)| (*id, instrument))
     }
 }
 
 impl ReplaySink for TradeCounter {
-    fn lane(&mut self, _lane: usize, _config: &ChannelConfig) -> Result<(), OfflineError> {
-        self.0.push(LaneTrades { edge: ConsumerEdge::new(TsRecvMode::None), ..LaneTrades::default() });
+    fn channel(&mut self, _channel_index: usize, _config: &ChannelConfig) -> Result<(), OfflineError> {
+        self.0.push(ChannelTrades { edge: ConsumerEdge::new(TsRecvMode::None), ..ChannelTrades::default() });
         Ok(())
     }
 
-    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        let Some(LaneTrades { edge, instruments, .. }) = self.0.get_mut(lane) else { return };
+    fn frame(&mut self, channel_index: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Some(ChannelTrades { edge, instruments, .. }) = self.0.get_mut(channel_index) else { return };
         if meta.kind != FrameKind::Message || meta.flags.contains(FrameFlags::LATE_FILL) {
             return;
         }
@@ -94,23 +94,25 @@ impl ReplaySink for TradeCounter {
         });
     }
 
-    fn covered_through(&mut self, lane: usize, next: Sequence) {
-        if let Some((.., covered_through)) = self.0.get_mut(lane).and_then(|lane| lane.sessions.last_mut()) {
+    fn covered_through(&mut self, channel_index: usize, next: Sequence) {
+        if let Some((.., covered_through)) =
+            self.0.get_mut(channel_index).and_then(|channel| channel.sessions.last_mut())
+        {
             *covered_through = next;
         }
     }
 
-    fn session(&mut self, lane: usize, session: Session, next: Sequence) {
-        if let Some(lane) = self.0.get_mut(lane) {
-            lane.instruments.clear();
-            if lane.sessions.len() == SESSIONS_MAX {
-                lane.sessions.remove(0);
+    fn session(&mut self, channel_index: usize, session: Session, next: Sequence) {
+        if let Some(channel) = self.0.get_mut(channel_index) {
+            channel.instruments.clear();
+            if channel.sessions.len() == SESSIONS_MAX {
+                channel.sessions.remove(0);
             }
-            lane.sessions.push((session, next, next));
+            channel.sessions.push((session, next, next));
         }
     }
 
-    fn end_of_session(&mut self, _lane: usize) {}
+    fn end_of_session(&mut self, _channel_index: usize) {}
 }
 
 /// The instrument id of a record: it follows length, type and publisher.

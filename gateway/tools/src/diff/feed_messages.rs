@@ -23,15 +23,15 @@ use crate::{
 pub(super) struct FeedMessages {
     merger: Merger,
     packets: StepPackets,
-    /// Position of each lane.
-    positions: Vec<LanePosition>,
+    /// Position of each channel.
+    positions: Vec<ChannelPosition>,
     queue: VecDeque<Item>,
     has_ended: bool,
 }
 
-/// Position of a lane. A restart of the sequences under the same session name is distinguished by a count.
+/// Position of a channel. A restart of the sequences under the same session name is distinguished by a count.
 #[derive(Clone, Copy, Debug, Default)]
-struct LanePosition {
+struct ChannelPosition {
     session: VenueSession,
     restart: u32,
     next: u64,
@@ -63,13 +63,13 @@ impl FeedMessages {
         })
     }
 
-    /// Turns the packets delivered for a lane into items.
-    fn enqueue(&mut self, lane: usize) {
-        let Some(feed) = self.merger.feed(lane) else { return };
-        if self.positions.len() <= lane {
-            self.positions.resize(lane + 1, LanePosition::default());
+    /// Turns the packets delivered for a channel into items.
+    fn enqueue(&mut self, channel_index: usize) {
+        let Some(feed) = self.merger.feed(channel_index) else { return };
+        if self.positions.len() <= channel_index {
+            self.positions.resize(channel_index + 1, ChannelPosition::default());
         }
-        let Some(positions) = self.positions.get_mut(lane) else { return };
+        let Some(positions) = self.positions.get_mut(channel_index) else { return };
         let mut begin = 0;
         for (time_ns, end) in self.packets.times_ns.drain(..) {
             let bytes = self.packets.bytes.get(begin..end).unwrap_or_default();
@@ -81,7 +81,7 @@ impl FeedMessages {
                 continue;
             }
             if packet.session != positions.session {
-                *positions = LanePosition { session: packet.session, restart: 0, next: first };
+                *positions = ChannelPosition { session: packet.session, restart: 0, next: first };
             } else if first < positions.next {
                 positions.restart += 1;
             }
@@ -109,14 +109,14 @@ impl Side for FeedMessages {
             if self.has_ended {
                 return Ok(None);
             }
-            if let Some(lane) = self.merger.step(&mut self.packets)? {
-                self.enqueue(lane);
+            if let Some(channel_index) = self.merger.step(&mut self.packets)? {
+                self.enqueue(channel_index);
                 continue;
             }
             self.has_ended = true;
-            for lane in 0..self.merger.lane_count() {
-                self.merger.finish_lane(lane, &mut self.packets);
-                self.enqueue(lane);
+            for channel_index in 0..self.merger.channel_count() {
+                self.merger.finish_channel(channel_index, &mut self.packets);
+                self.enqueue(channel_index);
             }
         }
     }

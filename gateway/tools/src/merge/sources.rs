@@ -13,7 +13,7 @@ use mdgw_feeds::{
     transport::{Packet, VenueSession},
 };
 
-use super::{MergeError, lane::Lane};
+use super::{MergeError, merged_channel::MergedChannel};
 use crate::replay::routes::{self, RouteTarget, Routes};
 
 /// The readers, each at a datagram of a channel.
@@ -32,7 +32,7 @@ pub(super) struct Sources {
 /// A datagram to merge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NextDatagram<'a> {
-    pub(super) lane: usize,
+    pub(super) channel_index: usize,
     pub(super) line: Line,
     pub(super) packet: Packet<'a>,
     pub(super) datagram: CapturedDatagram<'a>,
@@ -54,20 +54,20 @@ struct Source {
     file: CaptureFile,
     /// Capture that it reads.
     capture: usize,
-    /// An additional reader accepts this line of a lane only.
+    /// An additional reader accepts this line of a channel only.
     single_line: Option<(usize, Line)>,
     /// Lines left to additional readers.
     excluded_lines: Vec<(usize, Line)>,
     /// Current datagram; `None` at the end.
     head: Option<SourceHead>,
-    /// Position in each lane, current datagram included.
+    /// Position in each channel, current datagram included.
     positions: Vec<Option<SourcePosition>>,
 }
 
 /// The part of a datagram that the choice of the next reader needs.
 #[derive(Clone, Copy, Debug)]
 struct SourceHead {
-    lane: usize,
+    channel_index: usize,
     line: Line,
     time_ns: u64,
     at: SourcePosition,
@@ -76,7 +76,7 @@ struct SourceHead {
     unsequenced: bool,
 }
 
-/// Position in a lane's sessions.
+/// Position in a channel's sessions.
 #[derive(Clone, Copy, Debug)]
 struct SourcePosition {
     session: VenueSession,
@@ -124,14 +124,14 @@ impl Sources {
                 break;
             }
             let Some(datagram) = ahead.current() else { break };
-            let Some(RouteTarget { lane, .. }) = self.routes.route(file, &datagram, &ahead)? else { continue };
-            let feed = self.routes.lanes().get(lane).map(|lane| lane.feed);
+            let Some(RouteTarget { channel_index, .. }) = self.routes.route(file, &datagram, &ahead)? else { continue };
+            let feed = self.routes.channels().get(channel_index).map(|routes| routes.feed);
             let packet = feed.and_then(|feed| routes::parse(feed, datagram.payload).ok());
             if let Some(packet) = packet
-                && source.positions.get(lane).is_none_or(Option::is_none)
+                && source.positions.get(channel_index).is_none_or(Option::is_none)
             {
                 source.advance_to(
-                    lane,
+                    channel_index,
                     SourcePosition { session: packet.session, send_time: packet.send_time, next: packet.first },
                 );
             }
@@ -142,17 +142,17 @@ impl Sources {
     /// The reader to advance next: the earliest by its own clock that isn't ahead of another. `None` when all have
     /// ended.
     #[inline]
-    pub(super) fn choose(&self, lanes: &[Lane]) -> Option<usize> {
+    pub(super) fn choose(&self, channels: &[MergedChannel]) -> Option<usize> {
         if let [only] = self.files.as_slice() {
             return only.head.map(|_| 0);
         }
         let heads = || self.files.iter().enumerate().filter_map(|(file, source)| Some((source.head?.time_ns, file)));
         let (_, earliest) = heads().min()?;
-        if !self.is_ahead(earliest, lanes) {
+        if !self.is_ahead(earliest, channels) {
             return Some(earliest);
         }
-        let not_ahead = heads().filter(|(_, file)| !self.is_ahead(*file, lanes)).min();
-        // Each waits for another in some lane, so the time decides.
+        let not_ahead = heads().filter(|(_, file)| !self.is_ahead(*file, channels)).min();
+        // Each waits for another in some channel, so the time decides.
         Some(not_ahead.map_or(earliest, |(_, file)| file))
     }
 
@@ -162,11 +162,14 @@ impl Sources {
         let source = self.files.get(file)?;
         let head = source.head.as_ref()?;
         let datagram = source.file.current()?;
-        let packet = routes::parse(self.routes.lanes().get(head.lane)?.feed, datagram.payload).ok()?;
-        Some((NextDatagram { lane: head.lane, line: head.line, packet, datagram }, SourceHeads(&self.files)))
+        let packet = routes::parse(self.routes.channels().get(head.channel_index)?.feed, datagram.payload).ok()?;
+        Some((
+            NextDatagram { channel_index: head.channel_index, line: head.line, packet, datagram },
+            SourceHeads(&self.files),
+        ))
     }
 
-    /// Advances to the reader's next datagram of any lane.
+    /// Advances to the reader's next datagram of any channel.
     #[inline]
     pub(super) fn advance(&mut self, file: usize) -> Result<(), MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(()) };
@@ -189,8 +192,10 @@ impl Sources {
                 None => self.routes.route(source.capture, &datagram, &source.file)?,
                 Some(_) => self.routes.existing_route(source.capture, &datagram),
             };
-            let Some(RouteTarget { lane, line, .. }) = routed.filter(|routed| source.accepts(routed)) else { continue };
-            let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
+            let Some(RouteTarget { channel_index, line, .. }) = routed.filter(|routed| source.accepts(routed)) else {
+                continue;
+            };
+            let Some(feed) = self.routes.channels().get(channel_index).map(|routes| routes.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {
                 Ok(packet) => packet,
                 Err(reason) => {
@@ -200,7 +205,7 @@ impl Sources {
             };
             let at = SourcePosition { session: packet.session, send_time: packet.send_time, next: packet.next() };
             let head = SourceHead {
-                lane,
+                channel_index,
                 line,
                 time_ns: datagram.time_ns,
                 at,
@@ -208,7 +213,7 @@ impl Sources {
                 restart_marker: packet.restart_marker,
                 unsequenced: packet.unsequenced,
             };
-            source.advance_to(lane, at);
+            source.advance_to(channel_index, at);
             source.head = Some(head);
             return Ok(());
         }
@@ -219,7 +224,12 @@ impl Sources {
     ///
     /// # Errors
     /// As [`Self::advance`].
-    pub(super) fn add_reader(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
+    pub(super) fn add_reader(
+        &mut self,
+        file: usize,
+        channel_index: usize,
+        line: Line,
+    ) -> Result<Option<usize>, MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(None) };
         if !source.file.path().is_file() {
             return Ok(None);
@@ -230,8 +240,8 @@ impl Sources {
                 return Ok(None);
             }
         }
-        source.excluded_lines.push((lane, line));
-        let further = Source::new(again, source.capture, Some((lane, line)));
+        source.excluded_lines.push((channel_index, line));
+        let further = Source::new(again, source.capture, Some((channel_index, line)));
         let reader = self.files.len();
         self.files.push(further);
         self.advance(reader)?;
@@ -260,15 +270,15 @@ impl Sources {
     }
 
     /// Whether another reader is so far behind in the channel of this reader's datagram that it has to be read first.
-    fn is_ahead(&self, file: usize, lanes: &[Lane]) -> bool {
+    fn is_ahead(&self, file: usize, channels: &[MergedChannel]) -> bool {
         let Some(head) = self.files.get(file).and_then(|source| source.head) else { return false };
         if head.unsequenced {
             return false;
         }
-        let lane = lanes.get(head.lane);
+        let channel = channels.get(head.channel_index);
         let others = self.files.iter().enumerate().filter(|(other, source)| *other != file && source.head.is_some());
-        let mut behind = others.filter_map(|(_, source)| *source.positions.get(head.lane)?);
-        behind.any(|positions| is_behind(&positions, &head, lane))
+        let mut behind = others.filter_map(|(_, source)| *source.positions.get(head.channel_index)?);
+        behind.any(|positions| is_behind(&positions, &head, channel))
     }
 }
 
@@ -279,16 +289,16 @@ impl Source {
 
     #[inline]
     fn accepts(&self, routed: &RouteTarget) -> bool {
-        let line = (routed.lane, routed.line);
+        let line = (routed.channel_index, routed.line);
         self.single_line.is_none_or(|only| only == line) && !self.excluded_lines.contains(&line)
     }
 
     #[inline]
-    fn advance_to(&mut self, lane: usize, at: SourcePosition) {
-        if self.positions.len() <= lane {
-            self.positions.resize(lane + 1, None);
+    fn advance_to(&mut self, channel_index: usize, at: SourcePosition) {
+        if self.positions.len() <= channel_index {
+            self.positions.resize(channel_index + 1, None);
         }
-        let Some(positions) = self.positions.get_mut(lane) else { return };
+        let Some(positions) = self.positions.get_mut(channel_index) else { return };
         let is_newer = positions.is_none_or(|before| {
             before.session != at.session
                 || if at.send_time.is_some() { at.send_time >= before.send_time } else { at.next >= before.next }
@@ -300,12 +310,13 @@ impl Source {
 }
 
 /// Whether a reader at `positions` may still deliver messages before `head`, more of them than may be held.
-fn is_behind(positions: &SourcePosition, head: &SourceHead, lane: Option<&Lane>) -> bool {
+fn is_behind(positions: &SourcePosition, head: &SourceHead, channel: Option<&MergedChannel>) -> bool {
     if positions.session != head.at.session {
-        return lane.is_some_and(|lane| lane.session_rank(positions.session) < lane.session_rank(head.at.session));
+        return channel
+            .is_some_and(|channel| channel.session_rank(positions.session) < channel.session_rank(head.at.session));
     }
     // Before anything was delivered, the lowest sequence goes first.
-    let ahead_max = if lane.is_some_and(Lane::has_started) { AHEAD_MESSAGES_MAX } else { 0 };
+    let ahead_max = if channel.is_some_and(MergedChannel::has_started) { AHEAD_MESSAGES_MAX } else { 0 };
     let is_far = head.first > positions.next.plus(ahead_max);
     match (head.at.send_time, positions.send_time) {
         (Some(send_time), Some(reached_sent)) => {
@@ -318,7 +329,7 @@ fn is_behind(positions: &SourcePosition, head: &SourceHead, lane: Option<&Lane>)
 
 /// Datagrams of each file examined before merging begins.
 const LOOK_AHEAD_DATAGRAMS: usize = 16_384;
-/// How far a reader may be ahead of another, in messages of a lane: less than the lane's window of packets.
+/// How far a reader may be ahead of another, in messages of a channel: less than the channel's window of packets.
 const AHEAD_MESSAGES_MAX: u64 = 2_048;
 /// The same by the venue's sending times, ns: longer than any line's delay.
 const AHEAD_NS_MAX: u64 = 1_000_000_000;

@@ -11,14 +11,14 @@ use serde::Serialize;
 
 use super::{
     clock::{self, SAME_LINE, quantile},
-    lane::{Lane, WINDOW_PACKETS},
     leads::Differences,
+    merged_channel::{MergedChannel, WINDOW_PACKETS},
     output::WrittenCounts,
     sources::Sources,
 };
 use crate::{
     replay::{
-        routes::{LaneRoutes, LineSource},
+        routes::{ChannelRoutes, LineSource},
         summary::FileSummary,
     },
     report::quantity::Latency,
@@ -31,7 +31,7 @@ pub struct MergeSummary {
     /// Each capture.
     pub files: Vec<FileSummary>,
     /// Each channel.
-    pub channels: Vec<LaneSummary>,
+    pub channels: Vec<MergedChannelSummary>,
     /// Clock offsets between captures.
     pub clocks: Vec<ClockSummary>,
     /// UDP datagrams of unknown feeds.
@@ -48,7 +48,7 @@ pub struct MergeSummary {
 
 /// One channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LaneSummary {
+pub struct MergedChannelSummary {
     /// Feed of the channel.
     pub feed: &'static str,
     /// Last session.
@@ -182,15 +182,16 @@ pub struct OutputSummary {
 impl MergeSummary {
     pub(super) fn of(
         sources: &Sources,
-        lanes: &[Lane],
+        channels: &[MergedChannel],
         written: WrittenCounts,
         path: &Path,
         elapsed: Duration,
     ) -> Self {
-        let routes = || lanes.iter().zip(sources.routes().lanes());
-        let pairs = routes().flat_map(|(lane, routes)| {
+        let routes = || channels.iter().zip(sources.routes().channels());
+        let pairs = routes().flat_map(|(channel, routes)| {
             let source = |line: Line| source_of(routes, line);
-            lane.leads
+            channel
+                .leads
                 .pairs()
                 .filter_map(move |(first, second, differences)| Some((source(first)?, source(second)?, differences)))
         });
@@ -198,7 +199,7 @@ impl MergeSummary {
         let unrouted = sources.routes().counts();
         Self {
             files: sources.files().map(|file| FileSummary::of(file, sources.damages())).collect(),
-            channels: routes().map(|(lane, routes)| LaneSummary::of(lane, routes, &clocks)).collect(),
+            channels: routes().map(|(channel, routes)| MergedChannelSummary::of(channel, routes, &clocks)).collect(),
             clocks,
             unrecognised_datagrams: unrouted.unrecognised,
             other_feed_datagrams: unrouted.other_feed,
@@ -246,26 +247,26 @@ impl MergeSummary {
     }
 }
 
-impl LaneSummary {
-    fn of(lane: &Lane, routes: &LaneRoutes, clocks: &[ClockSummary]) -> Self {
-        let counts = &lane.counts;
+impl MergedChannelSummary {
+    fn of(channel: &MergedChannel, routes: &ChannelRoutes, clocks: &[ClockSummary]) -> Self {
+        let counts = &channel.counts;
         let mut drops = BTreeMap::new();
-        for (reason, count) in lane.arbiter().drops().iter().chain(counts.drops.iter()) {
+        for (reason, count) in channel.arbiter().drops().iter().chain(counts.drops.iter()) {
             if !matches!(reason, DropReason::Duplicate | DropReason::LateAfterGap) {
                 *drops.entry(reason.name()).or_default() += count;
             }
         }
         Self {
-            feed: Feed::name(lane.feed()),
-            session: lane.session().as_ref().map(Session::to_string),
+            feed: Feed::name(channel.feed()),
+            session: channel.session().as_ref().map(Session::to_string),
             sessions: counts.sessions,
             messages: counts.messages,
             packets: counts.packets,
             unsequenced: counts.unsequenced,
             gap_count: counts.gaps,
             gap_messages: counts.gap_messages,
-            gaps_window_full: lane.arbiter().statistics().gaps_window_full,
-            gaps: lane
+            gaps_window_full: channel.arbiter().statistics().gaps_window_full,
+            gaps: channel
                 .gaps
                 .iter()
                 .map(|(session, gap)| GapSummary {
@@ -275,8 +276,8 @@ impl LaneSummary {
                 })
                 .collect(),
             drops,
-            lines: routes.lines.iter().map(|(line, source)| LineSummary::of(lane, *line, source)).collect(),
-            leads: lane
+            lines: routes.lines.iter().map(|(line, source)| LineSummary::of(channel, *line, source)).collect(),
+            leads: channel
                 .leads
                 .pairs()
                 .flat_map(|(first, second, differences)| leads_of(routes, first, second, differences, clocks))
@@ -395,9 +396,9 @@ impl LaneSummary {
 }
 
 impl LineSummary {
-    fn of(lane: &Lane, line: Line, source: &LineSource) -> Self {
-        let statistics = lane.arbiter().line_statistics(line);
-        let losses = lane.line(line).map(|line| &line.losses);
+    fn of(channel: &MergedChannel, line: Line, source: &LineSource) -> Self {
+        let statistics = channel.arbiter().line_statistics(line);
+        let losses = channel.line(line).map(|line| &line.losses);
         let counts = losses.map(|losses| losses.counts).unwrap_or_default();
         Self {
             line: line.to_string(),
@@ -438,7 +439,7 @@ impl ClockSummary {
 
 /// Both directions of a pair of lines.
 fn leads_of(
-    routes: &LaneRoutes,
+    routes: &ChannelRoutes,
     first: Line,
     second: Line,
     differences: &Differences,
@@ -493,7 +494,7 @@ fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) 
     known.map_or((0, "clocks not corrected"), |offset_ns| (offset_ns, "clocks corrected"))
 }
 
-fn source_of(routes: &LaneRoutes, wanted: Line) -> Option<&LineSource> {
+fn source_of(routes: &ChannelRoutes, wanted: Line) -> Option<&LineSource> {
     routes.lines.iter().find(|(line, _)| *line == wanted).map(|(_, source)| source)
 }
 

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //! files ── merge ── routes ── channel ── edge ── DBN file
-//!          by time   to lanes            per lane
+//!          by time   to channels         per channel
 //! ```
-//! A **lane** is one channel with its lines. No clock is read here (except for the rate in the summary): the channels'
-//! deadlines fire between datagrams at their time, so the same input always gives the same output.
+//! No clock is read here (except for the rate in the summary): the channels' deadlines fire between
+//! datagrams at their time, so the same input always gives the same output.
 
-mod lanes;
+mod driver;
 mod recorder;
 mod snapshot;
 mod stop_point;
@@ -34,9 +34,9 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
-pub use self::lanes::{Lane, ReplayDriver};
-pub(crate) use self::lanes::{ReplayDriverOptions, ReplayEnd};
-use self::recorder::{LaneRecords, Recorder};
+pub use self::driver::{ReplayDriver, ReplayedChannel};
+pub(crate) use self::driver::{ReplayDriverOptions, ReplayEnd};
+use self::recorder::{ChannelRecords, Recorder};
 pub use self::stop_point::{InvalidSession, SessionSelector, StopPoint};
 use super::{
     capture_merge::{CaptureMerge, Window},
@@ -76,8 +76,8 @@ pub enum Event<'a> {
     },
     /// A channel was found.
     Found {
-        /// Lane of the channel.
-        lane: Lane<'a>,
+        /// The channel.
+        channel: ReplayedChannel<'a>,
         /// How its feed was determined; `None` if the caller requested it.
         by: Option<GuessBasis>,
     },
@@ -194,7 +194,7 @@ pub fn run(
     driver.run(&mut merge, &mut recorder, on_event)?;
     let elapsed = started.elapsed();
 
-    if driver.lanes().len() == 0 && merge.damages().is_empty() {
+    if driver.channels().len() == 0 && merge.damages().is_empty() {
         if merge.files().all(|file| file.counts().frames == 0) {
             return Err(OfflineError::NoPackets { files: options.files.clone() });
         }
@@ -223,25 +223,25 @@ pub(crate) fn refer_to_same_file(left: &Path, other: &Path) -> bool {
     identity(left).is_some_and(|left| Some(left) == identity(other))
 }
 
-/// Receives the frames of all lanes.
+/// Receives the frames of all channels.
 pub(crate) trait ReplaySink {
-    /// Begins a lane: frames with this index belong to it.
+    /// Begins a channel: frames with this index belong to it.
     ///
     /// # Errors
-    /// The outlet cannot accept this lane.
-    fn lane(&mut self, lane: usize, config: &ChannelConfig) -> Result<(), OfflineError>;
+    /// The outlet cannot accept this channel.
+    fn channel(&mut self, channel_index: usize, config: &ChannelConfig) -> Result<(), OfflineError>;
 
     /// See [`FrameSink::frame`](mdgw_feeds::frame::FrameSink::frame).
-    fn frame(&mut self, lane: usize, meta: &mdgw_feeds::frame::FrameMeta, record_count: u16, body: &[u8]);
+    fn frame(&mut self, channel_index: usize, meta: &mdgw_feeds::frame::FrameMeta, record_count: u16, body: &[u8]);
 
     /// See [`FrameSink::covered_through`](mdgw_feeds::frame::FrameSink::covered_through).
-    fn covered_through(&mut self, lane: usize, next: Sequence);
+    fn covered_through(&mut self, channel_index: usize, next: Sequence);
 
     /// See [`FrameSink::session`](mdgw_feeds::frame::FrameSink::session).
-    fn session(&mut self, lane: usize, session: Session, next: Sequence);
+    fn session(&mut self, channel_index: usize, session: Session, next: Sequence);
 
     /// See [`FrameSink::end_of_session`](mdgw_feeds::frame::FrameSink::end_of_session).
-    fn end_of_session(&mut self, lane: usize);
+    fn end_of_session(&mut self, channel_index: usize);
 
     /// Checks for errors; called now and then.
     ///
@@ -266,10 +266,10 @@ fn summarise(
     elapsed: Duration,
     output: Option<&Path>,
 ) -> Result<Summary, DbnFileError> {
-    let (lane_records, writer) = recorder.into_parts();
+    let (channel_records, writer) = recorder.into_parts();
     let counts = driver.counts();
     let channels: Vec<ChannelSummary> =
-        driver.lanes().zip(&lane_records).map(|(lane, records)| summarise_lane(lane, records)).collect();
+        driver.channels().zip(&channel_records).map(|(channel, records)| summarise_channel(channel, records)).collect();
     let mut total = Totals::default();
     for channel in &channels {
         total.add(&channel.counts);
@@ -294,8 +294,8 @@ fn summarise(
     })
 }
 
-fn summarise_lane(lane: Lane<'_>, records: &LaneRecords) -> ChannelSummary {
-    let channel = lane.channel();
+fn summarise_channel(replayed: ReplayedChannel<'_>, records: &ChannelRecords) -> ChannelSummary {
+    let channel = replayed.channel();
     let counters = channel.counters();
     let mut drops = BTreeMap::new();
     let mut duplicates = 0;
@@ -309,7 +309,7 @@ fn summarise_lane(lane: Lane<'_>, records: &LaneRecords) -> ChannelSummary {
         feed: channel.config().feed.name(),
         session: channel.position().map(|(session, _)| session.to_string()),
         state: format!("{:?}", channel.state()).to_lowercase(),
-        lines: lane
+        lines: replayed
             .lines()
             .iter()
             .map(|(line, source)| LineSummary {

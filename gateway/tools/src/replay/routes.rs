@@ -1,7 +1,7 @@
 //! Maps each datagram of a capture to its channel and line.
 //!
-//! A **lane** is one channel with its lines. Datagrams of one file to one address belong to one line. The first of them
-//! determines the feed and the session, and with these the lane.
+//! A channel has one or more lines. Datagrams of one file to one address belong to one line. The first of them determines
+//! the feed and the session, and with these the channel.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -23,7 +23,7 @@ use super::feed_guess::{self, Guess, GuessBasis};
 pub(crate) struct Routes {
     /// Route this feed only.
     feed_filter: Option<Feed>,
-    lanes: Vec<LaneRoutes>,
+    channels: Vec<ChannelRoutes>,
     routes: Vec<Route>,
     /// Route of the last datagram: most datagrams take the same one.
     route_last: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Routes {
 
 /// Identity of a channel, and its lines.
 #[derive(Debug)]
-pub(crate) struct LaneRoutes {
+pub(crate) struct ChannelRoutes {
     /// The channel's feed.
     pub feed: Feed,
     /// How the feed was determined; `None` if the caller requested it.
@@ -58,15 +58,15 @@ pub struct LineSource {
 /// Route of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RouteTarget {
-    /// Index of the lane, in the order in which lanes were found.
-    pub lane: usize,
+    /// Index of the channel, in the order in which channels were found.
+    pub channel_index: usize,
     /// The line.
     pub line: Line,
-    /// Whether this is the first datagram of its lane.
-    pub is_new_lane: bool,
+    /// Whether this is the first datagram of its channel.
+    pub is_new_channel: bool,
 }
 
-/// Datagrams that belong to no lane.
+/// Datagrams that belong to no channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnroutedCounts {
     /// Unknown feed, or heartbeats before the feed was known.
@@ -90,7 +90,7 @@ pub enum RoutingLimit {
     /// Number of channels.
     #[error(
         "more than {max} channels (each needs its own memory); select one feed with --feed",
-        max = LANES_MAX
+        max = CHANNELS_MAX
     )]
     Channels,
 }
@@ -102,21 +102,21 @@ struct Route {
     dst: SocketAddr,
     /// Several channels can share an address: IEX-TP distinguishes them by a number in each packet.
     iex_channel: Option<u32>,
-    lane: usize,
+    channel_index: usize,
     line: Line,
 }
 
 impl Routes {
-    /// Starts without lanes: the input adds them. With `feed_filter`, datagrams of other feeds are skipped.
+    /// Starts without channels: the input adds them. With `feed_filter`, datagrams of other feeds are skipped.
     #[must_use]
     pub(crate) fn new(feed_filter: Option<Feed>) -> Self {
-        Self { feed_filter, lanes: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
+        Self { feed_filter, channels: Vec::new(), routes: Vec::new(), route_last: 0, counts: UnroutedCounts::default() }
     }
 
     /// Routes a datagram; `None`, and counted, if its feed is unknown.
     ///
     /// # Errors
-    /// Its lane can't have another line, or there can't be another lane.
+    /// Its channel can't have another line, or there can't be another channel.
     #[inline]
     pub(crate) fn route(
         &mut self,
@@ -150,16 +150,20 @@ impl Routes {
 
     #[inline]
     fn routed(&self, index: usize) -> Option<RouteTarget> {
-        self.routes.get(index).map(|route| RouteTarget { lane: route.lane, line: route.line, is_new_lane: false })
+        self.routes.get(index).map(|route| RouteTarget {
+            channel_index: route.channel_index,
+            line: route.line,
+            is_new_channel: false,
+        })
     }
 
-    /// The lanes, in the order in which they were found.
+    /// The channels, in the order in which they were found.
     #[must_use]
-    pub(crate) fn lanes(&self) -> &[LaneRoutes] {
-        &self.lanes
+    pub(crate) fn channels(&self) -> &[ChannelRoutes] {
+        &self.channels
     }
 
-    /// Datagrams that belong to no lane.
+    /// Datagrams that belong to no channel.
     #[must_use]
     pub(crate) fn counts(&self) -> UnroutedCounts {
         self.counts
@@ -170,7 +174,7 @@ impl Routes {
         self.counts = UnroutedCounts::default();
     }
 
-    /// Routes the first datagram of its kind: determines its feed and its lane.
+    /// Routes the first datagram of its kind: determines its feed and its channel.
     #[cold]
     fn open(
         &mut self,
@@ -183,34 +187,35 @@ impl Routes {
             self.counts.unrecognised += 1;
             return Ok(None);
         };
-        let existing_lane = self.lanes.iter().position(|lane| {
-            lane.feed == feed && if packet.unsequenced { lane.has_unsequenced } else { lane.session == packet.session }
+        let existing_channel = self.channels.iter().position(|channel| {
+            channel.feed == feed
+                && if packet.unsequenced { channel.has_unsequenced } else { channel.session == packet.session }
         });
-        let lane_index = existing_lane.unwrap_or(self.lanes.len());
-        if existing_lane.is_none() {
-            if self.lanes.len() >= LANES_MAX {
+        let channel_index = existing_channel.unwrap_or(self.channels.len());
+        if existing_channel.is_none() {
+            if self.channels.len() >= CHANNELS_MAX {
                 return Err(RoutingLimit::Channels);
             }
             let (session, has_unsequenced) = (packet.session, packet.unsequenced);
-            self.lanes.push(LaneRoutes { feed, by, lines: Vec::new(), session, has_unsequenced });
+            self.channels.push(ChannelRoutes { feed, by, lines: Vec::new(), session, has_unsequenced });
         }
-        let Some(lane) = self.lanes.get_mut(lane_index) else { return Ok(None) };
+        let Some(channel) = self.channels.get_mut(channel_index) else { return Ok(None) };
         // Packets without sequences can only be processed in arrival order, as one line.
-        let position = if packet.unsequenced { 0 } else { lane.lines.len() };
+        let position = if packet.unsequenced { 0 } else { channel.lines.len() };
         if position >= LINES_MAX {
             return Err(RoutingLimit::Lines { feed });
         }
         let line = Line(u8::try_from(position).unwrap_or(u8::MAX));
-        lane.lines.push((line, LineSource { path: source.path().to_owned(), file, dst: datagram.dst }));
+        channel.lines.push((line, LineSource { path: source.path().to_owned(), file, dst: datagram.dst }));
         self.routes.push(Route {
             file,
             dst: datagram.dst,
             iex_channel: (!feed.is_by_order()).then(|| iex_channel(datagram.payload)).flatten(),
-            lane: lane_index,
+            channel_index,
             line,
         });
         self.route_last = self.routes.len() - 1;
-        Ok(Some(RouteTarget { lane: lane_index, line, is_new_lane: existing_lane.is_none() }))
+        Ok(Some(RouteTarget { channel_index, line, is_new_channel: existing_channel.is_none() }))
     }
 
     /// The feed of a datagram and how it was determined; counts datagrams without a feed.
@@ -252,7 +257,7 @@ fn iex_channel(payload: &[u8]) -> Option<u32> {
     payload.get(4..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
-/// Maximum number of lanes; each has its own windows and books.
-pub(crate) const LANES_MAX: usize = 64;
-/// Maximum number of lines of a lane, without the recovery line.
+/// Maximum number of channels; each has its own windows and books.
+pub(crate) const CHANNELS_MAX: usize = 64;
+/// Maximum number of lines of a channel, without the recovery line.
 pub(crate) const LINES_MAX: usize = Line::RECOVERY.0 as usize;

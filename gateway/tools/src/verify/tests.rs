@@ -38,12 +38,12 @@ fn a_takeover_with_catch_up_keeps_all_promises() {
 
 #[test]
 fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
-    let passes_over = |count, node, first, next| PacketFixture { next, ..PacketFixture::message(count, node, first) };
+    let empty_range = |count, node, first, next| PacketFixture { next, ..PacketFixture::message(count, node, first) };
     let mut silent_later = capture();
     silent_later
         .publish_range(5, 0, 1, 10)
         .publish(PacketFixture::heartbeat(6, 1, 7))
-        .publish(passes_over(6, 1, 7, 9))
+        .publish(empty_range(6, 1, 7, 9))
         .publish_range(6, 1, 9, 12);
     assert_eq!(broken(&silent_later), [ConsistentContent]);
     let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
@@ -54,7 +54,7 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
     );
 
     let mut silent_first = capture();
-    silent_first.publish_range(5, 0, 1, 7).publish(passes_over(5, 0, 7, 9)).publish_range(5, 0, 9, 10);
+    silent_first.publish_range(5, 0, 1, 7).publish(empty_range(5, 0, 7, 9)).publish_range(5, 0, 9, 10);
     assert_eq!(broken(&silent_first), [], "a message may produce no records");
     let answer =
         PacketFixture { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..PacketFixture::message(5, 1, 8) };
@@ -73,11 +73,12 @@ fn a_sequence_empty_in_one_epoch_and_published_in_another_is_found() {
     // A gateway with a suspect book publishes the flag where another publishes nothing, or records.
     for is_first in [true, false] {
         let mut flagged = capture();
-        let doubt = |count, node| PacketFixture { is_suspect_mark: true, ..PacketFixture::message(count, node, 7) };
+        let suspect_mark =
+            |count, node| PacketFixture { is_suspect_mark: true, ..PacketFixture::message(count, node, 7) };
         flagged.publish_range(5, 0, 1, 7);
-        flagged.publish(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
+        flagged.publish(if is_first { suspect_mark(5, 0) } else { empty_range(5, 0, 7, 8) });
         flagged.publish(PacketFixture::heartbeat(6, 1, 7));
-        flagged.publish(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).publish_range(6, 1, 8, 12);
+        flagged.publish(if is_first { empty_range(6, 1, 7, 8) } else { suspect_mark(6, 1) }).publish_range(6, 1, 8, 12);
         assert_eq!(broken(&flagged), [], "suspect flag first: {is_first}");
     }
 

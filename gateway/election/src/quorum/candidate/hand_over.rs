@@ -1,9 +1,9 @@
 //! Hand-over, on the former leader's and on the target's side.
 //!
-//! The former leader, which leads, asks the target (*prepare*). The target answers with a stamp of its own clock and a request
-//! id of its own. The former leader closes its fence, waits until its last send has ended, and asks each voter to move its
-//! promise to the target under the next generation. Voters answer both. The target opens when a majority has moved, and
-//! counts its lease from its stamp, which is earlier than any of these promises.
+//! The leader asks the target (*prepare*). The target answers with a stamp of its own clock and a request id of its own.
+//! The leader closes its fence, waits until its last send has ended, and asks each voter to move its promise to the
+//! target under the next generation. Voters answer both. The target opens when a majority has moved, and counts its
+//! lease from its stamp, which is earlier than any of these promises.
 
 use super::{
     phase::{Preparing, promised_until},

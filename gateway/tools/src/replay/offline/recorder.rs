@@ -11,18 +11,18 @@ use mdgw_feeds::{
 
 use super::{OfflineError, ReplaySink};
 
-/// Counts the records of all lanes and writes them to a DBN file, if there is one.
+/// Counts the records of all channels and writes them to a DBN file, if there is one.
 #[derive(Debug)]
 pub(super) struct Recorder {
     ts_recv: TsRecvMode,
     schemas: Option<SchemaSet>,
-    lanes: Vec<LaneRecords>,
+    channels: Vec<ChannelRecords>,
     writer: Option<DbnFileWriter>,
 }
 
-/// Counts of a lane.
+/// Counts of a channel.
 #[derive(Debug)]
-pub(super) struct LaneRecords {
+pub(super) struct ChannelRecords {
     edge: ConsumerEdge,
     feed: Feed,
     schemas: SchemaSet,
@@ -38,15 +38,15 @@ pub(super) struct LaneRecords {
 
 impl Recorder {
     pub(super) fn new(ts_recv: TsRecvMode, schemas: Option<SchemaSet>, writer: Option<DbnFileWriter>) -> Self {
-        Self { ts_recv, schemas, lanes: Vec::new(), writer }
+        Self { ts_recv, schemas, channels: Vec::new(), writer }
     }
 
-    pub(super) fn into_parts(self) -> (Vec<LaneRecords>, Option<DbnFileWriter>) {
-        (self.lanes, self.writer)
+    pub(super) fn into_parts(self) -> (Vec<ChannelRecords>, Option<DbnFileWriter>) {
+        (self.channels, self.writer)
     }
 }
 
-impl LaneRecords {
+impl ChannelRecords {
     /// Records by schema, of the selected schemas.
     pub(super) fn by_schema(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let wanted = SchemaSet::NAMES.into_iter().zip(self.by_schema);
@@ -55,16 +55,16 @@ impl LaneRecords {
 }
 
 impl ReplaySink for Recorder {
-    fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
+    fn channel(&mut self, _channel_index: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
         if let Some(writer) = &mut self.writer {
-            match self.lanes.first() {
+            match self.channels.first() {
                 Some(first) if first.feed != config.feed => {
                     return Err(OfflineError::SeveralDatasets { first: first.feed, second: config.feed });
                 }
                 _ => writer.set_dataset(config.feed.dataset()),
             }
         }
-        self.lanes.push(LaneRecords {
+        self.channels.push(ChannelRecords {
             edge: ConsumerEdge::new(self.ts_recv),
             feed: config.feed,
             schemas: self.schemas.unwrap_or(config.schemas),
@@ -77,21 +77,21 @@ impl ReplaySink for Recorder {
     }
 
     #[inline]
-    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        let Some(lane) = self.lanes.get_mut(lane) else { return };
+    fn frame(&mut self, channel_index: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Some(channel) = self.channels.get_mut(channel_index) else { return };
         match meta.kind {
             FrameKind::Message | FrameKind::Snapshot => {}
             FrameKind::Gap | FrameKind::State => return,
         }
         if meta.flags.contains(FrameFlags::LATE_FILL) {
-            lane.late_messages += 1;
+            channel.late_messages += 1;
             return;
         }
         if meta.flags.contains(FrameFlags::SUSPECT) {
-            lane.suspect += u64::from(record_count);
+            channel.suspect += u64::from(record_count);
         }
         let header = meta.header(record_count, body);
-        let LaneRecords { edge, schemas, date, by_schema, .. } = lane;
+        let ChannelRecords { edge, schemas, date, by_schema, .. } = channel;
         let writer = &mut self.writer;
         edge.deliver(&header, body, |handed| match handed {
             EdgeOutput::Record { rtype, bytes } => {
@@ -114,15 +114,15 @@ impl ReplaySink for Recorder {
         });
     }
 
-    fn covered_through(&mut self, _lane: usize, _next: Sequence) {}
+    fn covered_through(&mut self, _channel_index: usize, _next: Sequence) {}
 
-    fn session(&mut self, lane: usize, session: Session, _next: Sequence) {
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.date = Some(session.date);
+    fn session(&mut self, channel_index: usize, session: Session, _next: Sequence) {
+        if let Some(channel) = self.channels.get_mut(channel_index) {
+            channel.date = Some(session.date);
         }
     }
 
-    fn end_of_session(&mut self, _lane: usize) {}
+    fn end_of_session(&mut self, _channel_index: usize) {}
 
     /// Finishes a file that can't be written any further: its error says how much was kept.
     fn check(&mut self) -> Result<(), OfflineError> {

@@ -3,7 +3,7 @@
 use mdgw_feeds::{channel::Channel, identity::Line};
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, Snapshot};
 
-use super::{Lane, ReplayDriver};
+use super::{ReplayDriver, ReplayedChannel};
 
 impl ReplayDriver {
     /// State of the channels at this time, by the capture's clock. `progress`: bytes read, and bytes in total.
@@ -14,16 +14,16 @@ impl ReplayDriver {
             time_ns: self.now().0,
             clock_ns: self.now().0,
             progress: Some(progress),
-            channels: self.lanes().map(channel_snapshot).collect(),
+            channels: self.channels().map(channel_snapshot).collect(),
             ..Snapshot::default()
         }
     }
 }
 
-fn channel_snapshot(lane: Lane<'_>) -> ChannelSnapshot {
-    let channel = lane.channel();
+fn channel_snapshot(replayed: ReplayedChannel<'_>) -> ChannelSnapshot {
+    let channel = replayed.channel();
     let (counters, config) = (channel.counters(), channel.config());
-    let mut lines: Vec<Line> = lane.lines().iter().map(|(line, _)| *line).collect();
+    let mut lines: Vec<Line> = replayed.lines().iter().map(|(line, _)| *line).collect();
     lines.dedup();
     ChannelSnapshot {
         id: config.id.0,

@@ -23,7 +23,7 @@ use crate::replay::routes::{self, LINES_MAX, LineSource};
 
 /// A channel that is being merged.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct MergedChannel {
     feed: Feed,
     sessions: SessionTracker,
     arbiter: Arbiter,
@@ -32,21 +32,21 @@ pub(super) struct Lane {
     /// Packets so far ahead that only further packets can confirm the jump.
     unconfirmed_jump: UnconfirmedJumps,
     lines: Vec<LineState>,
-    /// Datagrams since the lane has been waiting for a message without interruption.
+    /// Datagrams since the channel has been waiting for a message without interruption.
     waiting: usize,
     /// Venue names of the latest sessions that have started.
     started_sessions: Vec<VenueSession>,
     packet_output: PacketOutput,
     pub(super) leads: Leads,
-    pub(super) counts: LaneCounts,
+    pub(super) counts: MergedCounts,
     /// The first gaps that no line could fill.
     pub(super) gaps: Vec<(Session, Gap)>,
     listed_max: usize,
 }
 
-/// Counts of a lane.
+/// Counts of a channel.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LaneCounts {
+pub(super) struct MergedCounts {
     pub(super) sessions: u64,
     pub(super) messages: u64,
     pub(super) packets: u64,
@@ -81,7 +81,7 @@ struct PacketOutput {
     has_ended: bool,
 }
 
-impl Lane {
+impl MergedChannel {
     pub(super) fn new(feed: Feed, date: Option<TradingDate>, listed_max: usize) -> Self {
         let config = ArbiterConfig {
             lines: u8::try_from(LINES_MAX).unwrap_or(Line::RECOVERY.0),
@@ -101,7 +101,7 @@ impl Lane {
             started_sessions: Vec::new(),
             packet_output: PacketOutput { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
             leads: Leads::default(),
-            counts: LaneCounts::default(),
+            counts: MergedCounts::default(),
             gaps: Vec::new(),
             listed_max,
         }
@@ -175,7 +175,7 @@ impl Lane {
         }
     }
 
-    /// Ends the lane: delivers held packets and declares missing messages.
+    /// Ends the channel: delivers held packets and declares missing messages.
     pub(super) fn finish(&mut self, output: &mut impl PacketSink) {
         loop {
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
@@ -279,12 +279,12 @@ impl Lane {
 
     /// Records the arrival of a packet on a line: its progress, its losses, its lead over other lines.
     fn record_arrival(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs) {
-        let Some(lane_line) = self.lines.get_mut(usize::from(line.0)) else { return };
+        let Some(state) = self.lines.get_mut(usize::from(line.0)) else { return };
         let (first, next) = (packet.first, packet.next());
-        lane_line.advance_to(next);
-        let is_new = lane_line.losses.record(first, next);
+        state.advance_to(next);
+        let is_new = state.losses.record(first, next);
         if is_new && packet.kind == PacketKind::Messages {
-            self.leads.record(line, lane_line.file, first, next, ts_recv);
+            self.leads.record(line, state.file, first, next, ts_recv);
         }
     }
 
@@ -466,7 +466,7 @@ impl PacketOutput {
 const NOW: MonoNs = MonoNs(0);
 /// Packets held while an earlier message is missing: more than the allowed distance between files.
 pub(super) const WINDOW_PACKETS: usize = 4_096;
-/// Longest such packet: any that a jumbo frame carries. With the window's packets and the maximum of lanes, a merge
+/// Longest such packet: any that a jumbo frame carries. With the window's packets and the maximum of channels, a merge
 /// reserves less than 3 GB, of which only held packets occupy memory.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
 /// A line may deliver a packet this many packets late.

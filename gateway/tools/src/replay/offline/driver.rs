@@ -16,10 +16,10 @@ use super::{
 };
 use crate::replay::{
     capture_merge::CaptureMerge,
-    routes::{LaneRoutes, LineSource, RouteTarget, Routes},
+    routes::{ChannelRoutes, LineSource, RouteTarget, Routes},
 };
 
-/// Options of the lanes.
+/// Options of the channels.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplayDriverOptions {
     /// Process this feed only.
@@ -58,12 +58,12 @@ pub struct ReplayDriver {
 
 /// One channel with its lines.
 #[derive(Clone, Copy, Debug)]
-pub struct Lane<'a> {
+pub struct ReplayedChannel<'a> {
     channel: &'a Channel,
-    routes: &'a LaneRoutes,
+    routes: &'a ChannelRoutes,
 }
 
-/// Counts of datagrams that no lane counts.
+/// Counts of datagrams that no channel counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RouteCounts {
     /// All UDP datagrams.
@@ -77,7 +77,7 @@ pub(crate) struct RouteCounts {
 }
 
 impl ReplayDriver {
-    /// Starts without lanes: the input adds them.
+    /// Starts without channels: the input adds them.
     #[must_use]
     pub(crate) fn new(options: ReplayDriverOptions) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl ReplayDriver {
     /// Drives the channels with all datagrams of `merge`, and passes their output to `sink`.
     ///
     /// # Errors
-    /// The stream exceeds the limits on lanes, the outlet fails, or `on_event` broke off.
+    /// The stream exceeds the limits on channels, the outlet fails, or `on_event` broke off.
     pub(crate) fn run<O: ReplaySink>(
         &mut self,
         merge: &mut CaptureMerge,
@@ -112,15 +112,15 @@ impl ReplayDriver {
             }
         }
         let is_open = self.has_stopped || self.options.end == ReplayEnd::Open;
-        for (lane, channel) in self.channels.iter_mut().enumerate().filter(|_| !is_open) {
-            channel.finish(&mut LaneSink { sink, lane });
+        for (channel_index, channel) in self.channels.iter_mut().enumerate().filter(|_| !is_open) {
+            channel.finish(&mut IndexedSink { sink, channel_index });
         }
         sink.check()
     }
 
-    /// The lanes, in the order in which they were found.
-    pub(crate) fn lanes(&self) -> impl ExactSizeIterator<Item = Lane<'_>> {
-        self.channels.iter().zip(self.routes.lanes()).map(|(channel, routes)| Lane { channel, routes })
+    /// The channels, in the order in which they were found.
+    pub(crate) fn channels(&self) -> impl ExactSizeIterator<Item = ReplayedChannel<'_>> {
+        self.channels.iter().zip(self.routes.channels()).map(|(channel, routes)| ReplayedChannel { channel, routes })
     }
 
     /// Latest capture time so far, ns since 1970.
@@ -128,7 +128,7 @@ impl ReplayDriver {
         self.now
     }
 
-    /// Counts of datagrams that no lane counts.
+    /// Counts of datagrams that no channel counts.
     #[must_use]
     pub(crate) fn counts(&self) -> RouteCounts {
         let unrouted = self.routes.counts();
@@ -154,31 +154,38 @@ impl ReplayDriver {
         let (first_ns, last_ns) = self.counts.span_ns.unwrap_or((datagram.time_ns, datagram.time_ns));
         self.counts.span_ns = Some((first_ns, last_ns.max(datagram.time_ns)));
         let Some(source) = merge.file(file) else { return Ok(()) };
-        let Some(RouteTarget { lane, line, is_new_lane }) = self.routes.route(file, datagram, source)? else {
+        let Some(RouteTarget { channel_index, line, is_new_channel }) = self.routes.route(file, datagram, source)?
+        else {
             return Ok(());
         };
-        if is_new_lane {
-            self.open_lane(lane, source, sink, on_event)?;
+        if is_new_channel {
+            self.open_channel(channel_index, source, sink, on_event)?;
         }
         // Captures of several network cards are slightly out of order; the clock must not go back.
         self.now = self.now.max(MonoNs(datagram.time_ns));
         self.fire_deadlines(sink);
         let datagram = Datagram { line, bytes: datagram.payload, ts_recv: UnixNs(datagram.time_ns) };
         if let ReplayEnd::AfterMessage(stop) = self.options.end {
-            self.accept_until(stop, lane, datagram, sink);
-        } else if let Some(channel) = self.channels.get_mut(lane) {
-            channel.accept(datagram, self.now, &mut LaneSink { sink, lane });
+            self.accept_until(stop, channel_index, datagram, sink);
+        } else if let Some(channel) = self.channels.get_mut(channel_index) {
+            channel.accept(datagram, self.now, &mut IndexedSink { sink, channel_index });
         }
         Ok(())
     }
 
     /// Passes a datagram to its channel, up to the stop point.
-    fn accept_until<O: ReplaySink>(&mut self, stop: StopPoint, lane: usize, datagram: Datagram<'_>, sink: &mut O) {
-        let Some(channel) = self.channels.get_mut(lane) else { return };
+    fn accept_until<O: ReplaySink>(
+        &mut self,
+        stop: StopPoint,
+        channel_index: usize,
+        datagram: Datagram<'_>,
+        sink: &mut O,
+    ) {
+        let Some(channel) = self.channels.get_mut(channel_index) else { return };
         let now = self.now;
         let part = stop.part(channel.position(), channel.config().feed, datagram.bytes);
         let mut is_reached_by = |bytes: &[u8]| {
-            channel.accept(Datagram { bytes, ..datagram }, now, &mut LaneSink { sink: &mut *sink, lane });
+            channel.accept(Datagram { bytes, ..datagram }, now, &mut IndexedSink { sink: &mut *sink, channel_index });
             stop.is_reached(channel.position())
         };
         self.has_stopped = match &part {
@@ -194,12 +201,15 @@ impl ReplayDriver {
     #[inline]
     fn fire_deadlines<O: ReplaySink>(&mut self, sink: &mut O) {
         loop {
-            let due = self.channels.iter().enumerate().filter_map(|(lane, channel)| {
-                channel.next_deadline().filter(|deadline| *deadline < self.now).map(|deadline| (deadline, lane))
+            let due = self.channels.iter().enumerate().filter_map(|(channel_index, channel)| {
+                channel
+                    .next_deadline()
+                    .filter(|deadline| *deadline < self.now)
+                    .map(|deadline| (deadline, channel_index))
             });
-            let Some((deadline, lane)) = due.min() else { return };
-            let Some(channel) = self.channels.get_mut(lane) else { return };
-            channel.on_deadline(deadline, &mut LaneSink { sink, lane });
+            let Some((deadline, channel_index)) = due.min() else { return };
+            let Some(channel) = self.channels.get_mut(channel_index) else { return };
+            channel.on_deadline(deadline, &mut IndexedSink { sink, channel_index });
             debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that fired is cleared");
             if channel.next_deadline() == Some(deadline) {
                 return;
@@ -207,31 +217,31 @@ impl ReplayDriver {
         }
     }
 
-    /// Sets up the channel at the first datagram of a lane.
+    /// Sets up a channel at its first datagram.
     #[cold]
-    fn open_lane<O: ReplaySink>(
+    fn open_channel<O: ReplaySink>(
         &mut self,
-        lane: usize,
+        channel_index: usize,
         source: &CaptureFile,
         sink: &mut O,
         on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
-        let Some(routes) = self.routes.lanes().get(lane) else { return Ok(()) };
+        let Some(routes) = self.routes.channels().get(channel_index) else { return Ok(()) };
         let feed = routes.feed;
         let unsupported = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
         if unsupported != SchemaSet::default() {
             return Err(OfflineError::SchemaNotOfFeed { feed, unsupported });
         }
-        let config = self.channel_config(lane, feed, source);
-        sink.lane(lane, &config)?;
+        let config = self.channel_config(channel_index, feed, source);
+        sink.channel(channel_index, &config)?;
         let channel = Channel::new(config);
-        let found = on_event(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
+        let found = on_event(Event::Found { channel: ReplayedChannel { channel: &channel, routes }, by: routes.by });
         self.channels.push(channel);
         if found.is_break() { Err(OfflineError::Interrupted) } else { Ok(()) }
     }
 
-    fn channel_config(&self, lane: usize, feed: Feed, source: &CaptureFile) -> ChannelConfig {
-        let mut config = ChannelConfig::new(ChannelId(u16::try_from(lane).unwrap_or(u16::MAX)), feed);
+    fn channel_config(&self, channel_index: usize, feed: Feed, source: &CaptureFile) -> ChannelConfig {
+        let mut config = ChannelConfig::new(ChannelId(u16::try_from(channel_index).unwrap_or(u16::MAX)), feed);
         config.schemas = self.options.schemas.unwrap_or(config.schemas);
         config.date = self.options.date.or_else(|| source.day_file_date());
         config.arbiter.lines = Line::RECOVERY.0;
@@ -240,7 +250,7 @@ impl ReplayDriver {
     }
 }
 
-impl<'a> Lane<'a> {
+impl<'a> ReplayedChannel<'a> {
     /// The channel.
     #[must_use]
     pub fn channel(self) -> &'a Channel {
@@ -254,29 +264,29 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// A channel's sink: the outlet, and the lane of the channel.
-struct LaneSink<'a, O> {
+/// A channel's sink: the outlet, and the index of the channel.
+struct IndexedSink<'a, O> {
     sink: &'a mut O,
-    lane: usize,
+    channel_index: usize,
 }
 
-impl<O: ReplaySink> FrameSink for LaneSink<'_, O> {
+impl<O: ReplaySink> FrameSink for IndexedSink<'_, O> {
     #[inline]
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
-        self.sink.frame(self.lane, meta, record_count, body);
+        self.sink.frame(self.channel_index, meta, record_count, body);
     }
 
     #[inline]
     fn covered_through(&mut self, next: Sequence) {
-        self.sink.covered_through(self.lane, next);
+        self.sink.covered_through(self.channel_index, next);
     }
 
     fn session(&mut self, session: Session, next: Sequence) {
-        self.sink.session(self.lane, session, next);
+        self.sink.session(self.channel_index, session, next);
     }
 
     fn end_of_session(&mut self) {
-        self.sink.end_of_session(self.lane);
+        self.sink.end_of_session(self.channel_index);
     }
 }
 
