@@ -85,7 +85,7 @@ pub(crate) enum RequestTarget {
 /// A request for `[first, next)`; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The target.
+    /// Where the request is to be sent.
     pub target: RequestTarget,
     /// First missing sequence.
     pub first: Sequence,

@@ -22,7 +22,7 @@ pub(crate) struct RejectedPacket {
 /// Why a packet was rejected, and which message caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rejection {
-    /// The reason.
+    /// Why the packet was rejected.
     pub kind: RejectionKind,
     /// Sequence of the message; 0 where the whole datagram was rejected.
     pub sequence: Sequence,

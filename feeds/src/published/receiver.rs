@@ -143,7 +143,7 @@ pub struct Output<'a> {
     pub channel: ChannelId,
     /// The session.
     pub session: Session,
-    /// The content.
+    /// What is delivered: a session start, message, definition, snapshot, state or gap.
     pub item: Item<'a>,
 }
 

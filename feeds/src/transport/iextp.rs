@@ -30,7 +30,7 @@ pub type Deep = IexTp<DeepProtocol>;
 
 /// The message protocol ids that a feed's segment headers may contain.
 pub trait MessageProtocol {
-    /// The ids.
+    /// Message protocol ids of the packets that carry this protocol.
     const IDS: &'static [u16];
 }
 

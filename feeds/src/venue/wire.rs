@@ -21,7 +21,7 @@ pub enum FieldValue<'a> {
         /// Number of decimals.
         decimals: u8,
     },
-    /// A time.
+    /// A time, as sent, with its unit and origin.
     Time {
         /// The value on the wire.
         raw: i128,

@@ -242,7 +242,7 @@ pub struct View {
     pub leader: Option<Member>,
     /// The designated successor, as far as known.
     pub successor: Option<NodeId>,
-    /// The candidates.
+    /// Gateways that may lead, this one included, with their names.
     pub participants: BTreeMap<NodeId, NodeName>,
     /// State of the connection to the backend.
     pub connection: ConnectionState,

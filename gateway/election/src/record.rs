@@ -176,7 +176,7 @@ pub(crate) enum RecordError {
     /// The fields contradict each other.
     #[error("invalid election record: {what}")]
     Inconsistent {
-        /// The contradiction.
+        /// Which contradiction, for the error text.
         what: &'static str,
     },
 }

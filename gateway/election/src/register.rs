@@ -59,7 +59,7 @@ pub enum Outcome {
 /// A record with its version in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Versioned {
-    /// The version.
+    /// Version under which the store holds the record.
     pub version: Version,
     /// The record.
     pub record: Record,

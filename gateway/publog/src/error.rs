@@ -30,7 +30,7 @@ pub enum LogError {
         path: PathBuf,
         /// The log's channel.
         channel: u16,
-        /// The mismatch.
+        /// What does not match, for the error text.
         reason: &'static str,
     },
     /// Sizes that do not fit together.

@@ -99,7 +99,7 @@ pub enum SubscriberError {
     Line {
         /// The line's address.
         address: SocketAddrV4,
-        /// The interface.
+        /// Address of the interface on which the group could not be joined.
         interface: Ipv4Addr,
         /// The kernel's error.
         source: io::Error,

@@ -366,7 +366,7 @@ impl AddOrderMpid {
 itch_message! {
     /// Order Executed Message (`E`): at the price of the order. 31 bytes.
     pub struct OrderExecuted: 31 bytes {
-        /// The order.
+        /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
         /// Shares that were executed.
         executed_shares: U32 as number,
@@ -378,7 +378,7 @@ itch_message! {
 itch_message! {
     /// Order Executed With Price Message (`C`): at another price than that of the order. 36 bytes.
     pub struct OrderExecutedWithPrice: 36 bytes {
-        /// The order.
+        /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
         /// Shares that were executed.
         executed_shares: U32 as number,
@@ -402,7 +402,7 @@ impl OrderExecutedWithPrice {
 itch_message! {
     /// Order Cancel Message (`X`): a part of an order. 23 bytes.
     pub struct OrderCancel: 23 bytes {
-        /// The order.
+        /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
         /// Shares that were taken off.
         cancelled_shares: U32 as number,
@@ -412,7 +412,7 @@ itch_message! {
 itch_message! {
     /// Order Delete Message (`D`): all that is left of an order. 19 bytes.
     pub struct OrderDelete: 19 bytes {
-        /// The order.
+        /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
     }
 }

@@ -51,7 +51,7 @@ pub struct PacketBlock<'a> {
     pub time_ns: u64,
     /// Length on the wire, bytes; the pieces may hold only the beginning.
     pub wire_bytes: u32,
-    /// The frame.
+    /// The frame's bytes, in up to three consecutive pieces.
     pub pieces: [&'a [u8]; 3],
     /// Comment on this packet; may be empty.
     pub comment: &'a str,

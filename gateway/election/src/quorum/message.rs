@@ -22,7 +22,7 @@ pub struct Message {
     pub from: NodeId,
     /// The recipient.
     pub to: NodeId,
-    /// The content.
+    /// Request or reply.
     pub body: Body,
 }
 

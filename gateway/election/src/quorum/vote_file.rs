@@ -54,7 +54,7 @@ pub enum VoteFileError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The defect.
+        /// Which part of the file is invalid, and why.
         reason: &'static str,
     },
     /// Another process uses the file.

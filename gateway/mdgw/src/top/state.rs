@@ -36,7 +36,7 @@ pub(crate) enum Mode {
 /// A key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Key {
-    /// A character.
+    /// A key that produces this character.
     Char(char),
     /// Enter.
     Enter,

@@ -41,7 +41,7 @@ use crate::standby::{InputHistory, KnownEpochs, ReceivePath, StatusTable};
 pub struct PairEndpoints {
     /// Where this gateway listens, for TCP and UDP.
     pub listen: SocketAddrV4,
-    /// The peers.
+    /// Gateways to link to, each with its addresses.
     pub peers: Vec<PeerEndpoint>,
     /// The key that all gateways share.
     pub key: SharedKey,

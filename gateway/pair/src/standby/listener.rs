@@ -54,7 +54,7 @@ pub struct StandbyConfig {
     pub node: u8,
     /// The lines that carry the groups.
     pub outputs: Vec<MonitoredOutput>,
-    /// The channels.
+    /// Channels of those groups.
     pub channels: Vec<MonitoredChannel>,
     /// The venue's lines. Their datagrams are stored for the peer.
     pub inputs: Vec<MonitoredInput>,

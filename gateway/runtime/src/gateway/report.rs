@@ -64,7 +64,7 @@ pub struct ChannelReport {
 /// One line.
 #[derive(Debug)]
 pub struct LineReport {
-    /// The line.
+    /// Index of the line in the channel: 0 is line A.
     pub line: Line,
     /// Datagrams with messages.
     pub packets: u64,

@@ -60,7 +60,7 @@ pub(super) struct MergedCounts {
 /// What a line has delivered, and what it can't deliver any more.
 #[derive(Debug)]
 pub(super) struct LineState {
-    /// The capture.
+    /// Index of the capture that holds the line.
     file: usize,
     /// Reader of the line in that capture.
     reader: usize,

@@ -38,7 +38,7 @@ pub struct Report {
 /// A disclosure and the logs that contain it.
 #[derive(Debug)]
 pub struct LogDisclosure {
-    /// The logs.
+    /// Paths of the interval logs that were read.
     pub logs: Vec<PathBuf>,
     /// Keys and values in the writer's order.
     pub entries: Vec<(String, String)>,

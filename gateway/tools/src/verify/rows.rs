@@ -52,7 +52,7 @@ pub enum RowError {
     TooManyNames {
         /// Line number, from 1.
         line: u64,
-        /// The bound.
+        /// Most items that are remembered (`--remember`).
         names_max: usize,
     },
 }
