@@ -71,6 +71,22 @@ fn quoted_headings_are_links() {
     assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
 }
 
+/// ARCHITECTURE.md is read as a whole, before any code.
+#[test]
+fn the_architecture_stays_short() {
+    let count = words(&read("ARCHITECTURE.md"));
+    assert!(count <= ARCHITECTURE_WORDS_MAX, "{count} words, at most {ARCHITECTURE_WORDS_MAX}");
+
+    assert_eq!(words("| a | `b c` | – |\n| --- | --- |\n ► d's"), 4);
+}
+
+const ARCHITECTURE_WORDS_MAX: usize = 2_500;
+
+/// Words of a text. What has no letter and no digit is drawing: bars of tables, arrows.
+fn words(text: &str) -> usize {
+    text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
+}
+
 /// The README's table is what the demo prints: each of its rows has a name that the demo gives one.
 #[test]
 fn readme_shows_the_rows_that_the_demo_prints() {
