@@ -20,18 +20,7 @@ const DOORS: [(&str, &[&str]); 16] = [
     ("gateway/subscriber", &["feeds"]),
     (
         "gateway/mdgw",
-        &[
-            "captures",
-            "election",
-            "feeds",
-            "runtime",
-            "simulator",
-            "status",
-            "subscriber",
-            "sys",
-            "telemetry",
-            "tools",
-        ],
+        &["captures", "election", "feeds", "runtime", "simulator", "status", "subscriber", "sys", "telemetry", "tools"],
     ),
     ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "sys"]),
     (
@@ -109,10 +98,10 @@ fn packages_use_only_what_their_doors_open_to() {
 fn architecture_shows_the_doors_in_force() {
     let architecture = read("ARCHITECTURE.md");
     let shown = doors_shown(&architecture);
-    let in_force =
-        DOORS.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(|(package, doors)| {
-            (*package, doors.to_vec())
-        });
+    let in_force = DOORS
+        .iter()
+        .filter(|(package, _)| !matches!(*package, "bench" | "tests"))
+        .map(|(package, doors)| (*package, doors.to_vec()));
     assert_eq!(
         shown.iter().map(|(package, doors)| (package.as_str(), doors.clone())).collect::<Vec<_>>(),
         in_force.collect::<Vec<_>>()
@@ -187,7 +176,8 @@ fn unused_doors(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterato
     let in_code: Vec<_> = linked(manifest, &["dependencies", "build-dependencies"]).collect();
     let in_tests: Vec<_> = linked(manifest, &["dev-dependencies"]).collect();
     let is_used = |names: &[String], door: &str| names.iter().any(|name| *name == format!("mdgw-{door}"));
-    let code = allowed.iter().filter(|door| !is_used(&in_code, door)).map(|door| format!("{package}: {door} is unused"));
+    let code =
+        allowed.iter().filter(|door| !is_used(&in_code, door)).map(|door| format!("{package}: {door} is unused"));
     let of_tests = IN_TESTS_ONLY.iter().filter(|(of, door)| *of == package && !is_used(&in_tests, door));
     let found: Vec<_> = code.chain(of_tests.map(|(_, door)| format!("{package}: {door} is unused in tests"))).collect();
     found.into_iter()
