@@ -2,6 +2,8 @@
 //!
 //! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants alternating, in
 //! several rounds, and reports the median, least and greatest *ratio* within a round beside the medians.
+
+#![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports on the terminal")]
 
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ use std::{
 
 use mdgw_tests::{
     captures::print_to_stderr,
-    process::{self, Signal, program},
+    process::{self, MdgwProcess, Signal, program},
 };
 
 const UNITS: [&str; 3] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"];
@@ -122,20 +122,27 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
 /// Ids of the user nobody, which owns no files here.
 const USER: &str = "65534";
 
-/// Script that creates the unit's environment: a network namespace with the interfaces of the shipped configuration, a
-/// read-only file system, and the unit's directories, owned by the user, below otherwise empty parents. Then the script
-/// switches to the user and the unit's capabilities, runs the unit's check, and executes the gateway. Arguments: user,
-/// capabilities (for setpriv), configuration, program, directories.
+/// Script that creates the unit's environment: a network namespace with the interfaces and addresses of the shipped
+/// configurations, a read-only file system, and the unit's directories, owned by the user, below otherwise empty
+/// parents. Then the script switches to the user and the unit's capabilities, runs the unit's check, and executes the
+/// program. Arguments: user, capabilities (for setpriv), configuration, program, the arguments of the check and of the
+/// start (both are followed by the configuration's path), directories.
+///
+/// Applied are: user and group, capabilities, `NoNewPrivileges`, `ProtectSystem`, `PrivateTmp`, the directories, and the
+/// limits as far as the machine allows. Not applied are the unit's filters of system calls (`RestrictAddressFamilies`,
+/// `SystemCallArchitectures`, `MemoryDenyWriteExecute`, `RestrictNamespaces`, `RestrictSUIDSGID`, `LockPersonality`),
+/// `ProtectHome`, `ProtectKernelModules`, `ProtectKernelTunables`, `ProtectControlGroups`, `PrivateDevices` and
+/// `OOMScoreAdjust`.
 const START: &str = r#"
-user=$1 capabilities=$2 config=$3 program=$4
-shift 4
+user=$1 capabilities=$2 config=$3 program=$4 check=$5 start=$6
+shift 6
 for number in 1 2 3 4; do
     ip link add "eth$number" type veth peer name "far$number"
     ip link set "far$number" up
     ip address add "10.20.$((number % 3)).$((number + 4))/24" dev "eth$number"
     ip link set "eth$number" up
 done
-ip address add 10.20.0.5/32 dev eth3
+for host in 5 9; do ip address add "10.20.0.$host/32" dev eth3; done
 ip link set lo up
 mount -o remount,bind,ro /
 for parent in /run /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs "$parent"; done
@@ -145,6 +152,9 @@ mount --bind "$program" /run/mdgw.program
 for parent in /tmp /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs "$parent"; done
 install -m 644 /dev/stdin /run/mdgw.toml <<END
 $config
+END
+install -m 600 -o "$user" -g "$user" /dev/stdin /run/mdgw.key <<END
+0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 END
 for directory in "$@"; do
     case $directory in
@@ -156,50 +166,127 @@ done
 for limit in --memlock=unlimited --nofile=65536 --rtprio=99; do prlimit --pid $$ "$limit" 2>/dev/null || true; done
 become() {
     exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
-        --bounding-set "-all,$capabilities" --inh-caps "-all,$capabilities" --ambient-caps "-all,$capabilities" \
+        --bounding-set "$capabilities" --inh-caps "$capabilities" --ambient-caps "$capabilities" \
         /run/mdgw.program "$@"
 }
-(become check /run/mdgw.toml)
-become run /run/mdgw.toml
+# Words of the arguments are split on purpose.
+(become $check /run/mdgw.toml)
+become $start /run/mdgw.toml
 "#;
 
-#[test]
-fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
-    let test = "the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket";
+/// Whether this process may create what [`START`] needs. If not, prints that `test` is skipped.
+fn can_isolate(test: &str) -> bool {
     if !rustix::process::geteuid().is_root() {
-        return print_to_stderr(&format!("SKIPPED: {test}: namespaces and another user take root"));
+        print_to_stderr(&format!("SKIPPED: {test}: namespaces and another user take root"));
+        return false;
     }
-    let isolated = ["--mount", "--net", "--propagation", "private"];
-    if !Command::new("unshare").args(isolated).arg("true").status().is_ok_and(|status| status.success()) {
-        return print_to_stderr(&format!("SKIPPED: {test}: no mount and network namespaces here"));
+    let is_isolated = Command::new("unshare").args(ISOLATED).arg("true").status().is_ok_and(|status| status.success());
+    if !is_isolated {
+        print_to_stderr(&format!("SKIPPED: {test}: no mount and network namespaces here"));
     }
-    let unit = Unit::load("mdgw.service");
-    let capabilities = unit.get("AmbientCapabilities").expect("the unit names them").to_lowercase();
-    assert_eq!(Some(capabilities.to_uppercase().as_str()), unit.get("CapabilityBoundingSet"));
-    let capabilities: Vec<_> = capabilities.split(' ').map(|name| name.replacen("cap_", "+", 1)).collect();
-    let start = unit.get("ExecStart").expect("the unit starts a program");
-    assert_eq!(start, "/usr/bin/mdgw run /etc/mdgw/mdgw.toml", "as the script starts it");
+    is_isolated
+}
 
-    // The shipped cores may not exist here, and spinning threads would occupy all cores.
-    let shipped = read(&ops("config/mdgw.toml"));
-    let config = shipped.replace("cores = [2, 3]", "threads = 2").replace("wait = \"spin\"", "wait = \"park\"");
-    assert_ne!(config, shipped);
+const ISOLATED: [&str; 4] = ["--mount", "--net", "--propagation", "private"];
+
+/// Starts a unit with this configuration, after the unit's check of it, and waits for `running` in its log.
+fn start(name: &str, config: &str, running: &str) -> MdgwProcess {
+    let unit = Unit::load(name);
+    let bounding = unit.get("CapabilityBoundingSet").expect("the unit limits capabilities");
+    assert_eq!(unit.get("AmbientCapabilities").unwrap_or_default(), bounding, "{name}");
+    let wanted = bounding.split_whitespace().map(|capability| capability.to_lowercase().replacen("cap_", "+", 1));
+    let capabilities: Vec<_> = [String::from("-all")].into_iter().chain(wanted).collect();
+    // The program's path and that of the configuration are those of the script.
+    let arguments = |key: &str| {
+        let line = unit.get(key).expect("the unit starts a program");
+        let words: Vec<_> = line.split(' ').collect();
+        let [program, arguments @ .., config] = &words[..] else { panic!("{name}: {line}") };
+        assert_eq!(*program, "/usr/bin/mdgw", "{name}");
+        assert!(config.starts_with("/etc/mdgw/"), "{name}: {line}");
+        arguments.join(" ")
+    };
     let mut command = Command::new("unshare");
-    command.args(isolated).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &config]);
-    command.arg(program()).args(unit.writable());
-    let gateway = process::spawn(command);
-    gateway.wait_for_stderr("gateway running");
+    command.args(ISOLATED).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), config]);
+    command.arg(program()).args([arguments("ExecStartPre"), arguments("ExecStart")]).args(unit.writable());
+    let process = process::spawn(command);
+    process.wait_for_stderr(running);
 
-    let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
-    let status = read(&Path::new("/proc").join(gateway.id().to_string()).join("status"));
+    let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("the status has the user ids");
     assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
+    process
+}
+
+/// A shipped configuration with what this machine may lack replaced. Each text must be there.
+fn adapted(config: &str, replacements: &[(&str, &str)]) -> String {
+    replacements.iter().fold(read(&ops(config)), |text, (shipped, here)| {
+        assert!(text.contains(shipped), "{config}: {shipped}");
+        text.replace(shipped, here)
+    })
+}
+
+/// The shipped cores may not exist here, and spinning threads would occupy all cores.
+const POOL: [(&str, &str); 2] = [("cores = [2, 3]", "threads = 2"), ("wait = \"spin\"", "wait = \"park\"")];
+/// The script's key, since nothing can be created below the read-only `/etc`.
+const KEY: (&str, &str) = ("\"/etc/mdgw/key\"", "\"/run/mdgw.key\"");
+
+/// Checks that the gateway answers as `node` on its control socket and has written these files, and stops it.
+fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
+    let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
     let socket = root.join("run/mdgw/control");
     let socket = socket.to_str().expect("a path of digits and letters");
     let answer = process::run(["ha", "status", "--json", "--socket", socket]).expect_code(0).json();
-    assert_eq!(answer["node"], 0, "{answer}");
-    for written in ["var/lib/mdgw/state", "dev/shm/mdgw"] {
+    assert_eq!(answer["node"], node, "{answer}");
+    for written in files {
         assert!(root.join(written).exists(), "{written}");
     }
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
+    if !can_isolate("the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket") {
+        return;
+    }
+    let gateway = start("mdgw.service", &adapted("config/mdgw.toml", &POOL), "gateway running");
+    expect_gateway(gateway, 0, &["var/lib/mdgw/state", "dev/shm/mdgw"]);
+}
+
+#[test]
+fn the_gateway_of_a_quorum_pair_starts_as_the_unit_runs_it() {
+    if !can_isolate("the_gateway_of_a_quorum_pair_starts_as_the_unit_runs_it") {
+        return;
+    }
+    let interfaces = [("\"feed-a\"", "\"eth1\""), ("\"feed-b\"", "\"eth2\""), ("\"out-a\"", "\"eth3\"")];
+    let replacements = [&POOL[..], &interfaces, &[KEY, ("\ncore = 1\n", "\n")]].concat();
+    let gateway = start("mdgw.service", &adapted("config/quorum.toml", &replacements), "gateway running");
+    expect_gateway(gateway, 1, &["var/lib/mdgw/state", "var/lib/mdgw/votes", "dev/shm/mdgw"]);
+}
+
+#[test]
+fn the_witness_starts_as_the_unit_runs_it() {
+    if !can_isolate("the_witness_starts_as_the_unit_runs_it") {
+        return;
+    }
+    let witness = start("mdgw-witness.service", &adapted("witness/witness.toml", &[KEY]), "witness: ready");
+    assert!(PathBuf::from(format!("/proc/{}/root/var/lib/mdgw/votes", witness.id())).exists());
+    let _ended = witness.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The drop-in adds what `mdgw.service` lacks for the kernel fence, and takes away nothing else.
+#[test]
+fn the_drop_in_of_the_kernel_fence_adds_its_capability_and_a_cgroup() {
+    let drop_in = Unit::load("mdgw.service.d/kernel-fence.conf");
+    let expected = [
+        ("AmbientCapabilities", "CAP_BPF"),
+        ("CapabilityBoundingSet", "CAP_BPF"),
+        ("Delegate", "yes"),
+        ("ProtectControlGroups", "no"),
+    ];
+    assert!(drop_in.0.iter().map(|(key, value)| (key.as_str(), value.as_str())).eq(expected));
+    let unit = Unit::load("mdgw.service");
+    assert!(unit.get("AmbientCapabilities").is_some_and(|capabilities| capabilities.contains("CAP_NET_ADMIN")));
+    // Without the drop-in the unit's check refuses the key.
+    let is_set = |path: &str| read(&ops(path)).lines().any(|line| line.starts_with("kernel_fence = true"));
+    assert!(!is_set("config/mdgw.toml") && !is_set("config/quorum.toml"));
 }

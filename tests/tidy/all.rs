@@ -1,5 +1,6 @@
 //! Rules of the repository that neither Cargo nor clippy enforces: which package may use which, modules without cycles,
-//! documents that point to what exists, a runbook for each alarm, short files, licences. Each rule has a control that it must catch.
+//! documents that point to what exists, quoted messages and checks that
+//! exist, a runbook for each alarm, short files, licences. Each rule has a control that it must catch.
 
 mod alarms;
 mod documents;
@@ -7,6 +8,8 @@ mod files;
 mod licences;
 mod modules;
 mod packages;
+mod quotes;
+mod safety;
 mod words;
 
 use std::{

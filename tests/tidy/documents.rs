@@ -71,6 +71,21 @@ fn quoted_headings_are_links() {
     assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
 }
 
+/// ARCHITECTURE.md is read as a whole, before any code.
+#[test]
+fn the_architecture_stays_short() {
+    assert_none(excess_words(&read("ARCHITECTURE.md"), 2_500));
+
+    assert_eq!(excess_words("| a | `b c` |\n", 5), Some("6 words, at most 5".to_owned()));
+    assert_eq!(excess_words("| a | `b c` |\n", 6), None);
+}
+
+/// Words as `wc -w` counts them.
+fn excess_words(text: &str, words_max: usize) -> Option<String> {
+    let count = text.split_whitespace().count();
+    (count > words_max).then(|| format!("{count} words, at most {words_max}"))
+}
+
 /// The README's table is what the demo prints: each of its rows has a name that the demo gives one.
 #[test]
 fn readme_shows_the_rows_that_the_demo_prints() {

@@ -35,7 +35,7 @@ fn modules_of_a_package_form_no_cycle() {
 }
 
 /// Files that are compiled for tests alone.
-const TEST_MODULES: [&str; 5] = ["tests", "testing", "suite", "models", "switches"];
+const TEST_MODULES: [&str; 3] = ["tests", "testing", "models"];
 
 /// Which module at the root of a package uses which others.
 #[derive(Debug, Default)]

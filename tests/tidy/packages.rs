@@ -8,38 +8,21 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 16] = [
     ("feeds", &[]),
     ("gateway/sys", &["feeds"]),
     ("gateway/telemetry", &["feeds", "sys"]),
-    ("gateway/status", &["feeds", "sys", "telemetry"]),
+    ("gateway/status", &["feeds", "telemetry"]),
     ("gateway/publog", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
-    ("gateway/election", &["feeds", "sys", "telemetry"]),
-    ("gateway/pair", &["election", "engine", "feeds", "publog", "status", "sys", "telemetry"]),
-    ("gateway/captures", &["feeds", "sys"]),
+    ("gateway/election", &["feeds", "sys"]),
+    ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry"]),
+    ("gateway/captures", &["feeds"]),
     ("gateway/simulator", &["captures", "feeds", "sys"]),
-    ("gateway/tools", &["captures", "feeds", "publog", "simulator", "status", "sys", "telemetry"]),
+    ("gateway/tools", &["captures", "feeds", "publog", "status", "sys", "telemetry"]),
     ("gateway/runtime", &["election", "engine", "feeds", "pair", "publog", "status", "sys", "telemetry"]),
-    ("gateway/subscriber", &["feeds", "publog"]),
+    ("gateway/subscriber", &["feeds"]),
     (
         "gateway/mdgw",
-        &[
-            "captures",
-            "election",
-            "engine",
-            "feeds",
-            "pair",
-            "publog",
-            "runtime",
-            "simulator",
-            "status",
-            "subscriber",
-            "sys",
-            "telemetry",
-            "tools",
-        ],
+        &["captures", "election", "feeds", "runtime", "simulator", "status", "subscriber", "sys", "telemetry", "tools"],
     ),
-    (
-        "bench",
-        &["captures", "election", "engine", "feeds", "publog", "simulator", "status", "sys", "telemetry", "tools"],
-    ),
+    ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "sys"]),
     (
         "tests",
         &[
@@ -60,8 +43,9 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 16] = [
     ),
 ];
 
-/// Which packages may be used besides by tests of the package itself: generated input.
-const IN_TESTS_ONLY: [(&str, &str); 1] = [("gateway/pair", "simulator")];
+/// Which packages may be used besides by tests of the package itself: generated input, and a clock.
+const IN_TESTS_ONLY: [(&str, &str); 3] =
+    [("gateway/pair", "simulator"), ("gateway/status", "sys"), ("gateway/tools", "simulator")];
 
 /// External packages, and which of our packages may depend on them.
 const ONLY_IN: [(&str, &[&str]); 7] = [
@@ -95,6 +79,7 @@ fn packages_depend_only_on_allowed_packages() {
     for (package, allowed) in ALLOWED_DEPENDENCIES {
         let manifest = read(&format!("{package}/Cargo.toml"));
         assert_none(forbidden_dependencies(package, &manifest, allowed));
+        assert_none(unused_permissions(package, &manifest, allowed));
     }
     let feeds = read("feeds/Cargo.toml");
     assert_none(
@@ -105,19 +90,18 @@ fn packages_depend_only_on_allowed_packages() {
         "[dependencies]\nmdgw-engine.workspace = true\nlibc = \"1\"\n[target.'cfg(unix)'.dependencies]\nmdgw = \"1\"";
     let found: Vec<_> = forbidden_dependencies("control", control, &["sys"]).collect();
     assert_eq!(found, ["control: mdgw", "control: mdgw-engine"]);
+    let found: Vec<_> = unused_permissions("gateway/pair", control, &["engine", "sys"]).collect();
+    assert_eq!(found, ["gateway/pair: sys is unused", "gateway/pair: simulator is unused in tests"]);
 }
 
 #[test]
 fn architecture_shows_the_allowed_dependencies() {
     let architecture = read("ARCHITECTURE.md");
     let shown = dependencies_shown(&architecture);
-    let in_force = ALLOWED_DEPENDENCIES.iter().filter(|(package, _)| !matches!(*package, "bench" | "tests")).map(
-        |(package, dependencies)| {
-            // The binary may use every package; the table has a sentence for that.
-            let dependencies = if *package == "gateway/mdgw" { &["all of these"] } else { *dependencies };
-            (*package, dependencies.to_vec())
-        },
-    );
+    let in_force = ALLOWED_DEPENDENCIES
+        .iter()
+        .filter(|(package, _)| !matches!(*package, "bench" | "tests"))
+        .map(|(package, dependencies)| (*package, dependencies.to_vec()));
     assert_eq!(
         shown.iter().map(|(package, dependencies)| (package.as_str(), dependencies.clone())).collect::<Vec<_>>(),
         in_force.collect::<Vec<_>>()
@@ -185,6 +169,21 @@ fn forbidden_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> im
     let code = linked(manifest, &["dependencies", "build-dependencies"]).filter(|name| is_ours(name) && !may(name));
     let tests = linked(manifest, &["dev-dependencies"]).filter(|name| is_ours(name) && !in_tests(name));
     let found: Vec<_> = code.chain(tests).map(|name| format!("{package}: {name}")).collect();
+    found.into_iter()
+}
+
+/// Permissions that the package's manifest does not use.
+fn unused_permissions(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterator<Item = String> {
+    let in_code: Vec<_> = linked(manifest, &["dependencies", "build-dependencies"]).collect();
+    let in_tests: Vec<_> = linked(manifest, &["dev-dependencies"]).collect();
+    let is_used = |names: &[String], permission: &str| names.iter().any(|name| *name == format!("mdgw-{permission}"));
+    let code = allowed
+        .iter()
+        .filter(|permission| !is_used(&in_code, permission))
+        .map(|permission| format!("{package}: {permission} is unused"));
+    let of_tests = IN_TESTS_ONLY.iter().filter(|(of, permission)| *of == package && !is_used(&in_tests, permission));
+    let found: Vec<_> =
+        code.chain(of_tests.map(|(_, permission)| format!("{package}: {permission} is unused in tests"))).collect();
     found.into_iter()
 }
 

@@ -1,6 +1,8 @@
 //! Readers and writers of packet and record files: captures (pcap, pcapng), day files, DBN. Also the parts of a replay:
 //! a pacer, impaired lines and seeded random numbers.
 
+#![forbid(unsafe_code)]
+
 pub mod capture_file;
 pub mod dbn_file;
 pub mod dbn_input;

@@ -38,6 +38,8 @@
 //! `gateway/election/SAFETY.md` argues why at most one gateway of a group publishes. It lists each rule, the execution
 //! that breaks without the rule, and the check that finds the missing rule.
 
+#![forbid(unsafe_code)]
+
 pub mod access;
 pub mod announcement;
 pub(crate) mod assignment;

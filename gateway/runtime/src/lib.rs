@@ -1,5 +1,7 @@
 //! Starts and stops a gateway: configuration, wiring, and the cold threads beside the data path.
 
+#![forbid(unsafe_code)]
+
 pub mod audit;
 pub mod config;
 pub(crate) mod control;

@@ -1,5 +1,7 @@
 //! Exchange simulators for the demonstration, rehearsals, tests and benches.
 
+#![forbid(unsafe_code)]
+
 pub mod exchange;
 mod history;
 pub mod itch_generator;

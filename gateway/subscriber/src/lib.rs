@@ -20,6 +20,8 @@
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. No thread is started.
 
+#![forbid(unsafe_code)]
+
 mod records;
 mod services;
 mod sockets;

@@ -1,5 +1,7 @@
 //! Implementations of the commands, one module each. The binary only parses arguments and prints.
 
+#![forbid(unsafe_code)]
+
 pub mod book_view;
 pub mod capture;
 pub mod convert;

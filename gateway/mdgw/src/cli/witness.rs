@@ -231,6 +231,29 @@ address = "10.0.0.2:27500"
     }
 
     #[test]
+    fn the_guide_lists_the_accepted_keys_with_their_defaults() {
+        let expected = |text: &str| -> Vec<String> {
+            let error = toml::from_str::<Config>(text).unwrap_err().to_string();
+            let (_, keys) = error.split_once("expected").expect("an unknown key is refused");
+            keys.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let in_peer = expected(&format!("{GOOD}no_such_key = 1")).into_iter().map(|key| format!("peer.{key}"));
+        let mut accepted = expected("no_such_key = 1");
+        accepted.extend(in_peer);
+
+        let guide = include_str!("../../../../ops/guide/pair.md");
+        let (_, table) = guide.split_once("The keys of the witness's file:").unwrap();
+        let rows = table.lines().skip_while(|line| line.is_empty()).skip(2).map_while(|line| line.strip_prefix("| `"));
+        let rows: Vec<_> = rows.map(|row| row.split(" | ").collect::<Vec<_>>()).collect();
+        let listed: Vec<_> = rows.iter().map(|row| row[0].trim_end_matches('`')).collect();
+        assert_eq!(listed, accepted);
+
+        let defaults = rows.iter().filter(|row| row[1] != "required").map(|row| (row[0], row[1].to_owned()));
+        let in_force = [("rate_error_ppm`", default_rate_error_ppm() as usize), ("groups_max`", default_groups_max())];
+        assert!(defaults.eq(in_force.map(|(key, value)| (key, format!("`{value}`")))));
+    }
+
+    #[test]
     fn a_witness_without_gateways_is_refused() {
         let text = GOOD.split("[[peer]]").next().unwrap();
         assert!(Config::parse(text).unwrap_err().to_string().contains("[[peer]]"));

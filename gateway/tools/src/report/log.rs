@@ -114,7 +114,7 @@ impl<'a> Log<'a> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
             let (key, value) = entry.split_once(" = ").ok_or("disclosure entry without a value")?;
-            self.disclosure.push((key.to_owned(), value.to_owned()));
+            self.disclosure.push((present_key(key).to_owned(), value.to_owned()));
         } else if let Some(entry) = entry(NEGATIVE_PREFIX) {
             let (tag, count) = entry.split_once(" = ").ok_or("negative-value count is missing")?;
             let tag = tag.parse().map_err(|error| format!("{error}"))?;
@@ -241,6 +241,11 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
     seconds.checked_mul(1_000_000_000).and_then(|ns| ns.checked_add(decimals)).ok_or_else(wrong)
 }
 
+/// Keys of the disclosure that older logs name differently, so that a comparison with them shows no difference.
+fn present_key(key: &str) -> &str {
+    if key == "receive stamps" { "receive timestamps" } else { key }
+}
+
 #[cfg(test)]
 mod tests {
     use mdgw_telemetry::channel_metrics::LineCount;
@@ -255,6 +260,16 @@ mod tests {
         for text in ["", ".", "-1.0", "1.0000000001", "1e3", "99999999999999999999.0", "99999999999.0"] {
             assert!(nanoseconds(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn an_older_logs_disclosure_has_the_present_keys() {
+        let disclosure = |key: &str| {
+            let text = format!("#[Histogram log format version 1.3]\n#[mdgw {key} = kernel software]\n");
+            Log::read(Path::new("x.hlog"), text.as_bytes()).disclosure
+        };
+        assert_eq!(disclosure("receive stamps"), disclosure("receive timestamps"));
+        assert_eq!(disclosure("host")[0].0, "host");
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub(super) const TABLES: [Table; 19] = [
             key(
                 "promotion",
                 Allowed::OneOf(&["strict", "lazy"]),
-                Absent::Depends("`\"strict\"` where threads spin, else `\"lazy\"`"),
+                Absent::Depends("`\"strict\"` with `wait = \"spin\"`, else `\"lazy\"`"),
                 "When the leading thread promotes a follower: always before it processes, or when the work is worth a wake.",
             ),
             number("spin_us", limits::SPIN_US, "How long `spin-then-park` spins."),
