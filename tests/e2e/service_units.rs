@@ -234,6 +234,7 @@ const KEY: (&str, &str) = ("\"/etc/mdgw/key\"", "\"/run/mdgw.key\"");
 fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
     let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
     let socket = root.join("run/mdgw/control");
+    process::wait_until("the control socket is there", || socket.exists());
     let socket = socket.to_str().expect("a path of digits and letters");
     let answer = process::run(["ha", "status", "--json", "--socket", socket]).expect_code(0).json();
     assert_eq!(answer["node"], node, "{answer}");
