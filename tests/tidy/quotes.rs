@@ -41,14 +41,15 @@ fn quoted_messages_occur_in_a_source() {
     );
 
     let code = [joined("error!(\"the log is \\\n    full: {error}\"); \"channel {}: stale\"")];
-    let page = "`the log is full: …` `channel N: stale` `mdgw run x` `a = 1` `Log` `the log was full`";
-    assert_eq!(not_printed(page, &code).collect::<Vec<_>>(), ["the log was full"]);
+    let page = "`the log is full: …` `channel N: stale` `mdgw run x` `a = 1` `Log` `the log: was full`";
+    assert_eq!(not_printed(page, &code).collect::<Vec<_>>(), ["the log: was full"]);
 }
 
-/// Quotes of a page of which a part occurs in no source. `…` and words in capitals stand for values.
+/// Quotes of a page of which a part occurs in no source. `…` and words in capitals stand for values. A colon may join the texts of
+/// an error and of its cause.
 fn not_printed<'p>(page: &'p str, code: &[String]) -> impl Iterator<Item = &'p str> {
     quotes(page).filter(move |quote| {
-        let words = quote.replace('…', " … ");
+        let words = quote.replace('…', " … ").replace(": ", ": … ");
         let words: Vec<_> = words.split_whitespace().collect();
         let is_value = |word: &&str| !word.chars().any(char::is_lowercase) && word.chars().any(char::is_alphanumeric);
         let parts = words.split(|word| *word == "…" || is_value(&word.trim_end_matches([':', ','])));
