@@ -294,7 +294,7 @@ mod tests {
             group  leader                     epoch channels  here       connection
             1      gateway-1 (node 1)          1235        3  leader     reconnected
             2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
-            3      gateway-2 (node 2)          1237       12  ineligible  reconnected
+            3      gateway-2 (node 2)          1237       12  ineligible reconnected
                    not eligible: it takes over state from its peer
 
             gateway-1 (node 1)              groups: 1, channels: 3
