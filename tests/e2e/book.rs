@@ -77,8 +77,7 @@ fn top_of_book_changes_end_in_the_final_book() {
     for book in json_lines(&day.book(&["--all", "--json", "--depth", "1"]).expect_code(0)) {
         let of = |side: &str| book[side].as_array().unwrap().first().cloned().unwrap_or(Value::Null);
         let top = last.get(&book["instrument_id"].as_u64().unwrap());
-        let top =
-            top.map_or((Value::Null, Value::Null), |(bid, send_request)| ((*bid).clone(), (*send_request).clone()));
+        let top = top.map_or((Value::Null, Value::Null), |(bid, ask)| ((*bid).clone(), (*ask).clone()));
         assert_eq!(top, (of("bids"), of("asks")), "{book}");
     }
     // Up to and including one message: the changes until then.

@@ -65,8 +65,7 @@ fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
     let leaders = leaders.expect("an attempt without a change of fitness");
     for (group, (_, epoch)) in leaders.iter().filter(|(_, (leader, _))| *leader == 3) {
         wait_until("the audit records the takeover of the group", || {
-            let history =
-                cluster.gateways.send_request(3, &["history", "--count", "1000", "--json"]).expect_code(0).json();
+            let history = cluster.gateways.ha(3, &["history", "--count", "1000", "--json"]).expect_code(0).json();
             history["entries"].as_array().unwrap().iter().any(|entry| {
                 let is_takeover =
                     entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;

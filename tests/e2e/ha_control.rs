@@ -18,7 +18,7 @@ fn history_covers_kills_and_restarts() {
     let config = fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1);
     let path = fixture.path("with_control.toml");
     fs::write(&path, config).unwrap();
-    let send_request = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
+    let ha = |tool: &[&str]| process::run(["ha"].iter().chain(tool).chain(&["--socket", text(&socket)]));
     let start = || {
         let gateway = process::start(["run", text(&path)]);
         gateway.wait_for_stderr("gateway running");
@@ -30,16 +30,16 @@ fn history_covers_kills_and_restarts() {
     let history = |entries: usize| {
         let mut json = serde_json::Value::Null;
         wait_until("the audit has the entries", || {
-            json = send_request(&["history", "--json"]).expect_code(0).json();
+            json = ha(&["history", "--json"]).expect_code(0).json();
             json["entries"].as_array().is_some_and(|list| list.len() >= entries)
         });
         json
     };
-    let _ = send_request(&["status"]).expect_code(2);
+    let _ = ha(&["status"]).expect_code(2);
 
     let gateway = start();
-    assert!(send_request(&["status"]).expect_code(0).stdout.contains("runs standalone"));
-    let refused = send_request(&["hand-over"]).expect_code(1);
+    assert!(ha(&["status"]).expect_code(0).stdout.contains("runs standalone"));
+    let refused = ha(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
     let _ = history(2);
     let _ = gateway.stop_with(Signal::Kill);
@@ -65,14 +65,14 @@ fn only_the_leader_pins_and_unpins() {
     let (pair, [leader, other]) = running_pair();
     let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
     for command in ["pin", "unpin"] {
-        let refused = pair.gateways.send_request(other, &[command]).expect_code(1);
+        let refused = pair.gateways.ha(other, &[command]).expect_code(1);
         assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     }
     assert!(!is_pinned(leader));
-    let done = pair.gateways.send_request(leader, &["pin"]).expect_code(0);
+    let done = pair.gateways.ha(leader, &["pin"]).expect_code(0);
     assert!(done.stdout.contains("is pinned (no automatic moves)"), "{}", done.stdout);
     wait_until("it is pinned", || is_pinned(leader));
-    let _done = pair.gateways.send_request(leader, &["unpin"]).expect_code(0);
+    let _done = pair.gateways.ha(leader, &["unpin"]).expect_code(0);
     wait_until("the pin is removed", || !is_pinned(leader));
 }
 
@@ -82,7 +82,7 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
     pair.wait_until_eligible(other);
     let epoch = |node| pair.status(node).unwrap()["epoch"]["count"].as_u64().unwrap();
     let before = epoch(leader);
-    let drill = |from: u8, more: &[&str]| pair.gateways.send_request(from, &[&["drill"], more].concat());
+    let drill = |from: u8, more: &[&str]| pair.gateways.ha(from, &[&["drill"], more].concat());
     let refused = drill(other, &[]).expect_code(1);
     assert!(refused.stderr.contains(&format!("node {other} does not lead")), "{}", refused.stderr);
     assert_eq!(epoch(leader), before, "a refused drill moves nothing");
@@ -96,7 +96,7 @@ fn a_drill_hands_over_and_back_and_reports_durations() {
     assert_eq!(epoch(leader), before + 2);
     // The gateway that led during the drill has both changes in its audit.
     wait_until("the audit records the changes", || {
-        let history = pair.gateways.send_request(other, &["history", "--json"]).expect_code(0).json();
+        let history = pair.gateways.ha(other, &["history", "--json"]).expect_code(0).json();
         let entries = history["entries"].as_array().unwrap();
         ["gained", "took_over", "lost"]
             .iter()
@@ -121,11 +121,10 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
         of(&gateways, 2)["ineligible_reason"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
     });
 
-    let admit =
-        |node: u8, name: &str| gateways.send_request(1, &["admit", "--node", &node.to_string(), "--name", name]);
+    let admit = |node: u8, name: &str| gateways.ha(1, &["admit", "--node", &node.to_string(), "--name", name]);
     let refused = admit(9, "other").expect_code(1);
     assert!(refused.stderr.contains("node 9 is already named gw9"), "{}", refused.stderr);
-    let refused = gateways.send_request(2, &["admit", "--node", "5", "--name", "gw5"]).expect_code(1);
+    let refused = gateways.ha(2, &["admit", "--node", "5", "--name", "gw5"]).expect_code(1);
     assert!(refused.stderr.contains("is not the leader"), "{}", refused.stderr);
     let done = admit(2, "gw2").expect_code(0);
     assert!(done.stderr.contains("no other gateway has this name or number"), "{}", done.stderr);

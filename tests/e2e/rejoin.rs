@@ -93,8 +93,8 @@ fn abort_copy_midway(from: SocketAddrV4) {
     let (mut has_requested, mut bytes) = (false, [0; 4_096]);
     loop {
         let message = stream.next_message().unwrap();
-        if !has_requested && let Some(send_request) = stream.seal(&LinkMessage::CopyRequest { channel: CHANNEL }) {
-            socket.write_all(&send_request).unwrap();
+        if !has_requested && let Some(request) = stream.seal(&LinkMessage::CopyRequest { channel: CHANNEL }) {
+            socket.write_all(&request).unwrap();
             has_requested = true;
         }
         match message {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use mdgw_status::control::{Request, send_request};
 use serde_json::Value;
 
 use crate::{
@@ -94,7 +95,7 @@ impl GatewayProcesses {
 
     /// Runs `mdgw ha` with these arguments on that gateway's control socket.
     #[must_use]
-    pub fn send_request(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
+    pub fn ha(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
         let socket = self.fixture(node).path("control");
         process::run(["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]))
     }
@@ -102,8 +103,8 @@ impl GatewayProcesses {
     /// Its status of all groups; `None` if it doesn't answer.
     #[must_use]
     pub fn status(&self, node: u8) -> Option<Value> {
-        let ended = self.send_request(node, &["status", "--json"]);
-        (ended.code == Some(0)).then(|| ended.json()["groups"].clone())
+        let socket = self.fixture(node).path("control");
+        send_request(&socket, &Request::Status {}).ok().map(|status| status["groups"].clone())
     }
 }
 

@@ -113,10 +113,10 @@ extendedKeyUsage = serverAuth, clientAuth
 ";
 
 const IS_SERVING: HealthQuery = HealthQuery {
-    send_request: "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    request: "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     yes: &[r#""health":"true""#],
 };
 const IS_LEADER: HealthQuery = HealthQuery {
-    send_request: "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    request: "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     yes: &["\netcd_server_is_leader 1"],
 };

@@ -41,7 +41,7 @@ pub(super) struct Health {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HealthQuery {
-    pub(super) send_request: &'static str,
+    pub(super) request: &'static str,
     pub(super) yes: &'static [&'static str],
 }
 
@@ -132,7 +132,7 @@ impl Drop for StoreNode {
 
 impl HealthQuery {
     fn has_positive_answer(&self, address: SocketAddrV4) -> bool {
-        send_request(address, self.send_request).is_ok_and(|answer| self.yes.iter().any(|yes| answer.contains(yes)))
+        send_request(address, self.request).is_ok_and(|answer| self.yes.iter().any(|yes| answer.contains(yes)))
     }
 }
 

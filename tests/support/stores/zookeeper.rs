@@ -59,5 +59,5 @@ maxClientCnxns=0
 ";
 
 const IS_SERVING: HealthQuery =
-    HealthQuery { send_request: "srvr", yes: &["Mode: leader", "Mode: follower", "Mode: standalone"] };
-const IS_LEADER: HealthQuery = HealthQuery { send_request: "srvr", yes: &["Mode: leader", "Mode: standalone"] };
+    HealthQuery { request: "srvr", yes: &["Mode: leader", "Mode: follower", "Mode: standalone"] };
+const IS_LEADER: HealthQuery = HealthQuery { request: "srvr", yes: &["Mode: leader", "Mode: standalone"] };

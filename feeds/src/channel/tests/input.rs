@@ -214,12 +214,8 @@ pub(super) fn reg_sho(locate: u16, action: u8) -> Vec<u8> {
 }
 
 /// Both sides as (size, price in 1e-4).
-pub(super) fn quote(name: &str, bid: (u32, i64), send_request: (u32, i64)) -> Vec<u8> {
-    iex!(
-        b'Q',
-        name,
-        QuoteUpdate { bid_size: bid.0, bid_price_e4: bid.1, ask_price_e4: send_request.1, ask_size: send_request.0 }
-    )
+pub(super) fn quote(name: &str, bid: (u32, i64), ask: (u32, i64)) -> Vec<u8> {
+    iex!(b'Q', name, QuoteUpdate { bid_size: bid.0, bid_price_e4: bid.1, ask_price_e4: ask.1, ask_size: ask.0 })
 }
 
 pub(super) fn trade(name: &str, size: u32, price_e4: i64) -> Vec<u8> {

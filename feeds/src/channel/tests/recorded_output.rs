@@ -203,8 +203,8 @@ fn levels(record: &[u8], count: usize) -> String {
         };
         let separator = if text.len() > 2 { ", " } else { "" };
         let bid = side(level.bid_px, level.bid_sz, level.bid_ct);
-        let send_request = side(level.ask_px, level.ask_sz, level.ask_ct);
-        write!(text, "{separator}{bid} | {send_request}").unwrap();
+        let ask = side(level.ask_px, level.ask_sz, level.ask_ct);
+        write!(text, "{separator}{bid} | {ask}").unwrap();
     }
     text + "]"
 }
