@@ -59,14 +59,14 @@ pub struct ArbiterConfig {
     pub gap_timeout_ns: u64,
     /// Retransmission, where a server exists. Without it, a gap that timed out is declared.
     pub recovery: Option<RecoveryConfig>,
-    /// Recovery limits during catch-up, until every message before the first received one has arrived, if a source
-    /// stores them. During catch-up no gap is declared to make room for a packet.
+    /// Recovery limits during catch-up, where a source stores the session. Catch-up lasts until every message before
+    /// the first received one is delivered or declared. During catch-up no gap is declared to make room for a packet.
     pub catch_up: Option<RecoveryConfig>,
     /// Policy for a full window.
     pub when_full: WhenFull,
     /// Largest distance of a packet from the expected sequence without confirmation. See [`Arbiter::accept`].
     pub sequence_jump_max: u64,
-    /// Silence (no packet or heartbeat) after which a line's alarm is raised, ns; `None`: never.
+    /// Time without a packet or heartbeat after which a line's alarm is raised, ns; `None`: never.
     pub line_silence_ns: Option<u64>,
 }
 
@@ -473,7 +473,7 @@ impl Arbiter {
         &self.drops
     }
 
-    /// The configuration.
+    /// Configuration in force. Its recovery limits and its policy for a full window change when catch-up ends.
     #[must_use]
     #[cfg(test)]
     pub(crate) fn config(&self) -> &ArbiterConfig {
@@ -759,7 +759,7 @@ impl Arbiter {
         }
     }
 
-    /// Ends catch-up once nothing of it is missing. Later gaps follow the normal rules.
+    /// Ends catch-up once every message before its end is delivered or declared. Later gaps follow the normal rules.
     fn end_catch_up_if_complete(&mut self) {
         let has_delivered = self.statistics.delivered_messages > 0;
         let is_over = |catch_up_state: &mut CatchUp| has_delivered && catch_up_state.until <= self.expected;

@@ -189,15 +189,15 @@ impl BookMarks {
 /// A resting order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderView {
-    /// The venue's id.
+    /// Id of the order at the venue.
     pub order_id: u64,
     /// Instrument of the book.
     pub instrument: InstrumentIndex,
-    /// Side.
+    /// Side of the book on which the order rests.
     pub side: Side,
     /// Price in 1e-9.
     pub price_e9: i64,
-    /// Remaining size.
+    /// Remaining size, shares or contracts.
     pub size: u32,
     /// Orders of one level rest in ascending priority.
     pub priority: u64,

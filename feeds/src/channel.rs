@@ -54,7 +54,7 @@ pub struct Datagram<'a> {
 #[derive(Debug)]
 pub struct Channel(Kind);
 
-/// The feed is matched once per call and not per message.
+/// Data path per feed, so that the feed is matched once per call and not once per message.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
 enum Kind {
@@ -92,7 +92,7 @@ impl Channel {
         })
     }
 
-    /// The configuration.
+    /// Configuration that the channel was built with.
     #[must_use]
     pub fn config(&self) -> &ChannelConfig {
         each_kind!(&self.0, line => &line.config)

@@ -35,7 +35,7 @@ pub enum EdgeOutput<'a> {
     },
     /// A symbol mapping. It belongs to no schema.
     Mapping {
-        /// The instrument.
+        /// Id of the instrument in records.
         id: InstrumentId,
         /// Its symbol at the venue, without padding.
         symbol: &'a [u8],

@@ -1,7 +1,8 @@
-//! Reasons why input was not used or a book no longer matches its venue's: one declaration for each, one counter for each.
+//! Reasons why input was not used or a book no longer matches its venue's. Each reason is declared once and has one
+//! counter.
 
-/// Declares an enum of reasons and a struct with their counters. Each line gives a reason's variant, its name as printed
-/// and its meaning.
+/// Declares an enum of reasons and a struct with their counters. Each line gives a reason's variant, its name as
+/// printed and its meaning.
 macro_rules! counted_reasons {
     (
         $(#[$reason_attribute:meta])*
@@ -16,7 +17,7 @@ macro_rules! counted_reasons {
         pub enum $reason { $(#[doc = $help] $variant,)+ }
 
         impl $reason {
-            /// All of them, in the order of their counters.
+            /// All reasons, in the order of their counters.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// Name of the counter.
@@ -37,7 +38,7 @@ macro_rules! counted_reasons {
         pub struct $counts([u64; $reason::ALL.len()]);
 
         impl $counts {
-            /// Counts one.
+            /// Increments the counter of `reason`.
             pub fn count(&mut self, reason: $reason) {
                 if let Some(slot) = self.0.get_mut(reason as usize) {
                     *slot = slot.saturating_add(1);

@@ -42,7 +42,7 @@ impl DropReason {
 }
 
 impl DropCounts {
-    /// Counts several.
+    /// Adds `count` to the counter of `reason`.
     pub fn count_many(&mut self, reason: DropReason, count: u64) {
         if let Some(slot) = self.0.get_mut(reason as usize) {
             *slot = slot.saturating_add(count);

@@ -36,7 +36,7 @@ pub struct FrameHeader {
     pub flags: u8,
     /// Index of this part, from 0, of a split message.
     pub part: U16,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U32,
 }
 
@@ -111,7 +111,7 @@ pub struct GapBody {
 pub struct StateBody {
     /// A [`ChannelState`].
     pub state: u8,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: [u8; 7],
 }
 

@@ -133,7 +133,7 @@ impl Sequence {
 /// One numbering of a channel, which begins at 1. Sessions of one feed are ordered by date, then by restart count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Session {
-    /// The feed.
+    /// Feed whose messages the session numbers.
     pub feed: Feed,
     /// The venue's trading date.
     pub date: TradingDate,

@@ -2,5 +2,6 @@
 
 mod configuration_conflicts;
 mod election;
+mod mixed_versions;
 mod rejoin;
 mod takeover;

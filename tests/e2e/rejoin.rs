@@ -23,8 +23,8 @@ const MESSAGES: &str = "60000";
 
 /// A pair, a damaged feed and a consumer. The reference gateway receives the same feed and never publishes; its log holds the
 /// expected messages.
-struct RejoinScenario {
-    pair: ElectedPair,
+pub(crate) struct RejoinScenario {
+    pub(crate) pair: ElectedPair,
     reference: InProcessGateway,
     consumer: RecordingConsumer,
     feed: MdgwProcess,
@@ -33,7 +33,11 @@ struct RejoinScenario {
 impl RejoinScenario {
     /// Starts the gateways in `started`, the reference and the feed.
     fn new(started: &[u8], rate: &str) -> Self {
-        let mut pair = ElectedPair::new(GatewayOptions::itch());
+        Self::with_pair(ElectedPair::new(GatewayOptions::itch()), started, rate)
+    }
+
+    /// The same with that pair, not yet started.
+    pub(crate) fn with_pair(mut pair: ElectedPair, started: &[u8], rate: &str) -> Self {
         for node in started {
             pair.start(*node);
         }
@@ -52,7 +56,8 @@ impl RejoinScenario {
         Self { pair, reference, consumer, feed }
     }
 
-    fn receive(&mut self, count: usize) {
+    /// Waits until the consumer has received that many items.
+    pub(crate) fn receive(&mut self, count: usize) {
         self.consumer.receive_until("the stream continues", |deliveries| deliveries.len() >= count);
     }
 
@@ -68,12 +73,13 @@ impl RejoinScenario {
         scenario
     }
 
-    fn delivered_count(&self) -> usize {
+    /// How many items the consumer has received.
+    pub(crate) fn delivered_count(&self) -> usize {
         self.consumer.deliveries.len()
     }
 
     /// Waits until the session ends. Returns the pair, the consumer, and the expected messages.
-    fn finish(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
+    pub(crate) fn finish(mut self) -> (ElectedPair, RecordingConsumer, BTreeMap<(Session, u64), Vec<u8>>) {
         self.consumer
             .receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
         let _ended = self.feed.stop_with(Signal::Terminate);

@@ -1,6 +1,10 @@
 //! Starts, queries, kills and stops gateways as separate processes, by node id.
 
-use std::fs;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use mdgw_status::control::{Request, send_request};
 use serde_json::Value;
@@ -14,6 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub struct GatewayProcesses {
     fixtures: Vec<GatewayFixture>,
+    programs: Vec<PathBuf>,
     running: Vec<Option<MdgwProcess>>,
 }
 
@@ -21,8 +26,9 @@ impl GatewayProcesses {
     /// One gateway for each fixture, not yet started.
     #[must_use]
     pub fn new(fixtures: Vec<GatewayFixture>) -> Self {
+        let programs = vec![process::program().to_owned(); fixtures.len()];
         let running = fixtures.iter().map(|_| None).collect();
-        Self { fixtures, running }
+        Self { fixtures, programs, running }
     }
 
     /// That gateway's fixture.
@@ -46,6 +52,11 @@ impl GatewayProcesses {
         self.running[index(node)].as_ref()
     }
 
+    /// Sets the `mdgw` that this gateway is, from its next start on; the program under test unless set.
+    pub fn set_program(&mut self, node: u8, program: &Path) {
+        program.clone_into(&mut self.programs[index(node)]);
+    }
+
     /// Starts a gateway with that configuration and waits until it runs.
     ///
     /// # Panics
@@ -62,8 +73,9 @@ impl GatewayProcesses {
     pub fn spawn(&mut self, node: u8, config: &str) {
         let path = self.fixture(node).path("gateway.toml");
         fs::write(&path, config).expect("the configuration can be written");
-        let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
-        self.running[index(node)] = Some(gateway);
+        let mut command = Command::new(&self.programs[index(node)]);
+        command.args(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
+        self.running[index(node)] = Some(process::spawn(command));
     }
 
     /// Waits until a started gateway runs.

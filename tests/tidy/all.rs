@@ -1,6 +1,6 @@
 //! Rules of the repository that neither Cargo nor clippy enforces: which package may use which, modules without cycles,
-//! documents that point to what exists, quoted messages and checks that
-//! exist, a runbook for each alarm, short files, licences. Each rule has a control that it must catch.
+//! documents that point to what exists, quoted messages and checks that exist, a runbook for each alarm, short files,
+//! licences. Each rule has a control that it must catch.
 
 mod alarms;
 mod documents;

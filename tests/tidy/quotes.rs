@@ -8,6 +8,7 @@ const PAGES: [&str; 2] = ["ops/guide/", "ops/runbooks/"];
 const COMMANDS: [&str; 19] = [
     "cargo",
     "cat",
+    "chown",
     "chronyc",
     "df",
     "etcdctl",
@@ -24,7 +25,6 @@ const COMMANDS: [&str; 19] = [
     "tc",
     "tcpdump",
     "vmstat",
-    "chown",
 ];
 
 #[test]

@@ -189,7 +189,8 @@ pub fn request(input: &[u8]) {
     }
 }
 
-/// Arrivals on three lines, as sequences of one byte: delivered ranges follow each other without a hole.
+/// Arrivals on three lines, with sequences of one byte. Delivered ranges and declared gaps follow each other without an
+/// omission.
 pub fn arbiter(input: &[u8]) {
     let config = ArbiterConfig { lines: 3, sequence_jump_max: 200, gap_timeout_ns: 1_000, ..ArbiterConfig::default() };
     let mut arbiter = Arbiter::new(config);
@@ -268,8 +269,8 @@ pub fn channel(input: &[u8]) {
     channel.finish(&mut sink);
 }
 
-/// Published datagrams and answers of two services to a receiver of one group: messages, gaps and losses ascend within each
-/// session.
+/// Published datagrams and answers of two services to a receiver of one group. Messages, gaps and losses ascend within
+/// each session.
 pub fn receiver(input: &[u8]) {
     let service =
         ServiceConfig { service_count: 2, request_timeout_ns: 3_000_000, attempts_max: 5, ..ServiceConfig::default() };
@@ -278,7 +279,7 @@ pub fn receiver(input: &[u8]) {
         channels: vec![ChannelId(1)],
         lines: 2,
         window_packets: 64,
-        // Every second input has services to ask.
+        // Inputs of odd length configure services, so that the receiver sends requests.
         service: (input.len() % 2 == 1).then_some(service),
         ..ReceiverConfig::default()
     };

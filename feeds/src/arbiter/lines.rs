@@ -20,7 +20,7 @@ pub struct LineStatistics {
     pub duplicate_messages: u64,
     /// Messages received after their gap was declared.
     pub late_messages: u64,
-    /// Packets rejected for their sequences or for want of room.
+    /// Packets rejected because of their sequences, or because the window had no room.
     pub refused_packets: u64,
     /// How often the line became silent.
     pub silences: u64,

@@ -25,7 +25,8 @@ pub(crate) struct PendingGap {
 }
 
 impl<'w> PendingGaps<'w> {
-    /// `frontier` is the end of the known sequences, and the time since when its last gap is pending.
+    /// The pair is the frontier, the first sequence not known to exist, and the time when the gap directly before it
+    /// was detected or last shrank.
     #[inline]
     pub(super) fn new(
         window: &'w Window,
@@ -56,7 +57,7 @@ impl<'w> PendingGaps<'w> {
         self.window.first_missing_from(from.max(self.expected)).0
     }
 
-    /// Whether the gap that blocks delivery begins there.
+    /// Whether the gap that blocks delivery begins at `sequence`.
     pub(crate) fn is_front(&self, sequence: Sequence) -> bool {
         sequence <= self.expected
     }

@@ -28,13 +28,14 @@ pub struct RecoveryConfig {
     pub peer_timeout_ns: u64,
     /// Requests to the peer for the same position before the server is asked; 0: there is no peer.
     pub peer_attempts_max: u16,
-    /// Most messages in one request. All requests in flight to the peer together have no more either, since the peer
-    /// sends all answers at once.
+    /// Most messages in one request. The limit also holds for all requests in flight to the peer together, since the
+    /// peer sends all answers at once.
     pub messages_per_request_max: u64,
     /// Most requests in flight, 1 to [`REQUESTS_IN_FLIGHT_MAX`]. Must be 1 where the end of an answer is
     /// [announced](AnswerEnd::Announced), since an announcement does not identify its request.
     pub requests_in_flight_max: u16,
-    /// A larger gap is declared without a request: the catch-up would take longer than it is worth.
+    /// Most messages in a gap that is requested. A larger gap is declared at once, since filling it would take too
+    /// long.
     pub gap_messages_max: u64,
     /// Most messages requested in one session, repeats included, so that no fault causes a flood.
     pub session_messages_max: u64,
@@ -416,7 +417,8 @@ impl Recovery {
         self.config.peer_attempts_max.saturating_add(self.config.attempts_max).max(1)
     }
 
-    /// Creates the request to the next target at that index. Returns `false` if the session's limit is used up.
+    /// Creates the request for this attempt, which determines its target, at this index of `in_flight`. Returns `false`
+    /// if the session's limit is used up.
     fn issue(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
         let session_messages = self.session_messages.saturating_add(request.next.0 - request.first.0);
         if session_messages > self.config.session_messages_max {

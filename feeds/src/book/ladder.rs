@@ -101,7 +101,7 @@ const _: () = assert!(PRICE_E9_MAX < KEY_LIMIT - 1, "a key may be a price's comp
 const _: () = assert!(core::mem::offset_of!(Book, hot) == 64 && size_of::<Book>() / 64 % 2 == 1);
 
 impl LevelUpdate {
-    /// Stands for a level that should exist but does not; debug builds assert before.
+    /// Result for a level that should exist but does not. Debug builds fail an assertion before they return it.
     pub(super) const MISSING: Self =
         Self { depth: DEPTH_BEYOND, change: LevelChange::Removed, size: 0, order_count: 0 };
 

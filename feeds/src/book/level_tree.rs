@@ -23,7 +23,7 @@ impl Root {
     }
 }
 
-/// No node.
+/// In place of a node's index: there is no node.
 const NONE: u32 = u32::MAX;
 
 /// Maximum number of inner levels of a tree. With chunks of 64 that is far more than any pool can fill.
@@ -229,7 +229,8 @@ impl<const C: usize> LevelTrees<C> {
         }
         let sibling = self.new_leaf()?;
         self.set_leaf(sibling, levels);
-        // The last leaf is more than half full, or the levels would have fitted. The new leaf may be less.
+        // The last leaf is more than half full, or the levels would have fitted. The new leaf may be less than half
+        // full.
         self.balance_leaves(node, sibling);
         Some((self.leaf(sibling).first()?.price_e9, sibling))
     }

@@ -116,7 +116,8 @@ const ORDER_REMOVED: u8 = 2;
 const BOOK: u8 = 3;
 const END: u8 = 4;
 
-/// Totals of a feed's books and symbol mappings. Written in the end item and compared after the restore.
+/// Totals of a feed's books and symbol mappings. The donor writes them in the end item, and the joiner compares them
+/// after the restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CoreCounts {
     /// Resting orders.

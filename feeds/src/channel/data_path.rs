@@ -214,7 +214,7 @@ impl<C: FeedCore> DataPath<C> {
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         self.end_if_complete(sink);
         if !self.next_session_held.is_empty() {
-            // No deadline follows, so any time will do.
+            // No deadline follows the end of the input, so the time is not used.
             self.release_next_session(MonoNs(0), sink);
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);

@@ -115,8 +115,8 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    /// A trade in every schema with trades. `levels_before` is the book before the trade's effect. `following_depth` is the depth of
-    /// the change that follows in the same message, if any.
+    /// A trade in every schema with trades. `levels_before` is the book before the trade's effect. `following_depth` is
+    /// the depth of the change that follows in the same message, if any.
     fn trade(
         &mut self,
         context: &RecordContext,
@@ -732,7 +732,7 @@ fn record_event(action: Action, change: &Change, flags: u8) -> RecordEvent {
     }
 }
 
-/// Parsing admits only `B` and `S`.
+/// The side of an order. Parsing admits only `B` and `S`.
 fn side_of(buy_sell_indicator: u8) -> Side {
     if buy_sell_indicator == b'B' { Side::Bid } else { Side::Ask }
 }

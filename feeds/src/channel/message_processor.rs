@@ -16,7 +16,7 @@ use crate::{
     transport::Transport,
 };
 
-/// The part of a channel that processes delivered messages.
+/// The parts of a channel that turn delivered messages into frames, borrowed for one delivery.
 pub(super) struct MessageProcessor<'c, C> {
     pub(super) core: &'c mut C,
     pub(super) counters: &'c mut ChannelCounters,

@@ -30,7 +30,7 @@ pub(crate) struct Rejection {
     pub ts_recv: UnixNs,
 }
 
-/// Why a packet is kept.
+/// Reason for a rejection. Of each reason only a few packets are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RejectionKind {
     /// It could not be decoded.

@@ -289,7 +289,8 @@ impl SessionTracker {
         let sent_or_received = packet.send_time.unwrap_or(ts_recv);
         let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(sent_or_received));
         let session = match self.current {
-            // Sessions only go forward: an earlier date than the current one can only come from a wrong clock.
+            // Dates never decrease from session to session: an earlier date than the current one can only come from a
+            // wrong clock.
             Some(ended) if date <= ended.session.date => Session { feed: self.feed, date: ended.session.date, restart },
             _ => Session { feed: self.feed, date, restart: 0 },
         };

@@ -73,9 +73,9 @@ impl Default for Records {
 /// Fields common to all records of one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordContext {
-    /// Publisher id.
+    /// DBN publisher id of the feed.
     pub publisher_id: u16,
-    /// The instrument.
+    /// Id of the instrument in records.
     pub instrument_id: InstrumentId,
     /// The venue's event time, ns since 1970 UTC.
     pub ts_event: u64,
@@ -92,7 +92,7 @@ pub(crate) struct RecordEvent {
     pub side: Option<Side>,
     /// Price in 1e-9.
     pub price_e9: i64,
-    /// Shares.
+    /// Shares of the order, of the level, or of the trade.
     pub size: u32,
     /// Order id; 0 if there is none.
     pub order_id: u64,

@@ -1,8 +1,10 @@
 //! Published packet: fixed header, then frames back to back.
 //!
 //! ```text
-//!  0      4        5      6      8        10           12             14        16     24       40     48    56            64
-//!  | MDGW | version | flags | group | channel | frame_count | payload_bytes | reserved | epoch | session | first | next | send_time_ns | frames
+//!  0      4         5       6       8         10            12              14         16
+//!  | MDGW | version | flags | group | channel | frame_count | payload_bytes | reserved |
+//!  16      24        40      48     56             64
+//!  | epoch | session | first | next | send_time_ns | frames …
 //! ```
 //! Little-endian. The packet covers the input sequences `[first, next)`. A message larger than a packet is split into
 //! parts at record borders, each alone in its packet. The parts before the last cover nothing (`next` is the
@@ -41,7 +43,7 @@ pub struct PacketHeader {
     pub frame_count: U16,
     /// Bytes of the frames that follow.
     pub payload_bytes: U16,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: U16,
     /// [`Epoch`] of the gateway that leads the group.
     pub epoch: U64,

@@ -47,7 +47,7 @@ pub struct ReceiverConfig {
     /// Channels to receive, allocated at the start. If empty: every channel observed, up to `channels_max`, allocated
     /// at its first packet.
     pub channels: Vec<ChannelId>,
-    /// Most channels.
+    /// Most channels received, if `channels` is empty.
     pub channels_max: usize,
     /// Output lines of the group, 1 to 7.
     pub lines: u8,
@@ -139,9 +139,9 @@ impl Default for ReceiverConfig {
 /// One output of the receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
-    /// The channel.
+    /// Channel that the item belongs to.
     pub channel: ChannelId,
-    /// The session.
+    /// Session that the item belongs to.
     pub session: Session,
     /// What is delivered: a session start, message, definition, snapshot, state or gap.
     pub item: Item<'a>,

@@ -35,11 +35,11 @@ pub struct RequestPacket {
     pub version: u8,
     /// A [`RequestKind`].
     pub kind: u8,
-    /// Group.
+    /// Number of the [`GroupId`] whose log is requested.
     pub group: U16,
-    /// Channel.
+    /// Number of the [`ChannelId`] within the group.
     pub channel: U16,
-    /// Zero.
+    /// Reserved; always zero.
     pub reserved: [u8; 6],
     /// [`Session`]; all zero requests the current one, or the sessions from the first on.
     pub session: [u8; Session::BYTES],
@@ -88,7 +88,7 @@ pub struct ServiceRequest {
     pub first: Sequence,
     /// First input sequence not requested.
     pub next: Sequence,
-    /// Chosen by the requester.
+    /// Distinguishes requests in the service's records; chosen by the requester.
     pub nonce: u64,
 }
 

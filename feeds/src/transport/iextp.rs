@@ -19,7 +19,7 @@ use zerocopy::{
 use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
 
-/// Reading end of IEX-TP for the message protocols of `P`.
+/// Reader of IEX-TP for the message protocols of `P`.
 #[derive(Clone, Copy, Debug)]
 pub struct IexTp<P>(PhantomData<P>);
 
@@ -62,7 +62,7 @@ wire_struct! {
     pub struct Header: 40 bytes {
         /// Version of the transport: [`VERSION`].
         version: u8 as number,
-        /// Any value.
+        /// Reserved; may have any value.
         reserved: u8 as opaque,
         /// Which messages the segment carries.
         message_protocol_id: U16 as number,
@@ -152,7 +152,7 @@ pub struct StreamIdentity {
     pub message_protocol_id: u16,
     /// Stream within the message protocol.
     pub channel_id: u32,
-    /// Session id.
+    /// Session id; the venue assigns a new one each day.
     pub session_id: u32,
 }
 

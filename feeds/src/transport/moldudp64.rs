@@ -15,7 +15,7 @@ use zerocopy::{
 use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
 use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
 
-/// Reading end of MoldUDP64.
+/// Reader of MoldUDP64.
 #[derive(Clone, Copy, Debug)]
 pub struct MoldUdp64;
 
@@ -107,9 +107,9 @@ pub fn session_name(session: VenueSession) -> MoldSession {
 /// A request to a retransmission server: the messages `[first, first + count)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The session.
+    /// Name of the session.
     pub session: MoldSession,
-    /// The first one.
+    /// Sequence of the first requested message.
     pub first: Sequence,
     /// Number of messages, 1 to [`COUNT_MAX`]. The server may answer with fewer, as many as fit a packet.
     pub count: u16,

@@ -122,7 +122,7 @@ impl WireNumber for u8 {
     }
 }
 
-/// Big-endian.
+/// A 48-bit number, big-endian.
 impl WireNumber for [u8; 6] {
     fn to_i128(&self) -> i128 {
         i128::from(u48_be(*self))
@@ -135,9 +135,9 @@ impl WireNumber for [u8; 6] {
 /// wire_struct! {
 ///     /// Title of the message.
 ///     pub struct Name: 36 bytes {
-///         /// Code of the message.
+///         /// Message type.
 ///         message_type: u8 as message_type,
-/// Meaning of the field.
+///         /// Meaning of the field.
 ///         field: U32 as number,
 ///     }
 /// }
@@ -254,7 +254,7 @@ macro_rules! wire_messages {
         pub enum $name<'a> {
             $( $(#[$variant_attribute])* $variant(&'a $struct), )*
             $(
-                /// A message of the other table.
+                /// A message of a type that this table lacks, parsed by the other enum.
                 $other($other<'a>),
             )?
         }

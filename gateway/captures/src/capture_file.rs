@@ -277,7 +277,7 @@ impl CaptureFile {
             let captured_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let is_truncated = captured_len < frame.frame_len;
             match link::find_udp(frame.link, bytes) {
-                // The whole frame is here, and its datagram claims to be longer.
+                // The frame is complete, but its headers declare a longer datagram.
                 Ok(udp) if udp.is_truncated && !is_truncated => self.counts.malformed += 1,
                 Ok(udp) => {
                     self.counts.datagrams += 1;
@@ -337,7 +337,7 @@ struct Frame {
     link: LinkLayer,
     /// The captured bytes of the frame.
     data: Range<usize>,
-    /// Bytes to consume after the frame: its data and everything around it.
+    /// Bytes of the frame's record or block, from the first unconsumed byte; the next step consumes them.
     unconsumed_bytes: usize,
 }
 

@@ -57,7 +57,7 @@ pub struct DbnFileWriter {
 /// Content of a finished file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DbnFileSummary {
-    /// Records.
+    /// Records in the file.
     pub record_count: u64,
     /// Symbols with a mapping.
     pub symbol_count: u64,
@@ -69,7 +69,7 @@ pub struct DbnFileSummary {
 #[derive(Debug, thiserror::Error)]
 #[error("write {name}, {}", KeptText(*.kept))]
 pub struct DbnFileError {
-    /// Intended path.
+    /// Path under which the file was to appear.
     pub name: String,
     /// The part that exists under this path; `None`: nothing.
     pub kept: Option<DbnFileKept>,
@@ -240,7 +240,8 @@ impl DbnFileWriter {
     /// One interval for each trading date of the symbol; consumers read it as a range of UTC dates. An evening in New
     /// York is already the next day in UTC, so an interval extends to the file's next trading date. A capture may have
     /// been recorded at another time than its messages, so the first and last interval extend to the range of the
-    /// file's records. An instrument id that belongs to another symbol on another date has one symbol at any time.
+    /// file's records. An instrument id may belong to different symbols on different dates: their intervals do not
+    /// overlap.
     fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
         let recorded = self.time_range.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
         days.iter()
@@ -280,7 +281,7 @@ impl Destination {
         if path == Path::new("-") {
             return Ok(Self::StandardOutput);
         }
-        // A symbolic link stays; its target is replaced.
+        // A symbolic link is kept, and its target is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&path).map(|metadata| metadata.file_type()) {
             Ok(kind) if kind.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -303,7 +304,8 @@ impl Destination {
     }
 }
 
-/// A file that gets its name when it is complete. On a full disk its directory entry may need space too.
+/// Creates the file under a temporary name; it is renamed when it is complete. On a full disk the directory entry may
+/// need space too, so records at the end of the spool are dropped until it fits.
 fn create_unfinished(folder: &Path, mut spool_reader: SpoolReader) -> io::Result<(NamedTempFile, SpoolReader)> {
     loop {
         let file = tempfile::Builder::new()

@@ -76,7 +76,7 @@ pub enum DbnFault {
     Decode(#[from] dbn::Error),
 }
 
-/// Position of the reader below the decoder.
+/// Progress and errors of the readers below the decoder, shared with [`DbnInput`].
 #[derive(Default)]
 struct Progress {
     bytes: Cell<u64>,

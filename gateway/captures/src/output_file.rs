@@ -48,8 +48,8 @@ impl OutputFile {
     }
 }
 
-/// Length that a file had when writing failed; nothing if the output is not a file. Displays as the end of "write
-/// FILE".
+/// Length that a file had when writing failed; no length if the output is not a regular file. It is displayed after
+/// "write FILE", as " at byte N".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailedAtByte(Option<u64>);
 

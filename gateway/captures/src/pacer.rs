@@ -58,7 +58,7 @@ impl Pacer {
     }
 
     /// When the next packet, captured at `time_ns`, is due; `None` if it may be sent at once. If capture times go
-    /// backwards, the target stays where it is.
+    /// backwards, the packet is due at the previous target.
     pub fn target_ns(&mut self, time_ns: u64) -> Option<u64> {
         let offset_ns = match self.pace {
             Pace::Max => return None,
@@ -90,7 +90,7 @@ impl Pacer {
     }
 }
 
-/// `value / divisor`, by the nanosecond for anything below 104 days.
+/// `value / divisor`, exact to the nanosecond below 104 days.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -25,7 +25,7 @@ pub struct StoreAccess {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Login {
-    /// The user's name.
+    /// Name under which the gateway logs in to the store.
     pub user: String,
     /// The file with the password, which is never part of the configuration itself.
     pub password_file: PathBuf,
@@ -35,7 +35,7 @@ pub struct Login {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// Nodes, time-out, user.
+    /// Nodes, time-out and user of etcd.
     pub access: StoreAccess,
     /// Prefix of the keys of all groups.
     pub prefix: String,
@@ -57,7 +57,7 @@ pub struct EtcdTls {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ZooKeeperConfig {
-    /// Nodes of the ensemble, time-out, user. With a user, created nodes are accessible to that user only.
+    /// Nodes of the ensemble, time-out and user. With a user, only that user can access the nodes that gateways create.
     pub access: StoreAccess,
     /// The parent of all groups' nodes.
     pub path: String,
@@ -80,7 +80,7 @@ pub enum ZooKeeperMode {
 
 #[cfg(feature = "etcd")]
 impl EtcdConfig {
-    /// The key of a group's record.
+    /// Key under which etcd holds a group's record.
     #[must_use]
     pub(crate) fn key(&self, group: mdgw_feeds::identity::GroupId) -> String {
         format!("{}group-{}", self.prefix, group.0)
@@ -88,7 +88,7 @@ impl EtcdConfig {
 }
 
 impl EtcdTls {
-    /// Each file with its content's name.
+    /// The files to read, each with what it holds, for error texts.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let identity = self.identity.iter().flat_map(|(certificate, key)| [("certificate", certificate), ("key", key)]);
         [("certificate authority", &self.ca_file)]
@@ -100,7 +100,7 @@ impl EtcdTls {
 
 #[cfg(feature = "zookeeper")]
 impl ZooKeeperConfig {
-    /// The path of a group's record.
+    /// Path of the ZooKeeper node that holds a group's record.
     #[must_use]
     pub(crate) fn record_path(&self, group: mdgw_feeds::identity::GroupId) -> String {
         format!("{}/group-{}", self.path, group.0)
@@ -108,7 +108,7 @@ impl ZooKeeperConfig {
 }
 
 impl Login {
-    /// The password.
+    /// Reads the password from [`Self::password_file`], without the end of line.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -123,7 +123,7 @@ impl Login {
     }
 }
 
-/// Reads a file of credentials; `what` names its content.
+/// Reads a file of credentials; `what` says what the file holds, for the error text.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -137,11 +137,11 @@ pub enum AccessError {
     /// A file of credentials cannot be read.
     #[error("cannot read {what} {} for the election store: {source}", path.display())]
     File {
-        /// The file's content.
+        /// What the file should hold, for the error text.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The store's thread cannot be started.

@@ -26,7 +26,7 @@ use crate::{
 /// A death, as announced to one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// The group.
+    /// The group to whose voters and candidates the death is announced.
     pub group: GroupId,
     /// The gateway that died. The notice's epoch is that of the last opening that the sentinel saw, 0 if there was
     /// none.
@@ -37,7 +37,7 @@ pub struct Announcement {
 pub(crate) const ANNOUNCEMENT_BYTES: usize = size_of::<WireAnnouncement>() + TAG_BYTES;
 
 impl Announcement {
-    /// The signed datagram.
+    /// Makes the signed datagram.
     #[must_use]
     pub(crate) fn to_datagram(self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
         let DeathNotice { holder, incarnation, epoch } = self.notice;
@@ -100,12 +100,12 @@ pub(crate) struct Announcer {
     key: SharedKey,
     recipients: Vec<SocketAddr>,
     v4: UdpSocket,
-    /// Where the system has IPv6.
+    /// Socket for IPv6 recipients; `None` if all recipients have IPv4 addresses.
     v6: Option<UdpSocket>,
 }
 
 impl Announcer {
-    /// For these recipients.
+    /// Opens the sockets that reach `recipients`.
     ///
     /// # Errors
     /// When no socket can be opened.

@@ -23,7 +23,7 @@ use super::identity::NodeId;
 /// A group to be assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupLoad {
-    /// The group.
+    /// Number of the group to assign.
     pub group: GroupId,
     /// Cost of the group, in any unit that all groups share, for example channels. 0 counts as 1.
     pub load: u32,
@@ -36,7 +36,7 @@ pub(crate) struct GroupLoad {
 /// A gateway that may publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The gateway.
+    /// The gateway's node number.
     pub node: NodeId,
     /// Capacity, relative to the other gateways. 0 counts as 1.
     pub capacity: u32,
@@ -72,7 +72,7 @@ pub(crate) fn place(
         let mut preferences: Vec<NodeId> = shares.nodes().filter(|node| is_eligible(group.group, *node)).collect();
         preferences.sort_by_key(|node| std::cmp::Reverse((affinity(group.group, *node), *node)));
         let with_room = preferences.iter().copied().find(|node| shares.try_assign(*node, group.load));
-        // Among the eligible gateways, the one with the most share left.
+        // No eligible gateway has room: the group goes to the one with the smallest assigned load.
         let node = with_room.or_else(|| {
             let node = preferences.into_iter().min_by_key(|node| shares.assigned(*node))?;
             shares.add(node, group.load);
@@ -83,8 +83,8 @@ pub(crate) fn place(
     places
 }
 
-/// An order that does not depend on how the groups were listed. Light groups first, so that the groups that a host was
-/// given before fit again. Among equally light groups, those that prefer the host come first.
+/// An order that does not depend on how the groups were listed. Light groups come first, so that the same groups fit
+/// into a host's share again. Among equally light groups, those that prefer the host come first.
 fn in_order(groups: &[GroupLoad], holder: impl Fn(&GroupLoad) -> Option<NodeId>) -> Vec<&GroupLoad> {
     let mut ordered: Vec<&GroupLoad> = groups.iter().collect();
     ordered.sort_by_key(|group| {

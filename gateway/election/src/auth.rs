@@ -42,20 +42,20 @@ pub enum Purpose {
 }
 
 impl SharedKey {
-    /// From these bytes.
+    /// Makes the key from its raw bytes.
     #[must_use]
     pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
         Self(Hmac::new_from_slice(bytes).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length")))
     }
 
-    /// From a file that holds 64 hexadecimal digits and that only its owner may read.
+    /// Reads the key from a file that holds 64 hexadecimal digits and that only its owner may read.
     ///
     /// # Errors
     /// When the file cannot be read, others could read or change it, or it holds anything else.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         let io_error = |source| KeyError::Io { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(io_error)?;
-        // Of the opened file, since its name may refer to another file by now.
+        // Checks the opened file, since its name may refer to another file by now.
         let metadata = file.metadata().map_err(io_error)?;
         if !metadata.is_file() {
             return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
@@ -117,17 +117,17 @@ pub enum KeyError {
     /// The operating system refused.
     #[error("cannot read key file {}: {source}; create a key with (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
     Io {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// Others than the owner may read or change the file.
     #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
     TooPermissive {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// The file's permissions.
+        /// The file's permission bits.
         mode: u32,
     },
     /// The file holds no valid key.
@@ -136,9 +136,9 @@ pub enum KeyError {
         path.display(), 2 * KEY_BYTES
     )]
     Malformed {
-        /// The file.
+        /// Path of the key file.
         path: PathBuf,
-        /// The defect, without any of the content.
+        /// What is wrong with the content, without any of the content.
         what: String,
     },
 }
@@ -148,7 +148,7 @@ pub enum KeyError {
 pub struct Nonce(pub [u8; 16]);
 
 impl Nonce {
-    /// From the kernel's random numbers.
+    /// Draws a nonce from the kernel's random number generator.
     ///
     /// # Errors
     /// When the kernel provides none.
@@ -158,7 +158,7 @@ impl Nonce {
         Ok(Self(bytes))
     }
 
-    /// The first 64 bits, where these are enough.
+    /// The first 64 bits as a number, for uses that need no more.
     #[must_use]
     pub fn number(self) -> u64 {
         let [number, ..] = self.0.as_chunks().0 else { return 0 };
@@ -223,7 +223,7 @@ pub enum AuthError {
 
 /// Bytes of a key.
 pub(crate) const KEY_BYTES: usize = 32;
-/// More than a key with white space around it.
+/// Maximum size of a key file: a key and some white space around it.
 const FILE_BYTES_MAX: u64 = 1 << 10;
 
 fn parse(text: &str) -> Result<[u8; KEY_BYTES], String> {

@@ -1,4 +1,5 @@
-//! When leadership moves automatically: to a fitter gateway, or to the preferred one. Slowly, so that it does not flap.
+//! When leadership moves automatically: to a fitter gateway, or to the preferred one. Moves are slow on purpose, so
+//! that leadership does not flap.
 
 use mdgw_feeds::time::MonoNs;
 
@@ -18,15 +19,16 @@ pub struct AutoMoveConfig {
 }
 
 impl AutoMoveConfig {
-    /// The default, except for the minimum tenure.
+    /// The default configuration with this minimum tenure, ns.
     #[must_use]
     pub fn with_tenure(tenure_ns: u64) -> Self {
         let default = Self::default();
         Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
     }
 
-    /// When a leader may hand over that leads since `since`, should move since `worse_since`, and came after so many
-    /// moves. A leader whose output nobody receives hands over once without waiting for the minimum tenure.
+    /// The earliest time at which a leader may hand over. It has led since `since`. Another gateway has been fitter, or
+    /// preferred, since `worse_since`. `moves`: automatic moves in a row that led to this leadership. A leader whose
+    /// output nobody receives hands over once without waiting for the minimum tenure.
     #[must_use]
     pub(crate) fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
         if class == FitnessClass::OutputNotReceived && moves == 0 {

@@ -44,7 +44,7 @@ pub enum Input<E> {
     Peer {
         /// The authenticated sender.
         from: NodeId,
-        /// The message.
+        /// The message that the peer sent.
         message: PeerMessage,
     },
     /// That process has ended. The notice is authenticated.
@@ -83,7 +83,7 @@ pub enum Input<E> {
 }
 
 impl Input<Infallible> {
-    /// The same input for any backend.
+    /// Converts the input for a core with any backend event.
     #[must_use]
     pub(crate) fn widen<E>(self) -> Input<E> {
         match self {
@@ -112,21 +112,21 @@ impl Input<Infallible> {
 pub enum Output<R> {
     /// Notify listeners, then open the fence.
     Open {
-        /// A new epoch.
+        /// Epoch of the new leadership. No opening had this epoch before.
         epoch: Epoch,
-        /// Until when; the margin is already subtracted.
+        /// The fence refuses sends from this time on. The margin M is already subtracted.
         deadline: MonoNs,
     },
     /// Move the fence's deadline.
     Renew {
-        /// Until when; the margin is already subtracted.
+        /// The fence refuses sends from this time on. The margin M is already subtracted.
         deadline: MonoNs,
     },
     /// Close the fence, then notify listeners.
     Close {
-        /// Of the leadership that ends.
+        /// Epoch of the leadership that ends.
         epoch: Epoch,
-        /// Why it ends.
+        /// Why the leadership ends.
         reason: CloseReason,
     },
     /// The fence has been closed for a hand-over. Wait, with a limit, until no send is outstanding, then answer with
@@ -145,7 +145,7 @@ pub enum Output<R> {
     Peer {
         /// The recipient.
         to: NodeId,
-        /// The message.
+        /// The message to send.
         message: PeerMessage,
     },
     /// Notify listeners of the connection's state.
@@ -157,7 +157,7 @@ pub enum Output<R> {
 /// Whether hot threads make progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Progress {
-    /// They do, or have nothing to do.
+    /// The hot threads make progress, or have nothing to do.
     #[default]
     Running,
     /// Work is pending and none is done.
@@ -167,10 +167,10 @@ pub enum Progress {
 /// Whether leadership may move automatically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pin {
-    /// It may: to a fitter or preferred gateway.
+    /// Leadership may move automatically, to a fitter or preferred gateway.
     #[default]
     Free,
-    /// It may not. A leader still ends its own lease where it must.
+    /// Leadership does not move automatically. A leader still ends its own lease where it must.
     Pinned,
 }
 
@@ -187,13 +187,13 @@ pub struct GroupPlacement {
 /// Why a leadership ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// It could not be renewed in time.
+    /// The leader could not renew in time.
     Expired,
     /// The connection is in doubt, and the configuration demands to stop in this case.
     Suspended,
     /// Another gateway holds the record, or the record is gone.
     Lost,
-    /// Handed over.
+    /// The leader handed over to another gateway.
     HandedOver,
     /// This gateway closed its latch.
     Released,
@@ -273,11 +273,12 @@ pub struct PeerView {
 /// Why a gateway is not eligible, or does not renew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Obstacle {
-    /// It still takes over state from its peer.
+    /// The gateway still takes over state from its peer.
     Joining,
-    /// The record does not name it; it has asked to be admitted.
+    /// The record does not name the gateway, which has asked to be admitted.
     NotAdmitted,
-    /// Its configuration differs from the running leader's at the same or a higher revision.
+    /// The gateway would publish different output than the running leader, and its configuration has no higher
+    /// revision.
     Configuration {
         /// The record's configuration.
         expected: super::record::ConfigVersion,
@@ -298,11 +299,11 @@ pub enum Obstacle {
         /// The renewal period, ns.
         renew_ns: u64,
     },
-    /// Its hot threads make no progress.
+    /// The gateway's hot threads make no progress.
     NoProgress,
-    /// It waits one lease after its start.
+    /// The gateway waits one lease after its start.
     StartupWait,
-    /// It promised not to take over.
+    /// The gateway promised not to take over.
     Promised,
     /// The store holds a value that is not a record.
     ForeignRecord(String),
@@ -371,7 +372,7 @@ pub enum Notice {
     HandOverFailed {
         /// The intended leader; `None`: no gateway could be chosen.
         target: Option<NodeId>,
-        /// Why it failed.
+        /// Why the hand-over failed, for the log.
         why: &'static str,
     },
 }

@@ -45,7 +45,7 @@ use crate::identity::DeathNotice;
 
 /// The backend of a core, as the election thread sees it: takes a request and returns at once.
 pub trait Backend<R>: Send {
-    /// The election begins.
+    /// Called once, when the election thread begins.
     fn begin(&mut self) {}
 
     /// Sends a request. The answer comes through the [`Inbox`] that the backend was made with.
@@ -70,11 +70,11 @@ pub trait ElectionHooks: Send {
         let _ = (to, message);
     }
 
-    /// Called at each turn of the thread, several times in each tenth of a second.
+    /// Called at each turn of the election thread, at least once in a tenth of a second.
     fn on_iteration(&mut self) {}
 
-    /// For a second fence behind the first. Called before the fence opens or its deadline moves, with the deadline;
-    /// with `None` after the fence was closed.
+    /// Updates a second fence behind the first, such as the kernel fence. Called with the deadline before the fence
+    /// opens or its deadline moves, and with `None` after the fence was closed.
     fn update_second_fence(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
         let _ = (epoch, deadline);
     }
@@ -82,12 +82,12 @@ pub trait ElectionHooks: Send {
     /// The fence was opened or closed: channels should check it at once.
     fn on_fence_change(&mut self) {}
 
-    /// After the fence was closed for a hand-over: where the output ended, once no send is outstanding.
+    /// Called after the fence was closed for a hand-over. Returns where the output ended, once no send is outstanding.
     fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
         None
     }
 
-    /// The limit for [`Self::drained`] has passed: where the output ended as far as known.
+    /// Called when the limit for [`Self::drained`] has passed. Returns where the output ended, as far as known.
     fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
         BTreeMap::new()
     }
@@ -97,22 +97,22 @@ pub trait ElectionHooks: Send {
         let _ = (epoch, positions);
     }
 
-    /// The election knows of that epoch, of any gateway.
+    /// The election has learned of that epoch, of any gateway.
     fn on_epoch(&mut self, epoch: Epoch) {
         let _ = epoch;
     }
 
-    /// The highest credible epoch observed on the wire.
+    /// Returns the highest credible epoch observed on the wire.
     fn observed_epoch(&mut self) -> Option<Epoch> {
         None
     }
 
-    /// A notice for the operator.
+    /// The core has a notice for the operator.
     fn on_notice(&mut self, notice: &Notice) {
         let _ = notice;
     }
 
-    /// Leadership under that epoch was gained (`None`) or lost.
+    /// Leadership under that epoch was gained (`lost` is `None`) or lost.
     fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let _ = (epoch, lost);
     }
@@ -135,7 +135,7 @@ pub struct ElectionOptions {
     pub peers: Vec<NodeId>,
 }
 
-/// Where events for an election go. Clones share the destination.
+/// Sends events to an election. Clones send to the same election.
 pub struct Inbox<E>(mpsc::Sender<Input<E>>);
 
 impl<E> Clone for Inbox<E> {
@@ -159,7 +159,7 @@ impl<E> Inbox<E> {
 }
 
 impl Inbox<RegisterEvent> {
-    /// The sender with which a store is opened.
+    /// The sender to open a store with: the store's events come to this inbox.
     #[must_use]
     pub fn register_sender(&self) -> super::register::RegisterSender {
         let inbox = self.clone();
@@ -167,7 +167,7 @@ impl Inbox<RegisterEvent> {
     }
 }
 
-/// An inbox before its election exists, since the backend needs the inbox first.
+/// Makes an inbox before its election exists, since the backend needs the inbox first.
 #[must_use]
 pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
     let (sender, receiver) = mpsc::channel();
@@ -198,7 +198,7 @@ struct Shared {
     state: Mutex<ElectionState>,
     changed: Condvar,
     listeners: Listeners,
-    /// Starts the thread: taken at [`LeaderLatch::start`].
+    /// Starts the election thread. [`LeaderLatch::start`] takes it, so the thread is started once.
     launch: Mutex<Option<Launch>>,
 }
 
@@ -212,7 +212,7 @@ struct ElectionState {
     /// The thread has ended, or will never begin.
     has_ended: bool,
     stalls: Option<Histogram<u64>>,
-    /// Stalls above half of the margin.
+    /// Stalls longer than half of the margin.
     alarming_stalls: u64,
 }
 
@@ -248,27 +248,27 @@ impl Election {
         Self { shared: Arc::new(shared), send_input: Arc::new(move |input| inbox.send(input.widen())) }
     }
 
-    /// From the pair link, authenticated.
+    /// Passes a message of the pair link to the election. The caller has authenticated the sender.
     pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) {
         (self.send_input)(Input::Peer { from, message });
     }
 
-    /// From the sentinel, authenticated.
+    /// Passes a death notice to the election. The caller has authenticated the notice.
     pub fn died(&self, notice: DeathNotice) {
         (self.send_input)(Input::Died(notice));
     }
 
-    /// Whether the hot threads make progress.
+    /// Notifies the election whether the hot threads make progress.
     pub fn set_progress(&self, progress: super::core::Progress) {
         (self.send_input)(Input::Progress(progress));
     }
 
-    /// Where leadership belongs, computed over all groups.
+    /// Notifies the election where leadership belongs, computed over all groups.
     pub fn set_placement(&self, place: GroupPlacement) {
         (self.send_input)(Input::Placement(place));
     }
 
-    /// Whether the two gateways have lately produced different records for one message.
+    /// Notifies the election whether the two gateways have lately produced different records for one message.
     pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
         (self.send_input)(Input::OutputMismatch(has_output_mismatch));
     }
@@ -284,15 +284,15 @@ impl Election {
         (self.send_input)(Input::HandOver(Some(target)));
     }
 
-    /// How late the election thread was, ns, and how often by more than half of the margin. The thread woke late, or
-    /// its work took that long.
+    /// Distribution of the election thread's delays, ns, and how many exceeded half of the margin. The thread woke
+    /// late, or one iteration took that long.
     #[must_use]
     pub(crate) fn stalls(&self) -> Option<(Histogram<u64>, u64)> {
         let state = self.shared.state();
         state.stalls.clone().map(|stalls| (stalls, state.alarming_stalls))
     }
 
-    /// How often the election thread was so late that a lease would have expired.
+    /// Number of delays of the election thread of at least L − M: long enough to end a lease.
     #[must_use]
     pub fn long_stalls(&self) -> u64 {
         let timing = &self.shared.timing;
@@ -420,7 +420,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// No thread drives this election any more.
+    /// Called when no thread drives this election any more, or ever will: closes the fence and wakes all waiters.
     fn end(&self) {
         self.fence.close();
         self.change(|state| {
@@ -437,7 +437,7 @@ impl Shared {
 }
 
 impl ElectionState {
-    /// `Some(None)`: it will never lead.
+    /// The epoch if this gateway leads. `Some(None)`: the election has ended, so the gateway will never lead.
     fn led_or_ended(&mut self) -> Option<Option<Epoch>> {
         if self.has_ended {
             return Some(None);

@@ -158,9 +158,9 @@ pub enum BootstrapMode {
 /// A message to be sent as a datagram, which may be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutgoingMessage {
-    /// The recipient.
+    /// Address of the recipient.
     pub to: SocketAddr,
-    /// The message.
+    /// The message, with its sender and its number.
     pub envelope: Box<Envelope>,
 }
 
@@ -182,7 +182,7 @@ pub struct Emergent {
     known_epoch: Epoch,
     /// Messages sent; the count numbers each message.
     sent_count: u64,
-    /// When the first input came.
+    /// Time of the first input. The wait after a start counts from here.
     started_at: Option<MonoNs>,
     /// The last message accepted from each node. No message is accepted twice.
     last_received: BTreeMap<NodeId, (Incarnation, u64)>,
@@ -196,15 +196,15 @@ pub struct Emergent {
 /// What a gateway is doing. State that belongs to a phase ends with the phase.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// Asks for admission.
+    /// The gateway asks for admission.
     Joining(Joining),
-    /// On the list.
+    /// The gateway is on the list.
     Member(Box<Membership>),
-    /// Closed by its owner.
+    /// The owner has closed the latch.
     Closed,
 }
 
-/// A member's view.
+/// A member's view of its membership.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Membership {
     list: MemberList,
@@ -222,7 +222,7 @@ struct Membership {
     /// Joins that were answered, by their nonce, since the answer may be lost.
     answered_joins: BTreeMap<NodeId, u64>,
     yielding: Option<Yielding>,
-    /// A hand-over waits until no send is outstanding.
+    /// This gateway hands over and waits until no send is outstanding.
     is_leaving: bool,
 }
 
@@ -273,7 +273,7 @@ impl Emergent {
         })
     }
 
-    /// Acts on the passed time and on changes.
+    /// Takes the actions that are due at `now`, or that an input has made possible.
     fn on_time(&mut self, now: MonoNs) {
         self.started_at.get_or_insert(now);
         self.close_if_expired(now);

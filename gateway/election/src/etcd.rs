@@ -63,8 +63,8 @@ impl StoreClient for NodeClient {
         let options = Some(settings.options.clone());
         let client = Client::connect([url], options).await.map_err(|error| reason(&error))?;
         let node = Self { client, key: settings.key.clone() };
-        // A connection is made on its first use. The read is linearizable, so that a node without a majority is
-        // refused.
+        // The client connects on its first request, so this read opens the connection. The read is linearizable: a node
+        // without a majority fails here.
         let answer = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
         answer.map_err(|error| reason(&error))?;
         Ok(node)
@@ -112,7 +112,8 @@ impl NodeClient {
         let mut stream = self.client.watch_client().watch(self.key.as_slice(), Some(options)).await?;
         while let Some(answer) = stream.message().await? {
             if answer.canceled() {
-                // Also where revisions from there on are compacted away: the next watch begins with a read.
+                // etcd also ends a watch when it has compacted the revisions that the watch would start from. The next
+                // watch begins with a read, so it misses nothing.
                 return Ok(format!("etcd ended the watch: {}", answer.cancel_reason()));
             }
             for event in answer.events() {
@@ -129,7 +130,7 @@ impl NodeClient {
 fn report_change(found: Option<&KeyValue>, on_change: &impl Fn(Option<Versioned>)) {
     match found.map(|found| versioned(version(found), found.value())).transpose() {
         Ok(record) => on_change(record),
-        // A read reports the same.
+        // A read returns the same defect as its outcome, so here it is only logged.
         Err(reason) => tracing::warn!(reason, "the election key in etcd contains an invalid record"),
     }
 }

@@ -73,7 +73,7 @@ impl FileRegister {
     }
 
     fn submit(&self, task: Task) {
-        // Its thread lives as long as this sender.
+        // The worker's thread lives as long as this sender.
         let _handed = self.tasks.send(task);
     }
 
@@ -127,7 +127,7 @@ impl Register for FileRegister {
         }
     }
 
-    /// There is no connection.
+    /// A directory has no connection to replace.
     fn reconnect(&mut self) {}
 }
 
@@ -185,7 +185,7 @@ impl RecordDirectory {
         highest_in(&self.directory).map_err(|error| self.describe("list", &error))
     }
 
-    /// The record with the highest version, which was `highest` a moment ago.
+    /// Reads the record with the highest version. `highest` was the highest version a moment ago.
     fn newest(&self, highest: Version) -> Result<Option<Versioned>, String> {
         let (mut version, mut tries) = (highest, 0);
         loop {
@@ -230,7 +230,8 @@ impl RecordDirectory {
         }
     }
 
-    /// That version did not exist a moment ago: was it not created yet, or already removed?
+    /// This process has created `version`, which did not exist a moment ago. Was it the next version, or had another
+    /// process created and removed it before?
     fn linked(&self, version: Version) -> Outcome {
         match highest_in(&self.directory) {
             Ok(highest) if highest.0 < version.0 + VERSIONS_KEPT => {
@@ -251,7 +252,7 @@ impl RecordDirectory {
         self.written += 1;
         let path = self.directory.join(STAGING).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
         fs::write(&path, bytes).or_else(|error| match error.kind() {
-            // The directory was cleared.
+            // The directory was cleared, with this subdirectory.
             io::ErrorKind::NotFound => {
                 fs::create_dir_all(self.directory.join(STAGING)).and_then(|()| fs::write(&path, bytes))
             }
@@ -282,9 +283,9 @@ fn highest_in(directory: &Path) -> io::Result<Version> {
 
 /// Subdirectory in which versions are written.
 const STAGING: &str = "new";
-/// At 50 renewals a second, more than a second.
+/// How many older versions stay: more than a second's worth at 50 renewals a second.
 const VERSIONS_KEPT: u64 = 64;
-/// Where a directory cannot be watched.
+/// Polling interval where the directory cannot be watched.
 const POLL: Duration = Duration::from_millis(2);
 
 #[cfg(test)]

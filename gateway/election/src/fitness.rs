@@ -64,7 +64,7 @@ pub enum FitnessClass {
 }
 
 impl FitnessClass {
-    /// For status and logs.
+    /// The name of the class in status output and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

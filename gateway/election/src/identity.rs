@@ -38,7 +38,7 @@ impl NodeName {
         ((1..=64).contains(&name.len()) && name.bytes().all(allowed)).then(|| Self(name.to_owned()))
     }
 
-    /// As text.
+    /// Returns the name as text.
     #[must_use]
     #[cfg(test)]
     pub(crate) fn as_str(&self) -> &str {
@@ -172,7 +172,7 @@ pub(crate) mod written_positions {
     #[serde(deny_unknown_fields)]
     struct WirePosition {
         feed: u16,
-        /// `YYYYMMDD`.
+        /// Trading date of the session, as `YYYYMMDD`.
         date: u32,
         restart: u32,
         sequence: u64,
@@ -204,7 +204,7 @@ pub struct DeathNotice {
     pub holder: NodeId,
     /// The start that ended.
     pub incarnation: Incarnation,
-    /// The epoch under which it led.
+    /// The epoch of the process's last leadership; 0 if it never led.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
 }

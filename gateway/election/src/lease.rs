@@ -9,7 +9,7 @@
 //! ```
 //! L is the lease, M the margin, ρ the bound on a clock's rate error: see [`timing`](super::timing).
 //!
-//! Rules; section 6 to 9 of `gateway/election/SAFETY.md` gives the argument for each:
+//! Rules; sections 6 to 9 of `gateway/election/SAFETY.md` give the argument for each:
 //! - A leader's deadline is the time at which the last successful renewal was *sent*, plus L, less M. A swap of unknown
 //!   outcome does not move the deadline. The gateway learns the outcome by reading over a fresh connection: each
 //!   attempt's record has its own number.
@@ -109,13 +109,13 @@ pub struct Lease {
     named_successor: Option<NamedSuccessor>,
     /// The end of its own leadership that a holder announced.
     announced_end: Option<AnnouncedEnd>,
-    /// The stamp with which this gateway tried to take over as designated successor. No stamp serves twice.
+    /// The stamp with which this gateway tried to take over as designated successor. No stamp is used twice.
     used_stamp: Option<PeerTimestamp>,
     /// A death notice named this start of this gateway, so other candidates no longer wait for it.
     is_declared_dead: bool,
     peers: BTreeMap<NodeId, KnownPeer>,
     deaths: Vec<DeathNotice>,
-    /// When the last of `deaths` was received.
+    /// When the newest of `deaths` was received.
     death_received_at: MonoNs,
     admitted: BTreeMap<NodeId, NodeName>,
     fitness: Fitness,
@@ -125,7 +125,7 @@ pub struct Lease {
     observed_epoch: Epoch,
     /// The highest epoch under which the fence was opened. No epoch is opened twice.
     highest_opened: Epoch,
-    /// Until then, a send that was checked before the fence closed may be outstanding.
+    /// Before this time, a send that was checked before the fence closed may be outstanding.
     sends_end_at: MonoNs,
     /// Set for the present leadership. The record's pin holds for any leadership.
     pin: Option<Pin>,
@@ -163,7 +163,8 @@ struct PendingRequests {
     must_read: bool,
     /// No request before this time, so that a store that refuses is not flooded.
     backoff_until: MonoNs,
-    /// Candidates that attempts name whose records are no longer kept in `attempts`.
+    /// Candidates that were named by attempts that no longer fit into `attempts`. Such an attempt may still take
+    /// effect.
     possible_candidates: BTreeMap<NodeId, NodeName>,
 }
 
@@ -213,7 +214,7 @@ pub struct LeaseSafeguards {
 }
 
 impl LeaseSafeguards {
-    /// As in every product.
+    /// All safeguards are on, as in every product.
     pub const ALL: Self = Self {
         lease_from_successor_stamp: true,
         keeps_named_successor: true,
@@ -497,7 +498,7 @@ impl Lease {
     fn on_swap_committed(&mut self, now: MonoNs, attempt: &SwapAttempt) {
         let SwapAttempt { sent, record, .. } = attempt;
         if !record.is_held_by(&self.config.member) {
-            // Given away or released: this gateway holds nothing any more.
+            // The record was given away or released: this gateway holds nothing any more.
             if matches!(self.phase, Phase::Leaving(_)) {
                 self.phase = Phase::Candidate;
             }
@@ -513,8 +514,8 @@ impl Lease {
                     self.emit(Output::Notice(Notice::StoreReachable));
                 }
             }
-            // The successor opened under this epoch, and the answer came after its deadline. It may swap again without
-            // waiting a lease.
+            // This gateway opened as the successor under this epoch, and the answer came after its deadline. It may
+            // swap again without waiting a lease.
             Phase::Candidate if record.epoch == self.highest_opened && now < deadline && !self.is_closing => {
                 let (epoch, drained) = (record.epoch, Some(BTreeMap::new()));
                 self.phase = Phase::Leaving(Leaving { epoch, deadline, mode: LeaveMode::Reopen, drained });
@@ -761,7 +762,7 @@ impl PendingRequests {
     }
 }
 
-/// Attempts kept one by one. More than can be sent within one lease.
+/// Number of attempts kept one by one: more than can be sent within one lease.
 const ATTEMPTS_MAX: usize = 8;
-/// Death notices kept: those of the last few starts of each gateway.
+/// Number of death notices kept: those of the last few starts of each gateway.
 const DEATHS_MAX: usize = 16;

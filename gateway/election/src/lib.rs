@@ -25,7 +25,7 @@
 //! - [`quorum`]: the core and the voters that need no store.
 //! - [`auto_move`]: when leadership moves automatically.
 //! - [`assignment`]: which gateway should publish which group, where several gateways share several groups;
-//!   [`placement`]: the resulting wishes for each group's election.
+//!   [`placement`]: the resulting preferences for each group's election.
 //! - [`auth`]: the shared key, and the proof that a message is authentic and new.
 //! - [`latch`]: the interface towards the gateway, after the leader-latch pattern.
 //!

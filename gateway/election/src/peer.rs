@@ -50,7 +50,7 @@ pub enum PeerMessage {
     /// The record does not name the sender, which asks to be admitted.
     #[serde(rename = "admit_ask")]
     AdmitRequest {
-        /// The sender.
+        /// Node number, name and start of the sender.
         member: Member,
         /// The output that the sender is configured to publish.
         configuration: ConfigVersion,
@@ -78,7 +78,7 @@ pub struct LeaderRequest {
 }
 
 impl LeaderRequest {
-    /// Whether the notice is about the requester.
+    /// Whether the notice says that the requester's process has ended in this leadership.
     #[must_use]
     pub(crate) fn concerns(&self, notice: &DeathNotice) -> bool {
         self.leadership_id() == *notice
@@ -95,14 +95,14 @@ impl LeaderRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerState {
-    /// The gateway.
+    /// Node number, name and start of the gateway.
     pub member: Member,
-    /// Whether it is eligible.
+    /// Whether the gateway is eligible to lead.
     #[serde(rename = "standing")]
     pub eligibility: Eligibility,
-    /// How fit it is.
+    /// How fit the gateway is.
     pub fitness: Fitness,
-    /// The output that it is configured to publish.
+    /// The output that the gateway is configured to publish.
     pub configuration: ConfigVersion,
     /// When the state was taken, on the gateway's own clock.
     pub stamp: PeerTimestamp,

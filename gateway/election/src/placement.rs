@@ -21,7 +21,7 @@ use super::{
 pub struct GroupObservation {
     /// Cost of the group: see [`GroupLoad::load`].
     pub load: u32,
-    /// The election's state.
+    /// The state of the group's election, as known to this gateway.
     pub view: View,
 }
 

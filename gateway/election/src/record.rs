@@ -50,11 +50,11 @@ pub struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Successor {
-    /// The gateway.
+    /// Node number of the gateway.
     pub node: NodeId,
     /// The start of that gateway; another start may not take over.
     pub incarnation: Incarnation,
-    /// The time of its last received state, on its own clock.
+    /// Taken on the successor's clock with the last state that the leader received of it.
     pub stamp: PeerTimestamp,
 }
 
@@ -75,7 +75,7 @@ pub struct PeerTimestamp(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigVersion {
-    /// Over all settings that the output depends on.
+    /// Hash over all settings that the output depends on.
     pub hash: u64,
     /// Raised by the operator who rolls out a new configuration.
     pub revision: u64,
@@ -122,7 +122,7 @@ impl Record {
         Self { holder: None, renewal: self.renewal + 1, ..self.clone() }
     }
 
-    /// The stored form.
+    /// Serializes the record for the store.
     #[must_use]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
@@ -164,19 +164,19 @@ impl Record {
 /// A value in the store that is not a record. No gateway overwrites it, since its origin is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
-    /// Longer than any record.
+    /// The value is longer than any record.
     #[error("{bytes} bytes exceed the maximum record size of {RECORD_BYTES_MAX}")]
     TooLong {
         /// Length of the value.
         bytes: usize,
     },
-    /// Not in a record's format.
+    /// The value does not have the format of a record.
     #[error("not an election record: {0}")]
     Malformed(#[from] serde_json::Error),
     /// The fields contradict each other.
     #[error("invalid election record: {what}")]
     Inconsistent {
-        /// Which contradiction, for the error text.
+        /// The contradiction, for the error text.
         what: &'static str,
     },
 }

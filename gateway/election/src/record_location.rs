@@ -33,9 +33,9 @@ pub enum RecordLocationError {
     /// The directory cannot be used.
     #[error("cannot use directory {} for election records: {source}", directory.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The store's client cannot be started.

@@ -71,7 +71,7 @@ pub struct Versioned {
 pub struct Version(pub u64);
 
 impl Version {
-    /// There is no record.
+    /// The version of a record that does not exist.
     pub const NONE: Self = Self(0);
 }
 

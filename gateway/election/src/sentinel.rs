@@ -43,22 +43,23 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use self::{registration::WatchRegistration, shared_page::SharedPage};
 
-/// The gateway's end. While this value lives, a sentinel watches, unless [`Self::fault`] reports otherwise.
+/// The gateway's end of the connection. While this value lives, a sentinel watches, unless [`Self::fault`] reports
+/// otherwise.
 #[derive(Debug)]
 pub struct SentinelConnection {
     stream: UnixStream,
-    /// The sentinel's process, where the gateway started it.
+    /// The sentinel's process, if the gateway started it.
     child: Option<Child>,
 }
 
 /// How a gateway gets its sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SentinelSource {
-    /// The gateway starts the sentinel: the program, usually `/proc/self/exe`, and its priority.
+    /// The gateway starts the sentinel itself, from a program with a priority.
     Start {
-        /// The program.
+        /// Path of the program, usually `/proc/self/exe`.
         program: PathBuf,
-        /// SCHED_FIFO priority, 0 for none.
+        /// SCHED_FIFO priority of the sentinel; 0 for none.
         priority: u8,
     },
     /// The service manager has started the sentinel, which listens on this socket.
@@ -101,7 +102,8 @@ impl SentinelConnection {
         Ok(Self { stream, child })
     }
 
-    /// Why the sentinel no longer watches, if so. The lease still protects the group.
+    /// Why the sentinel no longer watches; `None` while it watches. Without a sentinel the lease still protects the
+    /// group.
     pub fn fault(&mut self) -> Option<String> {
         if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
             return Some(format!("the sentinel has ended: {status}"));
@@ -114,14 +116,14 @@ impl SentinelConnection {
         }
     }
 
-    /// The sentinel's process, where the gateway started it.
+    /// Id of the sentinel's process, if the gateway started it.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 }
 
-/// A registration is answered within milliseconds, unless the machine is in trouble.
+/// Time limit of the registration. A sentinel answers within milliseconds, unless the machine is in trouble.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The sentinel's standard input is the stream: it inherits nothing else of ours, and no descriptor number must be

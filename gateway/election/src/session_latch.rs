@@ -1,24 +1,25 @@
-//! The classic leader latch over a store with sessions, as a core. Each gateway has a place in a queue that its session
-//! keeps; the first in the queue leads, and each watches the one before it. An option for those who prefer it: the
-//! lease over a versioned record need not wait for a session to expire.
+//! The classic leader latch over a store with sessions, as a core. Each gateway has an entry in a queue. The store
+//! keeps the entry as long as the gateway's session lasts. The first in the queue leads, and each gateway watches the
+//! entry before its own. An option for those who prefer it: with the lease over a versioned record, no gateway waits
+//! for a session to expire.
 //!
 //! ```text
 //!            join               first, epoch taken                 hand-over, close
 //!   Outside ──────► In queue ─────────────────────► Leading ─────────────────────────► Leaving ──────► Outside
 //!      ▲               ▲ deadline passed, outranked  │
-//!      └───────────────┴───────── session or place gone
+//!      └───────────────┴───────── session or entry gone
 //! ```
 //! T is the session's time-out. The rules; section 12 of `gateway/election/SAFETY.md` gives the argument for each:
-//! - The store removes a place no sooner than T after the store node that ends sessions last received anything of the
+//! - The store removes an entry no sooner than T after the store node that ends sessions last received anything of the
 //!   session. A leader's deadline is the time at which it sent its last *answered* request, plus 2/3 T, less the
 //!   margin. The rest pays for the delay between the store's own nodes (half a tick, at most T/4) and for clocks.
 //! - So a request counts only if it can renew the session before the session ends, which needs time between the store's
 //!   nodes: not after a silence of nearly T. After such a silence, another request, sent T/4 later, must be answered
 //!   too. A gateway in the queue sends often enough that its session stays known.
-//! - A former leader gives up its place no sooner than its sends have ended: when the drain is acknowledged, or the
+//! - A former leader deletes its entry no sooner than its sends have ended: when the drain is acknowledged, or the
 //!   longest send after the deadline.
-//! - Only a write renews: the store's leader answers it, and only while the place exists.
-//! - An epoch is taken by a versioned write that fails unless our place still exists. So of two gateways that both
+//! - Only a write renews: the store's leader answers it, and only while the entry exists.
+//! - An epoch is taken by a versioned write that fails unless our entry still exists. So of two gateways that both
 //!   believe to be first, at most one gets any epoch, and each opening has its own.
 
 use std::collections::BTreeMap;
@@ -54,15 +55,15 @@ pub struct SessionLatchConfig {
 /// Requests to the session's thread. Each has one answer, unless the session ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SessionRequest {
-    /// Take a place at the end of the queue.
+    /// Create our entry at the end of the queue.
     Join(RequestId),
-    /// Read the queue and the last epoch. From then on, [`SessionEvent::QueueChanged`] when the place before ours goes.
+    /// Read the queue and the last epoch. From then on, [`SessionEvent::QueueChanged`] when the entry before ours goes.
     ReadQueue(RequestId),
     /// Only demands an answer, so that the store knows that the session lives.
     KeepAlive(RequestId),
-    /// Write to our place.
+    /// Write to our entry.
     Renew(RequestId),
-    /// Replace that version of the epoch by this epoch, if our place still exists.
+    /// Replace that version of the epoch by this epoch, if our entry still exists.
     TakeEpoch {
         /// Identifies the request.
         request_id: RequestId,
@@ -71,9 +72,9 @@ pub enum SessionRequest {
         /// The new epoch.
         epoch: Epoch,
     },
-    /// Give up our place.
+    /// Delete our entry.
     Leave(RequestId),
-    /// Remove the place of a gateway whose process is known to have ended.
+    /// Delete the entry of a gateway whose process is known to have ended.
     Remove(RequestId, String),
 }
 
@@ -82,7 +83,7 @@ pub enum SessionRequest {
 pub enum SessionEvent {
     /// A session has begun, with the time-out that the store granted. No state of an earlier session remains.
     Started {
-        /// T, ns.
+        /// T as the store granted it, ns.
         timeout_ns: u64,
         /// When the session was requested, at the earliest.
         requested_at: MonoNs,
@@ -91,7 +92,7 @@ pub enum SessionEvent {
     StoreLink(StoreLink),
     /// The answer to the request with that id.
     Answer(RequestId, SessionAnswer),
-    /// The place before ours has gone, or the queue has changed.
+    /// The entry before ours has gone, or the queue has changed.
     QueueChanged,
 }
 
@@ -100,18 +101,18 @@ pub enum SessionEvent {
 pub enum SessionAnswer {
     /// The store carried the request out.
     Done,
-    /// To [`SessionRequest::ReadQueue`].
+    /// The answer to [`SessionRequest::ReadQueue`].
     Queue {
-        /// The places, the first one first.
+        /// The queue's entries, the first one first.
         entries: Vec<QueueEntry>,
-        /// Index of our place.
+        /// Index of our entry.
         own: Option<usize>,
         /// The last epoch that was taken; 0: none yet.
         epoch: Epoch,
         /// Version of the record that holds the epoch.
         version: Version,
     },
-    /// Our place does not exist.
+    /// Our entry does not exist.
     Gone,
     /// Another version of the epoch was in force. Nothing has changed.
     Refused,
@@ -121,12 +122,12 @@ pub enum SessionAnswer {
     Failed(String),
 }
 
-/// A place in the queue.
+/// An entry of the queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueueEntry {
-    /// Name of the place's node in the store.
+    /// Name of the entry's node in the store.
     pub name: String,
-    /// Its owner; `None`: the node's content is not in our format.
+    /// The gateway that created the entry; `None`: the node's content is not in our format.
     pub member: Option<Member>,
 }
 
@@ -160,7 +161,7 @@ pub struct SessionLatch {
     obstacle: Option<Obstacle>,
     /// No request before this time, so that a store that refuses is not flooded.
     backoff_until: MonoNs,
-    /// Until when a send of the last leadership may be outstanding; our place stays as long.
+    /// Until when a send of the last leadership may be outstanding. Our entry stays as long.
     sends_end_at: MonoNs,
     last_request: u64,
     outputs: Vec<Output<SessionRequest>>,
@@ -177,10 +178,10 @@ enum RequestKind {
     Remove,
 }
 
-/// Knowledge of when the store node that ends sessions last received anything of ours.
+/// When the store node that ends sessions last received anything of ours, as far as known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct SessionLiveness {
-    /// The session lasts at least T from then.
+    /// The session lasts at least T from this time.
     from: MonoNs,
     /// After a silence: when the first answered request was sent, and when the answer came. The answer to another
     /// request, sent long enough after, shows whether the first renewed the session in time.
@@ -194,7 +195,7 @@ struct Leading {
     renew_at: MonoNs,
 }
 
-/// Whether the place is being given up.
+/// Whether the gateway is about to delete its entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 enum LeaveState {
     #[default]
@@ -203,14 +204,14 @@ enum LeaveState {
     HandOver(Option<NodeId>),
     /// The fence is closed; sends may be outstanding.
     Draining,
-    /// The place is to be deleted; then a new one is taken.
+    /// The entry is to be deleted; then a new one is created.
     Leaving,
-    /// The place is to be deleted for good.
+    /// The entry is to be deleted for good.
     Closing,
 }
 
 impl SessionLatch {
-    /// Begins without a place.
+    /// A latch without a session and without an entry.
     #[must_use]
     pub fn new(config: SessionLatchConfig) -> Self {
         Self {
@@ -282,7 +283,7 @@ impl SessionLatch {
                     self.outputs.push(Output::Drain);
                 }
             }
-            // Here the queue alone decides.
+            // In this mode the queue alone decides.
             Input::Time
             | Input::Peer { .. }
             | Input::HandOver(_)
@@ -362,7 +363,7 @@ impl SessionLatch {
                     self.must_read_queue = true;
                 }
             }
-            // That the removed place was gone already says nothing about our own.
+            // That the removed entry was gone already says nothing about our own entry.
             (RequestKind::Remove, _) => self.must_read_queue = true,
             (RequestKind::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.on_entry_lost(),
             (_, SessionAnswer::Failed(why)) => {
@@ -411,7 +412,7 @@ impl SessionLatch {
         }
     }
 
-    /// Only the next in the queue can succeed.
+    /// Hands over to the next in the queue: no other gateway can succeed.
     fn hand_over(&mut self, own: usize, target: Option<NodeId>) {
         let next = self.entries.get(own + 1).and_then(|entry| entry.member.as_ref()).map(|member| member.node);
         let why = match (next, target) {
@@ -461,7 +462,7 @@ impl SessionLatch {
             }
         } else if !self.is_queued && is_eligible && self.leaving == LeaveState::Staying && !waits_for(RequestKind::Join)
         {
-            // After a join of unknown outcome the queue shows whether there is a place.
+            // After a join of unknown outcome the queue shows whether our entry exists.
             if self.must_read_queue {
                 if !waits_for(RequestKind::ReadQueue) {
                     self.must_read_queue = false;
@@ -485,7 +486,7 @@ impl SessionLatch {
             .map(|session_ns| self.last_request_at.plus(session_ns / 5).max(self.backoff_until))
     }
 
-    /// A request that was sent at `sent` has been answered.
+    /// A request that was sent at `sent` has been answered, so the store has received something of the session.
     fn record_session_alive(&mut self, now: MonoNs, sent: MonoNs) {
         if let Some((first, answered)) = self.known.after_silence
             && answered.plus(self.propagation_ns()) <= sent
@@ -546,7 +547,7 @@ impl SessionLatch {
         }
     }
 
-    /// Whether the place must be given up.
+    /// Whether our entry must be deleted.
     fn must_leave(&self) -> bool {
         matches!(self.leaving, LeaveState::Leaving | LeaveState::Closing)
             || !self.is_eligible() && self.leading.is_none()
@@ -579,7 +580,7 @@ impl SessionLatch {
         }
     }
 
-    /// Until when a leader may send, and a request still renews the session in time.
+    /// Until when a leader may send, and until when a request renews the session in time.
     fn deadline(&self) -> MonoNs {
         self.known.from.plus(self.config.timing.session_usable_ns(self.session_ns.unwrap_or(0)))
     }
@@ -637,9 +638,9 @@ impl Core for SessionLatch {
     }
 }
 
-/// Pause after a refused request.
+/// Pause after a refused request, ns.
 const BACKOFF_NS: u64 = 100_000_000;
-/// Limit of unanswered renewals: with more, the store is gone and the deadline decides.
+/// Maximum number of unanswered requests while leading. With more, the store is gone and the deadline decides.
 const PENDING_MAX: usize = 64;
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ use super::{
 
 /// One connection to one node. Clones share it.
 pub(super) trait StoreClient: Clone + 'static {
-    /// Address of the record, and credentials.
+    /// Where the record is, and with which credentials to reach it.
     type Settings: Send + 'static;
 
     /// Connects to one node, and checks that it answers and accepts the credentials. Fails with the reason.
@@ -75,7 +75,7 @@ enum Command {
 }
 
 impl StoreRegister {
-    /// Starts the thread, which connects.
+    /// Starts the thread, which then connects to the nodes.
     pub(super) fn open<C: StoreClient>(
         access: StoreAccess,
         settings: C::Settings,
@@ -91,7 +91,7 @@ impl StoreRegister {
     }
 
     fn command(&self, command: Command) {
-        // The thread ends only after this value does.
+        // The thread ends only after this value is dropped.
         if let Some(commands) = &self.commands {
             let _ = commands.send(command);
         }
@@ -140,16 +140,16 @@ pub(super) fn versioned(version: Version, value: &[u8]) -> Result<Versioned, Str
     Ok(Versioned { version, record })
 }
 
-/// The thread's state.
+/// State of the store's thread.
 struct StoreWorker<C: StoreClient> {
     access: StoreAccess,
     settings: Rc<C::Settings>,
     events: RegisterSender,
     nodes: Vec<EndpointState<C>>,
-    /// For each node, why the last attempt to connect failed.
+    /// For each node, why the last attempt to connect failed, or that it has not answered yet.
     connect_errors: Rc<RefCell<Vec<String>>>,
     active: watch::Sender<Option<Rc<Connection<C>>>>,
-    /// Numbers connections.
+    /// Number of connections used so far. It numbers each connection.
     connection_count: u64,
     reports: mpsc::UnboundedSender<Report<C>>,
     received_reports: mpsc::UnboundedReceiver<Report<C>>,
@@ -157,7 +157,7 @@ struct StoreWorker<C: StoreClient> {
 
 struct EndpointState<C> {
     spare: Option<C>,
-    /// Pause before the next attempt.
+    /// Pause before the next attempt to connect to this node.
     pause: Duration,
 }
 
@@ -167,7 +167,7 @@ struct Connection<C> {
     node: usize,
     number: u64,
     is_abandoned: watch::Sender<bool>,
-    /// The newest version that was reported from it.
+    /// The newest version that was reported from this connection.
     newest: Cell<Version>,
 }
 
@@ -177,7 +177,7 @@ enum Report<C> {
         node: usize,
         result: Result<C, String>,
     },
-    /// The connection of that number is no longer reliable.
+    /// The connection with that number is no longer reliable.
     InDoubt {
         number: u64,
         why: String,
@@ -230,12 +230,12 @@ impl<C: StoreClient> StoreWorker<C> {
                     Report::Connected { node, result } => self.connected(node, result, &mut tasks),
                     Report::InDoubt { number, why } => self.abandon(number, &why, &mut tasks),
                 },
-                // Only to remove finished tasks.
+                // These two only remove finished tasks.
                 Some(_) = tasks.join_next() => {}
                 Some(_) = requests.join_next() => {}
             }
         }
-        // No answer is awaited any more, but submitted requests should reach the store.
+        // No answer is awaited any more, but requests that were submitted should reach the store.
         let all = async { while requests.join_next().await.is_some() {} };
         let _ = timeout(self.access.request_timeout, all).await;
     }
@@ -292,7 +292,7 @@ impl<C: StoreClient> StoreWorker<C> {
             connection.as_ref().is_some_and(|connection| connection.number == number)
         };
         let mut abandoned = None;
-        // Reports of dropped connections come late.
+        // Reports about dropped connections may come late.
         self.active.send_if_modified(|active| {
             abandoned = if is_same(active) { active.take() } else { None };
             abandoned.is_some()
@@ -353,7 +353,7 @@ impl<C: StoreClient> StoreWorker<C> {
                 let mut is_abandoned = connection.is_abandoned.subscribe();
                 let on_change = |found: Option<Versioned>| {
                     let version = found.as_ref().map_or(Version::NONE, |found| found.version);
-                    // An answer overtook the watch.
+                    // An answer overtook the watch: this record is older than one that was reported.
                     if version != Version::NONE && version < connection.newest.get() {
                         return;
                     }
@@ -385,15 +385,16 @@ async fn connected<C>(active: &mut watch::Receiver<Option<Rc<Connection<C>>>>) -
         match active.wait_for(Option::is_some).await.as_deref() {
             Ok(Some(connection)) => return Rc::clone(connection),
             Ok(None) => {}
-            // The thread ends, and this task with it.
+            // The thread is ending, and this task with it.
             Err(_) => future::pending().await,
         }
     }
 }
 
-/// A running node answers within milliseconds, one that checks a password within tenths of a second.
+/// Time limit of an attempt to connect. A running node answers within milliseconds, one that checks a password within
+/// tenths of a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// First pause between two attempts to connect to one node.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Longest pause.
+/// Longest pause between two attempts to connect to one node.
 const PAUSE_MAX: Duration = Duration::from_secs(1);

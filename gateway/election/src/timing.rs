@@ -28,17 +28,17 @@ pub struct LeaseTiming {
 }
 
 impl LeaseTiming {
-    /// A lease about five times the worst p99.9 of a store with three nodes.
+    /// Profile for a store with three nodes: a lease of about five times the worst p99.9 of its answers.
     pub const DEFAULT: Self = Self::from_ms(100, 20, 20);
-    /// For isolated cores under SCHED_FIFO.
+    /// Profile for isolated cores under SCHED_FIFO.
     pub const FAST: Self = Self::from_ms(40, 8, 8);
-    /// For distant stores, or machines that stall.
+    /// Profile for distant stores, or for machines that stall.
     pub const CALM: Self = Self::from_ms(1_000, 200, 200);
     /// All profiles, with their names in the configuration.
     pub const PROFILES: [(&'static str, Self); 3] =
         [("default", Self::DEFAULT), ("fast", Self::FAST), ("calm", Self::CALM)];
 
-    /// From lease, renewal and margin; the longest send is half of the margin.
+    /// Makes times from lease, renewal and margin, ms. The longest send is half of the margin.
     #[must_use]
     pub const fn from_ms(lease_ms: u64, renew_ms: u64, margin_ms: u64) -> Self {
         Self {
@@ -85,8 +85,8 @@ impl LeaseTiming {
         sent.plus(self.lease_ns.min(lease_ns).saturating_sub(self.margin_ns))
     }
 
-    /// How long a leader may send after it sent its last answered write, where a session with this time-out keeps its
-    /// place in the queue, ns.
+    /// How long a leader may send after it sent its last answered write, ns. `session_ns`: time-out of the session that
+    /// keeps the leader's queue entry.
     #[must_use]
     pub fn session_usable_ns(&self, session_ns: u64) -> u64 {
         (session_ns / 3 * 2).saturating_sub(self.margin_ns)
@@ -150,11 +150,11 @@ pub enum TimingError {
         ms(*renew_ns), ms(*lease_ns), ms(*margin_ns), ms(*lease_ns), ms(*margin_ns), ms((lease_ns - margin_ns) / 3)
     )]
     Renewal {
-        /// L.
+        /// L as configured, ns.
         lease_ns: u64,
-        /// R.
+        /// R as configured, ns.
         renew_ns: u64,
-        /// M.
+        /// M as configured, ns.
         margin_ns: u64,
     },
     /// Fewer than three renewals fit into the usable time of a session.
@@ -163,11 +163,11 @@ pub enum TimingError {
         ms(*renew_ns), ms(*session_ns), ms(*margin_ns), ms(*session_ns / 3 * 2), ms(*margin_ns), ms(*usable_ns / 3)
     )]
     Session {
-        /// T.
+        /// T, the session's time-out, ns.
         session_ns: u64,
-        /// R.
+        /// R as configured, ns.
         renew_ns: u64,
-        /// M.
+        /// M as configured, ns.
         margin_ns: u64,
         /// The part of the session that a leader may use, ns.
         usable_ns: u64,
@@ -178,15 +178,15 @@ pub enum TimingError {
         ms(*lease_ns), ms(LEASE_NS_MAX), ms(*renew_ns)
     )]
     Range {
-        /// L.
+        /// L as configured, ns.
         lease_ns: u64,
-        /// R.
+        /// R as configured, ns.
         renew_ns: u64,
     },
     /// The bound on the rate error is out of range.
     #[error("a clock's rate error of {rate_error_ppm} ppm must be at most {RATE_ERROR_PPM_MAX} ppm")]
     RateError {
-        /// ρ.
+        /// ρ as configured, parts per million.
         rate_error_ppm: u32,
     },
 }
@@ -198,13 +198,14 @@ pub fn drift_ns(ns: u64, rate_error_ppm: u32) -> u64 {
     u64::try_from(drift).unwrap_or(u64::MAX)
 }
 
-/// Crystals are within 100 ppm. A time daemon slews by at most 500 ppm, and the election watches the slew.
+/// Default of ρ, parts per million. Crystals are within 100 ppm. A time daemon slews by at most 500 ppm, and the
+/// election watches the slew.
 pub const RATE_ERROR_PPM: u32 = 200;
-/// One per cent: a clock with a larger error is broken.
+/// Largest allowed ρ, parts per million. One per cent: a clock with a larger error is broken.
 pub const RATE_ERROR_PPM_MAX: u32 = 10_000;
-/// Between reading the clock and comparing it, and between cores.
+/// Bound on the error of a time comparison, ns: between reading the clock and comparing it, and between cores.
 pub(crate) const CLOCK_READ_ERROR_NS: u64 = 1_000;
-/// One hour. Bounds how long a record from the store can make a candidate wait.
+/// Longest allowed lease, ns: one hour. It bounds how long a record from the store can make a candidate wait.
 pub(crate) const LEASE_NS_MAX: u64 = 3_600_000 * NS_PER_MS;
 
 const NS_PER_MS: u64 = 1_000_000;

@@ -4,7 +4,7 @@
 //! Reads are linearizable like swaps. A node of ZooKeeper answers reads by itself and may lag behind the others, so an
 //! empty transaction, which takes a majority, confirms the version that was read.
 //!
-//! [`session`] is the alternative: a place in a queue of ephemeral nodes.
+//! [`session`] is the alternative: an entry in a queue of ephemeral nodes.
 
 pub mod session;
 
@@ -30,7 +30,7 @@ pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) ->
 }
 
 impl ZooKeeperConfig {
-    /// `user:password`.
+    /// The credentials as `user:password`, in the form of ZooKeeper's digest scheme.
     fn login(&self) -> Result<Option<String>, AccessError> {
         let Some(login) = &self.access.login else { return Ok(None) };
         Ok(Some(format!("{}:{}", login.user, login.password()?)))
@@ -39,7 +39,7 @@ impl ZooKeeperConfig {
 
 struct Settings {
     path: String,
-    /// `user:password`.
+    /// The credentials as `user:password`.
     login: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl StoreClient for NodeClient {
         let client = connector.connect(endpoint).await.map_err(|error| error.to_string())?;
         let acls = if settings.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() };
         let node = Self { client, path: settings.path.clone(), acls };
-        // Takes a majority, so a node without a majority fails here.
+        // Creating the parent node takes a majority, so a store node without a majority fails here.
         let folder = Path::new(&node.path).parent().and_then(Path::to_str).filter(|folder| *folder != "/");
         if let Some(folder) = folder {
             let options = CreateMode::Persistent.with_acls(acls);
@@ -84,7 +84,8 @@ impl StoreClient for NodeClient {
                     let found = found.as_ref().map(|(version, value)| (to_version(*version), value.as_slice()));
                     return read_outcome(found);
                 }
-                // The read was old; once this node has caught up, it is not.
+                // This store node was behind when it answered the read. The read is repeated once the node has caught
+                // up.
                 Ok(false) => {
                     if let Err(error) = self.client.sync(&self.path).await {
                         return failure_outcome(&error);
@@ -136,14 +137,14 @@ impl NodeClient {
 
     async fn watch_until_failure(&self, on_change: impl Fn(Option<Versioned>)) -> Result<SessionState, Error> {
         let mut state = self.client.state_watcher();
-        // Within a session nothing older is read afterwards.
+        // After a sync, the session reads nothing older.
         self.client.sync(&self.path).await?;
         loop {
             let watcher = match self.client.get_and_watch_data(&self.path).await {
                 Ok((value, stat, watcher)) => {
                     match versioned(to_version(stat.version), &value) {
                         Ok(found) => on_change(Some(found)),
-                        // A read reports the same.
+                        // A read returns the same defect as its outcome, so here it is only logged.
                         Err(reason) => {
                             tracing::warn!(reason, "the election node in ZooKeeper contains an invalid record")
                         }
@@ -181,7 +182,7 @@ fn from_version(version: Version) -> Option<i32> {
     (version != ANY).then_some(version)
 }
 
-/// Means any version in a request.
+/// The version that means "any" in a request.
 const ANY: i32 = -1;
 
 /// The outcome of a failed request. Only what ZooKeeper itself refused has certainly not happened.
@@ -200,7 +201,7 @@ fn failure_outcome(error: &Error) -> Outcome {
     }
 }
 
-/// The requested time-out. After a third of it without an answer from a node, the connection is dropped.
+/// Requested session time-out. The client drops a connection after a third of it without an answer.
 const SESSION: Duration = Duration::from_secs(4);
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ pub trait ChannelHandler: Send + 'static {
 /// Resources for one call of a handler. All of them belong to the calling thread for the duration of the call.
 #[derive(Debug)]
 pub struct TurnContext<'a, I, L> {
-    /// Receives and sends.
+    /// The thread's I/O: it receives and sends.
     pub io: &'a mut I,
     /// The calling thread's [`ChannelHandler::Local`].
     pub local: &'a mut L,
@@ -313,15 +313,15 @@ pub enum StartError {
     /// The kernel refused to run a thread on its configured core.
     #[error("thread {thread}: {source}")]
     Pin {
-        /// Number of the thread.
+        /// Number of the thread in its pool, from 0.
         thread: usize,
-        /// The kernel's refusal.
+        /// The kernel's error.
         source: PinError,
     },
     /// The kernel refused a thread's real-time priority.
     #[error("thread {thread}: cannot set real-time priority {priority}: {source}")]
     Priority {
-        /// Number of the thread.
+        /// Number of the thread in its pool, from 0.
         thread: usize,
         /// The requested priority, 1..=99.
         priority: u8,
@@ -331,9 +331,9 @@ pub enum StartError {
     /// A thread or its I/O could not be created.
     #[error("thread {thread}: cannot {action}: {source}")]
     Thread {
-        /// Number of the thread.
+        /// Number of the thread in its pool, from 0.
         thread: usize,
-        /// The attempted action.
+        /// What the pool tried to do, for the error text.
         action: &'static str,
         /// The kernel's error.
         source: io::Error,

@@ -49,7 +49,7 @@ pub enum Wait {
 
 /// The shared part. One per pool.
 pub trait HandleSet: Send + Sync {
-    /// The thread's part.
+    /// The part of the set that each thread has for itself.
     type Io: ThreadIo;
 
     /// Creates the part of the calling thread, to be used by that thread alone.

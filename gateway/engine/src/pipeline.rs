@@ -101,7 +101,7 @@ impl StampCounts {
 pub struct LineSocket {
     /// The line of the venue: A, B, or a further one.
     pub line: Line,
-    /// Joined to the line's group.
+    /// The receiving socket, joined to the line's multicast group.
     pub socket: ReceiveSocket,
     /// Sources whose datagrams are accepted.
     pub filter: SourceFilter,
@@ -112,7 +112,7 @@ pub struct LineSocket {
 pub struct RecoverySocket {
     /// Sends requests and receives answers.
     pub socket: ReceiveSocket,
-    /// Destination of requests.
+    /// Address of the retransmission server, to which requests are sent.
     pub server: SocketAddrV4,
 }
 
@@ -139,7 +139,7 @@ pub struct PeerGapRequest {
     pub channel: ChannelId,
     /// Session of the missing range.
     pub session: Session,
-    /// First missing sequence.
+    /// First sequence of the missing range.
     pub first: Sequence,
     /// First sequence after the range.
     pub next: Sequence,
@@ -169,7 +169,7 @@ impl PeerGapRequests {
         self.is_linked.store(is_linked, Relaxed);
     }
 
-    /// The next request.
+    /// Takes the oldest request from the queue.
     #[must_use]
     pub fn take(&self) -> Option<PeerGapRequest> {
         self.queue.pop()
@@ -193,7 +193,7 @@ pub struct PipelineParts {
     pub index: ChannelIndex,
     /// The sans-I/O channel: arbitration, decoding, books.
     pub channel: Channel,
-    /// The line sockets.
+    /// Sockets of the venue's lines.
     pub lines: Vec<LineSocket>,
     /// Connection to the venue's retransmission server, if it has one.
     pub recovery: Option<RecoverySocket>,
@@ -217,7 +217,7 @@ pub struct PipelineParts {
 #[derive(Debug)]
 pub struct PipelineLocal {
     batch: ReceiveBatch,
-    /// Receive timestamp and place of each datagram of the batch, oldest first.
+    /// Receive timestamp, ns, and index in the batch, of each datagram; oldest first.
     order: Vec<(u64, u16)>,
     buffers: SendBuffers,
     stages: StageRecorder,
@@ -411,12 +411,13 @@ impl ChannelPipeline {
         self.metrics.at_batch_boundary(now, &mut self.channel, self.drops.unexpected());
     }
 
-    /// Hands the records since the last interval to the collector. Called when the channel has ended.
+    /// Hands the metrics since the last interval to the collector. Called when the channel has ended.
     pub fn flush_metrics(&mut self, now: MonoNs) {
         self.metrics.finish(now, &mut self.channel, self.drops.unexpected());
     }
 
-    /// Gaps are rare, so a system call is acceptable here.
+    /// Sends the channel's due requests for missing input, to the peer or to the venue's server. Gaps are rare, so a
+    /// system call is acceptable here.
     fn send_requests(&mut self) {
         let mut request = [0; REQUEST_BYTES_MAX];
         while let Some(wanted) = self.channel.poll_request(&mut request) {
@@ -425,8 +426,8 @@ impl ChannelPipeline {
                     let channel = self.channel.config().id;
                     let is_requested =
                         self.peer_gap_requests.request_from_peer(PeerGapRequest { channel, session, first, next });
-                    // A joining channel waits once for the link to come up. After that, the next source of the data is
-                    // asked.
+                    // A joining channel waits once for the link to come up. After that, the next source of the data
+                    // gets the request.
                     self.waits_for_link &= !is_requested;
                     if !is_requested && !self.waits_for_link {
                         self.channel.peer_answer_ended(first, mono_now());
@@ -502,7 +503,8 @@ impl ChannelHandler for ChannelPipeline {
             *slot = (line, socket.raw_fd());
             count += 1;
         }
-        // A full batch is one quota of the default configuration; the rest of a quota takes a part of it.
+        // In the default configuration a full batch is one quota. If less of the quota is left, the batch takes only
+        // that much.
         context.local.batch.clear_with_limit(quota);
         let more = context
             .io
@@ -567,7 +569,7 @@ impl ChannelHandler for ChannelPipeline {
             }
             ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
-            // A copy changes nothing in the channel.
+            // A copy changes nothing in the channel, so there is nothing to publish.
             ChannelMessage::CopySlice(copy_request) => {
                 copy_request.run(&mut self.channel);
                 return Ok(());

@@ -4,11 +4,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The word at the beginning of an entry, and the count of index slots.
+/// A word in shared memory that commits data: the first word of an entry, or the count of index slots.
 pub(crate) trait CommitWord {
     /// Release store: earlier writes are visible to an acquire load of this word.
     fn store_release(&self, value: u64);
-    /// Store without ordering.
+    /// Relaxed store: it orders no other memory.
     fn store_relaxed(&self, value: u64);
     /// Acquire load: the writer's earlier writes are visible.
     fn load_acquire(&self) -> u64;
@@ -38,9 +38,9 @@ pub(crate) enum CommitState {
     Uncommitted,
     /// A committed entry.
     Committed {
-        /// Length of header, payload and padding, bytes.
+        /// Length of header, payload and padding together, bytes.
         length_bytes: u32,
-        /// CRC-32C, or 0.
+        /// CRC-32C of the entry; 0 if the log has no checksums.
         crc: u32,
     },
     /// Sealed: the log continues in the next segment.
@@ -64,7 +64,7 @@ pub(crate) fn seal<W: CommitWord>(word: &W) {
     word.store_release(SEALED);
 }
 
-/// Reads the current content.
+/// Reads what the word says now.
 #[inline]
 pub(crate) fn observe<W: CommitWord>(word: &W) -> CommitState {
     match word.load_acquire() {

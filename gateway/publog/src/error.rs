@@ -10,9 +10,9 @@ pub enum LogError {
     /// An error of the operating system.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// The attempted operation.
+        /// What the program tried to do, for the error text.
         action: &'static str,
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
@@ -20,15 +20,15 @@ pub enum LogError {
     /// This or another process already writes the log.
     #[error("{} already has a writer", path.display())]
     Busy {
-        /// The log's directory.
+        /// Directory of the log.
         path: PathBuf,
     },
     /// A file that is not a segment of this log.
     #[error("{} is not a segment of channel {channel}: {reason}", path.display())]
     NotASegment {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The log's channel.
+        /// Channel of the log.
         channel: u16,
         /// What does not match, for the error text.
         reason: &'static str,

@@ -18,7 +18,7 @@
 //! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
 //!   segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
 //!   continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
-//!   missing once the next segment exists ([`Reader::lost`]).
+//!   missing once the next segment exists ([`Reader::lost_entries`]).
 //!
 //! Out of scope: the meaning of sessions, sequences and payloads; clocks; threads.
 
@@ -65,13 +65,13 @@ pub struct Entry<'a> {
     pub first: u64,
     /// First input sequence after the covered range; equal to `first` for an entry that covers nothing.
     pub next: u64,
-    /// When it was committed, ns since 1970 UTC, by the writer's clock.
+    /// When the entry was committed, ns since 1970 UTC, by the writer's clock.
     pub ts_commit: u64,
     /// Frames in the payload.
     pub frame_count: u16,
     /// Flags for the writer's own use.
     pub flags: u16,
-    /// The appended bytes.
+    /// The bytes that were appended to the entry.
     pub payload: &'a [u8],
 }
 

@@ -189,7 +189,7 @@ proptest! {
     }
 }
 
-/// A log of three entries in one segment; the start of each, and the end of the last.
+/// Writes a log of three entries in one segment. Returns the entries, the start of each, and the end of the last.
 fn three_entries(directory: &Path) -> (Vec<WrittenEntry>, [usize; 4]) {
     let mut log = open(options(directory), NOW_NS).unwrap();
     let entries: Vec<_> = (1..=3).map(WrittenEntry::with_sequence).collect();

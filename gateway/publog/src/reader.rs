@@ -102,7 +102,7 @@ impl Reader {
         while end.segment == self.position().segment && offset_of(end) > self.offset && self.next().is_some() {}
     }
 
-    /// Current position.
+    /// Position of the next entry.
     #[must_use]
     pub fn position(&self) -> Position {
         self.segment.as_ref().map_or_else(Position::default, |segment| Position {
@@ -184,7 +184,7 @@ impl Reader {
         };
         self.move_to(segment, offset);
         if !is_before {
-            // The session's oldest entry, which may begin at the very sequence.
+            // The reader is at the session's oldest entry, which may begin at this very sequence.
             let found = self.peek().is_some_and(|entry| entry.first <= sequence);
             return Ok(if found { SeekResult::Found } else { SeekResult::OldestAvailable });
         }
@@ -279,7 +279,7 @@ impl Reader {
     fn advance_to_entry(&mut self) {
         let next_segment = match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
             Some(EntryState::Uncommitted | EntryState::Entry(_)) => return,
-            // A truncated or damaged segment ends here; the entries behind it count in `lost_entries`.
+            // A truncated or damaged segment ends here. The entries behind it count in `lost_entries`.
             Some(EntryState::Sealed | EntryState::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
         };

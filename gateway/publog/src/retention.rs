@@ -18,14 +18,14 @@ use crate::{
     segment::{SegmentHeader, WriteSegment},
 };
 
-/// Limits for old segments. The current segment and those made ahead are never unlinked.
+/// Limits for old segments. The current segment and those made ahead stay whatever the limits are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Size of all segments, including those made ahead.
+    /// Maximum size of all segments, including those made ahead, bytes.
     pub bytes_max: u64,
-    /// Maximum age of a segment since the writer left it. Segments of an earlier run count from the start.
+    /// Maximum age of a segment, ns, since the writer left it. Segments of an earlier run count from the start.
     pub age_ns_max: Option<u64>,
-    /// Between `bytes_max` and this size, [protected](RetentionHold) segments stay.
+    /// Maximum size up to which [protected](RetentionHold) segments stay, bytes.
     pub protected_bytes_max: u64,
 }
 
@@ -41,7 +41,7 @@ impl Default for Retention {
 pub(crate) struct Shared {
     /// Maintenance to writer: segments made ahead, lowest number first.
     pub(crate) ready: ArrayQueue<WriteSegment>,
-    /// Writer to maintenance: segments to unmap.
+    /// Writer to maintenance: segments that the writer no longer needs, to be unmapped.
     pub(crate) retired: ArrayQueue<WriteSegment>,
     /// Number of the segment being written. Written by the writer; relaxed ordering suffices.
     pub(crate) current: AtomicU64,
@@ -117,7 +117,7 @@ impl SegmentMaintenance {
         Self { directory, header, retention, next_segment, segments, shared, counts: MaintenanceCounts::default() }
     }
 
-    /// The first segment.
+    /// Takes over the segments of earlier runs, and makes the writer's first segment.
     pub(crate) fn make_first(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
         for number in segment_numbers(&self.directory)? {
             self.segments.push_back(RetainedSegment { number, sealed_ns: Some(now_ns) });
@@ -158,7 +158,7 @@ impl SegmentMaintenance {
         RetentionHold(Arc::clone(&self.shared))
     }
 
-    /// The counters.
+    /// Counters since the log was opened.
     #[must_use]
     pub fn counts(&self) -> &MaintenanceCounts {
         &self.counts
@@ -196,8 +196,8 @@ impl SegmentMaintenance {
 
     fn apply_retention(&mut self, now_ns: u64) {
         let current = self.shared.current.load(Relaxed);
-        for segments in self.segments.iter_mut().filter(|segments| segments.number < current) {
-            segments.sealed_ns.get_or_insert(now_ns);
+        for segment in self.segments.iter_mut().filter(|segment| segment.number < current) {
+            segment.sealed_ns.get_or_insert(now_ns);
         }
         while let Some(oldest) = self.segments.front() {
             let age_ns = oldest.sealed_ns.map_or(0, |sealed_ns| now_ns.saturating_sub(sealed_ns));
@@ -214,7 +214,8 @@ impl SegmentMaintenance {
         }
     }
 
-    /// Whether a segment may be unlinked.
+    /// Unlinks the oldest segment. Returns `false` if there is none before the current one, or if it cannot be
+    /// unlinked.
     fn unlink_oldest(&mut self) -> bool {
         let Some(oldest) = self.segments.front().copied() else { return false };
         if oldest.number >= self.shared.current.load(Relaxed) {
@@ -240,5 +241,5 @@ fn rename(from: &Path, to: &Path) -> Result<(), LogError> {
     fs::rename(from, to).map_err(LogError::io("rename to", to))
 }
 
-/// Most segments that wait to be unmapped. The writer leaves at most one per segment that it fills.
+/// Maximum number of segments that wait to be unmapped. The writer leaves at most one per segment that it fills.
 const RETIRED_MAX: usize = 8;

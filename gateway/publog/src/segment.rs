@@ -62,7 +62,7 @@ impl Layout {
     }
 }
 
-/// The fixed part of a segment's header.
+/// The part of a segment's header that never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
     pub(crate) channel: u16,
@@ -135,7 +135,7 @@ impl ReadSegment {
         }
     }
 
-    /// Whether its writer has sealed it.
+    /// Whether the segment's writer has sealed it.
     pub(crate) fn is_sealed(&self) -> bool {
         self.sealed_at().is_some()
     }
@@ -185,7 +185,7 @@ pub(crate) struct WriteSegment {
     slot_session: SessionBytes,
 }
 
-/// Fields of an entry's header besides its lengths.
+/// Fields of an entry's header, without its lengths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntryHeader {
     pub(crate) number: u64,
@@ -313,7 +313,8 @@ impl WriteSegment {
         slots(&self.map, &self.header)
     }
 
-    /// The index is sparse, so a full table is no error: the scan from the last slot only gets longer.
+    /// Adds an index slot for the entry at `offset`. The index is sparse, so a full table is no error: the scan from
+    /// the last slot only gets longer.
     fn push_slot(&mut self, entry: &EntryHeader, offset: usize) {
         if self.slot_count >= self.header.layout.slot_count_max {
             return;
@@ -512,18 +513,20 @@ fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
     })
 }
 
-/// `MDGWPLOG`, little-endian.
+/// First word of a segment file: `MDGWPLOG`, little-endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPLOG");
 /// Version of this layout.
 const VERSION: u64 = 1;
 const WORD_BYTES: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const HEADER_BYTES: usize = PAGE_BYTES;
-/// 128 bytes from the fixed words, so that readers polling the header share no cache line with the writer's stores.
+/// Offset of the slot count: 128 bytes from the fixed words, so that readers polling the header share no cache line
+/// with the writer's stores.
 const SLOT_COUNT: usize = 128;
 const SEALED_AT: usize = 256;
 const SLOT_BYTES: usize = 32;
-/// A lookup scans at most this many bytes of entries, some 12 full packets, from its slot.
+/// Distance between two index slots, bytes. A lookup scans at most this many bytes of entries from its slot: some 12
+/// full packets.
 const INDEX_INTERVAL_BYTES: usize = 16 << 10;
 /// Slots reserved for changes of session, in addition to those for entries.
 const SESSION_SLOTS: usize = 64;

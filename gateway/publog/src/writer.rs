@@ -22,20 +22,20 @@ use crate::{
 pub struct LogOptions {
     /// Directory of its segments; created if it does not exist. One log per directory.
     pub directory: PathBuf,
-    /// Written into each segment, so that logs cannot be mixed up.
+    /// Id of the channel. It is written into each segment, so that logs cannot be mixed up.
     pub channel: u16,
     /// Size of each segment file. Large enough that maintenance (about a microsecond per page) makes one while the
     /// worst burst fills another.
     pub segment_bytes: usize,
-    /// Maximum payload of an entry.
+    /// Maximum payload of an entry, bytes.
     pub payload_bytes_max: usize,
     /// Whether entries carry a checksum.
     pub checksum: Checksum,
     /// Limits for old segments.
     pub retention: Retention,
-    /// Segments made ahead, 1 to 8.
+    /// Number of segments made ahead, 1 to 8.
     pub ready_segments: usize,
-    /// Size of each of the two private memory areas that are used while no segment is ready.
+    /// Size, bytes, of each of the two private memory areas that are used while no segment is ready.
     pub private_bytes: usize,
     /// Extent of the check when a log is reopened.
     pub verify: Verify,
@@ -72,15 +72,15 @@ pub enum Verify {
 /// A log opened for writing.
 #[derive(Debug)]
 pub struct OpenedLog {
-    /// For the producing thread.
+    /// Writes the log, for the producing thread.
     pub writer: Writer,
-    /// For a cold thread.
+    /// Makes and unlinks segments, for a cold thread.
     pub maintenance: SegmentMaintenance,
-    /// State found on opening.
+    /// What was found on opening.
     pub recovered: LogRecovery,
 }
 
-/// State left by an earlier writer.
+/// What an earlier writer left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogRecovery {
     /// Segments kept.
@@ -153,7 +153,7 @@ pub struct Writer {
     current: LogArea,
     /// Segments that the publisher may still have to send, oldest first; at most [`OLDER_AREAS_MAX`].
     older_areas: VecDeque<LogArea>,
-    /// Unused private areas.
+    /// Private areas that are not in use.
     spare: Vec<WriteSegment>,
     entry: Option<OpenEntry>,
     payload_bytes_max: usize,
@@ -187,7 +187,7 @@ struct OpenEntry {
     payload_bytes: usize,
 }
 
-/// A range of the log in this process' memory.
+/// A part of the log that is mapped in this process.
 #[derive(Debug)]
 struct LogArea {
     number: u64,
@@ -229,7 +229,7 @@ impl Writer {
         self.entry.is_some()
     }
 
-    /// Maximum payload of an entry.
+    /// Maximum payload of an entry, bytes.
     #[must_use]
     pub fn payload_bytes_max(&self) -> usize {
         self.payload_bytes_max
@@ -253,7 +253,7 @@ impl Writer {
         true
     }
 
-    /// Commits the open entry. `ts_commit`: ns since 1970 UTC. `None` without an open entry.
+    /// Commits the open entry, and returns its position; `None` without an open entry. `ts_commit`: ns since 1970 UTC.
     #[inline]
     pub fn commit(&mut self, next: u64, frame_count: u16, flags: u16, ts_commit: u64) -> Option<Position> {
         let OpenEntry { session, first, payload_bytes } = self.entry.take()?;
@@ -321,7 +321,7 @@ impl Writer {
         }
     }
 
-    /// The counters.
+    /// Counters since the log was opened.
     #[must_use]
     pub fn counts(&self) -> &WriterCounts {
         &self.counts
@@ -382,7 +382,7 @@ impl Writer {
     }
 }
 
-/// See [`Writer::pending`].
+/// Iterator over committed entries: see [`Writer::pending`].
 #[derive(Clone, Debug)]
 pub struct Pending<'a> {
     writer: &'a Writer,
@@ -422,7 +422,7 @@ impl<'a> Iterator for Pending<'a> {
     }
 }
 
-/// Segments behind the current one that stay mapped for the publisher.
+/// Maximum number of segments behind the current one that stay mapped for the publisher.
 const OLDER_AREAS_MAX: usize = 3;
 
 /// Seals the segments that an earlier writer left open. Returns the number for the next segment.
@@ -461,7 +461,7 @@ fn recover(options: &LogOptions) -> Result<(LogRecovery, u64), LogError> {
         // Sealed even before its removal, so that a reader positioned there advances.
         seal_after_crash(&path, options.channel, offset)?;
         if has_no_entry {
-            // Made ahead and never used, or truncated before its first entry.
+            // The segment was made ahead and never used, or it was truncated before its first entry.
             fs::remove_file(&path).map_err(LogError::io("remove", &path))?;
             recovered.removed_files += usize::from(!is_intact);
             continue;

@@ -190,14 +190,14 @@ impl Drop for Exchange {
     }
 }
 
-/// A packet with its due time; the second number orders packets that are due at the same time.
+/// A copy in transit: due time in ns, order among copies that are due at the same time, line, bytes.
 type Due = Reverse<(u64, u64, usize, Arc<[u8]>)>;
 
 struct Player {
     source: Source,
     outputs: Vec<Output>,
     impaired: ImpairedLines<Arc<[u8]>>,
-    /// Copies in transit: due time, order, line.
+    /// Copies in transit; the one that is due first is on top.
     due: BinaryHeap<Due>,
     number: u64,
     history: Option<Arc<History>>,
@@ -205,8 +205,8 @@ struct Player {
     shared: Arc<Shared>,
 }
 
-/// Heartbeats after the last packet announce the next sequence, so that receivers notice a loss at the end. There are
-/// enough of them even if some are lost.
+/// Heartbeats sent after the last packet. They announce the next sequence, so that receivers notice a loss at the end.
+/// There are enough of them even if some are lost.
 const CLOSING_HEARTBEATS: u32 = 20;
 /// Interval between closing heartbeats, ns.
 const CLOSING_HEARTBEAT_INTERVAL_NS: u64 = 50_000_000;
@@ -249,8 +249,8 @@ impl Player {
         });
     }
 
-    /// Sends the copies that are due until `target_ns`, each at its time. If the exchange is stopped, sends all of them
-    /// at once.
+    /// Sends the copies that are due up to `target_ns`, each at its time. If the exchange is stopped, the copies are
+    /// sent at once.
     fn send_due_until(&mut self, target_ns: u64) {
         while let Some(Reverse((due_ns, ..))) = self.due.peek()
             && *due_ns <= target_ns

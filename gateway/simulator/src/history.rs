@@ -13,7 +13,7 @@ use mdgw_feeds::{
     },
 };
 
-/// Messages of MoldUDP64 sessions, in memory. Locked: for cold threads only.
+/// Messages of MoldUDP64 sessions, in memory. A mutex guards them, so only cold threads may use them.
 #[derive(Debug, Default)]
 pub(super) struct History(Mutex<HashMap<MoldSession, Session>>);
 

@@ -97,7 +97,7 @@ struct Order {
     is_bid: bool,
 }
 
-/// One stock. Its prices lie on a ladder of [`TICKS`] cents.
+/// One stock. Its prices lie on a ladder of [`TICKS`] ticks of one cent.
 #[derive(Clone, Debug)]
 struct Stock {
     base_e4: u32,
@@ -425,8 +425,8 @@ impl ItchGenerator {
         id
     }
 
-    /// Keeps the remaining orders nearly in age order: the removed order's position is filled with one not much
-    /// younger.
+    /// Removes an order and keeps the remaining ones nearly in age order: its position is filled with an order that is
+    /// not much younger.
     fn remove_order(&mut self, stock: usize, position: usize) -> Order {
         let stock = &mut self.stocks[stock];
         let last = stock.orders.len() - 1;
@@ -477,7 +477,8 @@ const SHARE_DELETE: f64 = 0.40;
 const SHARE_REPLACE: f64 = 0.08;
 const SHARE_EXECUTE: f64 = 0.05;
 const SHARE_REDUCE: f64 = 0.015;
-/// This share of the deletions becomes additions while orders are too few, and the reverse while they are too many.
+/// Share of the messages that are additions instead of deletions while there are too few live orders, and deletions
+/// instead of additions while there are too many.
 const SHARE_RAMP: f64 = 0.06;
 
 const BURST_MESSAGES_MEAN: u64 = 8;
@@ -505,7 +506,7 @@ impl Stock {
         if is_bid { &mut self.bids } else { &mut self.asks }
     }
 
-    /// The highest bid, or one tick below the ladder.
+    /// The highest bid; without bids, the lowest tick of the ladder.
     fn best_bid(&self) -> u16 {
         let words = self.bids.0.iter().enumerate().rev();
         words
@@ -515,7 +516,7 @@ impl Stock {
             .unwrap_or(0)
     }
 
-    /// The lowest ask, or one tick above the ladder.
+    /// The lowest ask; without asks, the highest tick of the ladder.
     fn best_ask(&self) -> u16 {
         let words = self.asks.0.iter().enumerate();
         words

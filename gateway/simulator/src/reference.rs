@@ -18,11 +18,11 @@ use crate::source::FeedSource;
 #[derive(Clone, Debug, Default)]
 pub struct StreamDigest {
     hasher: DefaultHasher,
-    /// Sessions.
+    /// Sessions begun.
     pub sessions: u64,
     /// Messages that produced records.
     pub messages: u64,
-    /// Records.
+    /// Records of these messages.
     pub records: u64,
 }
 

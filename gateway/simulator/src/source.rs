@@ -58,7 +58,7 @@ pub enum SourceError {
     /// The capture can't be opened or read further.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The player thread panicked.
+    /// The thread that sends the packets panicked.
     #[error("the simulator's sender thread panicked")]
     Panicked,
 }
@@ -93,7 +93,7 @@ impl Source {
         }
     }
 
-    /// Packet to send after the last one: a synthetic session sends End of Session, a capture goes on with heartbeats.
+    /// Packet to send after the last one: End of Session for a synthetic session, a heartbeat for a capture.
     pub(super) fn end_packet(&mut self) -> Option<Vec<u8>> {
         let mut out = Vec::new();
         match self {
@@ -132,7 +132,7 @@ fn count_and_position(datagram: &[u8]) -> (u64, Option<FeedPosition>) {
     match MoldUdp64::parse(datagram) {
         Ok(packet) if !packet.unsequenced => {
             let session = moldudp64::session_name(packet.session);
-            // After an End of Session, the exchange repeats it instead of announcing more messages.
+            // An End of Session leaves the position where it was: heartbeats announce the end of the last messages.
             let last =
                 (packet.kind != PacketKind::EndOfSession).then(|| FeedPosition::Mold { session, next: packet.next() });
             (u64::from(packet.count), last)

@@ -69,7 +69,7 @@ pub struct BookSnapshot {
 /// One instrument's book.
 #[derive(Clone, Debug, Serialize)]
 pub struct InstrumentBook {
-    /// Symbol.
+    /// Symbol of the instrument.
     pub symbol: String,
     /// Instrument id in records.
     pub instrument_id: u32,

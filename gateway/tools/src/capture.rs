@@ -239,7 +239,7 @@ impl Capture {
     }
 }
 
-/// How far reading lags behind receiving.
+/// Delays of the capture loop, by kind of reader.
 #[derive(Clone, Copy, Debug)]
 struct PollPacing {
     /// Frames younger than this may still be overtaken by older frames of another line.
@@ -255,8 +255,8 @@ impl PollPacing {
     /// for each line, so the loop lets as many frames queue as the smallest buffer surely holds. The kernel allocates
     /// twice the requested size; half of that is reserved for frames that arrive before the sleep really ends.
     fn of_sockets(buffer_bytes: usize) -> Self {
-        let nap_ns = u64::try_from(buffer_bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000_000) / BURST_BYTES_PER_S;
-        let batch_sleep = Duration::from_nanos(nap_ns).clamp(BATCH_SLEEP_MIN, BATCH_SLEEP_MAX);
+        let fill_ns = u64::try_from(buffer_bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000_000) / BURST_BYTES_PER_S;
+        let batch_sleep = Duration::from_nanos(fill_ns).clamp(BATCH_SLEEP_MIN, BATCH_SLEEP_MAX);
         Self { lag_ns: 0, batch_sleep, retry_sleep: batch_sleep }
     }
 
@@ -280,14 +280,14 @@ impl CaptureLoop {
     fn run<R: LineReader>(
         mut self,
         lines: &mut Lines<R>,
-        pause: PollPacing,
+        pacing: PollPacing,
         watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>,
     ) -> Result<CaptureSummary, RecordError> {
         let started = mono_now();
         let mut counted = started;
         loop {
             let now_ns = unix_now().0;
-            let taken = self.round(lines, now_ns, now_ns.saturating_sub(pause.lag_ns))?;
+            let taken = self.round(lines, now_ns, now_ns.saturating_sub(pacing.lag_ns))?;
             let now = mono_now();
             if now.since(counted) >= DROP_COUNT_INTERVAL_NS {
                 counted = now;
@@ -303,18 +303,18 @@ impl CaptureLoop {
                 continue;
             }
             if lines.has_buffered() {
-                std::thread::sleep(pause.retry_sleep);
+                std::thread::sleep(pacing.retry_sleep);
                 continue;
             }
             if taken == 0 {
                 // A failed wait shows in the next read.
                 let _ = poll::readable(lines.readers().map(LineReader::descriptor), WAIT);
             }
-            std::thread::sleep(pause.batch_sleep);
+            std::thread::sleep(pacing.batch_sleep);
         }
         // Frames with timestamps up to now are still read; rings deliver them with a delay.
         let end_ns = unix_now().0;
-        std::thread::sleep(Duration::from_nanos(pause.lag_ns));
+        std::thread::sleep(Duration::from_nanos(pacing.lag_ns));
         while self.round(lines, end_ns, end_ns)? > 0 {}
         self.count_drops(lines, end_ns)?;
         self.recorder.finish(end_ns)
@@ -364,11 +364,11 @@ impl CaptureLoop {
 
 /// Longest wait for packets; bounds the time until a stop is noticed.
 pub(crate) const WAIT: Duration = Duration::from_millis(50);
-/// A million packets per second; the kernel accounts 2 KiB for each.
+/// Highest assumed load of a kernel buffer: a million packets per second, of which the kernel accounts 2 KiB each.
 const BURST_BYTES_PER_S: u64 = 2_000_000_000;
-/// With the smallest buffers.
+/// Shortest sleep between batches; applies to the smallest buffers.
 const BATCH_SLEEP_MIN: Duration = Duration::from_micros(100);
-/// Longer sleeps save hardly anything.
+/// Longest sleep between batches. A longer sleep would save hardly any processor time.
 const BATCH_SLEEP_MAX: Duration = Duration::from_millis(10);
 /// Interval between reads of the kernel's drop counters.
 const DROP_COUNT_INTERVAL_NS: u64 = 200_000_000;
@@ -384,14 +384,14 @@ struct LineInterface {
     stamps: Stamps,
     /// Kernel buffer in bytes: requested and granted.
     buffer_bytes: (usize, usize),
-    /// Source of its drop counter.
+    /// Where the kernel's drop counter of this line is read; text for the file.
     drop_count_source: &'static str,
 }
 
 impl LineInterface {
     fn capped(&self) -> Option<(String, usize, usize)> {
-        let (asked, got) = self.buffer_bytes;
-        (got < asked).then(|| (self.name.clone(), asked, got))
+        let (requested, granted) = self.buffer_bytes;
+        (granted < requested).then(|| (self.name.clone(), requested, granted))
     }
 }
 

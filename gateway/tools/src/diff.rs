@@ -174,14 +174,14 @@ pub fn run(
     let mut sides = [kind_a.open(a, options)?, kind_b.open(b, options)?];
     let mut comparison = Comparison::new(options.listed_max, options.names_max);
     comparison.run(&mut sides, on_progress)?;
-    let mut difference = comparison.finish(&sides);
-    difference.item_kind = kind_a.name();
-    difference.paths = paths.map(|path| path.display().to_string());
-    if difference.items == [0, 0] && difference.damages.is_empty() {
-        let [a, b] = difference.paths;
+    let mut report = comparison.finish(&sides);
+    report.item_kind = kind_a.name();
+    report.paths = paths.map(|path| path.display().to_string());
+    if report.items == [0, 0] && report.damages.is_empty() {
+        let [a, b] = report.paths;
         return Err(DiffError::NothingToCompare { a, b });
     }
-    Ok(difference)
+    Ok(report)
 }
 
 /// Kind of a recording.

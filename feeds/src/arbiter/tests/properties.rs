@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The guarantee: output ascends without holes, every sequence is delivered once or lies in one gap, and a gap
-/// contains no message that had arrived.
+/// Checks the guarantee: output ascends without an omission, every sequence is delivered once or lies in one gap, and a
+/// gap contains no message that had arrived.
 #[derive(Default)]
 struct Checker {
     expected: Option<u64>,
@@ -63,7 +63,7 @@ struct PacketInFlight {
     next: u64,
 }
 
-/// Fates of the packets of one line.
+/// How one line splits the messages into packets, and what happens to each packet.
 #[derive(Clone, Debug)]
 struct LinePlan {
     /// Sizes of packets, in messages; repeated.
@@ -292,7 +292,7 @@ proptest! {
     ) {
         let answers = answers.into_iter().chain([true]).collect();
         let server = ServerPlan { messages_per_answer: 9, answers };
-        // However other requests interleave, one of this many is answered.
+        // With so many attempts, every request is answered eventually, however other requests interleave.
         let recovery = Some(RecoveryConfig {
             attempts_max: u16::MAX, session_messages_max: u64::MAX, requests_in_flight_max, ..recovery()
         });
@@ -363,7 +363,7 @@ fn hostile() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 1..300_u64, 1 => 1..20_000_u64, 1 => any::<u64>(), 1 => (0..5_u64).prop_map(|n| u64::MAX - n), 1 => 0..3_u64]
 }
 
-/// Lines on which every sabotage has an effect.
+/// Lines with losses, duplicates and delays, so that every [`Sabotage`] has an effect.
 fn damaged_lines() -> Vec<LinePlan> {
     let loses_some = |cuts: &[u64]| {
         let fates = (0..7).map(|index| (index == 3, index == 2, index * 90)).collect();

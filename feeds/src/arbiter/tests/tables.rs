@@ -1,8 +1,8 @@
 //! One scenario for each guarantee.
 //!
 //! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` a packet with receive timestamp 7. `A=9` announces
-//! that 9 is next. `R…` is the recovery line. `P2` means that the peer has answered all it can of the request from 2 on.
-//! `+30ms` is a lapse of time, `end` ends the input, `session=1` begins a session.
+//! that 9 is next. `R…` is the recovery line. `P2` means that the peer has answered what it can of the request that
+//! begins at 2. `+30ms` advances the time, `end` ends the input, `session=1` begins a session.
 
 use std::fmt::Write;
 
@@ -204,7 +204,7 @@ fn requests_in_flight_stay_within_the_limit() {
         "A1 A3 A5 A7 +20ms R4 +0ms R2 R6",
         expect!["A1..2 ask:2..3 ask:4..5 ask:6..7 R2..3 A3..4 R4..5 A5..6 R6..7 A7..8"],
     );
-    // The pieces of a large hole follow each other without another wait.
+    // The pieces of a large gap are requested one after the other, without another wait.
     check_with(
         config,
         "A1 A10 +20ms R2..5 R5..7 R7..8 R8..10",
@@ -251,8 +251,8 @@ fn without_answers_a_large_gap_is_abandoned_as_soon_as_a_small_one() {
 fn a_server_that_has_only_the_end_of_a_gap_is_asked_for_all_of_it() {
     let recovery = RecoveryConfig { messages_per_request_max: 6, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };
-    // Of the first piece, 5 arrives: no source has 2 to 4, the answer for 6 and 7 was lost, and the second piece is
-    // independent.
+    // Of the first piece, only 5 arrives: no source has 2 to 4, and the answer for 6 and 7 was lost. The second piece
+    // is requested independently.
     check_with(
         config,
         "A1 A10 +20ms R5 R8..10 +10ms R6..8",
@@ -282,15 +282,17 @@ fn catch_up_limits_apply_only_during_catch_up() {
     };
     let config = ArbiterConfig { recovery: Some(of(1)), catch_up: Some(of(4)), ..config() };
     let config = ArbiterConfig { window_packets: WINDOW_PACKETS_MIN, ..config };
-    // Messages missing before the first packet are worth waiting for, later ones are not.
+    // The catch-up limits allow four attempts before the first packet; the normal limits allow one attempt for later
+    // gaps.
     check_with(
         config.clone(),
         "session=1 A5 +20ms +1ms +1ms R1..5 A7 +20ms +1ms",
         expect!["peer:1..5 peer:1..5 peer:1..5 R1..5 A5..6 peer:6..7 gap:6..7 A7..8"],
     );
-    // Also where no message existed.
+    // A session that is received from its first message has no catch-up: the normal limits apply.
     check_with(config.clone(), "session=1 A1 A3 +20ms +1ms", expect!["A1..2 peer:2..3 gap:2..3 A3..4"]);
-    // A loss during catch-up belongs to it, until all messages before the first received one are there.
+    // The catch-up limits also apply to a loss during catch-up, until all messages before the first received one have
+    // arrived.
     check_with(
         config.clone(),
         "session=1 A5 A7 +20ms R1..5 +1ms A9 +20ms +1ms",
@@ -460,7 +462,7 @@ fn a_silent_line_raises_its_alarm_once_and_its_next_packet_clears_it() {
         let line = |line| harness.arbiter.line_statistics(line);
         (line(Line::A).silent, line(Line::B).silent, line(Line::A).silences, line(Line::B).silences)
     };
-    // The silence timer of a line that never sent runs from the start.
+    // The silence timer of a line that never sent runs from `start_silence_timers`.
     harness.arbiter.start_silence_timers(harness.now);
     ["A1", "+40ms", "A2"].into_iter().for_each(|word| harness.step(word));
     assert_eq!(silent(&harness), (false, false, 0, 0));

@@ -61,9 +61,10 @@ const PART_BITS: u32 = 2;
 /// Where the search for multipliers begins: odd numbers near 2^64 times an irrational number.
 const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
 
-/// Minimum distance of a multiplier from a fraction: see [`has_small_quotients`].
+/// Bound on partial quotients; it keeps a multiplier away from simple fractions: see [`has_small_quotients`].
 const QUOTIENT_MAX: u64 = 8;
-/// For ids that ascend in steps: each id is nearly a group of its own, so fewer orders crowd at a slot.
+/// The same bound for ids that ascend in steps. It is looser: each id is nearly a group of its own, so fewer orders
+/// share a slot.
 const STRIDE_QUOTIENT_MAX: u64 = 256;
 /// Upper bound of the groups of ids in a day.
 const GROUPS_MAX: u64 = 1 << 30;
@@ -201,7 +202,7 @@ impl OrderStore for HashStore {
         }
     }
 
-    /// Two lines: one order in five rests beyond the line of its home slot, one in 25 beyond the next.
+    /// Prefetches two cache lines: one order in five rests beyond the line of its home slot, one in 25 beyond the next.
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
         let home = self.home(order_id);
@@ -260,8 +261,8 @@ fn multiplier(odd: u64, seed: u64) -> u64 {
     candidates.find(spreads).unwrap_or(odd)
 }
 
-/// Whether no partial quotient of the continued fraction of `multiplier` / 2^64 is above `quotient_max`, up to denominators of
-/// [`GROUPS_MAX`].
+/// Whether no partial quotient of the continued fraction of `multiplier` / 2^64 is above `quotient_max`, up to
+/// denominators of [`GROUPS_MAX`].
 ///
 /// The slots of the numbers 0 to N are then at least about 1 / (`quotient_max` N) of the table apart. A large
 /// quotient means a fraction p/q very close by: the slots of all numbers then lie in q small clusters.
@@ -314,7 +315,8 @@ mod tests {
     }
 
     proptest! {
-        /// A small, full table, ids from one home slot or from anywhere: every search wraps, every removal shifts.
+        /// A small, full table, and ids of one home slot or of any: searches pass many occupied slots, and removals
+        /// decrement many counts.
         #[test]
         fn the_hash_store_matches_a_map(steps in prop::collection::vec((any::<bool>(), 0_usize..40), 1..400)) {
             let mut store = HashStore::with_len_max(16, 3);

@@ -1,4 +1,4 @@
-//! Order store for dense and mostly young ids: an array for the latest ids in front of the hash store.
+//! Order store for dense and mostly recent ids: an array for the latest ids in front of the hash store.
 //!
 //! The slot of an id is the id modulo the window. A new order takes its slot at once, next to the preceding orders,
 //! without a search. An older order that still rests there moves to the [`HashStore`]. Most orders live shortly, so
@@ -45,7 +45,8 @@ impl WindowStore {
         self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max)
     }
 
-    /// With dense ids, the next additions are known, and so are the orders that they will move.
+    /// Prefetches the slots of the next additions and the hash slots of the orders that they will move. With dense ids,
+    /// both are known.
     #[inline(always)]
     fn prefetch_displaced(&self, order_id: u64) {
         prefetch::element(&self.window, self.window_index(order_id.wrapping_add(2 * DISPLACED_AHEAD)));

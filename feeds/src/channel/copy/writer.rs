@@ -54,13 +54,13 @@ pub(in crate::channel) struct CopyWriter {
 /// Work limits of one slice.
 #[derive(Clone, Copy, Debug)]
 struct SliceBudget {
-    /// Slots visited.
+    /// Slots visited, in order slots; a book counts [`BOOK_COST`].
     cost: usize,
     /// Touched entries rewritten.
     touched: usize,
 }
 
-/// Some microseconds of processor time.
+/// Budget of a slice while the channel runs: some microseconds of processor time.
 const SLICE_BUDGET: SliceBudget = SliceBudget { cost: 2_048, touched: 256 };
 /// Cost of a book, in order slots: a book lies on pages of its own.
 const BOOK_COST: usize = 8;

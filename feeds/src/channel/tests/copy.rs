@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     channel::copy::SLICE_BYTES_MAX,
+    formats::check,
     frame::FrameSink as _,
     identity::{InstrumentId, Sequence},
 };
@@ -98,8 +99,8 @@ impl Input<'_> {
     }
 }
 
-/// All slices of a copy, and its end position. Packets from `begin` on arrive meanwhile; an invalidated copy is
-/// restarted.
+/// Takes a copy and returns its slices and its end position. Packets from `begin` on arrive meanwhile; an invalidated
+/// copy is restarted.
 fn take_copy(
     harness: &mut ChannelHarness,
     input: Input<'_>,
@@ -309,20 +310,20 @@ fn a_copy_without_entries_touched_meanwhile_differs() {
     let _earlier = donor.channel.begin_copy(CopyBuffer::in_small_slices());
     let (mut bytes, mut step) = (Vec::new(), CopyStep::More);
     let order = [&[1][..], &1_u64.to_le_bytes()].concat();
-    let told_at = |bytes: &[u8]| bytes.windows(order.len()).rposition(|window| window == order);
+    let last_order_item = |bytes: &[u8]| bytes.windows(order.len()).rposition(|window| window == order);
     while step == CopyStep::More {
-        let was_told = told_at(&bytes).is_some();
+        let was_written = last_order_item(&bytes).is_some();
         let mut slice = Vec::with_capacity(SLICE_BYTES_MAX);
         step = donor.channel.copy_slice(&mut slice);
         bytes.extend(slice);
-        if !was_told && told_at(&bytes).is_some() {
+        if !was_written && last_order_item(&bytes).is_some() {
             donor.datagrams(&packets[1..]);
         }
     }
     let size = |bytes: &[u8]| restored(&config, &[bytes.to_vec()]).unwrap().channel.orders(&|_| true).unwrap()[0].size;
     assert_eq!(size(&bytes), 7);
-    let again = told_at(&bytes).unwrap();
-    bytes.drain(again..again + 33);
+    let rewritten = last_order_item(&bytes).unwrap();
+    bytes.drain(rewritten..rewritten + 33);
     assert_eq!(size(&bytes), 10);
 }
 
@@ -385,4 +386,39 @@ fn a_deep_book_is_copied_during_an_incomplete_event() {
     let expected = frames_from(whole.output.messages(), next);
     assert!(next == Sequence(5) && expected.len() == 2);
     assert_eq!(joiner.output.messages(), expected);
+}
+
+/// A peer of the version that wrote the fixture copies from this version, and this version from it.
+#[test]
+fn copies_are_those_of_version_0_1_0() {
+    let day = |feed: Feed| match feed {
+        Feed::NasdaqItch => itch_day(),
+        // The event is open.
+        Feed::IexDeep => vec![
+            level(b'8', "ZIEXT", 5, 3, 1),
+            level(b'5', "ZIEXT", 5, 9, 1),
+            level(b'8', "ZIEXT", 0, 3, 0),
+            level(b'8', "ZIEXT", 4, 4, 0),
+        ],
+        _ => vec![
+            quote("ZIEXT", (100, 990_000), (200, 1_010_000)),
+            quote("ZEXIT", (1, 5), (2, 7)),
+            trade("ZIEXT", 100, 990_000),
+        ],
+    };
+    let read = |copy: &[u8]| {
+        let feed = Feed::from_number(u16::from_le_bytes([copy[11], copy[12]])).expect("a feed");
+        let (config, _) = slices_of(feed, &day(feed));
+        let harness = restored(&config, &[copy.to_vec()]).expect("a copy that is accepted");
+        let mut donor = ChannelHarness::new(config);
+        donor.datagrams(&cut_of(feed, &day(feed), &[2]));
+        assert_eq!(harness.channel.orders(&|_| true), donor.channel.orders(&|_| true));
+        for instrument in [InstrumentId(1), InstrumentId(2), InstrumentId::from_symbol(b"ZIEXT")] {
+            assert_eq!(harness.channel.book(instrument, 99), donor.channel.book(instrument, 99));
+        }
+        feed
+    };
+    let write = |feed: &Feed| slices_of(*feed, &day(*feed)).1.concat();
+    let fixture = include_str!("../../../../tests/data/formats/state_copy.hex");
+    check(fixture, &[Feed::NasdaqItch, Feed::IexDeep, Feed::IexTops], read, write);
 }

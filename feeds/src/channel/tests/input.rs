@@ -16,11 +16,11 @@ const SENT_NS: u64 = 2_000;
 /// One session of one venue, from its first message on.
 pub(super) struct Stream {
     pub(super) feed: Feed,
-    /// Name of the session.
+    /// Letter that fills the MoldUDP64 session name; for IEX, the session id.
     pub(super) name: u8,
-    /// Next sequence.
+    /// Sequence of the next message.
     pub(super) first: u64,
-    /// Next payload byte of IEX.
+    /// IEX-TP stream offset of the next packet: payload bytes sent so far.
     pub(super) offset: u64,
     /// Send time of the next IEX packet, ns after [`OPEN`].
     pub(super) sent_ns: u64,
@@ -114,14 +114,14 @@ pub(super) fn itch_time() -> [u8; 6] {
     wire::u48_be_bytes(OPEN_NS)
 }
 
-/// Padded with spaces.
+/// A symbol in eight bytes, padded with spaces.
 pub(super) fn symbol(text: &str) -> [u8; 8] {
     let mut padded = [b' '; 8];
     padded[..text.len()].copy_from_slice(text.as_bytes());
     padded
 }
 
-/// Symbol of a locate.
+/// The symbol that the tests give to a stock locate.
 pub(super) fn stock(locate: u16) -> [u8; 8] {
     symbol(&format!("S{locate}"))
 }

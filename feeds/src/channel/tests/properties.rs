@@ -12,10 +12,10 @@ use super::{
 };
 use crate::venue::iex::admin::TradingStatus;
 
-/// Fate of the copies of one packet.
+/// Loss, duplication and delay of the copies of one packet.
 #[derive(Clone, Copy, Debug)]
 struct Fate {
-    /// Whether line A, line B or neither loses its copy; never both.
+    /// The line that loses its copy, if any; never both lines.
     lost: Option<Line>,
     is_doubled: bool,
     /// By how many positions each copy is delayed.
@@ -31,7 +31,7 @@ fn fate() -> impl Strategy<Value = Fate> {
     })
 }
 
-/// Subject of one message of a generated day; made valid by [`day`].
+/// One message of a generated day. [`day`] turns it into a valid message.
 #[derive(Clone, Debug)]
 enum Step {
     Add { locate: u16, is_bid: bool, price: u32, shares: u32 },
@@ -295,8 +295,8 @@ proptest! {
         harness.channel.finish(&mut harness.output);
         let frames = harness.output.messages();
         prop_assert!(frames.is_sorted_by(|one, other| (one.session, one.sequence) < (other.session, other.sequence)));
-        let settling = harness.output.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
-        for (one, other) in settling.clone().zip(settling.skip(1)) {
+        let covering = harness.output.frames.iter().filter(|frame| matches!(frame.kind, FrameKind::Message | FrameKind::Gap));
+        for (one, other) in covering.clone().zip(covering.skip(1)) {
             prop_assert!(one.session < other.session || one.next <= other.sequence);
         }
     }
@@ -350,12 +350,13 @@ impl Hostile {
 #[derive(Default)]
 struct Consumer {
     books: BTreeMap<u32, BTreeMap<u64, (u8, i64, u32)>>,
-    /// Number of records by price compared.
+    /// Market-by-price records compared so far.
     compared: usize,
 }
 
 impl Consumer {
-    /// Applies the frames. `Err`: the first sequence at which a record by price differs.
+    /// Applies the frames. Returns the number of records compared, or as error the first sequence at which a
+    /// market-by-price record differs from the book.
     fn follow(mut self, frames: &[Frame]) -> Result<usize, u64> {
         for frame in frames {
             let records = frame.records();
@@ -413,7 +414,7 @@ impl Consumer {
     }
 }
 
-// Negative control: the checkers above detect their violations.
+// Negative control: the checks above detect a missing record and a message lost on both lines.
 #[test]
 fn the_checkers_detect_faults() {
     let messages = [add(1, 1, BUY, 10, 100_000), add(1, 2, BUY, 10, 99_000), delete(1, 1), add(1, 3, SELL, 5, 101_000)];

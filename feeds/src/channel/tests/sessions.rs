@@ -484,13 +484,13 @@ fn an_unconfirmed_jump_is_accepted_after_silence() {
     assert_eq!(harness.output.take_text(), offline.output.take_text());
     assert_eq!((harness.channel.counters().messages, harness.channel.counters().gaps), (2, 1));
 
-    // A session whose first packet is the last of the input.
+    // The input ends with the first packet of a session.
     let (mut harness, mut stream) = itch();
     harness.datagram(Line::A, &stream.packet(&[order(1)]));
     let second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
     harness.datagram(Line::A, &second);
     assert_eq!(harness.channel.counters().sessions, 1);
-    let deadline = harness.channel.next_deadline().expect("the doubt's");
+    let deadline = harness.channel.next_deadline().expect("the deadline of the unconfirmed jump");
     harness.channel.on_deadline(deadline, &mut harness.output);
     assert_eq!((harness.channel.counters().sessions, harness.channel.next_deadline()), (2, None));
 }

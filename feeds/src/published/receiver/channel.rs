@@ -389,13 +389,14 @@ impl ReceiverChannel {
     ) {
         let Phase::QueryingSessions { from, oldest, next_session, .. } = &mut self.phase else { return };
         let meta = &packet.meta;
-        // Otherwise it answers an earlier query.
+        // Any other packet answers an earlier query.
         if !is_end_of_answer(packet) || meta.session < *from {
             return;
         }
         let is_in_log = meta.session < *next_session && meta.next >= FIRST_SEQUENCE;
         if is_in_log && oldest.is_none_or(|oldest| meta.session < oldest) {
-            // A service that reports a later session, or none, holds nothing of this one.
+            // The services that reported before reported a later session or none, so their logs hold nothing of this
+            // session.
             self.log_extents.mark_empty();
             *oldest = Some(meta.session);
         }

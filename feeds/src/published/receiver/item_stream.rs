@@ -26,7 +26,7 @@ pub(super) struct ItemStream {
     pub(super) reported_through: Sequence,
     state: Option<u8>,
     snapshot: Option<(u64, u16)>,
-    /// Where the session ends, once announced; and whether the end was delivered.
+    /// Where the session ends, once announced. `has_reported_end` records whether the end was delivered.
     pub(super) session_end: Option<Sequence>,
     pub(super) has_reported_end: bool,
     pub(super) statistics: ReceiverStatistics,

@@ -34,7 +34,7 @@ const RECORD_BYTES: usize = 56;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Input {
     Silent,
-    /// This many records.
+    /// The message produced this many records.
     Records(u16),
     /// Declared missing by every gateway.
     Missing,
@@ -149,7 +149,7 @@ fn datagram(flags: PacketFlags, session: Session, epoch: Epoch, (first, next): (
 /// Gateways, lines, service and receiver in one place, with virtual time in µs.
 struct ReceiverHarness {
     inputs: Vec<Vec<Input>>,
-    /// Per session, per gateway.
+    /// Log entries, by session and gateway.
     logs: Vec<Vec<Vec<Entry>>>,
     /// The part of its log that each service has, in entries. The services take turns.
     service_log_ranges: Vec<Range<usize>>,
@@ -189,8 +189,9 @@ impl ReceiverHarness {
         }
     }
 
-    /// Publishes all sessions on the lines: fates are (lost, twice, delay) per packet, repeated. The second gateway
-    /// takes over, under a higher epoch, after `take_over_after` packets of each session.
+    /// Publishes all sessions on the lines. Each line has for its packets, repeated: whether the packet is lost,
+    /// whether it is sent twice, and its delay in µs. The second gateway takes over, under a higher epoch, after
+    /// `take_over_after` packets of each session. Packets sent before `received_from_us` are not received.
     fn publish(&mut self, lines: &[Vec<(bool, bool, u64)>], take_over_after: usize, received_from_us: u64) {
         let mut at = 0;
         for (number, gateways) in self.logs.iter().enumerate() {
@@ -264,7 +265,7 @@ impl ReceiverHarness {
         self.receiver.finish(&mut |output| record_event(events, &output));
     }
 
-    /// The services, reading the second gateway's log.
+    /// Answers the receiver's requests as the services do, from the second gateway's log.
     fn answer(&mut self, at: u64) {
         while let Some(request) = self.receiver.poll_request() {
             let wire = request.to_packet();
@@ -320,8 +321,8 @@ impl ReceiverHarness {
         }
     }
 
-    /// The guarantee: sessions only go forward. In each, every message with output arrives once, in order and with
-    /// its own records, or lies in a reported loss. Nothing is reported twice.
+    /// Checks the guarantee: sessions arrive in ascending order. In each session, every message with output arrives
+    /// once, in order and with its own records, or lies in a reported loss. Nothing is reported twice.
     fn check(&self) -> Result<BTreeSet<(u32, u64)>, String> {
         let mut current: Option<u32> = None;
         let mut reported_through = 1;
@@ -336,7 +337,7 @@ impl ReceiverHarness {
                     if let Some(current) = current {
                         self.check_all_reported(current, reported_through)?;
                     }
-                    // Only a receiver without a previous session may begin anywhere.
+                    // Only the first session may begin after its first message.
                     (is_ended, reported_through) = (false, u64::from(current.is_some()));
                     current = Some(*number);
                     continue;
@@ -356,7 +357,7 @@ impl ReceiverHarness {
             }
             let number = current.ok_or("before any session")?;
             let at = |sequence: u64| self.inputs[number as usize].get(sequence as usize - 1).copied();
-            // A late joiner's first message may follow anything.
+            // Messages before a late joiner's first message are not expected.
             if reported_through > 0
                 && let Some(skipped) = (reported_through..first).find(|sequence| at(*sequence) != Some(Input::Silent))
             {
@@ -390,7 +391,7 @@ impl ReceiverHarness {
 
 const DEFINITIONS: u64 = 3;
 
-/// Extent of a log.
+/// Range of log entries for a service that has the whole log.
 const WHOLE_LOG: Range<usize> = 0..usize::MAX;
 
 fn record_event(events: &mut Vec<ReceiverEvent>, output: &Output<'_>) {
@@ -513,7 +514,7 @@ proptest! {
         harness.service_log_ranges = vec![Range { start: oldest_entry, ..WHOLE_LOG }];
         harness.publish(&lines, usize::MAX, received_from_us);
         harness.run();
-        harness.is_late_start = !harness.events.iter().any(|said| matches!(said, ReceiverEvent::Message(..) | ReceiverEvent::Gap(..)));
+        harness.is_late_start = !harness.events.iter().any(|event| matches!(event, ReceiverEvent::Message(..) | ReceiverEvent::Gap(..)));
         let lost = harness.check();
         let oldest = harness.logs[0][1].get(oldest_entry).map(|entry| entry.first);
         if let (Some(ReceiverEvent::Definition(1)), Some(oldest)) = (harness.events.get(1), oldest) {
@@ -613,12 +614,9 @@ fn catch_up_packets_of_a_new_leader_are_accepted_like_first_transmissions() {
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 1), Err(DropReason::Duplicate));
     assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 2), Ok(()));
     assert_eq!(accept(PacketFlags::default(), new, 3), Ok(()));
-    let reported_through: Vec<_> =
-        harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
-    assert_eq!(
-        reported_through,
-        [ReceiverEvent::Message(0, 1), ReceiverEvent::Message(0, 2), ReceiverEvent::Message(0, 3)]
-    );
+    let delivered: Vec<_> =
+        harness.events.iter().filter(|event| matches!(event, ReceiverEvent::Message(..))).cloned().collect();
+    assert_eq!(delivered, [ReceiverEvent::Message(0, 1), ReceiverEvent::Message(0, 2), ReceiverEvent::Message(0, 3)]);
 }
 
 #[test]
@@ -657,7 +655,7 @@ fn a_new_session_waits_until_the_previous_one_is_complete() {
     let last_heartbeat = *harness.flights.range(..400_000).next_back().unwrap().0;
     harness.flights.remove(&last_heartbeat);
     harness.run();
-    let place = |said: ReceiverEvent| harness.events.iter().position(|known| *known == said);
+    let place = |wanted: ReceiverEvent| harness.events.iter().position(|event| *event == wanted);
     assert!(
         place(ReceiverEvent::Message(0, 10)).unwrap() < place(ReceiverEvent::Session(1)).unwrap(),
         "{:?}",
@@ -666,8 +664,8 @@ fn a_new_session_waits_until_the_previous_one_is_complete() {
     assert_eq!(harness.check().unwrap().len(), 0);
 }
 
-/// Two sessions of ten messages; the second gateway's log has one message per entry. Of the first session, messages from
-/// `received_count` on and the end are not received.
+/// Two sessions of ten messages; the second gateway's log has one message per entry. The line delivers `received_count`
+/// messages of each session, and not the end of the first session.
 fn with_truncated_session(received_count: usize, service: ServiceConfig) -> ReceiverHarness {
     let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service)));
@@ -683,9 +681,9 @@ fn with_truncated_session(received_count: usize, service: ServiceConfig) -> Rece
 fn ranges_missing_in_one_log_are_fetched_from_another() {
     let service = ServiceConfig { service_count: 2, ..service() };
     for held in [[0..4, 0..10], [6..10, 0..10], [0..5, 5..10], [0..0, 0..10]] {
-        for turned in [held.clone(), [held[1].clone(), held[0].clone()]] {
+        for log_ranges in [held.clone(), [held[1].clone(), held[0].clone()]] {
             let mut harness = with_truncated_session(2, service);
-            harness.service_log_ranges = turned.to_vec();
+            harness.service_log_ranges = log_ranges.to_vec();
             harness.run();
             assert_eq!(harness.check().unwrap().len(), 0, "{held:?}: {:?}", harness.events);
         }
@@ -720,20 +718,20 @@ fn a_session_with_a_pending_start_query_is_reported_before_a_newer_one() {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         datagram(PacketFlags::default(), session(number), Epoch::new(9, 1), (sequence, sequence + 1), &body)
     };
-    let received_count = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
+    let arrivals = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
-    harness.flights = received_count.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    harness.flights = arrivals.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
     harness.flights.insert(90_000, vec![(Line::A, 0, message(2, 10))]);
     harness.run();
-    let reported_through = harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(1, _))).count();
-    assert_eq!((reported_through, harness.check().unwrap().len()), (10, 0), "{:?}", harness.events);
+    let messages = harness.events.iter().filter(|event| matches!(event, ReceiverEvent::Message(1, _))).count();
+    assert_eq!((messages, harness.check().unwrap().len()), (10, 0), "{:?}", harness.events);
 
-    // Nobody answers: the received part is reported as lost.
+    // No service answers: the received part is reported as lost.
     let sessions = vec![vec![Input::Records(1); 10]; 3];
     let mut harness = ReceiverHarness::new(sessions, [&[1], &[1]], config(Some(service())));
     harness.answers = vec![false];
-    let received_count = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
-    harness.flights = received_count.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    let arrivals = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
+    harness.flights = arrivals.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
     harness.run();
     assert_eq!(harness.events[..2], [ReceiverEvent::Session(1), ReceiverEvent::Lost(3, 5)], "{:?}", harness.events);
 }
@@ -753,7 +751,7 @@ fn a_restarted_session_starts_with_its_first_message() {
 #[test]
 fn completed_sessions_are_reported_before_the_first_received_one() {
     let sessions = vec![vec![Input::Records(1); 10]; 3];
-    for (start, reported_through) in [(StartFrom::OldestOfDay, vec![0, 1, 2]), (StartFrom::OldestOfSession, vec![2])] {
+    for (start, expected) in [(StartFrom::OldestOfDay, vec![0, 1, 2]), (StartFrom::OldestOfSession, vec![2])] {
         let mut harness =
             ReceiverHarness::new(sessions.clone(), [&[1], &[1]], ReceiverConfig { start, ..config(Some(service())) });
         // From the third session's third packet on.
@@ -764,9 +762,9 @@ fn completed_sessions_are_reported_before_the_first_received_one() {
             ReceiverEvent::Session(number) => Some(*number),
             _ => None,
         });
-        assert_eq!(begun.collect::<Vec<_>>(), reported_through);
-        let messages = harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).count();
-        assert_eq!(messages, 10 * reported_through.len());
+        assert_eq!(begun.collect::<Vec<_>>(), expected);
+        let messages = harness.events.iter().filter(|event| matches!(event, ReceiverEvent::Message(..))).count();
+        assert_eq!(messages, 10 * expected.len());
     }
 }
 
@@ -779,7 +777,7 @@ fn a_session_received_only_from_the_log_is_reported_in_order() {
     harness.run();
     assert_eq!(harness.check().unwrap().len(), 0);
     let messages: Vec<_> =
-        harness.events.iter().filter(|said| matches!(said, ReceiverEvent::Message(..))).cloned().collect();
+        harness.events.iter().filter(|event| matches!(event, ReceiverEvent::Message(..))).cloned().collect();
     let expected = (0..3).flat_map(|number| (1..=10).map(move |sequence| ReceiverEvent::Message(number, sequence)));
     assert_eq!(messages, expected.collect::<Vec<_>>());
 }
@@ -806,10 +804,10 @@ fn the_checker_detects_a_faulty_receiver() {
         harness.check().map(|_| ())
     };
     assert_eq!(run(|_| {}), Ok(()));
-    assert!(run(|said| said.swap(3, 4)).is_err());
-    assert!(run(|said| _ = said.remove(3)).is_err());
-    assert!(run(|said| said.insert(3, said[3].clone())).is_err());
-    assert!(run(|said| said.truncate(4)).is_err());
-    assert!(run(|said| said.push(ReceiverEvent::Session(0))).is_err());
-    assert!(run(|said| said[3] = ReceiverEvent::Gap(3, 4)).is_err());
+    assert!(run(|events| events.swap(3, 4)).is_err());
+    assert!(run(|events| _ = events.remove(3)).is_err());
+    assert!(run(|events| events.insert(3, events[3].clone())).is_err());
+    assert!(run(|events| events.truncate(4)).is_err());
+    assert!(run(|events| events.push(ReceiverEvent::Session(0))).is_err());
+    assert!(run(|events| events[3] = ReceiverEvent::Gap(3, 4)).is_err());
 }

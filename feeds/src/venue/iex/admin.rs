@@ -6,7 +6,7 @@ use zerocopy::little_endian::{I64, U32};
 use crate::venue::wire::{wire_messages, wire_struct};
 
 wire_messages! {
-    /// One of the common messages that changes neither quotes nor price levels.
+    /// One of the common messages. None of them changes quotes or price levels.
     pub enum Admin, growing {
         /// System Event Message.
         b'S' => SystemEvent(SystemEvent),
@@ -32,12 +32,12 @@ wire_messages! {
 wire_struct! {
     /// System Event Message (`S`). 10 bytes.
     pub struct SystemEvent: 10 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
-        /// `O` start of messages, `S` start of system hours, `R` start of regular market hours, `M` end of regular market
-        /// hours, `E` end of system hours, `C` end of messages.
+        /// `O` start of messages, `S` start of system hours, `R` start of regular market hours, `M` end of regular
+        /// market hours, `E` end of system hours, `C` end of messages.
         system_event: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
     }
 }
@@ -45,13 +45,13 @@ wire_struct! {
 wire_struct! {
     /// Security Directory Message (`D`). 31 bytes.
     pub struct SecurityDirectory: 31 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// Bit 7 test security, 6 when-issued, 5 exchange-traded product.
         flags: u8 as bits,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
         /// Shares of a round lot.
         round_lot_size: U32 as number,
@@ -65,13 +65,13 @@ wire_struct! {
 wire_struct! {
     /// Trading Status Message (`H`). 22 bytes.
     pub struct TradingStatus: 22 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `H` halted, `O` order acceptance period, `P` paused with order acceptance, `T` trading.
         trading_status: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
         /// Code of the reason.
         reason: [u8; 4] as text,
@@ -81,13 +81,13 @@ wire_struct! {
 wire_struct! {
     /// Retail Liquidity Indicator Message (`I`). 18 bytes.
     pub struct RetailLiquidityIndicator: 18 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `A` buy interest, `B` sell interest, `C` both, space none.
         retail_liquidity_indicator: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
     }
 }
@@ -95,13 +95,13 @@ wire_struct! {
 wire_struct! {
     /// Operational Halt Status Message (`O`). 18 bytes.
     pub struct OperationalHaltStatus: 18 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `O` halted on IEX, `N` not halted.
         operational_halt_status: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
     }
 }
@@ -109,13 +109,13 @@ wire_struct! {
 wire_struct! {
     /// Short Sale Price Test Status Message (`P`). 19 bytes.
     pub struct ShortSalePriceTestStatus: 19 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// 0 not in effect, 1 in effect.
         short_sale_price_test_status: u8 as number,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
         /// `A` activated, `C` continued, `D` deactivated, space no price test, `N` not available.
         detail: u8 as code,
@@ -125,19 +125,19 @@ wire_struct! {
 wire_struct! {
     /// Trade Report Message (`T`), and Trade Break Message (`B`), which repeats the cancelled report. 38 bytes.
     pub struct TradeReport: 38 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// Bit 7 intermarket sweep, 6 extended hours, 5 odd lot, 4 trade-through exempt, 3 single-price cross.
         sale_condition_flags: u8 as bits,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
-        /// Shares.
+        /// Shares traded.
         size: U32 as number,
-        /// 1e-4 dollars.
+        /// Price of the trade, 1e-4 dollars.
         price_e4: I64 as e4,
-        /// Unique for the day.
+        /// Id of the trade, unique for the day.
         trade_id: I64 as number,
     }
 }
@@ -153,15 +153,15 @@ impl TradeReport {
 wire_struct! {
     /// Official Price Message (`X`). 26 bytes.
     pub struct OfficialPrice: 26 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `Q` official opening price, `M` official closing price.
         price_type: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
-        /// 1e-4 dollars.
+        /// Official price, 1e-4 dollars.
         official_price_e4: I64 as e4,
     }
 }
@@ -169,27 +169,27 @@ wire_struct! {
 wire_struct! {
     /// Auction Information Message (`A`). 80 bytes.
     pub struct AuctionInformation: 80 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `O` opening, `C` closing, `I` offering, `H` halt, `V` volatility.
         auction_type: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
         /// Shares that would match at the reference price.
         paired_shares: U32 as number,
-        /// 1e-4 dollars.
+        /// Price for which the paired and imbalance shares are computed, 1e-4 dollars.
         reference_price_e4: I64 as e4,
         /// Clearing price with the continuous book, 1e-4 dollars.
         indicative_clearing_price_e4: I64 as e4,
-        /// Shares that would be left over.
+        /// Shares that would stay unpaired at the reference price.
         imbalance_shares: U32 as number,
-        /// `B`, `S`, `N` none.
+        /// Side of the imbalance: `B` buy, `S` sell, `N` none.
         imbalance_side: u8 as code,
         /// How many times the auction was extended.
         extension_number: u8 as number,
-        /// When it will match, seconds since 1970 UTC.
+        /// Scheduled time of the match, seconds since 1970 UTC.
         scheduled_auction_time_s: U32 as unix_s,
         /// Clearing price of the auction's orders alone, 1e-4 dollars.
         auction_book_clearing_price_e4: I64 as e4,

@@ -23,13 +23,13 @@ wire_messages! {
 wire_struct! {
     /// Security Event Message (`E`). 18 bytes.
     pub struct SecurityEvent: 18 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// `O` opening process complete, `C` closing process complete.
         security_event: u8 as code,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
     }
 }
@@ -37,17 +37,17 @@ wire_struct! {
 wire_struct! {
     /// Price Level Update Message (`8` buy side, `5` sell side): the new size of one level. 30 bytes.
     pub struct PriceLevelUpdate: 30 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// Bit 0: the event is complete; until then the book is in transition and must not be published.
         event_flags: u8 as bits,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
-        /// Shares at the level from now on; 0 removes it.
+        /// New total of shares at the level; 0 removes the level.
         size: U32 as number,
-        /// 1e-4 dollars.
+        /// Price of the level, 1e-4 dollars.
         price_e4: I64 as e4,
     }
 }

@@ -20,19 +20,19 @@ wire_messages! {
 wire_struct! {
     /// Quote Update Message (`Q`): the best bid and offer, whole. 42 bytes.
     pub struct QuoteUpdate: 42 bytes {
-        /// Code of the message.
+        /// Message type: the character in the struct's title.
         message_type: u8 as message_type,
         /// Bit 7: the symbol is not active on IEX; bit 6: outside of regular market hours.
         flags: u8 as bits,
-        /// Since 1970 UTC.
+        /// Time of the event, ns since 1970 UTC.
         timestamp_ns: I64 as unix_ns,
-        /// Symbol.
+        /// Symbol of the security, padded with spaces.
         symbol: [u8; 8] as symbol,
         /// Shares at the best bid; 0 when there is none.
         bid_size: U32 as number,
-        /// 1e-4 dollars; 0 when there is no bid.
+        /// Price of the best bid, 1e-4 dollars; 0 when there is no bid.
         bid_price_e4: I64 as e4,
-        /// 1e-4 dollars; 0 when there is no offer.
+        /// Price of the best offer, 1e-4 dollars; 0 when there is no offer.
         ask_price_e4: I64 as e4,
         /// Shares at the best offer; 0 when there is none.
         ask_size: U32 as number,

@@ -93,13 +93,13 @@ impl Message<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Prefix {
-    /// Code of the message.
+    /// Message type.
     pub message_type: u8,
-    /// Number of the stock for the day; 0 in messages about the whole market.
+    /// Stock locate: number of the stock for the day; 0 in messages about the whole market.
     pub stock_locate: U16,
-    /// Nasdaq's own.
+    /// Tracking number for Nasdaq's internal use.
     pub tracking_number: U16,
-    /// Since midnight, New York.
+    /// Time of the event, ns since midnight, New York.
     pub timestamp_ns: [u8; 6],
 }
 const _: () = assert!(size_of::<Prefix>() == 11);
@@ -112,7 +112,7 @@ impl Prefix {
 /// The book and the order that a message will touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageTarget {
-    /// Stock locate.
+    /// Stock locate of the message, which selects the book.
     pub stock_locate: u16,
     /// Id of the order that the message adds, executes, cancels, deletes or replaces.
     pub order_reference_number: Option<u64>,
@@ -162,13 +162,13 @@ macro_rules! itch_message {
         wire_struct! {
             $(#[$attribute])*
             pub struct $name: $bytes bytes {
-                /// Code of the message.
+                /// Message type: the character in the struct's title.
                 message_type: u8 as message_type,
-                /// Number of the stock for the day; 0 in messages about the whole market.
+                /// Stock locate: number of the stock for the day; 0 in messages about the whole market.
                 stock_locate: U16 as number,
-                /// Nasdaq's own.
+                /// Tracking number for Nasdaq's internal use.
                 tracking_number: U16 as number,
-                /// Since midnight, New York.
+                /// Time of the event, ns since midnight, New York.
                 timestamp_ns: [u8; 6] as midnight_ns,
                 $($fields)*
             }
@@ -180,8 +180,8 @@ macro_rules! itch_message {
 itch_message! {
     /// System Event Message (`S`). 12 bytes.
     pub struct SystemEvent: 12 bytes {
-        /// `O` start of messages, `S` start of system hours, `Q` start of market hours, `M` end of market hours, `E` end
-        /// of system hours, `C` end of messages.
+        /// `O` start of messages, `S` start of system hours, `Q` start of market hours, `M` end of market hours, `E`
+        /// end of system hours, `C` end of messages.
         event_code: u8 as code,
     }
 }
@@ -189,16 +189,16 @@ itch_message! {
 itch_message! {
     /// Stock Directory (`R`). 39 bytes.
     pub struct StockDirectory: 39 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// Listing market or tier: `Q` `G` `S` (Nasdaq), `N` (NYSE), `A` (NYSE American), `P` (NYSE Arca), `Z` (Cboe BZX),
-        /// `V` (IEX), space (not available).
+        /// Listing market or tier: `Q` `G` `S` (Nasdaq), `N` (NYSE), `A` (NYSE American), `P` (NYSE Arca), `Z` (Cboe
+        /// BZX), `V` (IEX), space (not available).
         market_category: u8 as code,
         /// Whether the issuer meets the listing requirements; `N` normal, space not available.
         financial_status_indicator: u8 as code,
         /// Shares of a round lot.
         round_lot_size: U32 as number,
-        /// `Y` when only round lots are taken.
+        /// `Y` when only orders of round lots are accepted, `N` when any size is.
         round_lots_only: u8 as code,
         /// Kind of security.
         issue_classification: u8 as code,
@@ -206,13 +206,13 @@ itch_message! {
         issue_sub_type: [u8; 2] as text,
         /// `P` live, `T` test.
         authenticity: u8 as code,
-        /// `Y` when on the threshold list of SEC Rule 203(b)(3).
+        /// `Y` when the stock is on the threshold list of SEC Rule 203(b)(3).
         short_sale_threshold_indicator: u8 as code,
-        /// `Y` when set up for the release of an initial public offering.
+        /// `Y` when the stock is set up for the release of an initial public offering.
         ipo_flag: u8 as code,
         /// Tier under the Limit Up - Limit Down plan.
         luld_reference_price_tier: u8 as code,
-        /// `Y` when exchange-traded product.
+        /// `Y` when the stock is an exchange-traded product.
         etp_flag: u8 as code,
         /// Leverage of an exchange-traded product.
         etp_leverage_factor: U32 as number,
@@ -224,7 +224,7 @@ itch_message! {
 itch_message! {
     /// Stock Trading Action (`H`). 25 bytes.
     pub struct StockTradingAction: 25 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// `H` halted, `P` paused, `Q` quotation only, `T` trading.
         trading_state: u8 as code,
@@ -238,7 +238,7 @@ itch_message! {
 itch_message! {
     /// Reg SHO Short Sale Price Test Restricted Indicator (`Y`). 20 bytes.
     pub struct RegShoRestriction: 20 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// `0` no restriction, `1` in effect after an intraday drop, `2` still in effect.
         reg_sho_action: u8 as code,
@@ -250,9 +250,9 @@ itch_message! {
     pub struct MarketParticipantPosition: 26 bytes {
         /// Identifier of the market participant (MPID).
         mpid: [u8; 4] as text,
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// `Y` or `N`.
+        /// `Y` when the participant is a primary market maker in the stock, else `N`.
         primary_market_maker: u8 as code,
         /// `N` normal, `P` passive, `S` syndicate, `R` pre-syndicate, `L` penalty.
         market_maker_mode: u8 as code,
@@ -276,7 +276,7 @@ itch_message! {
 itch_message! {
     /// MWCB Status Message (`W`). 12 bytes.
     pub struct MwcbStatus: 12 bytes {
-        /// `1`, `2` or `3`.
+        /// Level that was breached: `1`, `2` or `3`.
         breached_level: u8 as code,
     }
 }
@@ -284,7 +284,7 @@ itch_message! {
 itch_message! {
     /// Quoting Period Update (`K`). 28 bytes.
     pub struct IpoQuotingPeriodUpdate: 28 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// When the quotation period begins, seconds since midnight, New York.
         ipo_quotation_release_time_s: U32 as midnight_s,
@@ -298,7 +298,7 @@ itch_message! {
 itch_message! {
     /// Limit Up - Limit Down (LULD) Auction Collar (`J`). 35 bytes.
     pub struct LuldAuctionCollar: 35 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// Reference price that the collars are set from, 1e-4 dollars.
         auction_collar_reference_price_e4: U32 as e4,
@@ -314,9 +314,9 @@ itch_message! {
 itch_message! {
     /// Operational Halt (`h`). 21 bytes.
     pub struct OperationalHalt: 21 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// Where: `Q` Nasdaq, `B` BX, `X` PSX.
+        /// Market that the halt applies to: `Q` Nasdaq, `B` BX, `X` PSX.
         market_code: u8 as code,
         /// `H` halted, `T` lifted.
         operational_halt_action: u8 as code,
@@ -326,15 +326,15 @@ itch_message! {
 itch_message! {
     /// Add Order, No MPID Attribution (`A`). 36 bytes.
     pub struct AddOrder: 36 bytes {
-        /// Number of the new order, unique for the day.
+        /// Id of the new order, unique within the day.
         order_reference_number: U64 as number,
-        /// `B` or `S`; a parsed message has no other.
+        /// Side of the order: `B` buy, `S` sell. Parsing rejects any other value.
         buy_sell_indicator: u8 as code,
-        /// Shares.
+        /// Shares of the order.
         shares: U32 as number,
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// 1e-4 dollars.
+        /// Limit price of the order, 1e-4 dollars.
         price_e4: U32 as e4,
     }
 }
@@ -349,7 +349,7 @@ impl AddOrder {
 wire_struct! {
     /// Add Order with MPID Attribution (`F`): the same with one more field. 40 bytes.
     pub struct AddOrderMpid: 40 bytes {
-        /// The order, as without attribution.
+        /// The fields of an order without attribution. Their message type is `F` here.
         order: AddOrder as fields,
         /// Market participant (MPID) that entered the order.
         attribution: [u8; 4] as text,
@@ -384,10 +384,10 @@ itch_message! {
         executed_shares: U32 as number,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
-        /// `Y` when it counts in time and sales and volume, `N` when another message reports it. Parsing admits no
-        /// other value.
+        /// `Y` when the execution counts in time and sales and volume, `N` when another message reports it. Parsing
+        /// rejects any other value.
         printable: u8 as code,
-        /// 1e-4 dollars.
+        /// Price of the execution, 1e-4 dollars.
         execution_price_e4: U32 as e4,
     }
 }
@@ -400,17 +400,17 @@ impl OrderExecutedWithPrice {
 }
 
 itch_message! {
-    /// Order Cancel Message (`X`): a part of an order. 23 bytes.
+    /// Order Cancel Message (`X`): removes a part of an order. 23 bytes.
     pub struct OrderCancel: 23 bytes {
         /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
-        /// Shares that were taken off.
+        /// Shares removed from the order.
         cancelled_shares: U32 as number,
     }
 }
 
 itch_message! {
-    /// Order Delete Message (`D`): all that is left of an order. 19 bytes.
+    /// Order Delete Message (`D`): removes the rest of an order. 19 bytes.
     pub struct OrderDelete: 19 bytes {
         /// Id of the order, unique within the day.
         order_reference_number: U64 as number,
@@ -420,9 +420,9 @@ itch_message! {
 itch_message! {
     /// Order Replace Message (`U`): side, symbol and attribution stay. 35 bytes.
     pub struct OrderReplace: 35 bytes {
-        /// The order that goes.
+        /// Id of the order that is removed.
         original_order_reference_number: U64 as number,
-        /// The order that comes.
+        /// Id of the new order.
         new_order_reference_number: U64 as number,
         /// Shares of the new order.
         shares: U32 as number,
@@ -438,11 +438,11 @@ itch_message! {
         order_reference_number: U64 as number,
         /// `B` since July 2014, whatever the side of the order.
         buy_sell_indicator: u8 as code,
-        /// Shares.
+        /// Shares traded.
         shares: U32 as number,
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// 1e-4 dollars.
+        /// Price of the trade, 1e-4 dollars.
         price_e4: U32 as e4,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
@@ -454,9 +454,9 @@ itch_message! {
     pub struct CrossTrade: 40 bytes {
         /// Shares matched; 0 when the cross matched nothing.
         shares: U64 as number,
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// 1e-4 dollars.
+        /// Price of the cross, 1e-4 dollars.
         cross_price_e4: U32 as e4,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
@@ -468,7 +468,7 @@ itch_message! {
 itch_message! {
     /// Broken Trade / Order Execution Message (`B`). 19 bytes.
     pub struct BrokenTrade: 19 bytes {
-        /// The match that was broken.
+        /// Number of the match that was broken.
         match_number: U64 as number,
     }
 }
@@ -478,17 +478,17 @@ itch_message! {
     pub struct NetOrderImbalanceIndicator: 50 bytes {
         /// Shares that would match at the current reference price.
         paired_shares: U64 as number,
-        /// Shares that would be left over.
+        /// Shares that would stay unpaired at the current reference price.
         imbalance_shares: U64 as number,
-        /// `B`, `S`, `N` none, `O` too few orders, `P` paused.
+        /// Side of the imbalance: `B` buy, `S` sell, `N` none, `O` too few orders to calculate, `P` paused.
         imbalance_direction: u8 as code,
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// Clearing price of the auction's orders alone, 1e-4 dollars; 0 when there is none.
         far_price_e4: U32 as e4,
         /// Clearing price with the continuous book, 1e-4 dollars; 0 when there is none.
         near_price_e4: U32 as e4,
-        /// 1e-4 dollars.
+        /// Price for which the paired and imbalance shares are computed, 1e-4 dollars.
         current_reference_price_e4: U32 as e4,
         /// `O` opening, `C` closing, `H` for halted or paused stocks and offerings, `A` extended trading close.
         cross_type: u8 as code,
@@ -500,9 +500,9 @@ itch_message! {
 itch_message! {
     /// Retail Price Improvement Indicator (`N`). 20 bytes.
     pub struct RetailPriceImprovementIndicator: 20 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
-        /// `B`, `S`, `A` both sides, `N` none.
+        /// Side with interest: `B` buy, `S` sell, `A` both, `N` none.
         interest_flag: u8 as code,
     }
 }
@@ -510,7 +510,7 @@ itch_message! {
 itch_message! {
     /// Direct Listing with Capital Raise Price Discovery Message (`O`). 48 bytes.
     pub struct DirectListingWithCapitalRaise: 48 bytes {
-        /// Symbol.
+        /// Symbol of the stock, padded with spaces.
         stock: [u8; 8] as symbol,
         /// `Y` when the security may be released for trading.
         open_eligibility_status: u8 as code,

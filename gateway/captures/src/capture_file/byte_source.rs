@@ -33,7 +33,7 @@ pub(super) struct ByteSource {
 }
 
 impl ByteSource {
-    /// With `follow`: at the end of the file, wait for more bytes until this flag is set.
+    /// Opens a file. With `follow`, the reader waits at the end of the file for more bytes until the flag is set.
     pub(super) fn open(path: &Path, follow: Option<Arc<AtomicBool>>) -> io::Result<Self> {
         let file_bytes_read = Arc::new(AtomicU64::new(0));
         let file = CountingFile { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
@@ -225,5 +225,5 @@ impl BufRead for CompressedBytes {
 const READ_BYTES: usize = 64 * 1024;
 /// Interval at which a growing file is polled.
 const FOLLOW_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Holds the largest frame with its surrounding block, and fits into the second-level cache.
+/// Size of the buffer: it holds the largest frame with its surrounding block, and fits into the second-level cache.
 const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;

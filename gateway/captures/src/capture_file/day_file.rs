@@ -24,10 +24,10 @@ pub(super) struct DayFile {
     midnight_ns: u64,
     session: MoldSession,
     packet: Vec<u8>,
-    /// Of the next message.
+    /// Sequence of the next message.
     sequence: Sequence,
     ended: bool,
-    /// Error found after the packet's first message; reported after the packet.
+    /// Error found after the first message of a packet. The packet is returned first, then the error.
     deferred_fault: Option<CaptureFault>,
     time_ns: u64,
 }
@@ -163,7 +163,8 @@ const LENGTH_BYTES: usize = 2;
 /// Plausible message lengths: at least up to the timestamp. The longest message of ITCH 5.0 has 50 bytes; the bound
 /// leaves room for longer ones.
 const MESSAGE_BYTES: std::ops::RangeInclusive<usize> = 11..=255;
-/// Payload of an Ethernet frame without fragmentation.
+/// Largest packet, bytes: UDP payload of an Ethernet frame without fragmentation.
 const PACKET_BYTES_MAX: usize = 1_472;
-/// Messages of one burst share a packet; no message is delayed by more than this.
+/// Longest time between the first and the last message of a packet, ns. Messages of one burst share a packet, and no
+/// message is delayed by more than this.
 const PACKET_NS_MAX: u64 = 10_000;

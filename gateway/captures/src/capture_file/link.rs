@@ -112,7 +112,7 @@ pub(super) fn find_udp(link: LinkLayer, frame: &[u8]) -> Result<Udp, Skipped> {
     }
 }
 
-/// Means "the IP version follows", for link layers without a type field. Not an assigned type.
+/// Internal value for link layers without a type field: the IP header's version decides. Not an assigned type.
 const ETHER_TYPE_IP: u16 = 0;
 
 fn find_in_ipv4(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped> {

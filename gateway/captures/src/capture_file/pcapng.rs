@@ -29,7 +29,7 @@ enum ByteOrder {
 /// Content of an interface description.
 #[derive(Debug)]
 struct Interface {
-    /// An unsupported link layer is refused only when a packet of it comes.
+    /// Link layer as in the file. An unsupported one is rejected only when a packet of the interface arrives.
     link_number: i32,
     snap_len: u32,
     resolution: Resolution,
@@ -39,9 +39,9 @@ struct Interface {
 /// Units per second of an interface's timestamps.
 #[derive(Clone, Copy, Debug)]
 enum Resolution {
-    /// Ten to that power.
+    /// 10 to this power units per second.
     Decimal(u8),
-    /// Two to that power.
+    /// 2 to this power units per second.
     Binary(u8),
 }
 
@@ -212,8 +212,8 @@ impl Interface {
     }
 }
 
-/// Seconds to add to every time of the interface. The parser crate has a field for the offset, but reads it as little-endian
-/// in any section.
+/// Seconds to add to every time of the interface. The parser crate has a field for the offset, but reads it as
+/// little-endian in any section.
 fn offset_s(order: ByteOrder, description: &InterfaceDescriptionBlock<'_>) -> i64 {
     let option = description.options.iter().find(|option| option.code == OptionCode::IfTsoffset);
     let bytes = option.and_then(|option| option.value.first_chunk::<8>()).copied().unwrap_or_default();
@@ -256,5 +256,5 @@ const ENHANCED_PACKET: u32 = 6;
 const BLOCK_HEADER_BYTES: usize = 8;
 const BLOCK_BYTES_MIN: u32 = 12;
 const SECTION_HEADER_BYTES_MIN: u32 = 28;
-/// A packet with its options, a section header with its remarks.
+/// Largest plausible block, bytes: a frame with its options, or a section header with its comments.
 const BLOCK_BYTES_MAX: usize = FRAME_BYTES_MAX + 65_536;

@@ -14,7 +14,7 @@ use std::{
 use mdgw_feeds::consumer_edge::first_record;
 use rustix::fs::{FallocateFlags, fallocate};
 
-/// Write side. After a failure it accepts no more records.
+/// Write side of the spool. After a failure it accepts no more records.
 #[derive(Debug)]
 pub(super) struct Spool {
     file: BufWriter<File>,
@@ -51,7 +51,7 @@ impl Spool {
     }
 }
 
-/// Read side.
+/// Read side of the spool.
 #[derive(Debug)]
 pub(super) struct SpoolReader {
     file: File,
@@ -82,7 +82,7 @@ impl SpoolReader {
         Ok(whole)
     }
 
-    /// Returns the space behind the end to the file system; all of it after everything was read.
+    /// Returns the space behind the end of the records to the file system; once all records were read, the whole file.
     fn truncate(&self) -> io::Result<()> {
         self.file.set_len(if self.read_bytes == self.end { 0 } else { self.end })
     }
@@ -242,7 +242,7 @@ pub(super) fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// A thousand of the largest records.
+/// Buffer of the write side: about a thousand of the largest records.
 const BUFFER_BYTES: usize = 512 * 1024;
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1024 * 1024;

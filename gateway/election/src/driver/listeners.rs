@@ -12,7 +12,7 @@ use crate::{
     latch::{Listener, ListenerId},
 };
 
-/// An event for listeners.
+/// What listeners are notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     Gained(Epoch),
@@ -35,7 +35,7 @@ struct Inner {
 struct Notification {
     event: ListenerEvent,
     to: Vec<(ListenerId, Arc<dyn Listener>)>,
-    /// Dropped when all listeners have been notified.
+    /// Dropped when all listeners have returned: this ends the wait in [`Listeners::notify`].
     done: Option<mpsc::Sender<()>>,
 }
 
@@ -64,7 +64,7 @@ impl Listeners {
             let to = inner.listeners.clone();
             let task = Notification { event, to, done: limit.is_some().then_some(done) };
             let Some(notifier) = inner.notifier() else { return };
-            // Its thread lives as long as this sender.
+            // The receiving thread lives as long as this sender.
             let _told = notifier.send(task);
         }
         if let Some(limit) = limit

@@ -17,16 +17,16 @@ use crate::{
 pub struct StoreLatency {
     /// Reads that were answered.
     pub answered: u64,
-    /// Reads that were not answered, or not with a record.
+    /// Reads that failed, or that were not answered in time.
     pub failed: u64,
-    /// ns; 0 if no read was answered.
+    /// Median time of the answered reads, ns; 0 if there was none.
     pub p50_ns: u64,
-    /// ns.
+    /// 99.9th percentile of the answered reads' times, ns; 0 if there was none.
     pub p999_ns: u64,
 }
 
 impl StoreLatency {
-    /// A warning if the store is too slow for these times.
+    /// A warning if the store is too slow for a lease with this timing.
     #[must_use]
     pub fn warning(&self, timing: &LeaseTiming) -> Option<String> {
         let room_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
@@ -47,8 +47,8 @@ impl StoreLatency {
     }
 }
 
-/// Measures over a separate connection, opened by `open`: one read after the other for `duration`. Blocks: for the
-/// start, or a cold thread.
+/// Measures over a separate connection, opened by `open`: one read after the other for `duration`. The call blocks, so
+/// it belongs into the start or on a cold thread.
 ///
 /// # Errors
 /// The error of `open`.

@@ -31,7 +31,7 @@ struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>);
 struct TestHooks {
     node: NodeId,
     network: PeerNetwork,
-    /// Delay of each iteration.
+    /// Extra delay of each iteration of the election thread.
     iteration_delay: Duration,
 }
 

@@ -28,7 +28,7 @@ pub(super) struct ElectionThread<C: Core, B> {
     hooks: Box<dyn ElectionHooks>,
     shared: Arc<Shared>,
     options: ElectionOptions,
-    /// Until when a send may still be outstanding, after the fence was closed for a hand-over.
+    /// Set while a hand-over waits until no send is outstanding; after this time it waits no longer.
     drain_until: Option<MonoNs>,
     next_state_at: MonoNs,
     stalls: Histogram<u64>,
@@ -71,7 +71,7 @@ where
         std::thread::Builder::new().name(name).spawn(move || {
             let mut thread = self;
             // However the thread ends, the fence is closed then and listeners are notified. State that the backend
-            // holds, such as a session's place, is released only afterwards.
+            // holds, such as a session's queue entry, is released only afterwards.
             let _end = EndOnDrop(Arc::clone(&thread.shared));
             thread.run();
         })?;
@@ -81,7 +81,7 @@ where
     fn run(&mut self) {
         self.set_affinity_and_priority();
         self.backend.begin();
-        // Inputs from before the start.
+        // Inputs that arrived before the thread began.
         while let Ok(input) = self.inbox.try_recv() {
             self.handle(input);
         }
@@ -130,7 +130,7 @@ where
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
         let next = [self.core.next_deadline(), drain, Some(self.next_state_at)].into_iter().flatten().min();
-        // A core that wants time at once was given time a moment ago.
+        // The core was given the time a moment ago, so a core that wants the time at once waits for the shortest step.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
         next.map_or(latest, |next| next.clamp(earliest, latest))
     }
@@ -250,7 +250,7 @@ where
         self.publish_stalls(is_alarming);
     }
 
-    /// Records how long an iteration took, ns: nothing else could be done in that time.
+    /// Records how long an iteration took, ns: the thread could do nothing else in that time.
     fn record_busy_time(&mut self, round_ns: u64) {
         if self.is_alarming(round_ns) {
             self.stalls.saturating_record(round_ns);
@@ -265,7 +265,7 @@ where
         }
     }
 
-    /// More than half of the time that is reserved for it.
+    /// Whether a delay exceeds half of the margin.
     fn is_alarming(&self, late_ns: u64) -> bool {
         late_ns > self.options.timing.margin_ns / 2
     }
@@ -291,10 +291,10 @@ impl Drop for EndOnDrop {
 
 /// A minute: later wake-ups are recorded as this value.
 const STALL_NS_MAX: u64 = 60_000_000_000;
-/// The longest wait for an input.
+/// Longest wait for an input, ns.
 const IDLE_NS_MAX: u64 = 100_000_000;
-/// The shortest step, so that no core can keep the thread from its inbox.
+/// Shortest wait for an input, ns, so that no core can keep the thread from its inbox.
 const STEP_NS_MIN: u64 = 20_000;
-/// How often the thread checks whether sends are outstanding.
+/// Interval at which the thread checks whether sends are outstanding, ns.
 const DRAIN_POLL_NS: u64 = 50_000;
 const STALLS_PER_PUBLICATION: u64 = 64;

@@ -18,7 +18,7 @@ pub(super) struct PendingJoin {
     pub(super) member: Member,
     pub(super) address: SocketAddr,
     pub(super) nonce: u64,
-    /// All others must have this list, or a newer one.
+    /// The join is answered when all other live members have this version of the list, or a newer one.
     pub(super) version: ListVersion,
     pub(super) since: MonoNs,
 }
@@ -91,7 +91,7 @@ impl Emergent {
         self.membership().is_some_and(|membership| membership.pending.iter().any(|join| join.member == *member))
     }
 
-    /// This side of a split, as reported to others.
+    /// This side of a split, as the coordinator reports it to the other side.
     pub(super) fn own_side(&self) -> Option<PartitionSide> {
         let list = &self.membership()?.list;
         let coordinator = list.coordinator()?;
@@ -153,7 +153,7 @@ impl Emergent {
         self.send(address, Some(member.incarnation), Message::JoinAccepted { nonce, list, epoch });
     }
 
-    /// Failed members may have come back, or live on the other side of a cut.
+    /// Probes failed members: they may have come back, or live on the other side of a cut.
     fn probe(&mut self, now: MonoNs) {
         let probe_ns = self.config.timing.probe_ns;
         let Some(side) = self.own_side() else { return };

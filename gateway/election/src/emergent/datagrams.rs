@@ -180,8 +180,7 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
     }
 }
 
-/// The backend of [`Emergent`](super::Emergent) as the election thread sees it. The socket stays open while any backend
-/// exists.
+/// The backend of one group's [`Emergent`](super::Emergent). The socket stays open while any backend exists.
 #[derive(Debug)]
 pub struct MembershipBackend {
     transport: Arc<MembershipTransport>,

@@ -23,12 +23,12 @@ pub(super) struct Joining {
 }
 
 impl Joining {
-    /// Begins now.
+    /// A first attempt, due at once, that asks the seeds.
     pub(super) fn new() -> Self {
         Self { attempts: 0, nonce: 0, coordinator: None, next_at: MonoNs(0) }
     }
 
-    /// Through a known coordinator.
+    /// A first attempt, due at once, that asks this coordinator besides the seeds.
     pub(super) fn through(coordinator: SocketAddr) -> Self {
         Self { coordinator: Some(coordinator), ..Self::new() }
     }
@@ -73,7 +73,8 @@ impl Emergent {
         }
     }
 
-    /// Doubles, up to a limit, plus up to a half more, so that nodes that started together do not ask together.
+    /// Pause before the next attempt, ns: doubles with each attempt, up to a limit. A pseudo-random part of up to a
+    /// half is added, so that nodes that started together do not ask together.
     fn pause_ns(&self, attempts: u32, nonce: u64) -> u64 {
         let timing = &self.config.timing;
         let doubled_ns = timing.pause_ns.saturating_mul(1 << attempts.min(20));
@@ -133,7 +134,7 @@ impl Emergent {
         self.connect(if was_lost { ConnectionState::Reconnected } else { ConnectionState::Connected });
     }
 
-    /// This node is off the list. Knowledge from that membership is void.
+    /// Joins again, since this node is off the list. Knowledge from the old membership is void.
     pub(super) fn rejoin(&mut self, coordinator: SocketAddr) {
         self.close_fence(CloseReason::Lost);
         self.connect(ConnectionState::Lost);

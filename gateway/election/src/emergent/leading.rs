@@ -12,7 +12,7 @@ use crate::{
     timing::drift_ns,
 };
 
-/// An open fence.
+/// A leadership: it lasts while the fence is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leadership {
     pub(super) epoch: Epoch,
@@ -23,10 +23,10 @@ pub(super) struct Leadership {
 /// lets the other lead for a while, longer each time. So receivers accept one side, not both in turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct OutrankedBackoff {
-    /// Number of times in short succession.
+    /// How often the side was outranked in short succession.
     repeat_count: u32,
     last: MonoNs,
-    /// This node does not lead before.
+    /// The node does not lead before this time.
     until: MonoNs,
 }
 
@@ -36,7 +36,7 @@ impl OutrankedBackoff {
         if now.since(self.last) > 4 * longest_ns {
             self.repeat_count = 0;
         }
-        // A single forged packet costs no wait.
+        // The first time costs no wait, so that one forged packet does not stop a leader.
         let wait_ns =
             self.repeat_count.checked_sub(1).map_or(0, |repeat_count| failure_ns << repeat_count.min(DOUBLINGS_MAX));
         *self = Self { repeat_count: self.repeat_count.saturating_add(1), last: now, until: now.plus(wait_ns) };
@@ -57,7 +57,7 @@ impl Emergent {
         let is_clear = obstacle.is_none();
         self.set_obstacle(obstacle);
         match self.leadership {
-            // Another side has led above us meanwhile: receivers would drop our packets.
+            // Another side has led under a higher epoch meanwhile: receivers would drop our packets.
             Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
                 self.close_fence(CloseReason::Outranked);
                 self.outranked.record(now, self.config.timing.failure_ns);
@@ -91,8 +91,9 @@ impl Emergent {
         }
     }
 
-    /// When our heartbeats that the minimum size echoes were sent, plus the failure time-out, less M. In the past if
-    /// they were never echoed. Counted from the sending, since that is before any member's promise begins.
+    /// Until when the fence may stay open: the sending time of the latest heartbeat that enough members echo for the
+    /// minimum size, plus the failure time-out, less M. The sending time counts, since it is before any member's
+    /// promise begins. If too few members ever echoed, the result is in the past.
     fn fence_deadline(&self, now: MonoNs) -> MonoNs {
         let timing = &self.config.timing;
         let Some(membership) = self.membership() else { return MonoNs(0) };
@@ -112,9 +113,9 @@ impl Emergent {
             membership.liveness.values().filter_map(|liveness| self.promised_since(liveness)).collect();
         echoed.sort_unstable_by(|a, b| b.cmp(a));
         let echoed_at = match others_needed.checked_sub(1) {
-            // Without other members, leadership is renewed with the own heartbeats, not at every step.
+            // Without other members the leader renews at its own heartbeats, not at every step.
             None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
-            // The own promise is one of them.
+            // The leader counts as one of the members that promise, so it waits after its start as they do.
             Some(_) if self.is_in_startup_wait(now) => None,
             Some(last) => echoed.get(last).copied(),
         };

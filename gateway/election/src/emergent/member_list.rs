@@ -22,27 +22,27 @@ pub struct MemberList {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListVersion {
-    /// Lists before this one.
+    /// Number of lists that were made before this one.
     pub count: u64,
     /// The node that made the list.
     pub by: NodeId,
 }
 
-/// One member.
+/// A member, as the list shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListedMember {
-    /// The member's identity.
+    /// Node number, name and start of the member.
     pub member: Member,
-    /// The member's address.
+    /// Address to which the member's messages are sent.
     pub address: SocketAddr,
     /// Order of joining: the lower, the older.
     pub age: u64,
-    /// The coordinator's belief.
+    /// Whether the coordinator counts the member as live or failed.
     pub state: MemberState,
 }
 
-/// The coordinator's belief about a member.
+/// Whether the coordinator counts a member as live or failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberState {
@@ -117,7 +117,7 @@ impl MemberList {
         self.set_version(by);
     }
 
-    /// Removes a node.
+    /// Removes a node from the list.
     pub(crate) fn remove(&mut self, by: NodeId, node: NodeId) {
         self.members.retain(|listed| listed.member.node != node);
         self.set_version(by);

@@ -1,4 +1,4 @@
-//! The member: sends heartbeats, notes missing ones, follows the list, and claims when all older members are silent.
+//! The member: sends heartbeats, detects silence, follows the list, and claims when all older members are silent.
 
 use std::net::SocketAddr;
 
@@ -16,22 +16,23 @@ use crate::identity::{Member, NodeId};
 pub(super) struct MemberLiveness {
     /// Its last heartbeat; count 0 before the first.
     pub(super) beat: BeatInfo,
-    /// When it became known.
+    /// When that heartbeat was received; before the first one, when the silence began to count.
     pub(super) at: MonoNs,
     /// When we sent the heartbeat that it echoes, if it has our list: its promise to us runs since then.
     pub(super) echoes: Option<MonoNs>,
 }
 
 impl MemberLiveness {
-    /// Nothing received yet; the silence counts from `now`.
+    /// A member of which nothing was received yet; its silence counts from `now`.
     pub(super) fn not_yet_received(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
         Self { beat: BeatInfo { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
     }
 }
 
-/// Up to so many live members, each sends to all; above, along a ring.
+/// Up to this number of live members, each member sends heartbeats to all others. With more, heartbeats go along a
+/// ring.
 pub(super) const ALL_TO_ALL_MAX: usize = 8;
-/// Along a ring: to the next and the one after, so that one silent member does not cut the ring.
+/// In a ring, each member sends to this number of next members, so that one silent member does not cut the ring.
 const RING_SUCCESSORS: usize = 2;
 
 impl Emergent {
@@ -192,7 +193,7 @@ impl Emergent {
         self.mark_members_failed(now, &nodes);
     }
 
-    /// Marks those as failed and notifies the others.
+    /// Marks those members as failed and notifies the others.
     pub(super) fn mark_members_failed(&mut self, now: MonoNs, nodes: &[NodeId]) {
         let ours = self.config.member.node;
         if let Some(membership) = self.membership_mut() {
@@ -207,7 +208,7 @@ impl Emergent {
         let leads = self.leadership.is_some();
         let Some(membership) = self.membership_mut() else { return };
         if !leads {
-            // A coordinator that lacks promises asks for them under the new list.
+            // A coordinator that does not lead asks for promises under the new list at once.
             membership.heartbeat_at = now;
         }
         let list = membership.list.clone();
@@ -297,7 +298,7 @@ impl Membership {
         }
     }
 
-    /// Aligns the notes with the list: new members count from now, members off the list are dropped.
+    /// Adapts `liveness` to the list. The silence of new members counts from now; members off the list are dropped.
     pub(super) fn forget_unlisted(&mut self, now: MonoNs, ours: NodeId) {
         let live: Vec<_> = self.list.live().map(|listed| listed.member.node).collect();
         self.liveness.retain(|node, _| live.contains(node));

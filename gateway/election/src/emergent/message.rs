@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use super::member_list::{ListVersion, MemberList};
 use crate::identity::{Incarnation, Member, NodeId, epoch_number, written_positions};
 
-/// One datagram.
+/// The content of one datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Envelope {
-    /// The sender.
+    /// Node number, name and start of the sender.
     pub from: Member,
-    /// The sender's address.
+    /// Address at which the sender receives answers.
     pub address: SocketAddr,
     /// The recipient's incarnation; `None`: any.
     pub to: Option<Incarnation>,
     /// Grows with each message of that incarnation.
     pub number: u64,
-    /// The content.
+    /// What the message says.
     pub message: Message,
 }
 
@@ -31,12 +31,12 @@ pub struct Envelope {
 pub enum Message {
     /// The sender asks for admission.
     Join {
-        /// Of this request; the answer repeats it.
+        /// Nonce of this request; the answer repeats it.
         nonce: u64,
     },
     /// Ask that coordinator instead.
     Redirect {
-        /// Of the request.
+        /// Nonce of the request.
         nonce: u64,
         /// The coordinator's address.
         coordinator: SocketAddr,
@@ -44,7 +44,7 @@ pub enum Message {
     /// The recipient is admitted.
     #[serde(rename = "welcome")]
     JoinAccepted {
-        /// Of the request.
+        /// Nonce of the request.
         nonce: u64,
         /// The list with the recipient on it.
         list: MemberList,
@@ -100,7 +100,7 @@ pub struct Heartbeat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeatInfo {
-    /// The member.
+    /// Node number of the member.
     pub node: NodeId,
     /// Grows with each heartbeat.
     pub count: u64,

@@ -21,7 +21,7 @@ struct Cluster {
 enum Cuts {
     /// Whole sides are cut off, both ways.
     Clean,
-    /// Single directions are lost.
+    /// Single directions are cut.
     OneWay,
 }
 

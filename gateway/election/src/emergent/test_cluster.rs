@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct SimulatedNetwork {
     pub(super) now: MonoNs,
     pub(super) nodes: Vec<Node>,
-    /// By the time of arrival and a number.
+    /// Messages in flight, by time of arrival, then by a number that keeps them apart.
     pub(super) in_flight: BTreeMap<(MonoNs, u64), OutgoingMessage>,
     /// Cut directions: (from, to).
     pub(super) cuts: BTreeSet<(usize, usize)>,
@@ -31,7 +31,7 @@ pub(super) struct SimulatedNetwork {
     /// Maximum number of fences that were open at once.
     pub(super) leaders_max: usize,
     sent: u64,
-    /// The nodes that received where the output under an epoch ended.
+    /// Each notice of where an output ended: the node that received it, and the epoch of that output.
     pub(super) peer_output_ended: Vec<(usize, Epoch)>,
     minimum_size: usize,
     disabled: Option<Safeguard>,
@@ -42,7 +42,7 @@ pub(super) struct SimulatedNetwork {
 pub(super) struct Node {
     pub(super) core: Option<Emergent>,
     pub(super) fence: MonoNs,
-    /// On disk.
+    /// The highest epoch in the node's log: it survives a restart.
     own_epoch: Epoch,
     incarnation: u64,
 }

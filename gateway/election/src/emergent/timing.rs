@@ -5,9 +5,9 @@ use crate::timing::{CLOCK_READ_ERROR_NS, LeaseTiming, RATE_ERROR_PPM, drift_ns};
 /// All times in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EmergentTiming {
-    /// Heartbeat period H.
+    /// H: heartbeat period.
     pub heartbeat_ns: u64,
-    /// Failure time-out F: silence after which a member counts as failed.
+    /// F: failure time-out. A member that was silent for this long counts as failed.
     pub failure_ns: u64,
     /// M: a leader stops this long before others may displace it.
     pub margin_ns: u64,
@@ -64,7 +64,7 @@ impl EmergentTiming {
     /// member.
     ///
     /// # Errors
-    /// With the arithmetic.
+    /// When the times do not fit together. The error shows the arithmetic.
     pub(crate) fn check(&self) -> Result<(), EmergentTimingError> {
         let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, rate_error_ppm, .. } = *self;
         let drift_ns = 2 * drift_ns(failure_ns, rate_error_ppm);
@@ -83,19 +83,19 @@ impl EmergentTiming {
 /// Times that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmergentTimingError {
-    /// A leader could still send when the next one opens.
+    /// A leader could still send when the next leader opens.
     #[error(
         "margin {margin_ns} ns must be at least clock drift {drift_ns} ns + longest send {send_ns_max} ns + clock read \
          error {CLOCK_READ_ERROR_NS} ns = {margin_ns_min} ns"
     )]
     Margin {
-        /// M.
+        /// M as configured, ns.
         margin_ns: u64,
-        /// Drift between two clocks over one failure time-out.
+        /// How far two clocks can drift apart over one failure time-out, ns.
         drift_ns: u64,
-        /// S.
+        /// S as configured, ns.
         send_ns_max: u64,
-        /// The smallest safe margin.
+        /// The smallest safe margin, ns.
         margin_ns_min: u64,
     },
     /// One lost heartbeat could be a failure.
@@ -104,13 +104,13 @@ pub enum EmergentTimingError {
          {failure_ns_min} ns, and the heartbeat interval more than 0"
     )]
     Failure {
-        /// F.
+        /// F as configured, ns.
         failure_ns: u64,
-        /// H.
+        /// H as configured, ns.
         heartbeat_ns: u64,
-        /// M.
+        /// M as configured, ns.
         margin_ns: u64,
-        /// The smallest allowed time-out.
+        /// The smallest allowed failure time-out, ns.
         failure_ns_min: u64,
     },
 }

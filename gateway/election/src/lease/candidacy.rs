@@ -26,7 +26,7 @@ impl Lease {
     /// The record that makes this gateway the holder, if its wait is over.
     pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
         if self.is_closing {
-            // A reader of a released record begins at once.
+            // Another gateway begins at once when it reads a released record, so no send of ours may be outstanding.
             let record = self.held_record()?;
             return (now >= self.sends_end_at).then(|| record.released());
         }
@@ -62,7 +62,8 @@ impl Lease {
         }
     }
 
-    /// The candidates from now on. A newer configuration replaces the list; otherwise the named candidates stay.
+    /// The candidates that the next record names. A newer configuration replaces the list; otherwise the named
+    /// candidates stay.
     fn next_candidates(&self, before: Option<&Record>) -> BTreeMap<NodeId, NodeName> {
         let mut candidates = match before {
             Some(before) if before.configuration.revision >= self.config.configuration.revision => {
@@ -87,7 +88,8 @@ impl Lease {
             None => learned_at.plus(timing.wait_ns()),
             Some(record) => {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
-                // For a gateway that knows that the record has no holder.
+                // The wait of a gateway that knows that the record has no holder: it has followed the record for one
+                // lease.
                 let at_once = || {
                     followed_since
                         .plus(wait_ns)
@@ -99,7 +101,7 @@ impl Lease {
                 } else if record.holder.is_none() {
                     at_once()
                 } else if self.is_dead(record) {
-                    // The order of the candidates counts from the receipt of the death notice.
+                    // A candidate's turn counts from when it received the death notice.
                     at_once().max(self.death_received_at)
                 } else {
                     learned_at.plus(wait_ns)
@@ -110,7 +112,7 @@ impl Lease {
         Some(self.given_promise.as_ref().map_or(due, |given_promise| due.max(given_promise.until)))
     }
 
-    /// Whether an obstacle exists that time alone does not remove.
+    /// Whether an obstacle exists that waiting does not remove.
     fn has_lasting_obstacle(&self) -> bool {
         !matches!(self.find_obstacle(), None | Some(Obstacle::Promised | Obstacle::Configuration { .. }))
     }
@@ -191,7 +193,7 @@ impl Lease {
     pub(super) fn on_death(&mut self, now: MonoNs, notice: DeathNotice) {
         let own = &self.config.member;
         if (notice.holder, notice.incarnation) == (own.node, own.incarnation) {
-            // Other gateways act on the notice, whether it is true or not.
+            // Other gateways act on the notice even if it is wrong, so this gateway acts on it too.
             self.is_declared_dead = true;
             if matches!(self.phase, Phase::Leading(_)) && self.leading_epoch() == Some(notice.epoch) {
                 self.end_leadership(now, CloseReason::Lost);
@@ -234,7 +236,7 @@ impl Lease {
         self.emit(Output::Peer { to: from, message });
     }
 
-    // ---- not named ----
+    // ---- this gateway is not a candidate ----
 
     /// Asks the holder for admission, whenever the holder shows a sign of life.
     pub(super) fn ask_to_be_admitted(&mut self) {

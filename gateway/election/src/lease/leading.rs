@@ -17,11 +17,11 @@ use crate::{
     record::{ConfigVersion, Record},
 };
 
-/// An open fence.
+/// A leadership: it lasts while the fence is open.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leadership {
     pub(super) epoch: Epoch,
-    /// The margin is already subtracted.
+    /// The fence refuses sends from this time on. The margin M is already subtracted.
     pub(super) deadline: MonoNs,
     pub(super) since: MonoNs,
     /// When the next renewal is due.
@@ -46,7 +46,7 @@ impl Leadership {
             epoch,
             deadline,
             since: now,
-            // At once: the request that it opened with may have been sent some time ago.
+            // At once: the request with which the leadership began may have been sent some time ago.
             renew_at: now,
             candidates,
             promise_requests: Vec::new(),
@@ -69,7 +69,7 @@ impl Leadership {
 }
 
 impl Lease {
-    /// The decisions of a leader without outside request.
+    /// Takes the leader's own decisions: those that no request of another gateway causes.
     pub(super) fn step_leading(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &self.phase else { return };
         if self.observed_epoch > leadership.epoch && self.observed_epoch > self.highest_opened {
@@ -89,7 +89,7 @@ impl Lease {
         let request_at =
             self.in_doubt_since.filter(|_| leadership.predecessor.is_none()).map(|_| leadership.promise_request_at);
         let offer = leadership.offer.as_ref().map(|offer| {
-            // A condition that holds until the next renewal holds now.
+            // An offer that is still ready at the next renewal is ready now, so a step is due at once.
             if self.is_ready(offer, leadership.renew_at) { MonoNs(0) } else { self.offer_expires_at(offer) }
         });
         let moves =
@@ -152,8 +152,8 @@ impl Lease {
         self.phase = Phase::Leaving(Leaving { epoch, deadline, mode, drained });
     }
 
-    /// A gateway asks for admission. It is admitted if it is configured here with the same output; others only by an
-    /// operator.
+    /// A gateway asks for admission. The leader admits it if the gateway is configured here and the revision of its
+    /// configuration is not lower than ours. Other gateways are admitted only by an operator.
     pub(super) fn on_admit_request(&mut self, from: NodeId, member: Member, configuration: ConfigVersion) {
         let is_configured = self.config.candidates.get(&from) == Some(&member.name) && member.node == from;
         let ours = self.config.configuration;
@@ -221,5 +221,5 @@ impl Lease {
     }
 }
 
-/// There are no more node numbers.
+/// Maximum number of admitted gateways: node numbers have 8 bits.
 const ADMITTED_MAX: usize = 256;

@@ -27,9 +27,9 @@ use crate::{
 /// The fence is closed, and the record is to be released or acquired again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Leaving {
-    /// Epoch of the leadership that ended.
+    /// Epoch of the leadership that ended here.
     pub(super) epoch: Epoch,
-    /// Until when no other gateway can have begun that waits for the lease.
+    /// Before this time, no gateway that waits for the lease can have taken over.
     pub(super) deadline: MonoNs,
     pub(super) mode: LeaveMode,
     /// Where the output ended; `None`: a send may still be outstanding.
@@ -55,7 +55,7 @@ pub(super) struct Offer {
     pub(super) request: LeaderRequest,
     pub(super) sent: MonoNs,
     pub(super) cause: OfferCause,
-    /// The target is ready, since that moment of its clock, and is to become the successor.
+    /// The target accepted and is to become the successor; its stamp is the time of its answer, on its own clock.
     pub(super) accepted: Option<PeerTimestamp>,
 }
 
@@ -69,7 +69,7 @@ pub(super) enum OfferCause {
 }
 
 impl Leaving {
-    /// Whether another gateway is to continue from the record as it is.
+    /// Whether another gateway is to continue from the record as it is now.
     pub(super) fn is_handed_over(&self) -> bool {
         matches!(self.mode, LeaveMode::HandOver { .. })
     }
@@ -111,7 +111,7 @@ impl Lease {
         self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
     }
 
-    /// A request about the present leadership.
+    /// A request in the name of the present leadership.
     pub(super) fn request(&self, nonce: u64) -> Option<LeaderRequest> {
         let (node, incarnation) = (self.node(), self.config.member.incarnation);
         let epoch = self.leading_epoch()?;
@@ -123,7 +123,7 @@ impl Lease {
         let answered_by = offer.sent.plus(2 * renew_ns);
         match offer.accepted {
             None => answered_by,
-            // Another successor's time may have to end first, and the store has to accept the change.
+            // An earlier successor's time may have to end first, and then the store has to accept the change.
             Some(_) => answered_by.plus(self.config.timing.wait_ns()).plus(2 * renew_ns),
         }
     }
@@ -266,7 +266,7 @@ impl Lease {
         }
     }
 
-    /// Above all known epochs.
+    /// The epoch of this gateway's next leadership: above all known epochs.
     pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
         let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
@@ -285,13 +285,13 @@ impl Lease {
     }
 }
 
-/// When the refused offer was made: the wait for the next one counts from there.
+/// When the refused offer was made. The pause before the next offer counts from there.
 fn offer_sent_at(leadership: &super::Leadership) -> MonoNs {
     leadership.offer.as_ref().map_or(leadership.since, |offer| offer.sent)
 }
 
-/// How often the successor is notified.
+/// Number of notifications to the successor in one renewal period.
 const NOTIFICATIONS_PER_RENEWAL: u64 = 4;
-/// Channels whose positions fit into a message, with room for the rest. For further channels the successor uses its own
-/// receive watermark.
+/// Maximum number of positions in one message: they fit with room for the rest. For further channels the successor uses
+/// its own receive watermark.
 const POSITIONS_MAX: usize = 400;

@@ -12,14 +12,14 @@ use crate::{
     timing::{LEASE_NS_MAX, drift_ns},
 };
 
-/// This gateway promised not to take over.
+/// A promise of this gateway not to take over for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GivenPromise {
     pub(super) request: LeaderRequest,
     pub(super) until: MonoNs,
 }
 
-/// A request that some candidates have not answered.
+/// A promise request that some candidates have not answered yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PendingPromises {
     request: LeaderRequest,
@@ -97,7 +97,7 @@ impl Lease {
         }
         let message = if self.can_promise(now, &request) {
             let wait_ns = self.config.timing.wait_for_ns(request.lease_ns);
-            // A clock that runs too fast makes the promise proportionally longer.
+            // The longer wait on a clock that runs too fast keeps the promise for its full length.
             let wait_ns = wait_ns.saturating_add(drift_ns(wait_ns, self.clock_error_ppm));
             let before = self.given_promise.as_ref().map_or(now, |given_promise| given_promise.until);
             self.given_promise = Some(GivenPromise { request, until: now.plus(wait_ns).max(before) });
@@ -133,5 +133,5 @@ impl Lease {
     }
 }
 
-/// Requests open at a time: those of one lease.
+/// Number of promise requests kept: those of one lease.
 const PROMISE_REQUESTS_MAX: usize = 4;

@@ -29,7 +29,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NamedSuccessor {
     pub(super) successor: Successor,
-    /// Before this time no record may name another successor, or none.
+    /// Before this time, no record may name another successor, or none.
     until: MonoNs,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct NamedSuccessor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Predecessor {
     leadership: DeathNotice,
-    /// It ended by an automatic move.
+    /// The leadership ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 
@@ -54,7 +54,7 @@ impl Predecessor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct AnnouncedEnd {
     pub(super) leadership: DeathNotice,
-    /// It ended by an automatic move.
+    /// The leadership ended by an automatic move.
     pub(super) is_automatic: bool,
 }
 

@@ -228,7 +228,7 @@ fn the_deadline_counts_from_the_send_time_and_late_answers_do_not_extend_it() {
     let mut harness = Harness::leading(1);
     harness.run(30 * MS);
     let before = harness.deadline();
-    // The next renewal: sent now, answered later.
+    // The next renewal is sent now and answered later.
     while harness.take_swap().is_none() {
         harness.now = harness.core.next_deadline().unwrap().max(harness.now);
         harness.outputs.clear();
@@ -804,7 +804,7 @@ fn a_named_successor_stays_named_until_its_window_ends() {
     let received_at = leader.now;
     leader.run(25 * MS);
     assert_eq!(named(&leader), Some((3, received_at.0)));
-    // Its messages stop, and another gateway is fitter.
+    // Gateway 3 sends nothing more, and gateway 2 is fitter.
     leader.peer_is_eligible(3, Fitness { stalled: true, ..Fitness::default() });
     for _ in 0..4 {
         leader.peer_is_eligible(2, Fitness::default());

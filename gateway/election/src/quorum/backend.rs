@@ -75,7 +75,7 @@ impl Drop for QuorumTransport {
     }
 }
 
-/// The backend of one election. The socket stays open while any backend exists.
+/// The quorum backend of one group's election. The socket stays open while any backend exists.
 #[derive(Debug)]
 pub struct QuorumBackend {
     transport: Arc<QuorumTransport>,

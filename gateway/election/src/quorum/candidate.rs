@@ -35,15 +35,15 @@ use crate::{
 /// Configuration of a candidate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CandidateConfig {
-    /// The group.
+    /// Number of the group.
     pub group: GroupId,
-    /// This gateway.
+    /// Node number, name and start of this gateway.
     pub member: Member,
     /// The voters: an odd number, this gateway among them.
     pub voters: BTreeMap<NodeId, NodeName>,
     /// The candidates: the voters that are gateways.
     pub candidates: BTreeMap<NodeId, NodeName>,
-    /// Lease, renewal, margin.
+    /// Lease L, renewal period R and margin M.
     pub timing: LeaseTiming,
     /// The output that this gateway is configured to publish.
     pub configuration: ConfigVersion,
@@ -105,9 +105,9 @@ pub struct Candidate {
     answered_at: BTreeMap<NodeId, MonoNs>,
     /// The highest epoch known from voters, the wire and own use. The next epoch is above it.
     highest_known: Epoch,
-    /// The candidate does not poll before this time; voters' promises may demand a later one.
+    /// Before this time the candidate does not poll. A voter's promise may forbid it for longer.
     retry_at: MonoNs,
-    /// When voters are asked next, only to check that they answer.
+    /// Next time at which voters are polled only to check that they answer.
     probe_at: MonoNs,
     connection: ConnectionState,
     fitness: Fitness,
@@ -130,7 +130,7 @@ pub struct Candidate {
 /// An outstanding request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PendingRequest {
-    /// `None`: any voter that grants it.
+    /// The voter that was asked; `None`: any voter that grants the request may answer.
     to: Option<NodeId>,
     at: MonoNs,
     kind: RequestKind,
@@ -143,12 +143,13 @@ enum RequestKind {
     Renew(Epoch),
     Prepare(Epoch),
     HandOver(Epoch),
-    /// Not sent by this gateway: the leader asks voters on its behalf.
+    /// A promise that voters move to this gateway. The former leader sends these requests on its behalf.
     Taking(Epoch),
 }
 
 impl Candidate {
-    /// Starts at `now` with its voter's state on disk, and the highest epoch in the gateway's own log.
+    /// A candidate that starts at `now`. `durable`: its voter's state on disk. `highest_known`: the highest epoch in
+    /// the gateway's own log.
     #[must_use]
     pub fn new(now: MonoNs, config: CandidateConfig, durable: DurableVote, highest_known: Epoch) -> Self {
         assert!(config.voters.contains_key(&config.member.node), "each gateway is a voter");
@@ -214,7 +215,7 @@ impl Candidate {
                 }
             }
             Input::Died(notice) => {
-                // Forwarded, since the sentinel's own message to a voter may have been lost.
+                // The notice is forwarded, since the sentinel's own message to a voter may have been lost.
                 for voter in self.others() {
                     self.send(now, voter, Operation::Died(notice), None, outputs);
                 }
@@ -309,7 +310,7 @@ impl Candidate {
         let sent = self.pending.get(&request_id.number)?.clone();
         match sent.to {
             Some(to) if to != from => return None,
-            // Several voters answer one number.
+            // Several voters answer this number, so the request stays.
             None => {}
             Some(_) => drop(self.pending.remove(&request_id.number)),
         }
@@ -321,7 +322,7 @@ impl Candidate {
             RequestKind::Poll => Operation::Poll,
             RequestKind::Vote(epoch) => Operation::Vote(epoch),
             RequestKind::Renew(epoch) => Operation::Renew(epoch),
-            // These are repeated by their own logic.
+            // The code that sent these requests repeats them.
             RequestKind::HandOver(_) | RequestKind::Prepare(_) | RequestKind::Taking(_) => return,
         };
         self.send(now, voter, operation, Some(kind), outputs);
@@ -490,7 +491,7 @@ impl Core for Candidate {
 }
 
 impl Candidate {
-    /// The leader as far as this gateway knows: itself, or the candidate that its voter promised.
+    /// The leader as far as this gateway knows: this gateway itself, or the candidate that its voter has promised.
     fn leader(&self) -> Option<(Epoch, Member)> {
         if let Phase::Leading(lead) = &self.phase {
             return Some((lead.epoch, self.config.member.clone()));
@@ -554,7 +555,7 @@ impl Candidate {
                 Some(epoch)
             }
             Phase::Voting(VoteRound { epoch, .. }) => Some(epoch),
-            // Handed over: the promise is the target's.
+            // After the hand-over the promise belongs to the target.
             Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => None,
         };
         self.takeover = None;

@@ -39,16 +39,16 @@ pub(crate) struct LinkCounters {
     pub forged: AtomicU64,
     /// Authentic, but from a node that is not configured, or to another node.
     pub unknown_nodes: AtomicU64,
-    /// The system refused the send.
+    /// The operating system refused the send.
     pub unsent: AtomicU64,
 }
 
 /// A received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// From a peer.
+    /// An authenticated message from a configured peer.
     Message(Message),
-    /// From a sentinel.
+    /// An authenticated death notice from a sentinel.
     Death(Announcement),
 }
 
@@ -89,7 +89,7 @@ impl VoteLink {
     pub(crate) fn receive(&self, buffer: &mut [u8; DATAGRAM_BYTES_MAX]) -> io::Result<Option<Received>> {
         let length = match self.socket.recv(buffer) {
             Ok(length) => length,
-            // Includes network errors about earlier sends.
+            // Network errors about earlier sends arrive here too.
             Err(error) if is_transient(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -125,5 +125,5 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted | ConnectionRefused)
 }
 
-/// After it a receiver checks whether it is to end.
+/// Longest wait for a datagram. After it, the receiving thread checks whether it is to end.
 const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);

@@ -16,11 +16,11 @@ use crate::{
 /// One datagram: authenticated, from one node to another, about one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// The group.
+    /// Number of the group that the message is about.
     pub group: GroupId,
-    /// The sender.
+    /// Node number of the sender.
     pub from: NodeId,
-    /// The recipient.
+    /// Node number of the recipient.
     pub to: NodeId,
     /// Request or reply.
     pub body: Body,
@@ -60,7 +60,7 @@ pub struct Request {
 pub struct VoteRequestId {
     /// Drawn at the requester's start.
     pub nonce: u64,
-    /// Of the request within the start.
+    /// Number of the request within this start of the requester.
     pub number: u64,
 }
 
@@ -68,7 +68,7 @@ pub struct VoteRequestId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VoterSession(pub u64);
 
-/// Operation of a request.
+/// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Asks whether the voter would vote for the requester. Changes nothing.
@@ -113,10 +113,10 @@ pub struct HandOver {
     pub positions: BTreeMap<u16, StreamPosition>,
 }
 
-/// From a voter.
+/// The answer of a voter, or of a gateway that was asked to take over.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reply {
-    /// Of the request.
+    /// Id of the request that this reply answers.
     pub request_id: VoteRequestId,
     /// The voter's start.
     pub session: VoterSession,
@@ -155,7 +155,7 @@ pub enum Verdict {
         /// L of the target, ns.
         lease_ns: u64,
     },
-    /// Not done.
+    /// The request was not carried out.
     Refused(Refusal),
 }
 

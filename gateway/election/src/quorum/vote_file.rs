@@ -38,11 +38,11 @@ pub enum VoteFileError {
     /// The operating system refused.
     #[error("cannot {act} vote file {}: {source}", path.display())]
     Io {
-        /// The attempted action.
+        /// What the program tried to do, for the error text.
         act: &'static str,
-        /// The file.
+        /// Path of the vote file.
         path: PathBuf,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The content is not what this program writes.
@@ -52,7 +52,7 @@ pub enum VoteFileError {
         path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the vote file.
         path: PathBuf,
         /// Which part of the file is invalid, and why.
         reason: &'static str,
@@ -60,7 +60,7 @@ pub enum VoteFileError {
     /// Another process uses the file.
     #[error("vote file {} is in use by another process", path.display())]
     Busy {
-        /// The file.
+        /// Path of the vote file.
         path: PathBuf,
     },
 }
@@ -107,7 +107,7 @@ impl VoteFile {
         Ok(Self { path, file, group, writes, durable })
     }
 
-    /// The state on disk.
+    /// The state on disk, as last written or read.
     #[must_use]
     pub fn durable(&self) -> DurableVote {
         self.durable
@@ -168,7 +168,7 @@ impl Slot {
     }
 }
 
-/// Written whole under another name first, so that a crash leaves no partial file.
+/// Makes the file. It is written whole under another name first, so that a crash leaves no partial file.
 fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
     let new_path = path.with_extension("new");
     let mut file = File::create(&new_path)?;

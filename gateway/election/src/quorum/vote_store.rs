@@ -37,7 +37,7 @@ impl VoteStore {
 
     /// Submits a write.
     pub(crate) fn store(&self, write_id: VoteWriteId, durable: DurableVote) {
-        // The thread lives as long as this sender.
+        // The receiving thread lives as long as this sender.
         let _handed = self.0.send((write_id, durable));
     }
 }

@@ -42,10 +42,10 @@ pub struct Voter {
     safeguards: QuorumSafeguards,
 }
 
-/// A voter's state on disk.
+/// The state that a voter keeps on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DurableVote {
-    /// Its last vote: the generation, and for which node.
+    /// The epoch of its last vote: the generation, and the node that the vote was for.
     pub epoch: Epoch,
     /// The start of that node.
     pub incarnation: Incarnation,
@@ -58,9 +58,9 @@ pub struct DurableVote {
 pub enum VoterInput {
     /// An authenticated request of that node.
     Request {
-        /// The sender.
+        /// Node number of the sender.
         from: NodeId,
-        /// The request.
+        /// The request, as received.
         request: Request,
     },
     /// That write is on disk.
@@ -95,9 +95,9 @@ pub enum VoterOutput {
 /// How a leadership or candidacy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndCause {
-    /// Its gateway released it.
+    /// The gateway released it.
     Released,
-    /// The process of its gateway has ended.
+    /// The gateway's process has ended.
     Died,
 }
 
@@ -141,7 +141,7 @@ struct PromiseClaim {
     epoch: Epoch,
     incarnation: Incarnation,
     lease_ns: u64,
-    /// The candidates to be answered.
+    /// The candidates to answer, each with the id of its request.
     candidates: Vec<(NodeId, VoteRequestId)>,
 }
 
@@ -149,7 +149,7 @@ struct PromiseClaim {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct KnownCandidate {
     incarnation: Incarnation,
-    /// Of its last request: numbers grow.
+    /// Number of its last request. A request with this number or a lower one is a repetition.
     number: u64,
     fitness: Fitness,
     eligibility: Eligibility,
@@ -165,7 +165,8 @@ impl KnownCandidate {
 }
 
 impl Voter {
-    /// Starts at `now` with its state on disk.
+    /// A voter that starts at `now`. `durable`: its state on disk. `rate_error_ppm`: ρ as configured, parts per
+    /// million.
     #[must_use]
     pub fn new(now: MonoNs, durable: DurableVote, session: VoterSession, rate_error_ppm: u32) -> Self {
         Self {
@@ -235,23 +236,24 @@ impl Voter {
         self.promise.as_ref().map(|promise| (promise.epoch, promise.incarnation))
     }
 
-    /// When its last promise ends or ended.
+    /// When the voter's last promise ends or ended; `None` before the first.
     #[must_use]
     pub fn promise_until(&self) -> Option<MonoNs> {
         self.promise.as_ref().map(|promise| promise.until)
     }
 
-    /// Until when it votes for no new candidate after its start, where candidates ask for `lease_ns`.
+    /// Until when the voter votes for no new candidate after its start. `lease_ns`: L of the candidate that asks.
     #[must_use]
     pub fn startup_wait_until(&self, lease_ns: u64) -> MonoNs {
         if !self.safeguards.startup_wait {
             return self.started;
         }
-        // Without a file it may be a first start or a lost disk: at least one lease of the requester.
+        // Without a file this is a first start, or the disk was lost. So the wait is at least one lease of the
+        // requester.
         self.started.plus(self.wait_ns(lease_ns.max(self.durable.lease_ns_max)))
     }
 
-    /// The highest epoch that it knows, by vote or promise.
+    /// The highest epoch that the voter knows, by vote or promise.
     #[must_use]
     pub(crate) fn highest_epoch(&self) -> Epoch {
         let promised = self.promise.as_ref().map_or_else(Epoch::default, |promise| promise.epoch);
@@ -266,7 +268,8 @@ impl Voter {
         self.session
     }
 
-    /// Sets the state of that gateway as known at `now` without a message: the gateway that this voter belongs to.
+    /// Sets the state of gateway `node` as known at `now`, without a message. For the gateway that this voter belongs
+    /// to.
     pub(crate) fn set_candidate_state(
         &mut self,
         now: MonoNs,
@@ -282,7 +285,7 @@ impl Voter {
         if !(1..=LEASE_NS_MAX).contains(&request.lease_ns) {
             return Vec::new();
         }
-        // Final facts, whichever node repeats them: they need no proof of freshness.
+        // These operations report facts that stay true, whichever node repeats them: they need no proof of freshness.
         match &request.operation {
             Operation::Died(notice) => {
                 self.on_death(notice.holder, notice.incarnation);
@@ -428,7 +431,8 @@ impl Voter {
         }
         let claim = PromiseClaim { epoch, incarnation, lease_ns, candidates: vec![(from, request_id)] };
         if lease_ns > self.durable.lease_ns_max {
-            // The wait after a restart must be on disk first. The vote on record stays the same.
+            // A longer lease makes the wait after a restart longer, so it must be on disk first. The vote on record
+            // stays the same.
             return self.store(DurableVote { lease_ns_max: lease_ns, ..self.durable }, claim);
         }
         self.give_promise(now, epoch, incarnation, lease_ns);
@@ -471,7 +475,8 @@ impl Voter {
             .active_promise(now)
             .is_some_and(|active_promise| (active_promise.epoch, active_promise.incarnation) == (to, incarnation));
         if has_moved {
-            // A repeated request: the promise runs since the first one and is not extended on another gateway's behalf.
+            // The request is repeated: the promise runs since the first one, and no gateway extends it on the target's
+            // behalf.
             return self.answer(now, &claim, Verdict::Granted);
         }
         if self.promise.as_ref().is_some_and(|promise| {
@@ -525,7 +530,8 @@ impl Voter {
         self.promise.take_if(|promise| (promise.epoch, promise.incarnation) == (epoch, incarnation));
         if let Some(candidate) = self.candidates.get_mut(&node).filter(|candidate| candidate.incarnation <= incarnation)
         {
-            // Its future eligibility: no candidate is refused for the sake of one that will not be eligible.
+            // The eligibility from now on: a candidate that will not be eligible must not keep others from being
+            // elected.
             candidate.eligibility = request.eligibility;
         }
     }
@@ -584,7 +590,7 @@ impl Voter {
         self.promise = Some(Promise { epoch, incarnation, until });
     }
 
-    /// L on a clock that may be fast, rounded up.
+    /// How long a promise for a lease L runs on this clock, which may be fast: L(1 + ρ), rounded up, ns.
     fn wait_ns(&self, lease_ns: u64) -> u64 {
         lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm.max(self.clock_error_ppm)))
     }
@@ -598,7 +604,7 @@ impl Voter {
     }
 
     fn reply(&self, now: MonoNs, to: NodeId, request_id: VoteRequestId, verdict: Verdict) -> Vec<VoterOutput> {
-        // A generation that was spent in vain is spent as well.
+        // An epoch that was released is spent as well: the next epoch must be above it.
         let highest_epoch = self.highest_epoch().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
         let reply =
             Reply { request_id, session: self.session, highest_epoch, promise: self.active_promise(now), verdict };

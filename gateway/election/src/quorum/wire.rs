@@ -274,7 +274,7 @@ fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
     Some(Reply { request_id, session, highest_epoch, promise, verdict })
 }
 
-/// The bytes left to read.
+/// The bytes that are not parsed yet.
 struct Reader<'b>(&'b [u8]);
 
 impl Reader<'_> {

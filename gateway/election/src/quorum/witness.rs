@@ -29,9 +29,9 @@ use crate::{auth::Nonce, identity::NodeId};
 /// Options of a witness.
 #[derive(Clone, Debug)]
 pub struct WitnessOptions {
-    /// Its number among voters.
+    /// The witness's number among the voters.
     pub node: NodeId,
-    /// Directory of its vote files: on a disk that survives a power failure.
+    /// Directory of the vote files: on a disk that survives a power failure.
     pub vote_directory: PathBuf,
     /// ρ, parts per million.
     pub rate_error_ppm: u32,
@@ -39,7 +39,7 @@ pub struct WitnessOptions {
     pub groups_max: usize,
 }
 
-/// Votes until it is stopped.
+/// A running witness: it votes until it is stopped.
 #[derive(Debug)]
 pub struct Witness {
     link: VoteLink,
@@ -47,14 +47,14 @@ pub struct Witness {
     groups: Mutex<BTreeMap<GroupId, GroupVoter>>,
 }
 
-/// Its voter for one group.
+/// The witness's voter for one group.
 #[derive(Debug)]
 struct GroupVoter {
     voter: Voter,
     store: VoteStore,
 }
 
-/// Why a witness cannot vote for a group.
+/// Why the witness cannot vote for a group.
 #[derive(Debug, thiserror::Error)]
 enum GroupVoterError {
     #[error(transparent)]
@@ -81,7 +81,7 @@ impl Witness {
         Ok(witness)
     }
 
-    /// Votes until `stop`.
+    /// Votes until `stop` is set.
     ///
     /// # Errors
     /// When the socket fails.
@@ -103,7 +103,7 @@ impl Witness {
                     );
                 }
                 for group_voter in self.groups().values_mut() {
-                    // This input has no outputs.
+                    // A change of the clock rate has no outputs.
                     let _none = group_voter.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
                 }
             }
@@ -111,7 +111,7 @@ impl Witness {
         Ok(())
     }
 
-    /// Number of groups that it votes for.
+    /// Number of groups that the witness votes for.
     #[must_use]
     pub fn group_count(&self) -> usize {
         self.groups().len()

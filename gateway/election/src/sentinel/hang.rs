@@ -15,7 +15,7 @@ pub(crate) struct HangDetector {
 #[derive(Clone, Copy, Debug, Default)]
 struct CounterSample {
     count: u64,
-    /// Checks in a row with an unchanged count.
+    /// Number of checks in a row with an unchanged count.
     unchanged_checks: u32,
 }
 
@@ -51,7 +51,7 @@ impl HangDetector {
 /// Whether any group's fence is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FenceState {
-    /// A hang matters.
+    /// A fence is open, so a hang delays receivers.
     Open,
     /// The gateway publishes nothing, so a hang delays no receiver.
     Closed,
@@ -64,7 +64,7 @@ pub(crate) const CHECKS_UNTIL_HANG: u32 = 5;
 mod tests {
     use super::*;
 
-    /// The number of the check, from 1, that finds a thread with these counts hung.
+    /// The number of the check, from 1, that finds a hang in a thread with these counts.
     fn found(fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut watch = HangDetector::default();
         counts.into_iter().position(|count| watch.check(fence, [0, count]) == Some(1)).map(|check| check + 1)

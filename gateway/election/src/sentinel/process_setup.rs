@@ -13,7 +13,7 @@ pub fn prepare_process(priority: u8) -> Vec<String> {
             refused.push(format!("{act}: {error}"));
         }
     };
-    // Before memory is locked, since locking may push other processes out.
+    // Done before memory is locked, since locking may push other processes out.
     record(
         "oom_score_adj -1000",
         std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(|error| error.to_string()),

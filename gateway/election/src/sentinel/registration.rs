@@ -33,20 +33,20 @@ pub struct WatchRegistration {
     pub records: Option<RecordLocation>,
     /// Hot threads in the page, the election thread included.
     pub thread_count: usize,
-    /// Recipients of death notices: every voter and candidate.
+    /// Addresses of all voters and candidates: they receive the death notice.
     #[serde(rename = "told")]
     pub recipients: Vec<SocketAddr>,
-    /// The shared key, for signing.
+    /// File with the shared key: the sentinel signs with it.
     pub key_file: PathBuf,
     /// Kill a gateway that leads and makes no progress for this long, ns. `None`: leave a hang to the lease.
     pub hang_limit_ns: Option<u64>,
 }
 
-/// One group.
+/// A group of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupRegistration {
-    /// The group's number.
+    /// Number of the group.
     pub group: u16,
     /// L, ns. After half of it, the sentinel releases the record on behalf if no gateway has taken over.
     pub lease_ns: u64,
@@ -139,13 +139,13 @@ pub(crate) fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io
 }
 
 const READY: &str = "ready";
-/// Shared page, pidfd, map and link of the kernel fence.
+/// Shared page, pidfd, and the map and the link of the kernel fence.
 const DESCRIPTORS_MAX: usize = 4;
 const TEXT_BYTES_MAX: u64 = 256 << 10;
 const ANSWER_BYTES_MAX: u64 = 4_096;
-/// Gateways and witnesses of a site.
+/// Maximum number of recipients: the gateways and witnesses of a site.
 const RECIPIENTS_MAX: usize = 256;
-/// Checks more often than every 200 us would be a load of their own.
+/// Shortest hang limit, ns. Checks more often than every 200 us would be a load of their own.
 const HANG_LIMIT_NS_MIN: u64 = 1_000_000;
 
 #[cfg(test)]

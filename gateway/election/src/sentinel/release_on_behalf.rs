@@ -80,7 +80,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// The content of a new register with this record, after `act`.
+    /// Makes a register that holds `held`, runs `act`, and returns the record then.
     fn record_after(
         held: Option<&Record>,
         act: impl FnOnce(&mut dyn Register, &Receiver<RegisterEvent>),
@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// Answers from a list.
+    /// A register that answers from a list.
     struct Scripted(Vec<Outcome>, mpsc::Sender<RegisterEvent>);
 
     impl Register for Scripted {

@@ -32,7 +32,7 @@ pub struct SharedPage {
 }
 
 impl SharedPage {
-    /// A new page, of a gateway that does not lead yet.
+    /// Makes a new page. Its gateway does not lead yet.
     ///
     /// # Errors
     /// When the system has no memory for it.
@@ -108,7 +108,7 @@ impl SharedPage {
         self.memory.atomics()[CLOSED_AT].load(Acquire) == 1
     }
 
-    /// The atomics of the group with that index.
+    /// The shared atomics of the group with that index.
     ///
     /// # Panics
     /// From [`GROUPS_MAX`] on.
@@ -135,7 +135,7 @@ impl SharedPage {
 }
 
 impl AsFd for SharedPage {
-    /// The descriptor to send to the sentinel.
+    /// The descriptor of the shared memory, to be sent to the sentinel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
@@ -144,9 +144,9 @@ impl AsFd for SharedPage {
 /// How a gateway ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GatewayEnd {
-    /// It announced an orderly end.
+    /// The gateway announced an orderly end.
     Clean,
-    /// It did not: the thread that held the page has ended.
+    /// The thread that held the mutex has ended without announcing an orderly end.
     Died,
 }
 
@@ -189,7 +189,7 @@ pub const GROUPS_MAX: usize = 64;
 /// Maximum number of hot threads of one gateway, the election thread included.
 pub const THREADS_MAX: usize = 64;
 
-/// Two cache lines: neighbours are fetched in pairs.
+/// Length of a block, in 64-bit values: two cache lines, since neighbouring lines are fetched in pairs.
 const BLOCK_U64S: usize = 16;
 const MAGIC_AT: usize = 0;
 const CLOSED_AT: usize = 1;

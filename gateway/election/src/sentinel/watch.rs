@@ -39,19 +39,19 @@ use crate::{
     register::{Register, RegisterEvent},
 };
 
-/// A gateway that is watched.
+/// A gateway that the sentinel watches.
 pub struct GatewayWatch {
     registration: WatchRegistration,
     page: SharedPage,
     gateway: PidFd,
     announcer: Announcer,
-    /// In the registration's order of groups; only registers that are open already.
+    /// The groups' registers, in the registration's order of groups; `None`: not opened yet.
     registers: Mutex<Vec<Option<OpenRegister>>>,
-    /// Kept attached until the death is announced.
+    /// The kernel fence. It stays attached until the death is announced.
     kernel_fence: Option<FenceCloser>,
     /// Index of the hung thread for which the gateway was killed, or [`NOT_HUNG`].
     hung_thread: AtomicUsize,
-    /// One of the two threads handles the death.
+    /// Set when one of the two threads begins to handle the death, so that the other one does not.
     is_announced: AtomicBool,
 }
 
@@ -60,11 +60,11 @@ pub struct GatewayWatch {
 pub enum Outcome {
     /// The gateway ended in order: no reaction was needed.
     Clean,
-    /// The gateway died: killed, announced.
+    /// The gateway died. The sentinel killed the rest of its process and announced the death.
     Announced {
         /// How the death was detected.
         cause: DetectedBy,
-        /// When the death was detected.
+        /// When the death was detected, ns since 1970 UTC.
         noticed_at: UnixNs,
         /// From the detection to the end of the first announcement, ns.
         took_ns: u64,
@@ -78,13 +78,13 @@ pub enum Outcome {
 /// How a death was detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetectedBy {
-    /// By the mutex.
+    /// The mutex showed that its owning thread has ended.
     Mutex,
     /// The process was gone, and the mutex had not shown it.
     Process,
-    /// The sentinel killed the gateway, since the hot thread of that index hung.
+    /// The sentinel killed the gateway, since a hot thread hung.
     Hang {
-        /// Index of the thread.
+        /// Index of the hung thread in the shared page.
         thread: usize,
     },
 }
@@ -143,7 +143,7 @@ impl GatewayWatch {
         })
     }
 
-    /// The gateway's registration.
+    /// The registration that the gateway sent.
     #[must_use]
     pub fn registration(&self) -> &WatchRegistration {
         &self.registration
@@ -210,7 +210,7 @@ impl GatewayWatch {
         Ok(if self.page.is_closed() { None } else { Some(DetectedBy::Process) })
     }
 
-    /// Makes sure of the death, then announces it. `None`: the other thread has done so.
+    /// Makes sure of the death, then announces it. Returns `None` if the other thread has done so.
     fn handle_death(&self, cause: DetectedBy) -> io::Result<Option<Outcome>> {
         let (noticed, noticed_at) = (mono_now(), unix_now());
         // The mutex belonged to a thread: the rest of the process may still run and must not send any more. A process
@@ -238,7 +238,7 @@ impl GatewayWatch {
         })
     }
 
-    /// Half a lease after the notice, when a candidate normally has taken over.
+    /// Releases the records half a lease after the notice: by then a candidate has normally taken over.
     fn release_records(&self, noticed: Instant) -> Vec<(GroupId, ReleaseResult)> {
         let Some(place) = &self.registration.records else { return Vec::new() };
         let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -290,11 +290,12 @@ fn open(place: &RecordLocation, group: &GroupRegistration) -> Result<OpenRegiste
 type WatchTask = fn(&GatewayWatch) -> io::Result<Option<DetectedBy>>;
 
 const NOT_HUNG: usize = usize::MAX;
-/// After the first announcement: far enough apart that one burst of loss does not hit all three.
+/// Pauses before the second and the third announcement: long enough that one burst of loss does not hit all three.
 const REPEAT_DELAYS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
-/// A store may be slower than a short lease.
+/// Shortest time limit for a release. A store may be slower than a short lease.
 const RELEASE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
-/// The process's end wakes the thread; this bounds a wait that would never end otherwise.
+/// Longest wait for the process's end. The end wakes the thread; without this limit a missed end would block it for
+/// ever.
 const PROCESS_INTERVAL: Duration = Duration::from_secs(1);
-/// The memory is locked, so the stack is no larger than needed.
+/// Stack size of the watching threads, bytes. All memory is locked, so the stack is no larger than needed.
 const STACK_BYTES: usize = 256 << 10;

@@ -15,7 +15,7 @@ struct Harness {
 }
 
 impl Harness {
-    /// In a session, eligible, with only the request for a place outstanding.
+    /// In a session and eligible; only the request to join the queue is outstanding.
     fn in_session() -> Self {
         let timing = LeaseTiming::from_ms(100, 20, 20);
         let latch = SessionLatch::new(SessionLatchConfig {
@@ -31,7 +31,7 @@ impl Harness {
         harness
     }
 
-    /// Leading since the present time, under an epoch with this count.
+    /// A gateway that leads since the present time.
     fn leading() -> (Self, Epoch) {
         let mut harness = Self::in_session();
         harness.answer(SessionAnswer::Done);
@@ -107,7 +107,7 @@ fn a_new_epoch_exceeds_the_own_log_and_observed_epochs() {
     let mut harness = Harness::in_session();
     harness.step(Input::ObservedEpoch(Epoch::new(20, 2)));
     harness.answer(SessionAnswer::Done);
-    // A store restored from a backup.
+    // The store was restored from a backup.
     harness.queue(&[1], 1);
     let epoch = Epoch::new(21, 1);
     assert!(harness.requests(|request_id| SessionRequest::TakeEpoch { request_id, expected: Version(3), epoch }));
@@ -119,7 +119,7 @@ fn a_queued_gateway_leads_when_its_predecessor_leaves() {
     harness.answer(SessionAnswer::Done);
     harness.queue(&[2, 1], 9);
     assert_eq!(harness.outputs, []);
-    // The store receives requests of the session meanwhile, however long it takes.
+    // The store receives requests of the session in time, however long the gateway stays in the queue.
     for now_ms in (1_120..60_000).step_by(120) {
         assert_eq!(harness.latch.next_deadline(), Some(MonoNs(now_ms * MS)));
         harness.at(now_ms);
@@ -166,7 +166,7 @@ fn after_a_silent_session_the_fence_opens_only_when_the_store_has_confirmed_it()
     let mut harness = Harness::in_session();
     harness.answer(SessionAnswer::Done);
     harness.queue(&[2, 1], 9);
-    // Nothing for nearly T; then the place before ours is gone.
+    // The store receives nothing for nearly T. Then the entry before ours is gone.
     harness.now_ms += 580;
     harness.event(SessionEvent::QueueChanged);
     harness.queue(&[1], 9);
@@ -277,7 +277,7 @@ fn a_death_notice_removes_only_that_incarnations_entry() {
     assert!(harness.requests(|request_id| SessionRequest::Remove(request_id, "place-2".to_owned())));
 }
 
-/// A notice comes three times, and other recipients act on it too.
+/// A notice comes three times, and other gateways delete the entry too.
 #[test]
 fn removing_an_already_removed_entry_keeps_our_own() {
     let mut harness = Harness::in_session();

@@ -1,4 +1,4 @@
-//! A place in a queue of ephemeral sequential nodes, kept by one session: the backend of [`SessionLatch`] over
+//! An entry in a queue of ephemeral sequential nodes, kept by one session: the backend of [`SessionLatch`] over
 //! ZooKeeper.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!   /mdgw/line-1/place-<session>-0000000042   watches the one before
 //!   /mdgw/epoch-1                             persistent; the last epoch as a number
 //! ```
-//! The client library moves the session between the nodes of the ensemble. A place has its session in its name, so that
-//! a gateway recognises its own place after a creation of unknown outcome.
+//! The client library moves the session between the nodes of the ensemble. An entry has its session in its name, so
+//! that a gateway recognises its own entry after a creation of unknown outcome.
 //!
 //! [`SessionLatch`]: crate::session_latch::SessionLatch
 
@@ -45,7 +45,7 @@ pub struct ZooKeeperSession {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Opens a session of that length, or of the length that the ensemble grants. Returns at once.
+/// Opens a session with that time-out, or with the time-out that the ensemble grants. Returns at once.
 ///
 /// # Errors
 /// When the password cannot be read or the thread cannot be started.
@@ -77,7 +77,7 @@ pub fn open(
 
 impl Backend<SessionRequest> for ZooKeeperSession {
     fn ask(&mut self, request: SessionRequest) {
-        // The thread ends only after this value does.
+        // The thread ends only after this value is dropped.
         if let Some(commands) = &self.commands {
             let _ = commands.send(request);
         }
@@ -94,11 +94,11 @@ impl Drop for ZooKeeperSession {
     }
 }
 
-/// The thread's constant state.
+/// The thread's state that never changes.
 struct SessionWorker {
     endpoints: String,
     request_timeout: Duration,
-    /// `user:password`.
+    /// The credentials as `user:password`.
     login: Option<String>,
     folder: String,
     queue: String,
@@ -108,12 +108,12 @@ struct SessionWorker {
     inbox: Inbox<SessionEvent>,
 }
 
-/// One session.
+/// One session with the ensemble.
 struct Session {
     client: Client,
-    /// Path of our place, as far as known.
+    /// Path of our entry, as far as known.
     entry: RefCell<Option<String>>,
-    /// The watch on the place before ours.
+    /// Watches the entry before ours.
     watch: RefCell<Option<AbortHandle>>,
 }
 
@@ -134,13 +134,13 @@ impl SessionWorker {
                         sleep(PAUSE).await;
                     }
                 },
-                // No requests before a session has begun.
+                // Requests before a session has begun are dropped.
                 command = commands.recv() => if command.is_none() { return },
             }
         }
     }
 
-    /// A session's client, and when the session was requested.
+    /// Connects. Returns the session's client and when the session was requested.
     async fn connect(&self) -> Result<(Client, MonoNs), Error> {
         let requested_at = mono_now();
         let mut connector = Client::connector().with_session_timeout(self.session);
@@ -162,7 +162,7 @@ impl SessionWorker {
         if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
     }
 
-    /// Serves until the session ends; breaks when there is no requester any more.
+    /// Serves requests until the session ends. Breaks when nobody can send requests any more.
     async fn serve(
         self: &Rc<Self>,
         client: Client,
@@ -255,7 +255,7 @@ impl SessionWorker {
             if let Some(before) = own.and_then(|own| own.checked_sub(1)) {
                 let path = format!("{}/{}", self.queue, names[before]);
                 if !self.watch(session, path).await? {
-                    // Gone meanwhile.
+                    // The entry was deleted meanwhile: read the queue again.
                     continue;
                 }
             }
@@ -276,7 +276,7 @@ impl SessionWorker {
         }
     }
 
-    /// Watches that place until it goes; returns whether it exists.
+    /// Watches that entry until it is deleted. Returns whether it exists now.
     async fn watch(self: &Rc<Self>, session: &Session, path: String) -> Result<bool, Error> {
         let (stat, watcher) = session.client.check_and_watch_stat(&path).await?;
         if stat.is_none() {
@@ -293,7 +293,7 @@ impl SessionWorker {
         Ok(true)
     }
 
-    /// Through the ensemble's leader, without a write.
+    /// Renews the session through the ensemble's leader, without a write.
     async fn keep_alive(&self, session: &Session) -> Result<SessionAnswer, Error> {
         session.client.sync(&self.queue).await.map(|()| SessionAnswer::Done)
     }
@@ -348,7 +348,7 @@ impl Session {
     }
 }
 
-/// ZooKeeper numbers places with ten digits, which turn negative after 2^31 of them.
+/// ZooKeeper numbers entries with ten digits. The numbers turn negative after 2^31 entries.
 fn sequence_of(name: &str) -> u32 {
     let digits = name.rsplit_once('-').map_or(name, |(_, digits)| digits);
     digits.parse::<u32>().unwrap_or(u32::MAX)
@@ -359,5 +359,5 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two attempts to connect.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -89,7 +89,7 @@ impl ChannelHandler for SequenceCheckedChannel {
     }
 }
 
-/// Counts of one thread.
+/// What one thread did while it was counted.
 #[derive(Debug)]
 struct ThreadRun {
     /// Voluntary context switches, as the kernel counts them.
@@ -101,7 +101,7 @@ struct ThreadRun {
 }
 
 impl ThreadRun {
-    /// Switches for which the thread's own counters have no reason.
+    /// Number of switches for which the thread's own counters have no reason.
     fn unaccounted(&self) -> u64 {
         // The thread may be going to sleep when counting begins, and in its last wait when counting ends.
         self.switches.saturating_sub(self.waits + self.sleeps + 2)
@@ -109,7 +109,8 @@ impl ThreadRun {
 }
 
 const CHANNELS: u32 = 8;
-/// A round of a sleeping pool takes microseconds; of a spinning pool on a busy machine, a time slice.
+/// Rounds of packets in one run. A round of a sleeping pool takes microseconds; one of a spinning pool on a busy
+/// machine takes a time slice.
 const ROUNDS_SLEEPING: u64 = 500;
 const ROUNDS_SPINNING: u64 = 60;
 
@@ -186,7 +187,7 @@ fn run<S: HandleSet + 'static>(
     (0..thread_count).map(thread_run).collect()
 }
 
-/// Each voluntary switch of a thread is its own wait for events, or for a promotion.
+/// Checks that each voluntary switch of a thread is its own wait for events, or for a promotion.
 fn check_sleeping<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: usize) {
     for promotion in [PromotionPolicy::Strict, PromotionPolicy::Lazy] {
         let threads = run(make(), thread_count, WaitPolicy::Park, promotion);
@@ -196,7 +197,7 @@ fn check_sleeping<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: us
     }
 }
 
-/// No thread gives up its core.
+/// Checks that no thread gives up its core.
 fn check_spinning<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: usize) {
     for promotion in [PromotionPolicy::Strict, PromotionPolicy::Lazy] {
         let threads = run(make(), thread_count, WaitPolicy::Spin, promotion);
@@ -224,7 +225,7 @@ fn a_ring_shared_under_a_rotating_leader_is_caught() {
     if backend_choice::probe_io_uring().is_err() {
         return;
     }
-    // Not in every run does the thread that armed the ring sleep while another waits.
+    // The thread that armed the ring sleeps while another thread waits, but not in every run.
     let is_caught = (0..10).any(|_| {
         let threads = run(SharedRingSet::new().unwrap(), 3, WaitPolicy::Park, PromotionPolicy::Strict);
         threads.iter().any(|thread| thread.unaccounted() > ROUNDS_SLEEPING / 4)

@@ -80,8 +80,8 @@ impl DeadlineTimer {
         }
     }
 
-    /// Two threads may set the timer in the wrong order. A thread that finds another agreed time than the one it set,
-    /// sets the timer again.
+    /// Sets the timer to `at_ns`, unless it is set to an earlier time. Two threads may set the timer in the wrong
+    /// order. So a thread that finds another time in `armed` than the one it has set sets the timer again.
     fn arm_no_later_than(&self, at_ns: u64, set_timer: impl Fn(MonoNs)) {
         if self.armed.fetch_min(at_ns, AcqRel) <= at_ns {
             return;

@@ -55,7 +55,7 @@ impl Harness {
         })
     }
 
-    /// Main function of a thread, strict promotion.
+    /// Main function of a thread. It promotes strictly: always before processing.
     fn run(&self) {
         loop {
             let waiting = FollowOptions { may_spin: false, keep_spinning: || false };

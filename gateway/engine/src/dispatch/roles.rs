@@ -33,7 +33,7 @@ pub struct Gauges {
     pub parked: usize,
     /// Threads that process.
     pub processing: usize,
-    /// All counters.
+    /// Sums of all threads' counters.
     pub counts: Counts,
     /// Thread by thread, in the order of their numbers.
     pub threads: Vec<ThreadActivity>,
@@ -148,7 +148,7 @@ impl Gauges {
 }
 
 impl Role {
-    /// Name for output.
+    /// Name of the role in status output.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -56,7 +56,8 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
         }
     }
 
-    /// A channel may have a deadline before its first packet: its lines may be silent from the start.
+    /// Sets the timer for the channels' first deadlines. A channel may have one before its first packet, since its
+    /// lines may be silent from the start.
     pub(super) fn arm_first_deadlines(&self) {
         for slot in &self.slots {
             // The claim is free: no thread knows the slot yet.
@@ -91,8 +92,8 @@ pub(super) struct ChannelSlot<H: ChannelHandler> {
     pub(super) claim: Claim<H>,
     pub(super) deadline: Deadline,
     pub(super) failed: OnceLock<FailReason>,
-    /// The handler panicked once more in `on_failed` or `on_failed_deadline`. Written and read by the holder of the
-    /// claim.
+    /// Set when the handler panicked once more in `on_failed` or `on_failed_deadline`: it is not called any more.
+    /// Written and read by the holder of the claim.
     pub(super) is_muted: atomic::AtomicBool,
     pub(super) inbox: ArrayQueue<H::Message>,
 }
@@ -157,10 +158,10 @@ impl Settings {
     }
 }
 
-/// A turn that claims more than this no longer shares its work with the other threads.
+/// Largest allowed `batch_events_max`. A thread that claims more in one turn no longer shares its work with the others.
 const BATCH_EVENTS_MAX: usize = 1_024;
 
-/// Text of a panic.
+/// Text of a panic, for logs.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a text".to_owned())

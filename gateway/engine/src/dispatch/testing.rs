@@ -32,7 +32,7 @@ pub(super) struct MemorySet {
     waiting: AtomicUsize,
     /// Waits that found another thread waiting.
     pub(super) concurrent_waits: AtomicUsize,
-    /// The next waits fail.
+    /// While set, waits fail.
     pub(super) fail_waits: AtomicBool,
     /// Blocking waits that have begun.
     pub(super) blocking_waits: AtomicUsize,
@@ -61,7 +61,7 @@ impl MemorySet {
 /// The thread's part: a reference to the set.
 pub(super) struct MemoryIo(Arc<MemorySet>);
 
-/// The set as the pool gets it: threads need the set itself.
+/// The set as a pool takes it. The test keeps a reference to the same memory.
 pub(super) struct SharedSet(pub(super) Arc<MemorySet>);
 
 impl HandleSet for SharedSet {
@@ -152,18 +152,18 @@ pub(super) struct ChannelProbe {
     pub(super) messages: AtomicU64,
     /// Largest number of packets in one call.
     pub(super) packets_per_call_max: AtomicUsize,
-    /// Why it failed.
+    /// Why the channel failed, as its handler was notified.
     pub(super) failed: Mutex<Option<FailReason>>,
-    /// Calls since it failed.
+    /// Calls of the handler since the channel failed.
     pub(super) calls_after_failure: AtomicU64,
-    /// Number of the call after the failure that panics once more.
+    /// Number of the call after the failure in which the handler panics once more.
     pub(super) panic_at_call_after_failure: AtomicU64,
 }
 
 /// Lines of every test channel.
 pub(super) const LINES: usize = 2;
 
-/// Packets with special effects.
+/// Packets that make the handler panic, and that make it return a failure.
 pub(super) const PANIC_PACKET: u64 = u64::MAX;
 pub(super) const FAILURE_PACKET: u64 = u64::MAX - 1;
 
@@ -217,7 +217,7 @@ impl ChannelProbe {
     }
 }
 
-/// The handler: the next expected packet of each line.
+/// The channel's handler. It checks each line's packets against the expected numbers.
 pub(super) struct TestChannel {
     pub(super) probe: Arc<ChannelProbe>,
     /// Expected number of each line's next packet.

@@ -125,7 +125,8 @@ fn without_the_claim_the_order_check_fails() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                // Each thread with its own channel over the same packets: the view of two threads without a claim.
+                // Each thread drains the same packets with channel state of its own, as two threads without a claim
+                // would.
                 let mut channel = TestChannel::new(&probe);
                 let mut rounds = 0;
                 while !is_disorder_seen() {
@@ -188,7 +189,7 @@ fn a_failing_handler_is_contained() {
         assert_eq!(harness.pool.failed(ChannelIndex(2)), Some(reason.clone()));
         assert_eq!(*harness.channels[2].failed.lock().unwrap(), Some(reason), "the handler got the reason");
         assert_eq!(harness.pool.send(ChannelIndex(2), 7), Err(7));
-        // Its packets are not processed; all packets of the others arrive.
+        // Packets of the failed channel are not processed; all packets of the other channels are.
         harness.feed(100);
         wait_until("other channels processed", || harness.processed() == 600);
         harness.check_order();

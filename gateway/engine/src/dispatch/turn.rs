@@ -63,7 +63,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             wall: WallFromMono::new(),
             now: mono_now(),
             events: Vec::with_capacity(shared.settings.batch_events_max),
-            // No channel is claimed twice.
+            // A channel is claimed at most once at a time, so this capacity suffices.
             claimed: VecDeque::with_capacity(shared.slots.len()),
             idle_since: None,
             is_timer_pending: false,
@@ -384,7 +384,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         };
         self.gauges.failures.add(1);
         self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
-        // Only a holder sets it, and only after it found it unset.
+        // Only the holder of the claim sets the reason, and it found none set.
         let _was_set = slot.failed.set(reason);
         while slot.inbox.pop().is_some() {}
         PendingEvents::NONE
@@ -449,7 +449,7 @@ enum LeadState {
     Released,
 }
 
-/// All that one call of a handler needs.
+/// What one turn's calls of a handler need.
 struct HandlerCall<'s, 'p, I, H: ChannelHandler> {
     slot: &'p ChannelSlot<H>,
     index: usize,
@@ -481,7 +481,8 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(PendingEvents::NONE)
     }
 
-    /// A message sent after the event was taken comes with the next event.
+    /// Passes the channel's messages to the handler. A message that was sent after the event was taken comes with the
+    /// next event.
     fn read_inbox(&mut self, handler: &mut H) -> Result<(), Failure> {
         for _ in 0..self.slot.inbox.capacity() {
             let Some(message) = self.slot.inbox.pop() else { break };
@@ -490,8 +491,8 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(())
     }
 
-    /// Provided datagrams are in memory already and go back with the next wait: the quota counts them but does not stop
-    /// them.
+    /// Processes provided datagrams. They are in memory already, and their buffers return to the kernel with the next
+    /// wait. So the quota counts these datagrams but does not stop them.
     fn process_provided(&mut self, handler: &mut H, lines: LineSet) -> Result<(), Failure> {
         let channel = ChannelIndex(u32::try_from(self.index).unwrap_or(u32::MAX));
         for line in (0..8).map(Line).filter(|line| lines.contains(*line)) {
@@ -511,8 +512,8 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         Ok(lines)
     }
 
-    /// A call without a packet costs one, so that a handler that never reports its lines short cannot occupy the
-    /// thread.
+    /// Counts a call's packets towards the quota. A call without a packet costs one, so that a handler that never
+    /// reports its lines short cannot occupy the thread.
     fn charge_quota(&mut self, packets: usize) {
         self.gauges.mark_busy();
         self.gauges.packets.add(count(packets));
@@ -523,12 +524,12 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
 /// Cost of a promotion if the follower spins, and if it sleeps, ns: shorter processing is not worth a promotion.
 const SPINNER_WAKE_NS: u64 = 1_000;
 const SLEEPER_WAKE_NS: u64 = 10_000;
-/// Weight of the running mean: each new value counts one part in so many.
+/// Weight of the running mean: a new value counts one part in `MEAN_WEIGHT`.
 const MEAN_WEIGHT: u64 = 8;
 /// Checks of the token by a spinning follower for each read of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 
 fn count(number: usize) -> u64 {
-    // There are no 128-bit platforms.
+    // No supported platform has more than 64-bit sizes.
     u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -23,7 +23,7 @@ pub(in crate::handle_set) use self::ready::{
 };
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
-/// The shared part.
+/// The shared part of an epoll set.
 #[derive(Clone, Debug)]
 pub struct EpollSet {
     ready: Arc<ReadySet>,
@@ -63,7 +63,7 @@ impl HandleSet for EpollSet {
     }
 }
 
-/// A thread's part: a buffer for events.
+/// A thread's part: the shared set, and a buffer for events.
 #[derive(Debug)]
 pub struct EpollIo {
     ready: Arc<ReadySet>,

@@ -45,7 +45,7 @@ pub enum EpollWaitMethod {
     Readiness,
 }
 
-/// The shared part.
+/// The shared part: the epoll set, and the events that a leader leaves to the next one.
 #[derive(Clone, Debug)]
 pub struct RingSet {
     ready: Arc<ReadySet>,
@@ -102,20 +102,20 @@ impl HandleSet for RingSet {
     }
 }
 
-/// A thread's part: its ring.
+/// A thread's part: its ring, and the state of its wait.
 #[derive(Debug)]
 pub struct RingIo {
     ring: Ring,
     ready: Arc<ReadySet>,
     leftover: Arc<LeftoverEvents>,
     wait_method: EpollWaitMethod,
-    /// Whether a request waits for the set.
+    /// Whether a request waits for the epoll set.
     armed: bool,
     /// Where the kernel puts events while a request waits.
     wait_buffer: PinnedArray<KernelEvent>,
-    /// Where `epoll_wait` puts them.
+    /// Where `epoll_wait` puts the events.
     poll_buffer: EventBuffer,
-    /// Events not yet passed on, the last first.
+    /// Events that were not returned yet. The last one is returned first.
     undelivered: Vec<Event>,
     /// Why a wait ended without events. The next wait returns the error, whatever call saw it.
     fault: Option<io::Error>,
@@ -295,7 +295,7 @@ impl Drop for RingIo {
     }
 }
 
-/// The requests of one submission: line and result of each.
+/// The receive requests of one submission: line and result of each.
 struct ReceiveSubmission {
     slots: [(Line, i32); PACKETS_MAX],
     count: usize,
@@ -314,9 +314,9 @@ fn without(set: LineSet, line: Line) -> LineSet {
 /// Requests for each socket in the first submission: usually one datagram has arrived, and the second request finds the
 /// socket empty. Each later submission has four times as many.
 const FIRST_REQUESTS_PER_SOCKET: usize = 2;
-/// Submissions of one call; what is left then is reported as unfinished.
+/// Maximum number of submissions in one call. Lines that may hold more then are reported as unfinished.
 const ROUNDS_MAX: usize = 8;
-/// Room for a full batch, the wait and its cancellation.
+/// Room for the requests of a full batch, for the wait and for its cancellation.
 const SUBMISSIONS: u32 = 128;
 const COMPLETIONS: u32 = 256;
 const DONT_WAIT: u32 = libc::MSG_DONTWAIT.unsigned_abs();

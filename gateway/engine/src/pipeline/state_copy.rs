@@ -18,9 +18,9 @@ pub struct CopyRequest {
 
 #[derive(Debug)]
 enum CopyCommand {
-    /// Begins a copy and makes its first slice. On the way back it holds memory that is free again.
+    /// Begins a copy and makes its first slice. On the way back this command carries memory that the cold thread frees.
     Begin(CopyBuffer),
-    /// The next slice.
+    /// Makes the next slice.
     Next,
     /// Cancels the copy.
     Cancel,
@@ -79,7 +79,7 @@ impl CopyRequest {
             self.command = CopyCommand::Begin(memory);
         }
         let return_queue = Arc::clone(&self.return_queue);
-        // There is room as long as no more requests exist than that; otherwise the memory would be freed here.
+        // `return_queue` has room for all requests of the copy. A request that did not fit would be freed here.
         let _room = return_queue.push(self);
     }
 }

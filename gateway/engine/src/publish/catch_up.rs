@@ -19,7 +19,7 @@ pub(super) struct CatchUp {
     pub(super) predecessor_through: Option<StreamPosition>,
 }
 
-/// Place of the next entry.
+/// Where the next entry is read.
 #[derive(Debug)]
 pub(super) enum CatchUpSource {
     /// The writer's own memory: no system call, no page fault.
@@ -59,12 +59,12 @@ impl CatchUp {
         Self { source, log_end, due, predecessor_through }
     }
 
-    /// Place of the next entry.
+    /// Position of the next entry.
     pub(super) fn position(&self) -> Position {
         self.source.position()
     }
 
-    /// Whether newer entries have overwritten the place in memory: then only the files may have it.
+    /// Whether the next entry is no longer in memory. Then only the files may have it.
     pub(super) fn is_evicted(&self, writer: &Writer) -> bool {
         matches!(self.source, CatchUpSource::Memory(at) if writer.pending(at).is_none())
     }
@@ -73,7 +73,7 @@ impl CatchUp {
         self.source = CatchUpSource::Files(reader);
     }
 
-    /// The next entry.
+    /// The next entry, without advancing.
     pub(super) fn peek<'a>(&'a mut self, writer: &'a Writer) -> Option<Entry<'a>> {
         match &mut self.source {
             CatchUpSource::Memory(at) => writer.pending(*at)?.next(),
@@ -90,7 +90,7 @@ impl CatchUp {
         memory.into_iter().flatten().chain(files.into_iter().flatten())
     }
 
-    /// Moves behind the first `count` entries ahead.
+    /// Advances behind the first `count` of [`Self::entries_ahead`].
     pub(super) fn skip(&mut self, count: usize, writer: &Writer) {
         let last = count.checked_sub(1).and_then(|index| self.entries_ahead(writer).nth(index));
         let Some(end) = last.map(|entry| entry.end) else { return };
@@ -121,7 +121,7 @@ impl CatchUp {
 pub fn is_covered_by(entry: &Entry<'_>, published_through: StreamPosition) -> bool {
     // An entry that covers no sequence (a heartbeat) still counts at its position.
     covered_span(entry)
-        .is_some_and(|(from, log_end)| log_end < published_through || (log_end == published_through && from < log_end))
+        .is_some_and(|(from, until)| until < published_through || (until == published_through && from < until))
 }
 
 /// The range of the stream that an entry covers.

@@ -26,7 +26,7 @@ use crate::handle_set::ThreadIo;
 /// Settings of a channel's output.
 #[derive(Clone, Debug)]
 pub struct PublisherConfig {
-    /// The channel's group.
+    /// Group of the channel, for packet headers.
     pub group: GroupId,
     /// Id of the channel in packet headers.
     pub channel: ChannelId,
@@ -73,8 +73,8 @@ pub struct PublishCounts {
     pub openings: u64,
     /// Hand-overs that took longer than [`PublisherConfig::send_ns_max`].
     pub slow_sends: u64,
-    /// Times a line was so far behind that the log's memory had lost its place. The line continues with the oldest
-    /// entry.
+    /// Times that a line was so far behind that its next entry was no longer in memory. The line continues with the
+    /// oldest entry in memory.
     pub memory_overruns: u64,
     /// Failures to read the log for the catch-up, which then began later in the stream.
     pub log_failures: u64,
@@ -91,7 +91,8 @@ pub struct Publisher {
     /// Epoch of the last packet.
     epoch: Epoch,
     catch_up: Option<CatchUp>,
-    /// Receive watermark of the previous leader's output, and how far this gateway has sent.
+    /// Shared with cold threads: the receive watermark of the previous leader's output, and how far this gateway has
+    /// sent.
     takeover: Arc<TakeoverShared>,
     input: InputRate,
     heartbeat_at: MonoNs,
@@ -129,7 +130,7 @@ impl InputRate {
     }
 }
 
-/// Place in the log and stream position that belong together.
+/// What a heartbeat reports: session and next sequence, and whether session or channel have ended.
 #[derive(Clone, Copy, Debug)]
 struct StreamState {
     session: SessionBytes,
@@ -303,15 +304,14 @@ impl Publisher {
     #[cold]
     fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
-        let received_through = self.takeover.received_through.get();
-        let has_led_since = self.counts.openings > 1 && received_through.epoch <= self.epoch;
+        let watermark = self.takeover.received_through.get();
+        let has_led_since = self.counts.openings > 1 && watermark.epoch <= self.epoch;
         let ended = self.takeover.output_end.newer_than(self.epoch);
         self.epoch = epoch;
         self.mode = PublishMode::CatchUp;
         self.catch_up = None;
         let committed_through = log.committed_through();
-        let received_through =
-            received_through.trusted_through(committed_through).filter(|_| !has_led_since).max(ended);
+        let received_through = watermark.trusted_through(committed_through).filter(|_| !has_led_since).max(ended);
         self.opening = FenceOpening { epoch, received_through, committed_through, ..FenceOpening::default() };
         self.catch_up_packets_before = self.counts.catch_up_packets;
         self.takeover.opening.set(self.opening);
@@ -329,7 +329,7 @@ impl Publisher {
         self.takeover.opening.set(self.opening);
     }
 
-    /// Starts at the watermark, or else at the place last sent.
+    /// Starts the catch-up at the watermark, or else behind the last entry sent.
     #[cold]
     fn begin_catch_up(&mut self, received_through: Option<StreamPosition>, log: &LogSink, now: MonoNs) {
         let log_end = log.writer().end();
@@ -357,13 +357,13 @@ impl Publisher {
             }
             Some(_) => self.go_live(log_end, log),
             None if is_caught_up => self.go_live(log_end, log),
-            // The files do not have the place. The entries in memory are more than enough, or all there are.
+            // The files do not have the next entry. The entries in memory are more than enough, or all there are.
             None if received_through.is_some() => self.go_live(log.writer().oldest_pending(), log),
             None => self.go_live(sent, log),
         }
     }
 
-    /// A reader at the first entry beyond the watermark, or at the oldest if that entry is gone.
+    /// A reader at the first entry beyond the watermark, or at the oldest entry if that one is gone.
     fn read_from_watermark(&mut self, received_through: StreamPosition) -> Option<Reader> {
         let open = || -> Result<(Reader, bool), LogError> {
             let mut reader = Reader::open(&self.config.log_directory, self.config.channel.0)?;
@@ -384,7 +384,7 @@ impl Publisher {
         Some(reader)
     }
 
-    /// A reader at `start`, or at the oldest entry if that is gone; `None` if the log's files do not have the place.
+    /// A reader at `start`, or at the oldest entry if the files begin after `start`; `None` if the files have neither.
     fn read_from(&mut self, start: Position) -> Option<Reader> {
         let reader = Reader::open(&self.config.log_directory, self.config.channel.0).and_then(|mut reader| {
             let is_there = reader.seek_position(start)? || reader.position() > start;
@@ -445,15 +445,15 @@ impl Publisher {
         if catch_up.predecessor_through.is_some() {
             return SendProgress::Idle;
         }
-        // Entries committed since the opening wait behind the catch-up. They are sent at its pace while they exceed one
-        // portion.
+        // Entries committed since the opening wait behind the catch-up. As long as they exceed one portion, they are
+        // sent at the catch-up's rate.
         let log_end = catch_up.log_end;
         let next = catch_up.peek(log.writer()).map(|entry| entry.position);
         let is_in_catch_up = next.is_some_and(|next| next < log_end);
         let mut waiting = log.writer().pending(catch_up.position());
         let is_short = waiting.as_mut().is_some_and(|waiting| waiting.nth(CATCH_UP_PORTION_PACKETS).is_none());
         if !is_in_catch_up && (is_short || next.is_none()) {
-            // From here on the entries are in the writer's own memory.
+            // From here on, the entries are in the writer's own memory.
             let at = catch_up.position();
             self.go_live(at, log);
             return SendProgress::ModeChanged;
@@ -580,7 +580,8 @@ impl Publisher {
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
     }
 
-    /// `None` before the first session, and while packets beyond the position wait for a retry.
+    /// What a heartbeat reports now. `None` before the first session, and while packets beyond the position wait for a
+    /// retry.
     fn stream_state(&mut self, log: &LogSink) -> Option<StreamState> {
         if let Some(catch_up) = self.catch_up.as_mut() {
             if let Some(received_through) = catch_up.predecessor_through {

@@ -47,7 +47,7 @@ pub struct SessionProgress {
 pub struct SinkCounts {
     /// Frames written; the parts of a message count once.
     pub frames: u64,
-    /// Records in them.
+    /// Records in those frames.
     pub records: u64,
     /// Messages that were cut into parts.
     pub split_messages: u64,
@@ -126,7 +126,7 @@ impl LogSink {
         Some(StreamPosition::at(Session::from_bytes(progress.session)?, progress.committed))
     }
 
-    /// The log.
+    /// The log, for reading its committed entries.
     #[must_use]
     pub fn writer(&self) -> &Writer {
         &self.writer
@@ -143,7 +143,8 @@ impl LogSink {
         &self.counts
     }
 
-    /// Appends one whole frame, in a new entry if the open one has no room. `false` if no entry has room.
+    /// Appends one whole frame. It begins a new entry if the open one has no room. Returns `false` if no entry has
+    /// room.
     fn append(&mut self, header: &FrameHeader, body: &[u8]) -> bool {
         let Some(progress) = self.session_progress else { return false };
         let frame_bytes = FRAME_HEADER_BYTES + body.len();
@@ -208,7 +209,8 @@ impl LogSink {
         }
     }
 
-    /// Handles a frame that the log already holds. If the log ends inside a gap, the rest of the gap is new.
+    /// Handles a frame that the log already holds from an earlier run. If the log ends inside a gap, the rest of the
+    /// gap is new.
     #[cold]
     fn skip_replayed(&mut self, meta: &FrameMeta, until: Sequence) {
         if meta.kind == FrameKind::Gap && meta.next > until {

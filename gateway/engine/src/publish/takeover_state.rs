@@ -56,7 +56,7 @@ pub struct TakeoverShared {
     pub received_through: ReceiveWatermarkShared,
     /// Input: end of the previous leader's output.
     pub output_end: OutputEndShared,
-    /// Output: position sent.
+    /// Output: how far this gateway's log has been sent.
     pub sent: SentPositionShared,
     /// Output: position at the last drain acknowledgement.
     pub drain_ack: DrainAckShared,
@@ -93,7 +93,7 @@ impl FenceOpeningShared {
         self.0.set([epoch.0, a, b, c, d, e, f, first_content.map_or(0, |at| at.0), catch_up_packets]);
     }
 
-    /// The last opening.
+    /// Results of the last opening.
     #[must_use]
     pub fn get(&self) -> FenceOpening {
         let [epoch, a, b, c, d, e, f, first_content, catch_up_packets] = self.0.get().unwrap_or_default();
@@ -170,7 +170,7 @@ impl OutputEndShared {
 
     /// The reported end, if its epoch is newer than `epoch`.
     pub(super) fn newer_than(&self, epoch: Epoch) -> Option<StreamPosition> {
-        self.get().filter(|(output_end, _)| *output_end > epoch).map(|(_, position)| position)
+        self.get().filter(|(ended_epoch, _)| *ended_epoch > epoch).map(|(_, position)| position)
     }
 }
 
@@ -180,21 +180,21 @@ impl Default for OutputEndShared {
     }
 }
 
-/// Place in a leader's log before which every entry has been handed to the kernel on every line. Written by the holder
-/// of the channel's claim, read by any thread.
+/// Position in a leader's log before which every entry has been handed to the kernel on every line. Written by the
+/// holder of the channel's claim, read by any thread.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct SentPositionShared(AtomicU64);
 
 impl SentPositionShared {
-    /// Sets the place: every entry before it is sent.
+    /// Sets the position: every entry before `place` is sent.
     #[inline]
     pub(super) fn set(&self, place: Position) {
         // Relaxed: the value depends on no other memory.
         self.0.store(place.segment << OFFSET_BITS | place.offset.min((1 << OFFSET_BITS) - 1), Relaxed);
     }
 
-    /// Every entry before it is sent; `None` before the first opening of the fence.
+    /// The position before which every entry is sent; `None` before the first opening of the fence.
     #[must_use]
     pub fn get(&self) -> Option<Position> {
         let word = self.0.load(Relaxed);
@@ -209,7 +209,8 @@ impl Default for SentPositionShared {
     }
 }
 
-/// A segment has at most 2^34 bytes, and offsets in private memory continue behind it.
+/// Bits of the offset in the shared number. A segment has at most 2^34 bytes; offsets in private memory continue behind
+/// it.
 const OFFSET_BITS: u32 = 40;
 
 /// One channel's [`ReceiveWatermark`] in shared atomics: written by the listener's thread, read by any. Two slots
@@ -219,18 +220,18 @@ const OFFSET_BITS: u32 = 40;
 pub struct ReceiveWatermarkShared(Seqlock<WATERMARK_WORDS>);
 
 impl ReceiveWatermarkShared {
-    /// Nothing received yet.
+    /// A watermark of which nothing was received yet.
     #[must_use]
     pub(crate) fn new() -> Self {
         Self(Seqlock::new())
     }
 
     /// Sets the watermark. Called by the one writer alone.
-    pub fn set(&self, received_through: ReceiveWatermark) {
-        self.0.set(received_through.to_u64s());
+    pub fn set(&self, watermark: ReceiveWatermark) {
+        self.0.set(watermark.to_u64s());
     }
 
-    /// The last watermark. Empty if the writer was too quick for too long: then more is republished.
+    /// The last watermark. Empty if every attempt to read met a write: the publisher then sends more than needed again.
     #[must_use]
     pub(crate) fn get(&self) -> ReceiveWatermark {
         self.0.get().map(ReceiveWatermark::from_u64s).unwrap_or_default()
@@ -244,7 +245,7 @@ impl Default for ReceiveWatermarkShared {
 }
 
 const WATERMARK_WORDS: usize = 7;
-/// Attempts of a reader: that many changes cannot happen during one read.
+/// Number of attempts to read. That many writes cannot happen during one read.
 const READ_ATTEMPTS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -304,13 +305,13 @@ mod tests {
         let shared = ReceiveWatermarkShared::new();
         assert_eq!(shared.get(), ReceiveWatermark::default());
         for sequence in 1..5 {
-            let received_through = ReceiveWatermark {
+            let watermark = ReceiveWatermark {
                 received_through: at(0, sequence),
                 epoch: Epoch(sequence),
                 reported_through: at(1, 9),
             };
-            shared.set(received_through);
-            assert_eq!(shared.get(), received_through);
+            shared.set(watermark);
+            assert_eq!(shared.get(), watermark);
         }
         shared.set(ReceiveWatermark::default());
         assert_eq!(shared.get(), ReceiveWatermark::default());
@@ -345,18 +346,18 @@ mod tests {
 
     #[test]
     fn a_watermark_beyond_own_input_counts_only_if_the_peer_reported_it() {
-        let received_through = |received_through, reported_through| ReceiveWatermark {
+        let watermark = |received_through, reported_through| ReceiveWatermark {
             received_through,
             epoch: Epoch(1),
             reported_through,
         };
-        assert_eq!(received_through(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
-        assert_eq!(received_through(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
-        assert_eq!(received_through(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
-        assert_eq!(received_through(at(0, 12), None).trusted_through(None), None);
-        assert_eq!(received_through(at(0, 5), at(0, 12)).trusted_through(at(0, 9)), at(0, 12));
-        assert_eq!(received_through(None, at(0, 3)).trusted_through(at(0, 9)), at(0, 3));
-        assert_eq!(received_through(None, None).trusted_through(at(0, 9)), None);
+        assert_eq!(watermark(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
+        assert_eq!(watermark(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
+        assert_eq!(watermark(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
+        assert_eq!(watermark(at(0, 12), None).trusted_through(None), None);
+        assert_eq!(watermark(at(0, 5), at(0, 12)).trusted_through(at(0, 9)), at(0, 12));
+        assert_eq!(watermark(None, at(0, 3)).trusted_through(at(0, 9)), at(0, 3));
+        assert_eq!(watermark(None, None).trusted_through(at(0, 9)), None);
     }
 
     #[test]
@@ -378,7 +379,8 @@ mod model {
         thread,
     };
 
-    /// Two values that always agree, written three times while they are read once.
+    /// Checks that two values that are always set together agree. They are written three times while they are read
+    /// once.
     fn check(set: fn(&Seqlock<2>, u64)) {
         loom::model(move || {
             let slots = Arc::new(Seqlock::<2>::new());
@@ -403,7 +405,8 @@ mod model {
         is_over: AtomicBool,
     }
 
-    /// A channel that sends once, then reads its inbox; a hand-over that declares the end as soon as `is_drained`.
+    /// Checks a channel that sends once and then reads its inbox, against a hand-over that declares the end as soon as
+    /// `is_drained`.
     fn check_hand_over(is_drained: fn(&HandOver) -> bool) {
         loom::model(move || {
             let shared = Arc::new(HandOver {

@@ -30,7 +30,7 @@ use crate::handle_set::{
     epoll::{EpollIo, EpollSet},
 };
 
-/// An I/O that really sends but can be made to refuse.
+/// An I/O that really sends, but can be made to refuse packets.
 struct TestIo {
     inner: EpollIo,
     /// Number of hand-overs to refuse.
@@ -148,7 +148,7 @@ impl Harness {
         }
     }
 
-    /// A message of four records, cut into three parts.
+    /// A message of five records, cut into three parts.
     fn long_message(&mut self, sequence: u64) {
         let mut record = [0; 560];
         record[0] = 140;
@@ -202,7 +202,7 @@ fn message(sequence: u64) -> FrameMeta {
     FrameMeta::message(Sequence(sequence), NOW, 0)
 }
 
-/// 80 bytes, as its first byte says in units of four.
+/// A record of 80 bytes. Its first byte is its length in units of four bytes.
 const RECORD: [u8; 80] = {
     let mut record = [0; 80];
     record[0] = 20;
@@ -219,7 +219,7 @@ fn live(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     range.map(|sequence| format!("{epoch} [{sequence},{}) 1", sequence + 1)).collect()
 }
 
-/// The same, as a takeover's catch-up.
+/// The same packets, as a takeover's catch-up sends them.
 fn retransmitted(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     live(epoch, range).iter().map(|text| text.replace(") 1", ") r1")).collect()
 }
@@ -368,7 +368,7 @@ fn entries_evicted_during_catch_up_are_read_from_the_files() {
 
 #[test]
 fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
-    // The first part of the long message covers the messages without frames before it.
+    // The long message's first part covers the messages without frames before it.
     for (part, expected) in [
         (0, &["2 [4,4) h0", "2 [2,4).0 r1", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"][..]),
         (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
@@ -422,7 +422,7 @@ fn a_leader_behind_its_predecessor_publishes_nothing_new_until_caught_up() {
 #[test]
 fn a_received_watermark_beyond_own_input_is_not_trusted() {
     let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
-    // Forged: neither the input nor the peer has this position.
+    // The watermark is forged: neither the input nor the peer has this position.
     harness.set_watermark(1, 0, 1 << 40, 0);
     harness.send(&Fence::standalone(Epoch(2)));
     harness.messages(4, 5);

@@ -15,7 +15,7 @@ use super::{
     message::LinkMessage,
 };
 
-/// One TCP connection.
+/// One TCP connection to another gateway.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) socket: TcpStream,
@@ -56,7 +56,7 @@ impl Connection {
         if self.unsent.len() > UNSENT_BYTES_MAX { Err(CloseCause::TimedOut) } else { Ok(()) }
     }
 
-    /// Sends the bytes that the kernel has not accepted yet.
+    /// Number of bytes that the kernel has not accepted yet.
     pub(super) fn unsent_bytes(&self) -> usize {
         self.unsent.len()
     }
@@ -74,7 +74,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the available bytes, within a quota.
+    /// Reads the available bytes, at most [`READS_PER_TURN`] times.
     pub(super) fn read_available(&mut self) -> Result<(), CloseCause> {
         let mut bytes = [0; 16 << 10];
         for _ in 0..READS_PER_TURN {
@@ -108,6 +108,6 @@ pub(super) fn connect(address: SocketAddrV4) -> io::Result<TcpStream> {
     }
 }
 
-/// Reads of one socket in a turn; then the others have theirs.
+/// Maximum number of reads from one socket in a turn; then the other sockets have theirs.
 pub(super) const READS_PER_TURN: usize = 64;
 const UNSENT_BYTES_MAX: usize = 8 << 20;

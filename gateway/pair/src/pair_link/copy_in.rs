@@ -46,7 +46,7 @@ impl CopyError {
     }
 }
 
-/// Returns the channel with the state that the peer at that address has.
+/// Copies the channel's state from the gateway at that address, and returns a channel with that state.
 ///
 /// # Errors
 /// [`CopyError`]; the channel is unusable then and is dropped.
@@ -67,7 +67,7 @@ pub fn fetch_copy(
     let (mut is_requested, mut slices, mut checksum) = (false, 0, 0);
     let mut bytes = vec![0; 64 << 10];
     let (begun, mut logged_at) = (Instant::now(), Instant::now());
-    // Position messages may arrive for ever, so only progress of the copy counts.
+    // Position messages arrive without end, so the time limit counts from the last progress of the copy.
     let mut progressed = Instant::now();
     loop {
         let message = stream.next_message()?;
@@ -121,12 +121,13 @@ pub fn fetch_copy(
     }
 }
 
-/// A host accepts connections for a stopped program, so a peer that never answered is not asked again.
+/// The kernel accepts connections even for a stopped process. So a peer that never answered counts as unreachable and
+/// is not asked again.
 fn silent(error: io::Error, is_requested: bool) -> CopyError {
     if is_requested { CopyError::Io(error) } else { CopyError::Unreachable(error) }
 }
 
-/// Interval between progress messages in the log.
+/// Least time between two progress messages in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

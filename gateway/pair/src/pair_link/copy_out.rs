@@ -16,15 +16,15 @@ use super::{
     message::{CopyEnd, LinkMessage},
 };
 
-/// One copy in progress.
+/// A copy in progress.
 #[derive(Debug)]
 pub(super) struct CopySender {
-    /// `None`: the copy is over, except that the channel still has to release its notes.
+    /// `None`: the connection has ended, but the channel must still be notified that the copy has ended.
     connection: Option<Connection>,
     channel: ChannelId,
-    /// The channel returns turns here.
+    /// The channel returns requests here, with their slices.
     returned: Arc<ArrayQueue<Box<CopyRequest>>>,
-    /// Turns that may be sent again.
+    /// Returned requests, to be sent to the channel again.
     #[expect(clippy::vec_box, reason = "they come and go as boxes")]
     idle: Vec<Box<CopyRequest>>,
     in_flight: usize,
@@ -32,12 +32,12 @@ pub(super) struct CopySender {
     has_ended: bool,
     slices: u32,
     checksum: u32,
-    /// When the channel last returned a turn.
+    /// When the channel last returned a request.
     progress_at: MonoNs,
 }
 
 impl CopySender {
-    /// Not `is_accepted`: the peer is asked at once to retry.
+    /// Begins a copy for the peer of that connection. If it is not `is_accepted`, the peer is asked to retry.
     pub(super) fn new(connection: Connection, channel: ChannelId, is_accepted: bool, now: MonoNs) -> Self {
         let mut copy = Self {
             connection: Some(connection),
@@ -61,8 +61,8 @@ impl CopySender {
         self.channel
     }
 
-    /// Advances the copy; the function passes a turn to a channel if that has room. Returns false when the copy is
-    /// over.
+    /// Advances the copy. `send_to_channel` passes a request to a channel, and returns `false` if the channel has no
+    /// room. Returns `false` when the copy is over.
     pub(super) fn turn(
         &mut self,
         send_to_channel: &mut impl FnMut(ChannelId, Box<CopyRequest>) -> bool,
@@ -142,11 +142,12 @@ impl CopySender {
     }
 }
 
-/// Slices that a channel produces at most without doing other work: some ten microseconds each.
+/// Maximum number of requests at a channel. It makes so many slices at most without doing other work: some ten
+/// microseconds each.
 const IN_FLIGHT_MAX: usize = 4;
-/// Bytes that wait for the other end; beyond that the channel pauses.
+/// Maximum number of bytes that wait for the peer. With more, no further slice is requested.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
-/// A channel that does not answer is out of service; a peer that does not read is gone.
+/// Longest time without a returned request, ns. Then the channel is out of service, or the peer no longer reads.
 const STALL_NS: u64 = 2_000_000_000;
-/// Then a channel that cannot even be notified is out of service.
+/// How long a notification that finds no room is retried, ns. After that time the channel is out of service.
 const ABANDON_NS: u64 = 10_000_000_000;

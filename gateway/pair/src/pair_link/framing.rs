@@ -20,17 +20,17 @@ pub struct LinkStream {
 struct Peer {
     node: u8,
     stream: AuthenticatedSession,
-    /// Datagrams have separate numbers: they may be lost or reordered.
+    /// Authenticates datagrams. They are numbered apart from the stream, since they may be lost or reordered.
     datagrams: AuthenticatedSession,
 }
 
 /// Why a connection is closed, or a datagram dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkFault {
-    /// Malformed bytes.
+    /// The bytes are not a message.
     #[error("malformed message: {0}")]
     Malformed(#[from] Malformed),
-    /// Bytes that the peer did not authenticate.
+    /// The peer did not authenticate the bytes.
     #[error("message rejected: {0}")]
     AuthError(#[from] AuthError),
     /// The other end has our node number or our nonce: it is this gateway itself, or configured with the same number.
@@ -39,19 +39,19 @@ pub enum LinkFault {
 }
 
 impl LinkStream {
-    /// A new connection.
+    /// One end of a new connection. `node`: this gateway's node number.
     #[must_use]
     pub fn new(key: SharedKey, node: u8, nonce: Nonce) -> Self {
         Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, is_authenticated: false }
     }
 
-    /// The hello, to be sent first.
+    /// This end's hello, to be sent first.
     #[must_use]
     pub fn hello(&self) -> [u8; HELLO_BYTES] {
         self.ours.to_bytes()
     }
 
-    /// Accepts received bytes.
+    /// Takes received bytes of the connection.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -84,7 +84,7 @@ impl LinkStream {
         Ok(Some(message))
     }
 
-    /// Opens a datagram from the peer's address.
+    /// Opens a datagram that came from the peer's address.
     ///
     /// # Errors
     /// The datagram does not belong to this connection, or was received before: two of its three copies are.
@@ -95,14 +95,14 @@ impl LinkStream {
         open(&mut peer.datagrams, CARRIER_DATAGRAM, datagram)
     }
 
-    /// A message for the stream; `None` before the other end's hello.
+    /// Seals a message for the stream. `None` before the other end's hello.
     pub fn seal(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
         let sealed = seal(&mut self.peer.as_mut()?.stream, CARRIER_STREAM, message);
         let length = u32::try_from(sealed.len()).ok()?;
         Some([&length.to_le_bytes()[..], &sealed].concat())
     }
 
-    /// A message as a datagram.
+    /// Seals a message as a datagram. `None` before the other end's hello.
     pub(crate) fn seal_datagram(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
         Some(seal(&mut self.peer.as_mut()?.datagrams, CARRIER_DATAGRAM, message))
     }
@@ -131,9 +131,9 @@ impl LinkStream {
     }
 }
 
-/// Number and tag.
+/// Length of a message's number and tag, bytes.
 const SEAL_BYTES: usize = 8 + TAG_BYTES;
-/// Part of the authenticated bytes, so that a message of the stream is not valid as a datagram.
+/// Covered by the tag, so that a message of the stream is not valid as a datagram.
 const CARRIER_STREAM: u8 = 0;
 const CARRIER_DATAGRAM: u8 = 1;
 

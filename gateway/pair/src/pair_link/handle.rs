@@ -42,13 +42,13 @@ pub struct LinkHandle {
     pub(super) counters: Counters,
 }
 
-/// An outgoing message.
+/// A message for one peer or for all.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     /// Node number of the recipient; `None`: all peers.
     pub(super) to: Option<u8>,
     pub(super) message: LinkMessage,
-    /// How many datagrams carry the message too, besides the connection.
+    /// Number of datagrams that carry the message, in addition to the connection.
     pub(super) datagram_copies: usize,
 }
 
@@ -58,7 +58,7 @@ struct Peers {
     connected: BTreeMap<u8, BTreeMap<ChannelId, PeerReport>>,
     /// Results of window comparisons, over all peers.
     windows: BTreeMap<ChannelId, WindowCounts>,
-    /// Serials of the messages received last.
+    /// Serials of the last messages received. A message that arrives once more has one of these.
     recent_serials: VecDeque<u64>,
 }
 
@@ -98,7 +98,7 @@ pub struct PairCounts {
     pub windows_equal: u64,
     /// Windows with different content.
     pub windows_different: u64,
-    /// Messages for which a queue had no room.
+    /// Messages that were dropped because a queue had no room.
     pub queue_full: u64,
 }
 
@@ -118,10 +118,11 @@ impl LinkHandle {
         }
     }
 
-    /// Queues a message of that group's election for that gateway. `false`: no room; the message counts as lost.
+    /// Queues a message of that group's election for gateway `to`. `false`: the queue has no room, so the message is
+    /// lost.
     pub fn send_election(&self, to: u8, group: GroupId, message: &PeerMessage) -> bool {
         let serial = self.next_serial();
-        // Fitness and eligibility are sent again soon.
+        // State messages need no copies: the next one comes soon.
         let datagram_copies = if matches!(message, PeerMessage::State(_)) { 0 } else { DATAGRAM_COPIES };
         serde_json::to_vec(&(group.0, message))
             .is_ok_and(|bytes| self.send(Some(to), LinkMessage::Election { serial, bytes }, datagram_copies))
@@ -135,7 +136,7 @@ impl LinkHandle {
             .is_ok_and(|bytes| self.send(None, LinkMessage::Death { serial, bytes }, DATAGRAM_COPIES))
     }
 
-    /// Asks that gateway to hand over the group to this one, if it leads it. `false`: no link to it, or no room.
+    /// Asks gateway `to` to hand over the group to this one, if it leads the group. `false`: no link to it, or no room.
     pub fn request_leadership(&self, to: u8, group: GroupId) -> bool {
         self.is_linked_to(to) && self.send(Some(to), LinkMessage::LeadRequest { group }, 0)
     }
@@ -146,8 +147,8 @@ impl LinkHandle {
         self.lead_requests.pop()
     }
 
-    /// Registers the calling thread as the one that takes messages for the elections: it is unparked for each. The
-    /// first caller is registered.
+    /// Registers the thread that takes messages for the elections: it is unparked for each. Only the first call has an
+    /// effect.
     pub fn set_forwarder(&self, forwarder: Thread) {
         let _another = self.forwarder.set(forwarder);
     }
@@ -203,7 +204,7 @@ impl LinkHandle {
         count(self.lock().windows.entry(channel).or_default());
     }
 
-    /// Counts so far.
+    /// Counts since the start.
     #[must_use]
     pub fn counts(&self) -> PairCounts {
         let counters = &self.counters;
@@ -230,7 +231,8 @@ impl LinkHandle {
         has_room
     }
 
-    /// The election refuses text that it does not understand.
+    /// Queues a peer's message for its election. A message received before is ignored, one that cannot be parsed is
+    /// refused.
     pub(super) fn push_election(&self, from: u8, serial: u64, bytes: &[u8]) {
         match serde_json::from_slice(bytes) {
             // State messages use the connection alone. If their serials were remembered, they would only displace
@@ -255,7 +257,7 @@ impl LinkHandle {
         self.wake();
     }
 
-    /// A peer's sentinel sends its notice three times; repetitions do no harm.
+    /// Queues a notice of a peer's sentinel. The sentinel sends it three times; repetitions do no harm.
     pub(super) fn push_announcement(&self, Announcement { group, notice }: Announcement) {
         self.enqueue(&self.deaths, (Some(group), notice));
         self.wake();
@@ -279,8 +281,8 @@ impl LinkHandle {
     pub(super) fn record_positions(&self, from: u8, positions: &[ChannelPositions], received_at: MonoNs) {
         let mut peers = self.lock();
         let Some(channels) = peers.connected.get_mut(&from) else { return };
-        for positions in positions {
-            channels.insert(positions.channel, PeerReport { positions: *positions, received_at });
+        for report in positions {
+            channels.insert(report.channel, PeerReport { positions: *report, received_at });
         }
     }
 
@@ -327,15 +329,16 @@ pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// More than the elections of a hundred groups send in one turn of the link.
+/// Capacity of a message queue: more than the elections of a hundred groups send in one turn of the link.
 const QUEUE_MESSAGES_MAX: usize = 1_024;
-/// More messages than can be in flight on one way while they have arrived on the other.
+/// Number of serials kept: more messages than can be in flight on one carrier while they have arrived on the other.
 const RECENT_SERIALS_MAX: usize = 1_024;
-/// Stored for later readers; each mismatch is logged when it is found.
+/// Capacity of the queue of mismatches. Each mismatch is logged when it is found, too.
 const MISMATCHES_MAX: usize = 64;
-/// A request waits for each of them, and is repeated.
+/// Capacity of the queue of requests for leadership. The requester repeats a lost request.
 const LEAD_REQUESTS_MAX: usize = 256;
-/// One datagram gets through where a connection would wait for a retransmission.
+/// Number of datagrams for each urgent message. One of them gets through where a connection would wait for a
+/// retransmission.
 const DATAGRAM_COPIES: usize = 3;
 
 #[cfg(test)]

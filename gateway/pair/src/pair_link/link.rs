@@ -49,12 +49,12 @@ pub struct PairEndpoints {
     pub period_ns: u64,
 }
 
-/// A peer's address.
+/// Address and node number of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerEndpoint {
-    /// Its node number; `None` with a single peer: any gateway with the key.
+    /// Node number of the peer; `None` with a single peer: any gateway with the key.
     pub node: Option<u8>,
-    /// Where it listens.
+    /// Where the peer listens, for TCP and UDP.
     pub address: SocketAddrV4,
 }
 
@@ -63,7 +63,7 @@ pub struct PeerEndpoint {
 pub struct PairLinkConfig {
     /// This gateway's node number.
     pub node: u8,
-    /// Addresses and key.
+    /// The addresses of this gateway and its peers, and the shared key.
     pub endpoints: PairEndpoints,
 }
 
@@ -74,13 +74,13 @@ pub struct PairParts {
     pub status_table: Arc<StatusTable>,
     /// Epochs of each group; the peers' messages authenticate epochs too.
     pub epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
-    /// The channels' logs.
+    /// Directory of each local channel's publication log.
     pub logs: BTreeMap<ChannelId, PathBuf>,
-    /// Gaps of the local channels.
+    /// Gaps of the local channels, to be requested from a peer.
     pub peer_gap_requests: Arc<PeerGapRequests>,
-    /// Gaps that peers have requested.
+    /// Input datagrams, from which the link answers peers' requests.
     pub history: Arc<InputHistory>,
-    /// The local channels.
+    /// Passes messages to the local channels.
     pub channels: ChannelSender,
 }
 
@@ -88,7 +88,7 @@ pub struct PairParts {
 pub struct ChannelSender(Box<dyn FnMut(ChannelId, ChannelMessage) -> bool + Send>);
 
 impl ChannelSender {
-    /// By this function, which must not block. It returns whether the channel had room for the message.
+    /// `send` must not block. It returns whether the channel had room for the message.
     #[must_use]
     pub fn new(send: impl FnMut(ChannelId, ChannelMessage) -> bool + Send + 'static) -> Self {
         Self(Box::new(send))
@@ -115,7 +115,7 @@ pub enum PairLinkError {
     /// The listening address cannot be used.
     #[error("pair link cannot listen on {address}: {source}")]
     Listen {
-        /// As configured.
+        /// The listening address, as configured.
         address: SocketAddrV4,
         /// The kernel's error.
         source: io::Error,
@@ -123,7 +123,7 @@ pub enum PairLinkError {
     /// A peer is configured with this gateway's address.
     #[error("pair link: listen and peer have the same address {0}")]
     SameAddress(SocketAddrV4),
-    /// The thread.
+    /// The link's thread cannot be started.
     #[error("cannot start the pair link's thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -185,7 +185,7 @@ impl PairLink {
         Ok(Self { stop, thread: Some(thread), handle })
     }
 
-    /// Access for other threads.
+    /// The other threads' access to the link.
     #[must_use]
     pub fn handle(&self) -> &Arc<LinkHandle> {
         &self.handle
@@ -202,11 +202,11 @@ impl Drop for PairLink {
     }
 }
 
-/// A peer.
+/// A configured peer, and the connection to it.
 #[derive(Debug)]
 struct Peer {
     end: PeerEndpoint,
-    /// The connection that proved the key last.
+    /// The connection in use: the last one that proved the key.
     current: Option<Connection>,
     dial_at: MonoNs,
     /// Start of the wait for the first connection; `None`: there was a connection, or its absence was logged.
@@ -335,7 +335,7 @@ impl Link {
                 Ok(Some(message)) => self.establish(connection, message, now),
                 Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.push(connection),
                 Err(CloseCause::Refused(fault)) => self.refuse(&connection, fault),
-                // A dialled peer that does not run.
+                // The dialled peer does not run: no refusal.
                 Ok(None) | Err(CloseCause::Closed) if connection.dialled.is_some() => {}
                 Ok(None) | Err(_) => add(&self.handle.counters.refused),
             }
@@ -395,7 +395,7 @@ impl Link {
         });
     }
 
-    /// The sender has not proved the key. Each address is logged once.
+    /// Counts a connection whose other end has not proved the key. Each address is logged once.
     fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
         add(&self.handle.counters.refused);
         let Some(peer) = connection.ip() else { return };
@@ -406,7 +406,7 @@ impl Link {
         }
     }
 
-    /// A joining gateway requests a channel's state.
+    /// Begins a copy for a joining gateway, which has requested a channel's state.
     fn begin_copy(&mut self, connection: Connection, channel: ChannelId, now: MonoNs) {
         let node = connection.stream.peer_node();
         // One copy of each channel at a time. The limit keeps frequent requests from filling the memory.
@@ -426,7 +426,7 @@ impl Link {
         self.copies = copies;
     }
 
-    /// The first message proves the key to the other end.
+    /// Sends the first message once the other end's hello has arrived. It proves the key to the other end.
     fn send_first_message(&self, connection: &mut Connection) -> Result<(), CloseCause> {
         if !connection.sent_first_message && connection.stream.has_peer_hello() {
             connection.sent_first_message = true;
@@ -460,7 +460,7 @@ impl Link {
         }
         while let Some(gap) = self.peer_gap_requests.take() {
             let PeerGapRequest { channel, session, first, next } = gap;
-            // Requested again if there is no answer.
+            // If no answer comes, the channel requests the range again.
             if let Some(index) = self.choose_gap_peer(&gap) {
                 let request = LinkMessage::GapRequest(InputRange { channel, session, first, next });
                 self.with(index, |_, connection| connection.send(&request));
@@ -523,17 +523,17 @@ impl Link {
 
     fn positions(&self) -> LinkMessage {
         let receives_probe = self.status_table.receive_path(mono_now()) == ReceivePath::Working;
-        let positions = self.status_table.all().into_iter().map(|(channel, status_table)| {
-            let epochs = self.epochs.get(&status_table.group);
-            let epoch = epochs.map_or(status_table.received.epoch, |epochs| epochs.highest());
+        let positions = self.status_table.all().into_iter().map(|(channel, status)| {
+            let epochs = self.epochs.get(&status.group);
+            let epoch = epochs.map_or(status.received.epoch, |epochs| epochs.highest());
             ChannelPositions {
                 channel,
-                logged_through: status_table.logged_through,
-                published: status_table.published,
-                last_received: status_table.last_received,
+                logged_through: status.logged_through,
+                published: status.published,
+                last_received: status.last_received,
                 receives_probe,
                 epoch,
-                state: status_table.state as u8,
+                state: status.state as u8,
                 available_input: self.history.extent(channel).map(AvailableInput::from),
             }
         });
@@ -546,7 +546,7 @@ impl Link {
         match message {
             LinkMessage::Positions(positions) => {
                 for report in &positions {
-                    let group = self.status_table.get(report.channel).map(|status_table| status_table.group);
+                    let group = self.status_table.get(report.channel).map(|status| status.group);
                     if let Some(epochs) = group.and_then(|group| self.epochs.get(&group)) {
                         epochs.record_authenticated(report.epoch);
                     }
@@ -560,8 +560,7 @@ impl Link {
             LinkMessage::Death { serial, bytes } => self.handle.push_death(serial, &bytes),
             LinkMessage::WindowHash(window) => {
                 // The window in which this gateway began to follow its log cannot be equal.
-                if self.status_table.get(window.channel).is_some_and(|status_table| status_table.covers_window(&window))
-                {
+                if self.status_table.get(window.channel).is_some_and(|status| status.covers_window(&window)) {
                     self.handle.count_window(window.channel, |windows| windows.reported += 1);
                 }
                 let compared = self.peers[index].mismatches.accept_theirs(window);
@@ -619,7 +618,7 @@ impl Link {
     /// Answers with datagrams as the venue sent them, as far as they are stored and certainly of that session.
     fn answer_gap(&self, range: &InputRange, connection: &mut Connection) {
         let InputRange { channel, session, first, next } = *range;
-        let logged_through = self.status_table.get(channel).and_then(|status_table| status_table.logged_through);
+        let logged_through = self.status_table.get(channel).and_then(|status| status.logged_through);
         if logged_through.is_some_and(|logged_through| logged_through.session == session) {
             let datagrams = self.history.range(channel, first, next, GAP_PACKETS_MAX);
             let is_to_come = || self.history.extent(channel).is_some_and(|extent| extent.next <= first);
@@ -672,7 +671,7 @@ impl Link {
             match connection.stream.open_datagram(&datagram[..length]) {
                 Ok(LinkMessage::Election { serial, bytes }) => self.handle.push_election(node, serial, &bytes),
                 Ok(LinkMessage::Death { serial, bytes }) => self.handle.push_death(serial, &bytes),
-                // The second and third copy, and messages that do not belong into a datagram.
+                // These are the second and third copy of a message, and messages that do not belong in a datagram.
                 Ok(_) => continue,
                 Err(LinkFault::AuthError(AuthError::Replayed)) => continue,
                 Err(_) => {
@@ -698,7 +697,7 @@ impl Link {
     }
 }
 
-/// What a connected peer has reported that matters to a gap; the greatest is the best.
+/// How good a source a connected peer is for a missing range, by its reports. The greatest value is the best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct GapCandidate {
     has_range: bool,
@@ -717,7 +716,7 @@ fn choose_candidate(peers: &[Option<GapCandidate>], turn: usize) -> Option<usize
     asked().nth(turn % asked().count().max(1))
 }
 
-/// Bytes in hexadecimal.
+/// Shows bytes as hexadecimal digits.
 struct Hex<'a>(&'a [u8]);
 
 impl std::fmt::Display for Hex<'_> {
@@ -726,23 +725,26 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// A running gateway sends far more often.
+/// A connection whose last input is younger than this is in use, ns. A running gateway sends far more often.
 const ALIVE_NS: u64 = 500_000_000;
-/// Two gateways are rarely started at the same moment.
+/// How long after the start a peer without any connection is reported, ns. Two gateways are rarely started at the same
+/// moment.
 const NEVER_CONNECTED_NS: u64 = 10_000_000_000;
 const REFUSED_LOGGED_MAX: usize = 64;
-/// How long a queued message without a wake-up waits at most.
+/// Longest time that a queued message without a wake-up waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const DIAL_INTERVAL_NS: u64 = 100_000_000;
-/// Positions arrive every few tens of milliseconds; a connection without input for this long is dead.
+/// Time without input after which a connection counts as dead, ns. Positions arrive every few tens of milliseconds.
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
-/// Less than the room in a channel's inbox; the channel requests the rest at once. A gateway that rejoins in
-/// mid-session requests in steps of this size: with 32 packets, waiting for the answers took most of its time.
+/// Maximum number of datagrams in an answer: less than the room in a channel's inbox. The channel requests the rest at
+/// once. A gateway that rejoins in mid-session requests in steps of this size. With 32 datagrams, waiting for the
+/// answers took most of its time.
 const GAP_PACKETS_MAX: usize = 256;
-/// Connections that have not proved the key: room for all peers at once, and for unauthenticated hosts.
+/// Maximum number of connections that have not proved the key: room for all peers at once, and for unauthenticated
+/// hosts.
 const PENDING_MAX: usize = 32;
 const DATAGRAM_BYTES_MAX: usize = 65_536;
-/// State copies at a time. A further requester is asked to retry.
+/// Maximum number of state copies at a time. A further requester is asked to retry.
 const COPIES_MAX: usize = 4;
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use mdgw_feeds::{
 
 use crate::standby::{HistoryExtent, windows::WindowHash};
 
-/// One message.
+/// A message between two gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkMessage {
     /// The position of each channel, every renewal period.
@@ -40,7 +40,7 @@ pub enum LinkMessage {
     GapRequest(InputRange),
     /// A datagram of the venue that covers some of the request.
     GapPacket {
-        /// The channel.
+        /// Channel that the datagram is for.
         channel: ChannelId,
         /// UDP payload, as the venue sent it.
         bytes: Vec<u8>,
@@ -53,34 +53,34 @@ pub enum LinkMessage {
     WindowContent(WindowContent),
     /// One message that differs, as the sender has it.
     Record {
-        /// The channel.
+        /// Channel of the message.
         channel: ChannelId,
-        /// The session.
+        /// Session of the message.
         session: Session,
-        /// The message's sequence.
+        /// Sequence of the message.
         sequence: Sequence,
-        /// Its records; empty: it produced none.
+        /// Records of the message; empty: it produced none.
         records: Vec<u8>,
     },
     /// Requests the state of that channel. First message on a separate connection.
     CopyRequest {
-        /// The channel.
+        /// Channel whose state is requested.
         channel: ChannelId,
     },
     /// A part of the state, as the channel wrote it.
     CopySlice {
-        /// The channel.
+        /// Channel whose state is copied.
         channel: ChannelId,
         /// Slices before this one.
         number: u32,
-        /// See [`mdgw_feeds::channel::copy`].
+        /// The bytes of the slice: see [`mdgw_feeds::channel::copy`].
         bytes: Vec<u8>,
     },
     /// End of the copy.
     CopyEnd(CopyEnd),
     /// Asks the leader of that group to hand over to the sender.
     LeadRequest {
-        /// The group.
+        /// Group to be handed over.
         group: GroupId,
     },
 }
@@ -88,7 +88,7 @@ pub enum LinkMessage {
 /// How a copy ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyEnd {
-    /// The channel.
+    /// Channel whose state was copied.
     pub channel: ChannelId,
     /// Why there is no copy; `None`: the copy is complete.
     pub fault: Option<CopyFault>,
@@ -101,22 +101,22 @@ pub struct CopyEnd {
 /// The position of a channel of the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelPositions {
-    /// The channel.
+    /// Channel of the sender that the positions belong to.
     pub channel: ChannelId,
-    /// How far the sender's log has come.
+    /// End of the sender's log.
     pub logged_through: Option<StreamPosition>,
-    /// How far it has published, if it leads.
+    /// How far the sender has published, if it leads.
     pub published: Option<StreamPosition>,
-    /// End of the last packet that it received of the leader's output: the acknowledgement.
+    /// End of the last packet of the leader's output that the sender received: the acknowledgement.
     pub last_received: Option<StreamPosition>,
-    /// It receives its own probes on the group. So if it does not receive the leader's output, the leader's output is
-    /// at fault.
+    /// Whether the sender receives its own probes on the group. If it does, and does not receive the leader's output,
+    /// the leader's output is at fault.
     pub receives_probe: bool,
     /// The epoch of `published`, if there is one.
     pub epoch: Epoch,
     /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
     pub state: u8,
-    /// What it stores of the input of the present session.
+    /// What the sender stores of the channel's input in the present session.
     pub available_input: Option<AvailableInput>,
 }
 
@@ -140,22 +140,22 @@ impl From<HistoryExtent> for AvailableInput {
 /// Input sequences `[first, next)` of a channel, never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InputRange {
-    /// The channel.
+    /// Channel of the range.
     pub channel: ChannelId,
-    /// The session.
+    /// Session of the range.
     pub session: Session,
-    /// First sequence.
+    /// First sequence of the range.
     pub first: Sequence,
-    /// First sequence after it.
+    /// First sequence after the range.
     pub next: Sequence,
 }
 
 /// A window's messages with their hashes, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowContent {
-    /// The channel.
+    /// Channel of the window.
     pub channel: ChannelId,
-    /// The session.
+    /// Session of the window.
     pub session: Session,
     /// First sequence of the window.
     pub first: Sequence,
@@ -191,18 +191,18 @@ pub enum Malformed {
 
 /// Bytes of a [`Hello`].
 pub(crate) const HELLO_BYTES: usize = 28;
-/// Longest body of a message.
+/// Longest body of a message, bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
-/// Most channels in one message.
+/// Maximum number of channels in one message.
 const CHANNELS_MAX: usize = 256;
-/// Most messages in a [`WindowContent`].
+/// Maximum number of messages in a [`WindowContent`].
 pub(crate) const WINDOW_MESSAGES_MAX: usize = 1_024;
-/// Longest opaque part: the election's messages and slices of a state.
+/// Maximum length of an opaque part, bytes: the election's messages, and slices of a state.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 48 << 10;
 const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= OPAQUE_BYTES_MAX);
 
 impl Hello {
-    /// Encodes it.
+    /// The hello as bytes.
     #[must_use]
     pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
@@ -213,7 +213,7 @@ impl Hello {
         bytes
     }
 
-    /// Decodes it.
+    /// Parses a hello.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -234,7 +234,7 @@ const MAGIC: &[u8; 8] = b"MDGWPAIR";
 const VERSION: u16 = 4;
 
 impl LinkMessage {
-    /// The body, kind first. Elements beyond a bound are left out: senders keep to the bounds.
+    /// The body as bytes, with its kind first. Elements beyond a bound are left out: senders keep to the bounds.
     #[must_use]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![self.kind()];
@@ -286,7 +286,7 @@ impl LinkMessage {
         out
     }
 
-    /// Decodes a body.
+    /// Parses a body.
     ///
     /// # Errors
     /// [`Malformed`].

@@ -24,15 +24,15 @@ use crate::standby::windows::{WINDOW_SEQUENCES, WindowHash, message_hash};
 /// A message for which the two gateways have produced different records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// The channel.
+    /// Channel of the message.
     pub channel: ChannelId,
-    /// The session.
+    /// Session of the message.
     pub session: Session,
-    /// The message's sequence.
+    /// Sequence of the message.
     pub sequence: Sequence,
-    /// The records of this gateway; empty: none.
+    /// This gateway's records; empty: the message produced none.
     pub ours: Vec<u8>,
-    /// The records of the peer.
+    /// The peer's records; empty: the message produced none.
     pub theirs: Vec<u8>,
 }
 
@@ -51,14 +51,14 @@ pub(crate) struct MismatchWatch {
 pub(crate) enum Comparison {
     /// One gateway's hash is still missing.
     Waiting,
-    /// Equal.
+    /// Both hashes are equal.
     Equal,
-    /// Different: this gateway sends its content to the peer.
+    /// The hashes differ. The message with the window's content is to be sent to the peer.
     Different(LinkMessage),
 }
 
 impl MismatchWatch {
-    /// For channels with the directories of their logs.
+    /// A comparison without windows yet. `logs`: the directory of each channel's log.
     #[must_use]
     pub(crate) fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
         Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), followed_up: VecDeque::new() }
@@ -180,7 +180,8 @@ fn take(windows: &mut VecDeque<WindowHash>, window: &WindowHash) -> Option<Windo
     windows.remove(index)
 }
 
-/// The oldest window is dropped: one gateway may have windows that the other leaves out.
+/// Stores a window until the other gateway's hash is known. When the store is full it drops the oldest window: one
+/// gateway may have windows that the other leaves out.
 fn store(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
     if windows.len() == WINDOWS_MAX {
         windows.pop_front();
@@ -188,7 +189,7 @@ fn store(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
     windows.push_back(window);
 }
 
-/// Some ten seconds of a busy channel, by which one gateway may be behind the other.
+/// Number of windows stored: some ten seconds of a busy channel, by which one gateway may be behind the other.
 const WINDOWS_MAX: usize = 512;
 
 #[cfg(test)]
@@ -250,7 +251,7 @@ mod tests {
         }
     }
 
-    /// Exchanges all messages between the two, and returns the mismatches.
+    /// Lets both gateways compare their windows. Returns the number of equal windows, and the mismatches.
     fn exchange_windows(mut a: Gateway, mut b: Gateway) -> (usize, Vec<Mismatch>) {
         let (mut equal, mut found) = (0, Vec::new());
         for (window_a, window_b) in a.windows.clone().into_iter().zip(b.windows.clone()) {

@@ -13,8 +13,8 @@ use super::{
     message::{ChannelPositions, LinkMessage},
 };
 
-/// What the gateway at that address reports of its channels. This end proves no key, so the peer keeps its present
-/// connection. The report is authenticated.
+/// Asks the gateway at that address for the positions of its channels. The query does not prove the key, so that
+/// gateway keeps its present connection to the peer. The answer is authenticated.
 ///
 /// # Errors
 /// When no answer arrives in that time, or a different message does.

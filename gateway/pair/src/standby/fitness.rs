@@ -8,7 +8,7 @@ use mdgw_feeds::{channel::ChannelState, identity::ChannelId, published::position
 /// The inputs at one sampling time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitnessSample {
-    /// The group's channels.
+    /// Samples of all channels of the group.
     pub channels: Vec<ChannelSample>,
     /// Entries of all logs so far that went to private memory or that readers missed.
     pub log_entries_lost: u64,
@@ -25,13 +25,13 @@ pub struct FitnessSample {
 /// One channel at one sampling time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelSample {
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
     /// State of this gateway's channel.
     pub state: ChannelState,
     /// The state of the peer's channel; `None` while the peer has reported nothing.
     pub peer_state: Option<ChannelState>,
-    /// How far this gateway has published, while it leads.
+    /// How far this gateway has published; `None` while it does not lead.
     pub published: Option<StreamPosition>,
     /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
@@ -63,7 +63,7 @@ impl RecentGrowth {
 }
 
 impl FitnessWatch {
-    /// The fitness after this sample.
+    /// Evaluates a sample, and returns the fitness from then on.
     pub fn update(&mut self, sample: &FitnessSample, now: MonoNs) -> Fitness {
         let count = |matches: fn(&ChannelSample) -> bool| {
             u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
@@ -78,7 +78,7 @@ impl FitnessWatch {
         }
     }
 
-    /// The peer should have received by now what was published some time ago.
+    /// Whether the peer should have acknowledged by now what this gateway published some time ago, and has not.
     fn is_unconfirmed(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
         let Some(published) = channel.published else {
             self.unconfirmed.remove(&channel.channel);
@@ -86,7 +86,7 @@ impl FitnessWatch {
         };
         let (unconfirmed, since) = *self.unconfirmed.entry(channel.channel).or_insert((published, now));
         if channel.peer_received >= Some(unconfirmed) {
-            // Acknowledged. The peer now owes an acknowledgement of what was published since.
+            // The peer has acknowledged. It now owes an acknowledgement of what was published since.
             self.unconfirmed.insert(channel.channel, (published, now));
             return false;
         }
@@ -98,15 +98,15 @@ fn is_behind(state: ChannelState) -> bool {
     matches!(state, ChannelState::Waiting | ChannelState::Gap | ChannelState::Recovering | ChannelState::Stale)
 }
 
-/// No message is missing.
+/// Whether a channel in this state misses no message.
 #[must_use]
 pub fn has_no_gaps(state: ChannelState) -> bool {
     matches!(state, ChannelState::Live | ChannelState::Ended)
 }
 
-/// Ten periods of position reports.
+/// How long a peer may take to acknowledge output, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
-/// How long a gateway counts as failing after the last failure of its log or its threads.
+/// How long a gateway counts as failing after the last failure of its log or its threads, ns.
 const RECENT_FAILURE_NS: u64 = 5_000_000_000;
 
 #[cfg(test)]

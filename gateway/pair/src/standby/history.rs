@@ -21,18 +21,18 @@ pub struct InputHistory {
     bytes_max: usize,
 }
 
-/// How much of a channel's present session is stored.
+/// Which part of a channel's present session is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryExtent {
     /// First stored sequence.
     pub from: Sequence,
-    /// First sequence that is missing after `first`.
+    /// First sequence that is missing after `from`.
     pub until: Sequence,
     /// First sequence after the last stored datagram.
     pub next: Sequence,
     /// Memory of the stored datagrams in bytes, with the overhead of storing them.
     pub bytes: usize,
-    /// Older datagrams were deleted for lack of room: a peer that rejoins has to copy the state.
+    /// Whether older datagrams were deleted for lack of room: a peer that rejoins has to copy the state then.
     pub is_truncated: bool,
 }
 
@@ -41,14 +41,15 @@ pub struct HistoryExtent {
 struct ChannelHistory {
     feed: Feed,
     session: VenueSession,
-    /// By first sequence: the first sequence after the datagram, and the datagram.
+    /// The stored datagrams by their first sequence, each with the first sequence after it.
     packets: BTreeMap<u64, (u64, Box<[u8]>)>,
     bytes: usize,
-    /// There is no hole between the first stored sequence and this one.
+    /// First sequence that is missing after the first stored one.
     until: u64,
-    /// Datagrams of the session were deleted for lack of room.
+    /// Whether datagrams of the session were deleted for lack of room.
     is_truncated: bool,
-    /// The venue restarted the session under the same name, so the run that a packet belongs to is unknown.
+    /// Whether the venue restarted the session under the same name, so that the run that a packet belongs to is
+    /// unknown.
     is_ambiguous: bool,
 }
 
@@ -137,7 +138,7 @@ impl InputHistory {
         let Some(stored) = channels.get(&channel).filter(|stored| !stored.is_ambiguous && first < next) else {
             return Vec::new();
         };
-        // The packet before may reach into the range.
+        // The packet that begins before `first` may reach into the range.
         let before = stored.packets.range(..=first.0).next_back().map_or(first.0, |(begin, _)| *begin);
         let packets = stored.packets.range(before..next.0).filter(|(_, (behind, _))| *behind > first.0);
         packets.take(packets_max).map(|(_, (_, datagram))| datagram.clone()).collect()
@@ -177,7 +178,7 @@ impl ChannelHistory {
         }
     }
 
-    /// There is no hole up to `until`. Extends that over the adjacent packets, from the packet at `from` on.
+    /// Sets the end of the contiguous part. There is no hole before `until`; the packets from `from` on may extend it.
     fn extend_contiguous(&mut self, from: u64, mut until: u64) {
         for (first, (next, _)) in self.packets.range(from..) {
             if *first > until {
@@ -189,7 +190,7 @@ impl ChannelHistory {
     }
 }
 
-/// Approximate overhead of a datagram besides its bytes: its place in the map and in the allocator.
+/// Approximate memory of a stored datagram besides its bytes: for its entry in the map and for the allocator.
 const PACKET_OVERHEAD_BYTES: usize = 64;
 
 fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
@@ -300,7 +301,7 @@ mod tests {
             history.store(CHANNEL, &packet(9, first, 3)).unwrap();
             assert_eq!(extent(&history), expected, "with {first}");
         }
-        // The other line packs the messages differently.
+        // The other line packs the messages into other packets.
         history.store(CHANNEL, &packet(9, 24, 5)).unwrap();
         assert_eq!(extent(&history), (2, 29, 29, false));
         history.store(CHANNEL, &packet(9, 31, 5)).unwrap();

@@ -80,13 +80,13 @@ impl JoinWatch {
         }
     }
 
-    /// The progress after the last sample.
+    /// The progress as of the last sample.
     #[must_use]
     pub fn progress(&self) -> JoinProgress {
         self.progress
     }
 
-    /// The progress after this sample.
+    /// Evaluates a sample, and returns the progress from then on.
     pub fn update(&mut self, sample: &JoinSample, now: MonoNs) -> JoinProgress {
         let (mut behind_messages, mut channels_missing) = (0, 0);
         for (ours, theirs) in &sample.channels {
@@ -162,10 +162,12 @@ impl Default for JoinWatch {
     }
 }
 
-/// How much the positions of two samples, taken at two moments, may differ on a busy channel.
+/// How many messages a gateway that is caught up may be behind. The two positions are taken at two moments, and so
+/// differ on a busy channel.
 const LAG_MESSAGES_MAX: u64 = 10_000;
 const CAUGHT_UP_NS: u64 = 2_000_000_000;
-/// A short wait for the other line does not reduce the fitness.
+/// How long a gateway must be less fit than its peer to count as less fit, ns. A short wait for the other line does not
+/// count.
 const LESS_FIT_NS: u64 = 250_000_000;
 
 #[cfg(test)]

@@ -50,9 +50,9 @@ use crate::standby::windows::WindowHash;
 /// What the listener receives and follows.
 #[derive(Debug)]
 pub struct StandbyConfig {
-    /// This gateway's number: the network may return its own packets.
+    /// This gateway's node number: the network may return its own packets.
     pub node: u8,
-    /// The lines that carry the groups.
+    /// The output lines that carry the groups.
     pub outputs: Vec<MonitoredOutput>,
     /// Channels of those groups.
     pub channels: Vec<MonitoredChannel>,
@@ -65,36 +65,36 @@ pub struct StandbyConfig {
     pub hole_ns_max: u64,
 }
 
-/// One output line.
+/// An output line to listen to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MonitoredOutput {
     /// Its index among the lines of its output.
     pub line: Line,
-    /// Group and port.
+    /// Multicast group and port.
     pub address: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
 }
 
-/// One line of a venue.
+/// A line of a venue to listen to.
 #[derive(Clone, Debug)]
 pub struct MonitoredInput {
-    /// The channel.
+    /// Channel that the line belongs to.
     pub channel: ChannelId,
-    /// Group and port.
+    /// Multicast group and port.
     pub address: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
-    /// The only accepted sender, where one is configured.
+    /// The accepted senders; empty: any sender.
     pub sources: Vec<Ipv4Addr>,
 }
 
-/// One monitored channel.
+/// A channel whose output is received.
 #[derive(Debug)]
 pub struct MonitoredChannel {
-    /// The group that it belongs to.
+    /// Group of the channel.
     pub group: GroupId,
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
     /// Directory of the local log's segments.
     pub log_directory: PathBuf,
@@ -123,7 +123,7 @@ pub struct ChannelGauges {
     pub log_entries_missing: CounterReader,
 }
 
-/// What the cold threads share about the channels.
+/// The state of all channels, shared by the cold threads.
 #[derive(Debug)]
 pub struct StatusTable {
     channels: Mutex<BTreeMap<ChannelId, ChannelStatus>>,
@@ -135,16 +135,16 @@ pub struct StatusTable {
     gaps: Mutex<BTreeMap<ChannelId, Session>>,
 }
 
-/// One channel on the [`StatusTable`].
+/// State of a channel in the [`StatusTable`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStatus {
-    /// The channel's group.
+    /// Group of the channel.
     pub group: GroupId,
-    /// State of the channel.
+    /// State of this gateway's channel.
     pub state: ChannelState,
     /// Entries of the local log so far that outputs or readers have missed.
     pub log_entries_lost: u64,
-    /// How far the local log has come.
+    /// End of the local log.
     pub logged_through: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
@@ -164,7 +164,8 @@ pub struct ChannelStatus {
 }
 
 impl ChannelStatus {
-    /// Whether this gateway should have that window of a peer's: it has read its log since before the window.
+    /// Whether this gateway should have the window that a peer has reported: it has read its log since before the
+    /// window.
     #[must_use]
     pub(crate) fn covers_window(&self, window: &WindowHash) -> bool {
         self.followed_from.is_some_and(|from| StreamPosition::at(window.session, window.first) > from)
@@ -184,10 +185,10 @@ impl StatusTable {
         self.lock().clone()
     }
 
-    /// The peer has reported, authenticated, that everything before that position was published.
+    /// The peer has reported, authenticated, that everything before `position` was published.
     pub(crate) fn confirm(&self, channel: ChannelId, position: StreamPosition) {
-        if let Some(status_table) = self.lock().get_mut(&channel) {
-            status_table.received.reported_through = status_table.received.reported_through.max(Some(position));
+        if let Some(status) = self.lock().get_mut(&channel) {
+            status.received.reported_through = status.received.reported_through.max(Some(position));
         }
     }
 
@@ -372,16 +373,16 @@ impl Drop for Standby {
 /// Why a gateway cannot receive its peers' output.
 #[derive(Debug, thiserror::Error)]
 pub enum StandbyError {
-    /// A socket.
+    /// A socket cannot be opened, or its group not joined.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A log.
+    /// A log cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
     /// A socket cannot be cloned.
     #[error("cannot receive the output of the peers: {0}")]
     Io(#[from] io::Error),
-    /// The thread.
+    /// The thread cannot be started.
     #[error("cannot start the standby listener thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -416,7 +417,7 @@ struct Channel {
     fence: Arc<Fence>,
     takeover: Arc<TakeoverShared>,
     gauges: ChannelGauges,
-    /// Where the last gap ended that the other gateway has declared.
+    /// End of the last gap that the other gateway has declared.
     gap_until: Option<StreamPosition>,
     status_table: ChannelStatus,
 }
@@ -451,14 +452,14 @@ impl Listener {
         self.counts
     }
 
-    /// Returns whether there may be more to do.
+    /// Receives and follows a limited amount of data. Returns whether there may be more.
     fn turn(&mut self) -> bool {
         let now = mono_now();
         let mut more = false;
         if self.prober.turn(now) {
             self.status_table.probe_times().first_sent_at.get_or_insert(now);
         }
-        // The local log first: it confirms packets.
+        // The local log is followed first, since it confirms packets.
         for channel in &mut self.channels {
             more |= channel.follow(now, &self.status_table);
         }
@@ -551,7 +552,7 @@ impl Channel {
         more
     }
 
-    /// Whether a packet declares a gap beyond the known ones.
+    /// Notes the gaps that a packet declares. Returns whether one reaches beyond the known gaps.
     fn note_declared_gap(&mut self, packet: &Packet<'_>) -> bool {
         let gaps = packet.frames().filter(|(header, _)| header.kind == FrameKind::Gap as u8);
         let ends = gaps.filter_map(|(_, body)| GapBody::ref_from_bytes(body).ok());
@@ -561,7 +562,7 @@ impl Channel {
         is_new
     }
 
-    /// Publishes changes to the status table.
+    /// Updates the channel's status in the table, and the receive watermark for the publisher.
     fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
         self.tracker.on_timer(now);
         let ChannelGauges { state, output_overruns, log_entries_missing } = &self.gauges;
@@ -576,7 +577,7 @@ impl Channel {
         let received = ReceiveWatermark {
             received_through: self.tracker.position(),
             epoch: self.tracker.epoch(),
-            // Positions that the pair link reported.
+            // The pair link has reported this position.
             reported_through: shared.received.reported_through,
         };
         if received != self.status_table.received {
@@ -596,11 +597,11 @@ fn node_of(epoch: Epoch) -> u8 {
 
 /// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
-/// Datagrams of one socket; then the others have their turn.
+/// Maximum number of datagrams from one socket in a turn; then the other sockets have theirs.
 const DATAGRAMS_PER_SOCKET: usize = 256;
-/// Complete windows that wait for comparison.
+/// Maximum number of complete windows that wait for comparison.
 const WINDOWS_MAX: usize = 1_024;
-/// Holds outputs of any configured size.
+/// Size of the receive buffer, bytes: it holds output of any configured size.
 const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
 const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);
 

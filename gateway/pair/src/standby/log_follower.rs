@@ -24,7 +24,7 @@ pub(super) struct LogFollower {
     segments: VecDeque<(StreamPosition, Position)>,
     takeover: Arc<TakeoverShared>,
     published: Option<StreamPosition>,
-    /// Ends of entries that are not sent yet, in the log and in the stream, while this gateway leads.
+    /// While this gateway leads: the ends of entries that are not sent yet, each in the log and in the stream.
     unsent: VecDeque<(Position, StreamPosition)>,
     hasher: WindowHasher,
 }
@@ -55,7 +55,7 @@ impl LogFollower {
         })
     }
 
-    /// Reads a limited number of entries. Returns whether there may be more. Complete windows go to `on_window`.
+    /// Reads a limited number of entries. Returns whether there may be more. Calls `done` for each complete window.
     pub(super) fn follow(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
         let more = self.read_entries(is_leading, done);
         if is_leading {
@@ -102,12 +102,12 @@ impl LogFollower {
         self.from
     }
 
-    /// How far the log has come.
+    /// End of the log, as far as it was read.
     pub(super) fn logged_through(&self) -> Option<StreamPosition> {
         self.logged_through
     }
 
-    /// Retains the part of the log that no gateway is known to have published; with `None`, nothing in particular.
+    /// Protects the part of the log that no gateway is known to have published; `None`: protects nothing.
     pub(super) fn hold_retention(&mut self, received_through: Option<StreamPosition>) {
         if let Some(received_through) = received_through {
             while self.segments.get(1).is_some_and(|(from, _)| *from <= received_through) {
@@ -122,9 +122,9 @@ impl LogFollower {
     }
 }
 
-/// Entries per turn; then the sockets have their turn.
+/// Maximum number of entries in a turn; then the sockets have theirs.
 const ENTRIES_PER_TURN: usize = 4_096;
-/// More than the longest catch-up. Beyond it, the position is reported late.
+/// Maximum number of entries in `unsent`: more than the longest catch-up. Beyond it, the position is reported late.
 const UNSENT_MAX: usize = 1 << 20;
 
 #[cfg(test)]
@@ -174,22 +174,22 @@ mod tests {
                 log.flush();
             }
         };
-        let received_through = |sequence| Some(StreamPosition::at(session(), Sequence(sequence)));
+        let position_at = |sequence| Some(StreamPosition::at(session(), Sequence(sequence)));
         let oldest = || {
             let mut reader = Reader::open(directory.path(), 3).unwrap();
             reader.next().map(|entry| entry.first).unwrap()
         };
         write(&mut maintenance, 1..10);
         follower.follow(false, &mut |window| windows.push(window.first.0));
-        follower.hold_retention(received_through(5));
+        follower.hold_retention(position_at(5));
         for first in (10..3_000).step_by(100) {
             write(&mut maintenance, first..first + 100);
             follower.follow(false, &mut |window| windows.push(window.first.0));
-            follower.hold_retention(received_through(5));
+            follower.hold_retention(position_at(5));
         }
-        assert_eq!(follower.logged_through(), received_through(3_010));
+        assert_eq!(follower.logged_through(), position_at(3_010));
         assert_eq!(oldest(), 1, "the publication of 5 was not received");
-        follower.hold_retention(received_through(2_900));
+        follower.hold_retention(position_at(2_900));
         write(&mut maintenance, 3_010..3_200);
         assert!(oldest() > 5 && oldest() <= 2_900, "{}", oldest());
         follower.hold_retention(None);

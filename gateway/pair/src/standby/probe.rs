@@ -26,7 +26,8 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// One socket for each interface on which groups are joined. Unicast addresses have no members and get no probe.
+    /// Opens one socket for each interface on which groups are joined. Unicast addresses have no members and get no
+    /// probe.
     ///
     /// # Errors
     /// When a socket cannot be opened.
@@ -68,9 +69,9 @@ pub enum ReceivePath {
     /// Not known yet, or there is no group to receive.
     #[default]
     Unknown,
-    /// It receives its own probes.
+    /// The gateway receives its own probes.
     Working,
-    /// It does not receive them.
+    /// The gateway does not receive its own probes.
     Failed,
 }
 
@@ -107,7 +108,7 @@ fn to_bytes(node: u8) -> [u8; 8] {
     [m, d, g, p, node, 0, 0, 0]
 }
 
-/// Five probes within the time after which a gateway counts as not receiving.
+/// Interval between probes, ns: five probes within the time after which a gateway counts as not receiving.
 const PROBE_NS: u64 = 200_000_000;
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
 

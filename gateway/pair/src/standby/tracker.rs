@@ -14,7 +14,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-/// The received output of one channel of another gateway.
+/// Tracks what was received of another gateway's output on one channel.
 ///
 /// A hole is a packet that this gateway did not receive. It holds the position for a while, so that a successor
 /// republishes messages that possibly no receiver got. After that time receivers have requested them themselves.
@@ -22,11 +22,11 @@ use mdgw_feeds::{
 pub struct ReceiveTracker {
     position: Option<StreamPosition>,
     epoch: Epoch,
-    /// Received behind a hole: disjoint, ascending, not adjacent to the position.
+    /// Ranges received behind a hole: disjoint, ascending, not adjacent to the position.
     ahead: Vec<Span>,
     hole_since: MonoNs,
     hole_ns_max: u64,
-    /// How far the local input has come.
+    /// End of the local log: how far the local input has come.
     logged_through: Option<StreamPosition>,
     /// Packets beyond the local input, oldest first.
     unconfirmed: VecDeque<(Span, Epoch)>,
@@ -95,7 +95,7 @@ impl ReceiveTracker {
         }
     }
 
-    /// To be called as time passes: a hole may have been open for long enough.
+    /// Called as time passes: a hole may have been open for long enough.
     pub fn on_timer(&mut self, now: MonoNs) {
         if !self.ahead.is_empty() && now.since(self.hole_since) >= self.hole_ns_max {
             self.abandon_hole(now);
@@ -114,7 +114,7 @@ impl ReceiveTracker {
         self.epoch
     }
 
-    /// Counts so far.
+    /// Counts since the start.
     #[must_use]
     pub(crate) fn counts(&self) -> &TrackerCounts {
         &self.counts
@@ -202,9 +202,9 @@ impl ReceiveTracker {
     }
 }
 
-/// Holes at a time. With more on one channel within a second, the line is unusable.
+/// Maximum number of holes at a time. With more on one channel within a second, the line is unusable.
 const SPANS_MAX: usize = 256;
-/// Packets that may be ahead of the local input: some 40 ms at 100,000 packets/s.
+/// Maximum number of packets ahead of the local input: some 40 ms at 100,000 packets/s.
 const UNCONFIRMED_MAX: usize = 4_096;
 
 #[cfg(test)]
@@ -338,7 +338,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a set of numbers.
+        /// Compares with a model: the set of received sequences.
         #[test]
         fn any_packet_order_gives_the_same_position_as_a_set_model(
             spans in prop::collection::vec((1_u64..60, 0_u64..6), 1..80),

@@ -14,15 +14,15 @@ use zerocopy::FromBytes as _;
 /// Identity and hash of a window of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowHash {
-    /// The channel.
+    /// Channel of the window.
     pub channel: ChannelId,
-    /// The session.
+    /// Session of the window.
     pub session: Session,
     /// First sequence of the window.
     pub first: Sequence,
-    /// Messages in it that produced records.
+    /// Number of messages in the window that produced records.
     pub messages: u32,
-    /// Hash of all of them.
+    /// Hash of those messages.
     pub hash: [u8; 16],
 }
 
@@ -31,7 +31,7 @@ pub struct WindowHash {
 pub(crate) struct WindowHasher {
     channel: ChannelId,
     window: Option<Window>,
-    /// Where the last declared gap ends.
+    /// End of the last declared gap.
     gap_until: Sequence,
 }
 
@@ -41,27 +41,27 @@ struct Window {
     first: Sequence,
     hash: Sha256,
     messages: u32,
-    /// Complete from its beginning, without a gap or a suspect book.
+    /// Whether the window was read from its beginning, without a gap or a suspect book.
     is_comparable: bool,
 }
 
 /// One frame of an entry, or the end of the entry's range.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WindowInput<'a> {
-    /// A frame.
+    /// A frame: header and body.
     Frame(&'a FrameHeader, &'a [u8]),
     /// The entry covers everything before this sequence.
     CoveredThrough(Sequence),
 }
 
 impl WindowHasher {
-    /// For that channel; nothing read yet.
+    /// A hasher for that channel that has read nothing yet.
     #[must_use]
     pub(crate) fn new(channel: ChannelId) -> Self {
         Self { channel, window: None, gap_until: Sequence(0) }
     }
 
-    /// Accepts the next part of the stream. Complete windows go to `on_window`.
+    /// Accepts the next part of the stream. Calls `done` for each complete window.
     pub(crate) fn push(&mut self, session: Session, input: WindowInput<'_>, done: &mut impl FnMut(WindowHash)) {
         if self.window.as_ref().is_none_or(|window| window.session != session) {
             // A session begins. Its first window is complete only if the stream starts at message 1.
@@ -96,7 +96,7 @@ impl WindowHasher {
         }
     }
 
-    /// Ends the windows that lie before `next`.
+    /// Ends the windows that lie before `next`. Calls `done` for each that is comparable.
     fn advance_to(&mut self, next: Sequence, done: &mut impl FnMut(WindowHash)) {
         let last = window_of(next);
         let Some(mut window) = self.window.take() else { return };
@@ -158,9 +158,9 @@ pub(crate) fn message_hash(records: &[u8]) -> u64 {
     Sha256::digest(records).first_chunk().copied().map_or(0, u64::from_le_bytes)
 }
 
-/// Sequences of a window. On a busy channel the gateways compare some twenty hashes a second.
+/// Number of sequences in a window. On a busy channel the gateways compare some twenty hashes a second.
 pub(crate) const WINDOW_SEQUENCES: u64 = 1_024;
-/// After a longer silence the windows begin anew.
+/// Maximum number of windows that end at once. After a longer jump of the sequence the windows begin anew.
 const EMPTY_WINDOWS_MAX: usize = 64;
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub struct TopChange<'a> {
     pub channel: u16,
     /// Sequence of the message.
     pub sequence: u64,
-    /// Symbol.
+    /// Symbol of the instrument.
     pub symbol: &'a str,
     /// Instrument id in records.
     pub instrument_id: u32,

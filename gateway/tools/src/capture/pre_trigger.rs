@@ -53,7 +53,7 @@ impl PreTriggerBuffer {
     }
 }
 
-/// A packet block around an Ethernet frame of 60 bytes.
+/// Bytes of the smallest packet block: around an Ethernet frame of 60 bytes.
 const BLOCK_BYTES_MIN: usize = 92;
 
 #[cfg(test)]

@@ -76,8 +76,8 @@ impl LineReader for SocketReader {
         self.next = 0;
         self.read_ns = now_ns;
         let unfinished = receive_round_robin(&[(Line::A, self.socket.raw_fd())], &mut self.batch)?;
-        // The kernel starts to take timestamps shortly after the request. Packets without one are older than those with
-        // one.
+        // The kernel starts to take timestamps shortly after the request. Packets without a timestamp are older than
+        // packets with one.
         if self.batch.get(0).is_some_and(|first| first.ts_recv.is_none()) {
             let stamps = self.batch.iter().filter_map(|datagram| datagram.ts_recv);
             self.read_ns = stamps.map(|stamp| stamp.0).min().unwrap_or(now_ns).min(now_ns);
@@ -122,5 +122,5 @@ impl LineReader for SocketReader {
 /// Longest payload captured whole: any of a jumbo frame. Longer datagrams (IP fragments) are truncated, counted and
 /// marked.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
-/// Each reader counts its own drops.
+/// Handle for the drop counter: each reader has one socket and counts its own drops.
 const HANDLE: Handle = Handle { channel: ChannelIndex(0), line: Line::A };

@@ -138,8 +138,8 @@ impl Spool {
         Ok(self.join()?)
     }
 
-    fn send(&mut self, order: WriterCommand) -> Result<(), RecordError> {
-        match self.commands.as_ref().map(|commands| commands.send(order)) {
+    fn send(&mut self, command: WriterCommand) -> Result<(), RecordError> {
+        match self.commands.as_ref().map(|commands| commands.send(command)) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.failure()),
         }
@@ -274,7 +274,6 @@ impl OpenFile {
 
     /// Writes whole blocks through to the system. On failure the file ends with the last whole block that fitted; a
     /// compressed file ends with the blocks before.
-    /// one with those before.
     fn write(&mut self, blocks: &[u8]) -> Result<(), SpoolError> {
         let before = self.position();
         let written = match &mut self.sink {
@@ -416,8 +415,8 @@ mod tests {
         spool.begin("/nonexistent/folder/file".into()).unwrap();
         // Commands queued before the thread notices the failure are lost; this must take no more commands than there
         // are chunks.
-        let ready_receiver = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
-        assert!(error_chain(&ready_receiver.unwrap()).contains("create /nonexistent/folder/file: No such file"));
+        let error = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
+        assert!(error_chain(&error.unwrap()).contains("create /nonexistent/folder/file: No such file"));
     }
 
     fn error_chain(error: &dyn std::error::Error) -> String {

@@ -29,7 +29,7 @@ pub struct CaptureSummary {
     pub disk_wait_ns: u64,
 }
 
-/// One line.
+/// Counts of one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LineSummary {
     /// Name of the line.

@@ -1,4 +1,4 @@
-//! Watches for trigger events: gaps that no line filled, and packets that the feed's own code refuses.
+//! Watches for trigger events: gaps that no line filled, and packets that the channel rejects as faulty.
 //!
 //! Packets go through the channels that the gateway runs, with framing, sessions and arbitration. No retransmission is
 //! requested, so a gap is declared after the channel's gap timeout. Inconsistencies of books are not faults here: a
@@ -97,7 +97,7 @@ impl TriggerWatch {
         let state = self.channels.get_mut(channel)?;
         let channel = state.channel_for(bytes)?;
         channel.accept(Datagram { line, bytes, ts_recv: UnixNs(frame.time_ns) }, self.now, &mut DiscardSink);
-        // Evaluated in any case, since counters that are new now are not new later.
+        // Called in any case: the counts that it compares with are updated by the call.
         let new_event = state.new_event(self.triggers, frame.time_ns);
         overdue.or(new_event)
     }
@@ -169,13 +169,13 @@ impl WatchedChannelState {
     }
 }
 
-/// Refusals that indicate a fault of the feed. Duplicates are normal. Late packets and a full window follow from a gap,
-/// which is reported itself.
+/// Whether a rejection indicates a fault of the feed. Duplicates are normal. Late packets and a full window follow from
+/// a gap, which is reported itself.
 fn is_fault(reason: DropReason) -> bool {
     !reason.is_expected() && !matches!(reason, DropReason::LateAfterGap | DropReason::WindowFull)
 }
 
-/// Orders and levels of the unused books.
+/// Most orders and levels of the books, which are not used here.
 const BOOK_ENTRIES_MAX: u32 = 4_096;
 
 /// Discards the channels' output.

@@ -74,7 +74,7 @@ struct RecentNames {
     order: VecDeque<ItemName>,
 }
 
-/// Running hash of a stream's names in order, and whether the stream has other differences.
+/// Running hash of a stream's item names in order, for each side, and whether the stream has other differences.
 #[derive(Debug)]
 struct StreamOrder {
     hashes: [u64; 2],
@@ -141,8 +141,8 @@ impl Comparison {
         let mut reordered: Vec<ItemName> = self
             .stream_orders
             .values()
-            .filter(|stream_orders| !stream_orders.differs && stream_orders.hashes[0] != stream_orders.hashes[1])
-            .map(|stream_orders| stream_orders.name)
+            .filter(|stream_order| !stream_order.differs && stream_order.hashes[0] != stream_order.hashes[1])
+            .map(|stream_order| stream_order.name)
             .collect();
         reordered.sort_unstable();
         self.report.order_differs = reordered.len() as u64;
@@ -172,14 +172,14 @@ impl Comparison {
         }
         let ordinal = self.report.items[side_index];
         self.report.items[side_index] += 1;
-        let stream_orders = self.stream_orders.entry(item.name.stream).or_insert(StreamOrder {
+        let stream_order = self.stream_orders.entry(item.name.stream).or_insert(StreamOrder {
             hashes: [0, 0],
             name: item.name,
             differs: false,
         });
         let mut hasher = DefaultHasher::new();
-        (stream_orders.hashes[side_index], item.name).hash(&mut hasher);
-        stream_orders.hashes[side_index] = hasher.finish();
+        (stream_order.hashes[side_index], item.name).hash(&mut hasher);
+        stream_order.hashes[side_index] = hasher.finish();
         let other = match self.unmatched[1 - side_index].entry(item.name) {
             Entry::Occupied(other) => other.remove(),
             Entry::Vacant(_) if other_has_ended => {
@@ -230,8 +230,8 @@ impl Comparison {
     }
 
     fn stream_differs(&mut self, name: &ItemName) {
-        if let Some(stream_orders) = self.stream_orders.get_mut(&name.stream) {
-            stream_orders.differs = true;
+        if let Some(stream_order) = self.stream_orders.get_mut(&name.stream) {
+            stream_order.differs = true;
         }
     }
 

@@ -37,7 +37,7 @@ pub(super) struct DbnRecords {
 struct Pass {
     number: u32,
     sequence: u64,
-    /// Records of that sequence before the last one.
+    /// Index of the last record among the records with this sequence.
     count: u32,
 }
 

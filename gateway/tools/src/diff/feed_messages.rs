@@ -29,7 +29,7 @@ pub(super) struct FeedMessages {
     has_ended: bool,
 }
 
-/// Position of a channel. A restart of the sequences under the same session name is distinguished by a count.
+/// Position of a channel. `restart` counts how often the sequences began again under the same session name.
 #[derive(Clone, Copy, Debug, Default)]
 struct ChannelPosition {
     session: VenueSession,
@@ -37,7 +37,7 @@ struct ChannelPosition {
     next: u64,
 }
 
-/// Packets delivered in one step.
+/// Packets that the merger delivered in one step: times and end offsets, and the payloads back to back.
 #[derive(Debug, Default)]
 struct StepPackets {
     times_ns: Vec<(u64, usize)>,
@@ -69,24 +69,24 @@ impl FeedMessages {
         if self.positions.len() <= channel_index {
             self.positions.resize(channel_index + 1, ChannelPosition::default());
         }
-        let Some(positions) = self.positions.get_mut(channel_index) else { return };
+        let Some(position) = self.positions.get_mut(channel_index) else { return };
         let mut begin = 0;
         for (time_ns, end) in self.packets.times_ns.drain(..) {
             let bytes = self.packets.bytes.get(begin..end).unwrap_or_default();
             begin = end;
             let Ok(packet) = routes::parse(feed, bytes) else { continue };
             // Messages without sequence are numbered in arrival order.
-            let first = if packet.unsequenced { positions.next } else { packet.first.0 };
+            let first = if packet.unsequenced { position.next } else { packet.first.0 };
             if packet.count == 0 {
                 continue;
             }
-            if packet.session != positions.session {
-                *positions = ChannelPosition { session: packet.session, restart: 0, next: first };
-            } else if first < positions.next {
-                positions.restart += 1;
+            if packet.session != position.session {
+                *position = ChannelPosition { session: packet.session, restart: 0, next: first };
+            } else if first < position.next {
+                position.restart += 1;
             }
             let stream =
-                (u64::from(feed as u16) | u64::from(positions.restart) << 16, u128::from_le_bytes(packet.session.0));
+                (u64::from(feed as u16) | u64::from(position.restart) << 16, u128::from_le_bytes(packet.session.0));
             let mut rest = packet.messages;
             let mut sequence = first;
             while let Some(message) = next_message(feed, &mut rest) {
@@ -94,7 +94,7 @@ impl FeedMessages {
                 self.queue.push_back(Item { name, content: message.to_vec(), local: time_ns, place: time_ns });
                 sequence += 1;
             }
-            positions.next = sequence;
+            position.next = sequence;
         }
         self.packets.bytes.clear();
     }

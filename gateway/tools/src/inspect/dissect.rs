@@ -38,7 +38,8 @@ pub struct Symbol {
 pub struct PacketView<'a> {
     /// As captured.
     pub datagram: CapturedDatagram<'a>,
-    /// Whether packets were captured, or made from a day file: the latter have no addresses and no frames.
+    /// Whether the packets were captured or made from a day file. Packets from a day file have no addresses and no
+    /// frames.
     pub kind: CaptureKind,
     /// Kind of the datagram.
     pub framing: Framing<'a>,
@@ -53,9 +54,9 @@ pub enum Framing<'a> {
     Packet(DetectedProtocol, Packet<'a>),
     /// MoldUDP64 without messages, before the feed is known.
     UnidentifiedMold(Packet<'a>),
-    /// From an address with a known protocol, but with malformed framing.
+    /// A datagram with malformed framing, from an address with a known protocol.
     Broken(DetectedProtocol, DropReason),
-    /// Of an unknown feed.
+    /// A datagram of an unknown feed.
     Unrecognised,
 }
 

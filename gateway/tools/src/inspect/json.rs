@@ -1,4 +1,5 @@
-//! A packet as one JSON object: numbers raw as on the wire, text without its padding, fields in the specification's order.
+//! A packet as one JSON object: numbers raw as on the wire, text without its padding, fields in the order of the
+//! specification.
 
 use mdgw_captures::capture_file::CaptureKind;
 use mdgw_feeds::venue::wire::{FieldList, FieldValue, trimmed};

@@ -67,7 +67,7 @@ impl FieldList for AnyMessage<'_> {
     }
 }
 
-/// The framing of a datagram.
+/// Checks the framing of a datagram with the parser of its protocol.
 #[inline]
 pub(super) fn parse(protocol: DetectedProtocol, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     match protocol {

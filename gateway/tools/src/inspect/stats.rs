@@ -91,7 +91,7 @@ struct GapStatistics {
 }
 
 impl Statistics {
-    /// `feed`: names sessions if the packets leave the feed open.
+    /// `feed` names the sessions if the packets leave several feeds possible.
     #[must_use]
     pub fn new(feed: Option<Feed>) -> Self {
         Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, over_limit: 0 }
@@ -115,7 +115,8 @@ impl Statistics {
         line.count(datagram.time_ns, u64::from(packet.count));
     }
 
-    /// Counts a datagram with the messages that pass a filter: `wanted`, out of `packet`.
+    /// Counts a datagram of which `packet.messages` passed a filter. If `is_wanted` is false, the packet itself did not
+    /// pass, and its messages are not counted.
     pub fn count_filtered(&mut self, packet: &PacketView<'_>, is_wanted: bool) {
         let Some((line, _)) = self.transport(&packet.datagram, packet.framing) else { return };
         if !is_wanted {

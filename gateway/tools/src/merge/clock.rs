@@ -11,15 +11,15 @@ use std::collections::BTreeMap;
 use super::{leads::Differences, sources::Sources, summary::ClockSummary};
 use crate::replay::routes::LineSource;
 
-/// Samples for the clocks of two files: differences, and their sign: 1 if they are later file minus earlier file, else
-/// -1.
+/// Timestamp differences of two files, each with a sign. The sign is 1 if the difference is the file given later minus
+/// the file given earlier, else -1.
 #[derive(Default)]
 struct ClockSamples<'a> {
     same_line: Vec<(&'a Differences, i64)>,
     other_lines: Vec<(&'a Differences, i64)>,
 }
 
-/// One estimate for each two files with common messages. `pairs`: two lines' sources and their differences.
+/// One estimate for each pair of files with common messages. `pairs`: the sources of two lines, and their differences.
 pub(super) fn estimates<'a>(
     sources: &Sources,
     pairs: impl Iterator<Item = (&'a LineSource, &'a LineSource, &'a Differences)>,

@@ -22,7 +22,8 @@ struct RecentPackets {
     file: usize,
     ring: Box<[PacketArrival]>,
     count: u64,
-    /// For each other line, the position where its latest packet was found, since copies come in order too.
+    /// For each other line, the position where its latest packet was found. Copies arrive in order too, so the next
+    /// search begins there.
     cursors: Vec<u64>,
 }
 
@@ -239,7 +240,8 @@ fn index(position: u64) -> usize {
     usize::try_from(position % RECENT_PACKETS as u64).unwrap_or(0)
 }
 
-/// Packets of a line remembered for comparison: the allowed distance between files and lines.
+/// Packets of a line remembered for comparison. It bounds how far apart the copies of a message may be in files and
+/// lines.
 const RECENT_PACKETS: usize = 16_384;
 /// Packets of a line may be this far out of order and are still compared.
 const REORDER_PACKETS_MAX: u64 = 64;

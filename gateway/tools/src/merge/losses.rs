@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{arbiter::Gap, identity::Sequence};
 
-/// Gaps of one line, session by session.
+/// Tracks what one line delivered and missed, session by session.
 #[derive(Debug)]
 pub(super) struct LineLosses {
     /// Sequence that the line delivers next if nothing is lost; `None` before its first packet.
     expected: Option<Sequence>,
-    /// Gaps that may still be filled, by their first message; disjoint.
+    /// Gaps that may still be filled: first sequence and first sequence after the gap; disjoint.
     open: BTreeMap<Sequence, Sequence>,
     listed_max: usize,
     pub(super) counts: LossCounts,

@@ -32,7 +32,7 @@ pub(super) struct MergedChannel {
     /// Packets so far ahead that only further packets can confirm the jump.
     unconfirmed_jump: UnconfirmedJumps,
     lines: Vec<LineState>,
-    /// Datagrams since the channel has been waiting for a message without interruption.
+    /// Datagrams accepted since the channel began to wait for a missing message; 0 while it does not wait.
     waiting: usize,
     /// Venue names of the latest sessions that have started.
     started_sessions: Vec<VenueSession>,
@@ -77,7 +77,7 @@ struct PacketOutput {
     addresses: Option<PacketAddresses>,
     part: Vec<u8>,
     last_time_ns: u64,
-    /// The End of Session was sent.
+    /// The last packet written was an End of Session.
     has_ended: bool,
 }
 
@@ -152,8 +152,8 @@ impl MergedChannel {
         self.waiting = if self.arbiter.state() == ChannelState::Gap { self.waiting + 1 } else { 0 };
     }
 
-    /// Lines that keep a message waiting for so long that the window is half full, while their reader has other lines
-    /// of this channel ahead of them. Each line is returned again only after the same wait.
+    /// Lines that lag far behind: the channel has waited for a message for half a window of datagrams, and other lines
+    /// of the same reader have passed that message. A line is returned again only after another such wait.
     pub(super) fn lagging(&mut self, reader: usize) -> Vec<Line> {
         if self.waiting < WINDOW_PACKETS / 2 {
             return Vec::new();
@@ -195,7 +195,7 @@ impl MergedChannel {
         }
     }
 
-    /// Accepts packets of a line that were refused because of their unconfirmed jump.
+    /// Accepts packets of a line that were rejected because of their unconfirmed jump.
     fn confirm_jump(&mut self, line: Line, output: &mut impl PacketSink) {
         let Some((first, run)) = self.unconfirmed_jump.take_run(line) else { return };
         self.arbiter.accept_jump(first, NOW);
@@ -408,7 +408,8 @@ impl LineState {
         self.packets += 1;
     }
 
-    /// The line delivers nothing before this sequence: it was here as many packets ago as a line may reorder.
+    /// The line delivers nothing before this sequence any more: the line had reached it [`REORDER_PACKETS_MAX`] packets
+    /// ago.
     fn passed_through(&self) -> Sequence {
         self.furthest.get(self.packets % REORDER_PACKETS_MAX).copied().unwrap_or_default()
     }
@@ -444,7 +445,8 @@ impl PacketOutput {
         self.part = part;
     }
 
-    /// One line's heartbeats are enough, and only if nothing else shows that the channel is alive.
+    /// Writes a heartbeat or End of Session that continues the output. One line's heartbeats are enough, and only while
+    /// no other packet shows that the channel is alive.
     fn heartbeat(
         &mut self,
         packet: &Packet<'_>,

@@ -42,8 +42,8 @@ pub(super) struct NextDatagram<'a> {
 pub(super) struct SourceHeads<'a>(&'a [Source]);
 
 impl SourceHeads<'_> {
-    /// Whether a reader has more. Messages that it may still deliver are waited for, however long it has delivered
-    /// nothing.
+    /// Whether the reader has another datagram. The merge waits for messages that a reader may still deliver, however
+    /// long the reader has delivered none.
     pub(super) fn has_more(&self, file: usize) -> bool {
         self.0.get(file).is_some_and(|source| source.head.is_some())
     }
@@ -52,9 +52,9 @@ impl SourceHeads<'_> {
 #[derive(Debug)]
 struct Source {
     file: CaptureFile,
-    /// Capture that it reads.
+    /// Index of the capture that it reads.
     capture: usize,
-    /// An additional reader accepts this line of a channel only.
+    /// An additional reader accepts only this line (channel and line); `None` for the first reader of a capture.
     single_line: Option<(usize, Line)>,
     /// Lines left to additional readers.
     excluded_lines: Vec<(usize, Line)>,
@@ -101,8 +101,8 @@ impl Sources {
         })
     }
 
-    /// Reads up to the first datagram of each file. First finds each file's channels and where each begins: a
-    /// file whose channel has not appeared yet may hold messages that other files lack.
+    /// Reads up to the first datagram of each file. Before that, finds the channels of each file and where they begin:
+    /// a file whose channel has not appeared yet may hold messages that other files lack.
     pub(super) fn begin(&mut self) -> Result<(), MergeError> {
         for file in 0..self.files.len() {
             self.look_ahead(file)?;
@@ -119,7 +119,7 @@ impl Sources {
         }
         let Ok(mut ahead) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(()) };
         for _ in 0..LOOK_AHEAD_DATAGRAMS {
-            // Damage is met again, and reported, when the merge reaches it.
+            // This look-ahead ignores damage. The merge reports the damage when it reaches it.
             if !ahead.advance().unwrap_or(false) {
                 break;
             }
@@ -152,7 +152,7 @@ impl Sources {
             return Some(earliest);
         }
         let not_ahead = heads().filter(|(_, file)| !self.is_ahead(*file, channels)).min();
-        // Each waits for another in some channel, so the time decides.
+        // If every reader is ahead of another in some channel, the time decides.
         Some(not_ahead.map_or(earliest, |(_, file)| file))
     }
 
@@ -277,8 +277,8 @@ impl Sources {
         }
         let channel = channels.get(head.channel_index);
         let others = self.files.iter().enumerate().filter(|(other, source)| *other != file && source.head.is_some());
-        let mut behind = others.filter_map(|(_, source)| *source.positions.get(head.channel_index)?);
-        behind.any(|positions| is_behind(&positions, &head, channel))
+        let mut positions = others.filter_map(|(_, source)| *source.positions.get(head.channel_index)?);
+        positions.any(|position| is_behind(&position, &head, channel))
     }
 }
 
@@ -298,29 +298,29 @@ impl Source {
         if self.positions.len() <= channel_index {
             self.positions.resize(channel_index + 1, None);
         }
-        let Some(positions) = self.positions.get_mut(channel_index) else { return };
-        let is_newer = positions.is_none_or(|before| {
+        let Some(position) = self.positions.get_mut(channel_index) else { return };
+        let is_newer = position.is_none_or(|before| {
             before.session != at.session
                 || if at.send_time.is_some() { at.send_time >= before.send_time } else { at.next >= before.next }
         });
         if is_newer {
-            *positions = Some(at);
+            *position = Some(at);
         }
     }
 }
 
-/// Whether a reader at `positions` may still deliver messages before `head`, more of them than may be held.
-fn is_behind(positions: &SourcePosition, head: &SourceHead, channel: Option<&MergedChannel>) -> bool {
-    if positions.session != head.at.session {
+/// Whether a reader at `position` may still deliver so many messages before `head` that they cannot all be held.
+fn is_behind(position: &SourcePosition, head: &SourceHead, channel: Option<&MergedChannel>) -> bool {
+    if position.session != head.at.session {
         return channel
-            .is_some_and(|channel| channel.session_rank(positions.session) < channel.session_rank(head.at.session));
+            .is_some_and(|channel| channel.session_rank(position.session) < channel.session_rank(head.at.session));
     }
-    // Before anything was delivered, the lowest sequence goes first.
+    // Before any message was delivered, the reader with the lowest sequence is read first.
     let ahead_max = if channel.is_some_and(MergedChannel::has_started) { AHEAD_MESSAGES_MAX } else { 0 };
-    let is_far = head.first > positions.next.plus(ahead_max);
-    match (head.at.send_time, positions.send_time) {
-        (Some(send_time), Some(reached_sent)) => {
-            let lead_ns = send_time.0.saturating_sub(reached_sent.0);
+    let is_far = head.first > position.next.plus(ahead_max);
+    match (head.at.send_time, position.send_time) {
+        (Some(send_time), Some(position_sent)) => {
+            let lead_ns = send_time.0.saturating_sub(position_sent.0);
             lead_ns > 0 && (is_far || lead_ns > AHEAD_NS_MAX || (head.restart_marker && lead_ns > RESTART_LEAD_NS_MAX))
         }
         _ => is_far,

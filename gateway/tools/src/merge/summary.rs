@@ -69,7 +69,7 @@ pub struct MergedChannelSummary {
     pub gaps_window_full: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
-    /// Packets refused, by reason; copies are not among them.
+    /// Packets rejected, by reason; copies are not among them.
     pub drops: BTreeMap<&'static str, u64>,
     /// Lines of the channel.
     pub lines: Vec<LineSummary>,
@@ -123,7 +123,7 @@ pub struct LineSummary {
     pub late_messages: u64,
 }
 
-/// How much earlier messages came on one line than on another.
+/// How much earlier messages arrived on one line than on another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LeadSummary {
     /// The line that was ahead.
@@ -142,8 +142,8 @@ pub struct LeadSummary {
     pub p99_ns: u64,
     /// The longest lead.
     pub max_ns: u64,
-    /// Clock basis of the comparison: `same clock`, `clocks corrected` (by the offset listed in `clocks`) or `clocks
-    /// not corrected`.
+    /// Clock basis of the comparison: `one clock`, `clocks corrected` (by the offset listed in `clocks`) or `clocks not
+    /// corrected`.
     pub clocks: &'static str,
 }
 
@@ -449,7 +449,7 @@ fn leads_of(
         return Vec::new();
     };
     let (correction_ns, by) = correction(first_source, second_source, clocks);
-    // Delay of the second line.
+    // Differences: how much later the second line delivered a message, ns.
     let all: Vec<(i64, u64)> = differences
         .distribution()
         .into_iter()
@@ -478,7 +478,7 @@ fn leads_of(
         .collect()
 }
 
-/// Clock offset of the second line, if both captures contain a common line.
+/// Clock offset of the second line's capture against the first line's, ns; known if the captures contain a common line.
 fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) -> (i64, &'static str) {
     if first.file == second.file {
         return (0, SAME_CLOCK);

@@ -225,10 +225,10 @@ pub(crate) fn refer_to_same_file(left: &Path, other: &Path) -> bool {
 
 /// Receives the frames of all channels.
 pub(crate) trait ReplaySink {
-    /// Begins a channel: frames with this index belong to it.
+    /// Begins a channel: later calls with this index belong to it.
     ///
     /// # Errors
-    /// The outlet cannot accept this channel.
+    /// The sink cannot accept this channel.
     fn channel(&mut self, channel_index: usize, config: &ChannelConfig) -> Result<(), OfflineError>;
 
     /// See [`FrameSink::frame`](mdgw_feeds::frame::FrameSink::frame).
@@ -252,7 +252,7 @@ pub(crate) trait ReplaySink {
     }
 }
 
-/// The single requested schema, for the metadata.
+/// The schema for the metadata, if a single one was requested.
 fn single_schema(schemas: Option<SchemaSet>) -> Option<dbn::Schema> {
     let schemas = schemas?;
     let (_, name) = SchemaSet::NAMES.into_iter().find(|(schema, _)| *schema == schemas)?;

@@ -1,7 +1,7 @@
 //! Maps each datagram of a capture to its channel and line.
 //!
-//! A channel has one or more lines. Datagrams of one file to one address belong to one line. The first of them determines
-//! the feed and the session, and with these the channel.
+//! A channel has one or more lines. Datagrams of one file to one address belong to one line. The first datagram of a
+//! line determines the feed and the session, and with these the channel.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -47,9 +47,9 @@ pub(crate) struct ChannelRoutes {
 /// Source of a line's datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineSource {
-    /// The file.
+    /// Path of the capture.
     pub path: PathBuf,
-    /// Index of the file.
+    /// Index of the capture, in the order given.
     pub file: usize,
     /// Destination address and port.
     pub dst: SocketAddr,
@@ -95,7 +95,7 @@ pub enum RoutingLimit {
     Channels,
 }
 
-/// Datagrams that agree in all fields belong to one line.
+/// One kind of datagrams and its line. Datagrams with the same file, address and IEX channel take the same route.
 #[derive(Debug)]
 struct Route {
     file: usize,

@@ -65,7 +65,7 @@ pub struct ChannelSummary {
     pub state: String,
     /// Lines of the channel.
     pub lines: Vec<LineSummary>,
-    /// Counts.
+    /// Counts of the channel's input and output.
     #[serde(flatten)]
     pub counts: Totals,
     /// Sessions joined after their first message.
@@ -108,9 +108,9 @@ pub struct Totals {
     pub lost_messages: u64,
     /// Duplicates: messages that a line delivered after another line, or again.
     pub duplicates: u64,
-    /// Refusals by reason; without duplicates.
+    /// Rejections by reason, without duplicates.
     pub drops: BTreeMap<&'static str, u64>,
-    /// Inconsistencies found by books, by kind.
+    /// Faults of the books, by kind.
     pub book_faults: BTreeMap<&'static str, u64>,
     /// Sessions begun.
     pub sessions: u64,

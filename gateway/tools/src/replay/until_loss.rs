@@ -291,7 +291,7 @@ impl Search {
         self.counts.sent(destination, intended, u32::try_from(step).unwrap_or(u32::MAX));
     }
 
-    /// Whether the search is over, and why.
+    /// The reason to end the search, if there is one.
     fn check_loss(&mut self) -> Option<StoppedBy> {
         let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
         match counted {
@@ -313,8 +313,8 @@ impl Search {
                 return Some(StoppedBy::Interrupted);
             }
         }
-        // Not judged before half of the step was sent, or its time has passed: a host that was busy for a moment
-        // catches up.
+        // The sender is not judged before half of the step was sent or the step's time has passed: a host that was busy
+        // for a moment catches up.
         let step_ns = self.ramp.step_ns;
         let behind = self.steps.last().is_some_and(|step| {
             step.sent >= PACKETS_BEFORE_JUDGING

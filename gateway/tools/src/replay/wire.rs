@@ -97,8 +97,7 @@ pub fn run(
     run_observed(open, options, on_progress, &mut |_, _| {})
 }
 
-/// The same, with an observer: `sent` gets the destination and the intended time of each packet (`None` without a
-/// pace).
+/// As [`run`], with an observer: for each packet that has an intended time, `sent` gets its destination and that time.
 ///
 /// # Errors
 /// See [`WireError`].

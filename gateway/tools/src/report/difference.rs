@@ -40,7 +40,7 @@ pub struct Difference {
     pub channel: ChannelId,
     /// Its name, if a disclosure contains it.
     pub name: Option<String>,
-    /// The stage.
+    /// Stage of the data path that was measured.
     pub stage: Stage,
     /// Index of the group that is compared with the first.
     pub group: usize,
@@ -53,7 +53,7 @@ pub struct Difference {
 /// Samples behind a spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Samples {
-    /// Runs, or batches of runs.
+    /// Whether the samples are runs; if not, they are batches of intervals.
     pub are_runs: bool,
     /// Number of samples in the first group.
     pub base_count: usize,
@@ -61,7 +61,7 @@ pub struct Samples {
     pub count: usize,
 }
 
-/// One percentile.
+/// One percentile, or the maximum, of both groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// Name of the compared value, as printed.
@@ -163,10 +163,10 @@ impl Samples {
     }
 }
 
-/// Explains the computation of spreads, for readers of a table.
+/// Note below the tables: how spreads are computed.
 pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a \
     group; where a group has one run, among \
-     5 stretches of its intervals instead. A change is outside the spread if the two spreads do not overlap \
+     5 equal parts of its intervals instead. A change is outside the spread if the two spreads do not overlap \
      and the probability of that by chance is less than 5 %. The maximum, and percentiles with less than one value above \
      them in some run, depend on the number of values and are not compared.";
 

@@ -101,8 +101,8 @@ pub enum GroupingError {
 /// # Errors
 /// See [`GroupingError`].
 pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
-    let is_named = arguments.iter().any(|arguments| arguments.group.is_some());
-    if let Some(unnamed) = arguments.iter().find(|arguments| is_named && arguments.group.is_none()) {
+    let is_named = arguments.iter().any(|argument| argument.group.is_some());
+    if let Some(unnamed) = arguments.iter().find(|argument| is_named && argument.group.is_none()) {
         return Err(GroupingError::Unnamed { path: unnamed.path.clone() });
     }
     if is_named && by.is_some() {

@@ -84,11 +84,11 @@ fn span(report: &Report) -> String {
 /// Warnings about builds whose latencies are not meaningful, each listed once.
 fn debug_build_notices<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
     let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
-    let debug_build_notices: BTreeSet<&str> = disclosed
+    let builds: BTreeSet<&str> = disclosed
         .filter(|(key, build)| key == "build" && build.starts_with("debug"))
         .map(|(_, build)| &**build)
         .collect();
-    debug_build_notices.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
+    builds.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
 }
 
 /// Warnings that a reader must see before any value.

@@ -16,7 +16,7 @@ use super::{
 /// One line of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineReport {
-    /// The line.
+    /// Which line of the channel.
     pub line: Line,
     /// Packets with messages.
     pub packets: u64,
@@ -32,12 +32,12 @@ pub struct LineReport {
     pub slices: Vec<LeadSlice>,
 }
 
-/// A slice of time.
+/// Leads of one line in a slice of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeadSlice {
-    /// Begin.
+    /// Begin of the slice; with several days combined, time since midnight.
     pub start: UnixNs,
-    /// End.
+    /// End of the slice, on the same scale.
     pub end: UnixNs,
     /// Leads in the slice.
     pub lead: LatencyStatistics,
@@ -67,7 +67,7 @@ pub struct ChannelCounts {
     pub gaps: u64,
     /// Messages in them.
     pub gap_messages: u64,
-    /// Unexpected refusals.
+    /// Rejected packets and messages, without expected ones such as duplicates.
     pub drops: u64,
 }
 
@@ -232,7 +232,7 @@ fn slice_ns(span_ns: u64) -> u64 {
     fits.unwrap_or((span_ns / SLICES_MAX / NS_PER_DAY + 1) * NS_PER_DAY)
 }
 
-/// Rows that a reader can still survey.
+/// Most slices: as many table rows as a reader can still survey.
 const SLICES_MAX: u64 = 14;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 

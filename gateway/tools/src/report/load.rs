@@ -55,7 +55,7 @@ impl Rates {
         self.tracks.is_empty()
     }
 
-    /// To be called after the last addition.
+    /// Sorts the intervals. Call it after the last [`Self::add`].
     pub(super) fn sort(&mut self) {
         self.tracks.values_mut().for_each(|intervals| intervals.sort_by_key(|interval| interval.start));
     }

@@ -203,8 +203,8 @@ fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
     Ok(plain)
 }
 
-/// Two faults that crash the deserializer: it allocates as many bytes as the header claims, and it negates the run
-/// length 2^63 of empty values. No valid histogram has either.
+/// Rejects two faults on which the deserializer would crash: it allocates as many bytes as the header claims, and it
+/// negates the run length 2^63 of empty values. No valid histogram has either.
 fn check_payload(plain: &[u8]) -> Result<(), String> {
     let present = plain.get(HEADER_BYTES..).ok_or("shorter than a histogram header")?;
     let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
@@ -222,10 +222,10 @@ const COMPRESSED_COOKIE: [u8; COOKIE_BYTES] = 0x1c84_9314_u32.to_be_bytes();
 const COOKIE_BYTES: usize = 4;
 /// Length field after a compressed histogram's cookie.
 const LENGTH_BYTES: usize = 4;
-/// Cookie, length, offset, digits, lowest and highest value, ratio.
+/// Bytes of a histogram's header: cookie, length, offset, digits, lowest and highest value, ratio.
 const HEADER_BYTES: usize = 40;
 const VARINT_BYTES_MAX: usize = 9;
-/// More than the counts of a histogram of all 64-bit values with five digits.
+/// Most bytes of a decompressed histogram: more than a histogram of all 64-bit values with five digits has.
 const PLAIN_BYTES_MAX: u64 = 64 << 20;
 
 /// Parses seconds with up to nine decimals without a floating-point number.

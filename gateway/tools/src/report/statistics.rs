@@ -41,7 +41,7 @@ pub(super) fn empty_histogram() -> Histogram<u64> {
 pub(super) fn add(total: &mut Histogram<u64>, more: &Histogram<u64>) {
     // Sized to the log: its own histograms may have a smaller range than another's.
     total.auto(true);
-    // Resizing is enabled, so only values beyond 2^63 are refused; they count as the largest value.
+    // Resizing is enabled, so only values beyond 2^63 are rejected; they count as the largest value.
     for value in more.iter_recorded() {
         let ns = value.value_iterated_to().min(u64::MAX >> 2);
         total.saturating_record_n(ns, value.count_at_value());

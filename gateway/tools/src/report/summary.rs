@@ -55,7 +55,7 @@ pub struct ChannelReport {
     pub stages: Vec<StageReport>,
     /// Unit of its rates.
     pub rate_unit: RateUnit,
-    /// Total counts.
+    /// Counts over the whole report.
     pub counted: ChannelCounts,
     /// Intervals with declared gaps.
     pub gaps: Vec<DeclaredGaps>,
@@ -106,7 +106,7 @@ impl RateUnit {
 /// One stage of one channel, all threads together.
 #[derive(Debug)]
 pub struct StageReport {
-    /// The stage.
+    /// Stage of the data path that was measured.
     pub stage: Stage,
     /// All values, nanoseconds.
     pub histogram: Histogram<u64>,
@@ -114,11 +114,11 @@ pub struct StageReport {
     pub negative_count: u64,
     /// Threads that recorded values.
     pub threads: BTreeSet<String>,
-    /// Timeline.
+    /// Latencies and rates over the whole time of the report.
     pub timeline: Vec<TimelinePoint>,
     /// Timeline of each day (UTC), with its begin, if the report has several days; times count from midnight.
     pub days: Vec<(UnixNs, Vec<TimelinePoint>)>,
-    /// The same for all days together.
+    /// Timeline of all days together, by time since midnight (UTC).
     pub time_of_day: Vec<TimelinePoint>,
     /// Latency by load, from idle to busy.
     pub load: Vec<LoadBucket>,
@@ -263,10 +263,10 @@ impl Report {
             let per_s = rates.rate_at(interval.start, interval.length_ns);
             timeline.add(interval.start, per_s, &histogram);
             by_load.add(per_s, &histogram);
-            let stretch = index * BATCH_COUNT / interval_count;
-            match batches.last_mut().filter(|(last, _)| *last == stretch) {
+            let batch = index * BATCH_COUNT / interval_count;
+            match batches.last_mut().filter(|(last, _)| *last == batch) {
                 Some((_, merged)) => add(merged, &histogram),
-                None => batches.push((stretch, histogram.clone())),
+                None => batches.push((batch, histogram.clone())),
             }
             match runs.iter_mut().find(|(run, _)| *run == path) {
                 Some((_, run)) => add(run, &histogram),
@@ -286,7 +286,7 @@ impl Report {
             time_of_day,
             load: by_load.buckets(),
             runs: runs.iter().map(|(_, run)| LatencyStatistics::of(run)).collect(),
-            batches: batches.iter().map(|(_, stretch)| LatencyStatistics::of(stretch)).collect(),
+            batches: batches.iter().map(|(_, batch)| LatencyStatistics::of(batch)).collect(),
         }
     }
 }
@@ -331,7 +331,7 @@ impl StageInputs<'_> {
         days.map(of_day).collect()
     }
 
-    /// All days together.
+    /// Timeline of all days together, by time since midnight.
     fn time_of_day(&self, rates: &Rates) -> Vec<TimelinePoint> {
         let mut intervals: Vec<_> = self.intervals.iter().collect();
         intervals.sort_by_key(|(_, interval)| interval.start.0 % NS_PER_DAY);
@@ -346,7 +346,7 @@ impl StageInputs<'_> {
         let mut timeline = Timeline::of_day(self.interval_ns_max(), rates.median());
         let mut deserializer = Deserializer::new();
         for (_, interval) in intervals {
-            // Damage is reported where all of them are combined.
+            // Damage is reported where all intervals are combined.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let since = UnixNs(interval.start.0 % NS_PER_DAY);
                 timeline.add(since, rates.rate_at(interval.start, interval.length_ns), &histogram);
@@ -378,10 +378,11 @@ impl StageInputs<'_> {
     }
 }
 
-/// Intervals without a value that make an idle period: fewer may be a channel that was quiet once.
+/// Number of usual intervals without a value that make an idle period. During a shorter time a channel may just be
+/// quiet.
 const PAUSE_INTERVALS: u64 = 3;
 
-/// From `config.channel.NAME.id = ID`.
+/// Name of a channel, from the disclosure's entry `config.channel.NAME.id = ID`.
 fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String> {
     disclosure.iter().filter(|(_, value)| *value == id.0.to_string()).find_map(|(key, _)| {
         let name = key.strip_prefix("config.channel.")?.strip_suffix(".id")?;
@@ -525,7 +526,7 @@ pub(super) mod tests {
             for stage in &channel.stages {
                 let counts: Vec<u64> = stage.runs.iter().map(|run| run.count).collect();
                 assert_eq!(counts, [350, 350]);
-                assert_eq!(stage.batches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
+                assert_eq!(stage.batches.iter().map(|batch| batch.count).sum::<u64>(), 700);
             }
         }
     }

@@ -53,9 +53,8 @@ struct OpenPoint {
 }
 
 impl Timeline {
-    /// For a span that begins at `begin`, with intervals no longer than `interval_ns_max`. `per_s_median`: the rate
-    /// that bursts are measured against.
-    /// rate that bursts are measured by.
+    /// For a span that begins at `begin`, with intervals no longer than `interval_ns_max`. `per_s_median` is the usual
+    /// rate, against which bursts are measured.
     pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_median: f64) -> Self {
         let width_ns = (span_ns / POINTS_MAX + 1).max(interval_ns_max).max(1);
         Self { begin, width_ns, per_s_median, current: None, points: Vec::new() }

@@ -39,7 +39,7 @@ struct SessionContents {
     empty_ranges: BTreeMap<u64, EmptyRange>,
 }
 
-/// End of the range without content, and the first packet that covered it.
+/// A range without content: its end, and the epoch and position of the first packet that covered it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EmptyRange {
     pub(super) next: u64,
@@ -47,7 +47,7 @@ pub(super) struct EmptyRange {
     pub(super) location: Location,
 }
 
-/// Content of an item, and the first packet with it.
+/// Hash of an item's content, and the epoch and position of the first packet with it.
 #[derive(Clone, Copy, Debug)]
 struct FirstPublished {
     hash: u64,
@@ -84,10 +84,10 @@ impl Contents {
         });
         for (header, body) in packet.frames().filter(|(header, _)| has_records(header)) {
             let name = position(Sequence(header.sequence.get())) + u64::from(header.part.get());
-            let passed_over = empty_ranges.range(..=header.sequence.get()).next_back();
-            if let Some((_, silence)) = passed_over.filter(|(_, silence)| silence.next > header.sequence.get()) {
+            let empty_range = empty_ranges.range(..=header.sequence.get()).next_back();
+            if let Some((_, empty)) = empty_range.filter(|(_, empty)| empty.next > header.sequence.get()) {
                 findings.record(Promise::ConsistentContent, location, || {
-                    Self::contradiction(packet, name, ["records", "nothing"], (silence.epoch, silence.location))
+                    Self::contradiction(packet, name, ["records", "nothing"], (empty.epoch, empty.location))
                 });
             }
             let published = FirstPublished { hash: content_hash(header, body), epoch: meta.epoch, location };
@@ -114,7 +114,8 @@ impl Contents {
         }
     }
 
-    /// Content that differs from the earlier content of the same item, published in that epoch at that position.
+    /// Describes content that differs from the earlier content of the same item. `before`: epoch and position of the
+    /// earlier packet.
     fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Location)) -> String {
         let [says, published] = what;
         let meta = &packet.meta;

@@ -68,7 +68,7 @@ impl Coverage {
         starts.zip(ends).map(move |(from, until)| from.max(start)..until.min(end)).filter(|hole| !hole.is_empty())
     }
 
-    /// From the first to after the last position; `None` if empty.
+    /// From the first position to the one after the last; `None` if the set is empty.
     pub(super) fn bounds(&self) -> Option<Range<PartPosition>> {
         Some(*self.0.first_key_value()?.0..*self.0.last_key_value()?.1)
     }

@@ -21,7 +21,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// All of them.
+    /// All promises, in the order of the counts in a verdict.
     pub(crate) const ALL: [Self; 6] = [
         Self::NoDuplicates,
         Self::InOrder,

@@ -47,7 +47,8 @@ pub(super) struct ChannelView {
     /// Capture times of the last packet and of the last content.
     packet_ns: u64,
     content_ns: u64,
-    /// A newer epoch is active but has published nothing new yet: the last capture times of the epochs before it.
+    /// Set while a newer epoch is active but has published nothing new yet: capture times of the last packet and of the
+    /// last content before it.
     blackout_since: Option<(u64, u64)>,
     pub(super) leadership_changes: u64,
     /// From the last packet of the old epoch to the first new content.
@@ -138,7 +139,8 @@ impl ReceiverView {
 }
 
 impl SessionView {
-    /// From the first packet received to the last position known to be published. A late receiver has missed nothing.
+    /// From the first packet received to the last position known to be published. Packets published before a receiver
+    /// started are not missing.
     fn expected_range(&self) -> Range<PartPosition> {
         let covered = self.covered.bounds();
         let starts = [self.begin, covered.as_ref().map(|covered| covered.start)];

@@ -73,7 +73,7 @@ struct DeliveredRecord {
 }
 
 impl RowsVerifier {
-    /// Nothing read yet.
+    /// A verifier that has read no output yet.
     #[must_use]
     pub fn new(options: VerifyOptions) -> Self {
         let findings = Findings::new(options.findings_max);
@@ -231,7 +231,7 @@ fn content_hash(row: &Map<String, Value>) -> u64 {
     hasher.finish()
 }
 
-/// Receive times, and flags for suspect books.
+/// Fields that may differ between gateways: receive times, and flags for suspect books.
 const LOCAL_FIELDS: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ fn capture() -> CaptureBuilder {
     CaptureBuilder::default()
 }
 
-/// Violated promises, each with its count.
+/// The violated promises, one entry for each violation.
 fn broken(capture: &CaptureBuilder) -> Vec<Promise> {
     let verdict = capture.verdict(VerifyOptions::default());
     let found: Vec<_> = verdict.findings.iter().map(|finding| finding.promise).collect();
@@ -225,7 +225,7 @@ fn sequences_before_a_heartbeat_count_as_published() {
     assert_eq!(broken(&lost), [NoLoss]);
     let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
     assert!(text.ends_with("sequences 6 to 9 not received"), "{text}");
-    // Heartbeats alone cover a range too, up to the second of them.
+    // Two heartbeats alone show that the sequences between them were published.
     let mut silent = capture();
     silent.publish(PacketFixture::heartbeat(5, 0, 6)).publish(PacketFixture::heartbeat(5, 0, 10));
     assert_eq!(broken(&silent), [NoLoss]);
@@ -233,7 +233,7 @@ fn sequences_before_a_heartbeat_count_as_published() {
     begun.publish(PacketFixture::heartbeat(5, 0, 6)).publish_range(5, 0, 8, 10);
     assert_eq!(broken(&begun), [NoLoss]);
 
-    // A late receiver has missed nothing, even if it starts after the end.
+    // A receiver that starts late has missed nothing, even if it starts after the end.
     let mut late = capture();
     late.publish(PacketFixture::heartbeat(5, 0, 10))
         .publish_range(5, 0, 10, 12)
@@ -259,7 +259,8 @@ fn sequences_before_a_heartbeat_count_as_published() {
 fn content_of_a_fenced_packet_counts_as_missing() {
     let mut capture = capture();
     capture.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 6));
-    // A process stopped between fence check and send resumes after the other has begun: its packet is dropped.
+    // A process was stopped between its fence check and its send. It resumes after the other has begun, so receivers
+    // drop its packet.
     capture
         .publish(PacketFixture { send_time_ns: Some(4_500_000), ..PacketFixture::message(5, 0, 5) })
         .publish_range(6, 1, 6, 9);
@@ -341,8 +342,8 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
     assert!(capture.verdict(tolerant).is_kept());
 
-    // Published before by its own clock, but on the wire after: the receivers' rule closes the hole, the capture shows
-    // it.
+    // By the publisher's clock the packet was published before the takeover, but it was captured after. Receivers drop
+    // it by the epoch rule; only the capture's clock shows the overlap.
     let mut paused = self::capture();
     paused.publish_range(5, 0, 1, 5).publish(PacketFixture::heartbeat(6, 1, 5)).publish_range(6, 1, 5, 8);
     paused.publish(PacketFixture { send_time_ns: Some(4_200_000), ..PacketFixture::message(5, 0, 5) });
@@ -354,14 +355,14 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
 #[test]
 fn an_old_epoch_that_returns_is_found() {
     let mut capture = capture();
-    // The publisher's clock shows the return; the capture has the packets in order.
+    // Only the publisher's clock shows the return to the old epoch; the capture has the packets in order.
     let late = |sequence, ms: u64| PacketFixture {
         send_time_ns: Some(ms * 1_000_000),
         ..PacketFixture::message(5, 0, sequence)
     };
     capture.publish(late(1, 50)).publish(late(2, 51)).publish_range(6, 1, 3, 9);
     assert_eq!(broken(&capture), [MonotonicEpochs]);
-    // Within the interval of another epoch it is a second publisher too, even if only for a moment.
+    // An epoch published within the interval of another epoch is a second publisher too, even if only for a moment.
     let mut amid = self::capture();
     amid.publish(late(1, 6)).publish_range(6, 1, 2, 20);
     assert_eq!(broken(&amid), [SinglePublisher, MonotonicEpochs]);

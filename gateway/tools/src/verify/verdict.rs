@@ -45,17 +45,17 @@ pub struct Verdict {
 /// Publish interval of one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochVerdict {
-    /// Group.
+    /// Number of the group.
     pub group: u16,
-    /// Epoch count.
+    /// Count of the epoch: number of the leadership term.
     pub count: u64,
-    /// Epoch node.
+    /// Node that led in the epoch.
     pub node: u8,
     /// First packet, ns since 1970 UTC.
     pub first_ns: u64,
     /// Last packet, ns since 1970 UTC.
     pub last_ns: u64,
-    /// Packets.
+    /// Packets published under the epoch.
     pub packets: u64,
 }
 
@@ -64,7 +64,7 @@ pub struct EpochVerdict {
 pub struct ChannelVerdict {
     /// Index of the file, from 0.
     pub file: usize,
-    /// Group.
+    /// Number of the group.
     pub group: u16,
     /// Channel number.
     pub channel: u16,
@@ -88,7 +88,7 @@ pub struct Shortfall {
     pub file: usize,
     /// Channel number in the rows.
     pub channel: u64,
-    /// Which end.
+    /// Which records are missing: the first, the last or all.
     pub kind: ShortfallKind,
     /// Number of records.
     pub records: u64,

@@ -12,7 +12,7 @@ use super::{
 use crate::{quorum::message::HandOver, record::PeerTimestamp};
 
 impl Candidate {
-    /// `moves`: recent automatic moves, this one included.
+    /// Begins a hand-over to `target`, or to the fittest gateway. `moves`: recent automatic moves, this one included.
     pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, moves: u32, outputs: &mut Outputs) {
         let is_other = |node: &NodeId| *node != self.node() && self.config.candidates.contains_key(node);
         let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.peer_timeout_ns())).filter(is_other);
@@ -54,10 +54,10 @@ impl Candidate {
         let verdict = if is_new && is_fit && is_ours {
             let request_id = self.next_request_id();
             self.pending.insert(request_id.number, PendingRequest { to: None, at: now, kind: RequestKind::Taking(to) });
-            // Never used for its own candidacy.
+            // This gateway never uses that epoch for its own candidacy.
             self.highest_known = to;
             self.takeover = Some(PendingTakeover { to, stamp: now, granted_by: [].into(), moves, ended: None });
-            // Its own candidacy would interfere.
+            // This gateway's own candidacy would interfere with the takeover.
             self.phase = Phase::Waiting;
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
             Verdict::Prepared {

@@ -54,7 +54,7 @@ pub(super) struct LeaderState {
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
     pub(super) renew_at: MonoNs,
     pub(super) preparing: Option<Preparing>,
-    /// `None`: no automatic moves.
+    /// `None`: leadership does not move automatically.
     pub(super) tenure: Option<Tenure>,
 }
 

@@ -35,12 +35,13 @@ impl Candidate {
         }
     }
 
-    /// When it may poll.
+    /// When this gateway may poll next.
     pub(super) fn polls_at(&self) -> MonoNs {
         self.eligible_from().max(self.retry_at).plus(self.yield_ns)
     }
 
-    /// When this gateway may try: its own voter has no running promise to another, and has waited after its start.
+    /// When this gateway may become a candidate: its own voter has waited after its start, and has no running promise
+    /// to another gateway.
     pub(super) fn eligible_from(&self) -> MonoNs {
         let startup_wait_until = self.voter.startup_wait_until(self.config.timing.lease_ns);
         let own = (self.node(), self.config.member.incarnation);
@@ -49,7 +50,7 @@ impl Candidate {
         startup_wait_until.max(promise_until)
     }
 
-    /// The obstacle that keeps this gateway from being eligible, whatever the time.
+    /// The obstacle that keeps this gateway from being eligible now and later; waiting does not remove it.
     pub(super) fn lasting_obstacle(&self) -> Option<Obstacle> {
         let LeaseTiming { rate_error_ppm, .. } = self.config.timing;
         if self.clock_error_ppm > rate_error_ppm {
@@ -104,7 +105,7 @@ impl Candidate {
         let end_cause = active_promise
             .and_then(|active_promise| self.voter.end_cause(active_promise.epoch, active_promise.incarnation));
         if let (Some(active_promise), Some(EndCause::Died)) = (active_promise, end_cause) {
-            // That voter has not received the death notice.
+            // That voter has not received the death notice, so this gateway forwards it.
             let ActivePromise { epoch, incarnation, .. } = active_promise;
             let notice = DeathNotice { holder: NodeId::of(epoch), incarnation, epoch };
             self.send(now, from, Operation::Died(notice), None, outputs);
@@ -114,8 +115,8 @@ impl Candidate {
             poll.granted.insert(from);
         } else {
             poll.refused.insert(from);
-            // The other voters may be silent for good. As soon as this voter is free, or may be, all are asked again.
-            // Other reasons wait longer.
+            // The other voters may be silent for good. As soon as this voter is free, or may be, all voters are asked
+            // again. After any other refusal the pause is longer.
             let remaining_ns = if end_cause.is_some() {
                 0
             } else {
@@ -149,7 +150,8 @@ impl Candidate {
         let Phase::Voting(vote_round) = &mut self.phase else { return };
         vote_round.resend_at = resend_at;
         let (epoch, refused) = (vote_round.epoch, vote_round.refused.clone());
-        // Also those that granted it: when a slow voter grants at last, the others' grants may be old.
+        // Voters that have granted are asked again too: when a slow voter grants at last, the others' grants may be
+        // old.
         for voter in self.voters().into_iter().filter(|voter| !refused.contains(voter)) {
             self.send(now, voter, Operation::Vote(epoch), Some(RequestKind::Vote(epoch)), outputs);
         }
@@ -239,7 +241,8 @@ impl Candidate {
         if now < lead.renew_at || !may_renew {
             return self.step_auto_move(now, outputs);
         }
-        // Absolute times: a late renewal does not delay the next one. Missed renewals are not made up for.
+        // Renewals have absolute times: a late renewal does not delay the next one. Missed renewals are not made up
+        // for.
         let next = lead.renew_at.plus(timing.renew_ns);
         lead.renew_at = if next > now { next } else { now.plus(timing.renew_ns) };
         for voter in self.voters() {
@@ -260,7 +263,8 @@ impl Candidate {
         self.highest_known = self.highest_known.max(epoch);
         let Phase::Leading(lead) = &self.phase else { return };
         if epoch.count() > lead.epoch.count() {
-            // Receivers drop this gateway's packets. It leads again above that epoch, by the same voters' promise.
+            // Receivers drop this gateway's packets. The voters' promise to this gateway still runs, so it can lead
+            // again under an epoch above the observed one.
             outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
             self.stop(now, CloseReason::Outranked, outputs);
         }

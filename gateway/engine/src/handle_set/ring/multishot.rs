@@ -33,7 +33,7 @@ use super::{
 };
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait, epoll::Signals};
 
-/// The shared part.
+/// The shared part: the watched sockets, the timer and the wake-up.
 #[derive(Clone, Debug)]
 pub struct MultishotSet {
     shared: Arc<Shared>,
@@ -159,7 +159,7 @@ impl Shared {
     }
 }
 
-/// The thread's part.
+/// The thread's part: the ring, its buffers and its sockets.
 #[derive(Debug)]
 pub struct MultishotIo {
     ring: Ring,
@@ -173,7 +173,7 @@ pub struct MultishotIo {
     /// Slots with filled buffers, each once; the last wait announced the first `announced` of them.
     ready_slots: VecDeque<u16>,
     announced: usize,
-    /// Slots to be armed.
+    /// Slots whose receive is to be armed.
     idle: Vec<u16>,
     /// Slots to be freed.
     closing_done: Vec<u16>,
@@ -182,7 +182,7 @@ pub struct MultishotIo {
     fault: Option<io::Error>,
 }
 
-/// One socket.
+/// A socket that the ring watches.
 #[derive(Debug)]
 struct SocketSlot {
     raw_fd: RawFd,
@@ -194,13 +194,13 @@ struct SocketSlot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SlotState {
-    /// No socket.
+    /// The slot has no socket.
     Free,
-    /// In `idle`.
+    /// The slot is in `idle`: its receive is to be armed.
     Idle,
     /// The receive of the handle is armed.
     Receiving,
-    /// Removed, but its receive has not ended yet.
+    /// The socket was removed, but its receive has not ended yet.
     Closing,
     /// The kernel refused to receive; out of service until it is removed.
     Failed,
@@ -277,8 +277,8 @@ impl MultishotIo {
         Ok(())
     }
 
-    /// Announced slots whose data was fetched leave the queue; the other announced slots go behind the unannounced
-    /// ones.
+    /// Removes announced slots whose data was fetched from the queue. The other announced slots go behind the
+    /// unannounced ones.
     fn retire_announced(&mut self) {
         for _ in 0..std::mem::take(&mut self.announced) {
             let Some(slot) = self.ready_slots.pop_front() else { break };
@@ -499,7 +499,7 @@ enum ReceiveEnd {
     Rearm,
     /// No buffer was left.
     NoBuffer,
-    /// The kernel refuses.
+    /// The kernel refuses to receive from the socket.
     Failed(io::Error),
 }
 
@@ -516,7 +516,7 @@ fn classify_receive_end(result: i32) -> ReceiveEnd {
     }
 }
 
-/// No buffer.
+/// No buffer: the end of a slot's chain.
 const NONE: u16 = u16::MAX;
 
 #[cfg(test)]

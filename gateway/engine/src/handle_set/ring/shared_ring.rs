@@ -21,7 +21,7 @@ use crate::handle_set::{
     epoll::{EventBuffer, ReadySet, to_event},
 };
 
-/// The shared part: all of it.
+/// The shared part. It has the ring, so that all threads wait in one ring.
 pub(crate) struct SharedRingSet {
     ready: Arc<ReadySet>,
     ring: Arc<Mutex<ArmedRing>>,
@@ -84,7 +84,7 @@ impl HandleSet for SharedRingSet {
     }
 }
 
-/// A thread's part: a place for events.
+/// A thread's part: a reference to the shared ring, and a buffer for events.
 pub(crate) struct SharedRingIo {
     ready: Arc<ReadySet>,
     ring: Arc<Mutex<ArmedRing>>,

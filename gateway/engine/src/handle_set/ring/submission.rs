@@ -21,26 +21,26 @@ pub(super) struct Ring {
 pub(super) enum Request {
     /// Waits for the epoll set.
     Wait,
-    /// Cancels another one.
+    /// Cancels another request.
     Cancel,
     /// Waits for the timer.
     Timer,
     /// Waits for a wake-up.
     Wake,
-    /// Receives, by its place in the submission.
+    /// Receives from a socket. The number is the request's index in its submission.
     Receive(usize),
-    /// Sends, by its place in the batch.
+    /// Sends a packet. The number is the packet's index in its batch.
     Send(usize),
-    /// Receives until it is cancelled, by its slot.
+    /// Receives until it is cancelled. The number is the socket's slot.
     Multishot(u16),
 }
 
 /// How an enter ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EnterOutcome {
-    /// As asked.
+    /// The requested number of completions has arrived.
     Completed,
-    /// By a signal, or because the kernel was short of a resource for the moment.
+    /// A signal interrupted the wait, or the kernel was short of a resource for the moment.
     Interrupted,
 }
 

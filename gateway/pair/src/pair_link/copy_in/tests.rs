@@ -183,7 +183,7 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     assert!(matches!(changed, Err(CopyError::Damaged)));
     let refused = take(vec![end(0, 0, Some(CopyFault::BookTooDeep))]);
     assert!(matches!(refused, Err(CopyError::Fault(CopyFault::BookTooDeep))));
-    // The kernel accepts connections for a stopped process.
+    // The kernel accepts connections even for a stopped process.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
     let silent = fetch_copy(address, 1, key(), config(), Duration::from_millis(50));

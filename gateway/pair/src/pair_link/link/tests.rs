@@ -40,7 +40,7 @@ fn has_met(link: &PairLink, node: u8) -> bool {
     link.handle().is_linked_to(node)
 }
 
-/// Of a gateway without channels.
+/// The parts of a gateway without channels.
 fn parts() -> PairParts {
     PairParts {
         status_table: Arc::default(),
@@ -88,7 +88,7 @@ fn messages_sent_over_tcp_and_udp_arrive_once_and_the_link_reconnects() {
             received = second.handle().take_election();
             received.is_some()
         });
-        // A datagram may overtake the connection, so only what came is certain, not the order.
+        // A datagram may overtake the connection, so the order of the messages is not certain.
         assert!(matches!(received, Some((1, GroupId(3), PeerMessage::PromiseRequest(_)))), "{nonce}");
     }
     let mut death = None;

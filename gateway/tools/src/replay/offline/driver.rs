@@ -93,7 +93,7 @@ impl ReplayDriver {
     /// Drives the channels with all datagrams of `merge`, and passes their output to `sink`.
     ///
     /// # Errors
-    /// The stream exceeds the limits on channels, the outlet fails, or `on_event` broke off.
+    /// The stream exceeds the limits on channels, the sink fails, or `on_event` broke off.
     pub(crate) fn run<O: ReplaySink>(
         &mut self,
         merge: &mut CaptureMerge,
@@ -264,7 +264,7 @@ impl<'a> ReplayedChannel<'a> {
     }
 }
 
-/// A channel's sink: the outlet, and the index of the channel.
+/// A channel's sink: the sink of all channels, and the index of the channel.
 struct IndexedSink<'a, O> {
     sink: &'a mut O,
     channel_index: usize,
@@ -290,5 +290,5 @@ impl<O: ReplaySink> FrameSink for IndexedSink<'_, O> {
     }
 }
 
-/// Datagrams between two checks of the outlet's errors and of the caller's wish to stop: some milliseconds.
+/// Datagrams between two checks of the sink's errors and of the caller's wish to stop: some milliseconds.
 const DATAGRAMS_PER_CHECK: u64 = 4_096;

@@ -1,4 +1,4 @@
-//! What a replay shows of itself on its way: see [`top`](mdgw::top).
+//! Status snapshot of a running replay, as shown by [`top`](mdgw::top).
 
 use mdgw_feeds::{channel::Channel, identity::Line};
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, Snapshot};

@@ -61,7 +61,8 @@ impl StopPoint {
             return split_packet(feed, payload, &packet, self.sequence.plus(1))
                 .map_or(PacketPart::Whole, PacketPart::Split);
         }
-        // If held back, it would be delivered together with the message that it waits for.
+        // The packet lies after the stop point. A channel that held the packet would deliver it together with the stop
+        // message.
         if position.is_some_and(|(session, _)| self.matches_session(session)) {
             PacketPart::None
         } else {

@@ -135,7 +135,7 @@ struct SinkThread {
     sockets: Vec<ReceiveSocket>,
     sent_packets: Receiver<Sent>,
     shared: Arc<Shared>,
-    /// Packets sent or received, but not both yet, by destination.
+    /// By destination: packets sent and not received yet, and times of packets received whose sending is not known yet.
     sent: Vec<VecDeque<Sent>>,
     arrived: Vec<VecDeque<MonoNs>>,
     steps: Vec<hdrhistogram::Histogram<u64>>,
@@ -143,13 +143,13 @@ struct SinkThread {
 
 impl SinkThread {
     fn new(sockets: Vec<ReceiveSocket>, sent_packets: Receiver<Sent>, shared: Arc<Shared>) -> Self {
-        let socket_indexes = sockets.len();
+        let socket_count = sockets.len();
         Self {
             sockets,
             sent_packets,
             shared,
-            sent: vec![VecDeque::new(); socket_indexes],
-            arrived: vec![VecDeque::new(); socket_indexes],
+            sent: vec![VecDeque::new(); socket_count],
+            arrived: vec![VecDeque::new(); socket_count],
             steps: Vec::new(),
         }
     }

@@ -100,16 +100,16 @@ fn a_gap_declared_by_the_gateway_ends_the_search() {
         Response::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
     })
     .unwrap();
-    // So slow that no machine falls behind before the gateway was queried a few times.
+    // The rate is so low that no machine falls behind before the gateway was queried a few times.
     let slow = Rising { rate: 50.0, factor: 1.5, step_ns: 1_000_000_000 };
     let found = search(&paths, address, slow, &Receiver::Gateway(socket.clone())).unwrap();
     assert_eq!(found.stopped_by, StoppedBy::Loss, "{found:?}");
     assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "the search ends at the loss");
-    let step_results = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
+    let p99_ns_max = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
     assert!(
-        step_results.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)),
-        "the worst within a step: {step_results:?}"
+        p99_ns_max.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)),
+        "the worst within a step: {p99_ns_max:?}"
     );
     assert!(found.to_table().contains("wire to wire us"), "{}", found.to_table());
     let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
@@ -143,7 +143,7 @@ fn a_slow_sender_is_detected_after_half_a_step() {
             "nothing"
         }
     }
-    // So long that a pause of the test machine does not matter.
+    // The step is so long that a pause of the test machine does not matter.
     let ramp = Rising { step_ns: 10_000_000_000, ..SLOW_RAMP };
     let mut search = Search::new(Box::new(Lossless), ramp);
     let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);

@@ -22,7 +22,7 @@ pub(super) struct Timing {
 /// Packets sent, and how well the pace was kept.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WireSummary {
-    /// Packets.
+    /// Packets sent; with several lines, copies sent.
     pub packets: u64,
     /// Payload bytes.
     pub bytes: u64,

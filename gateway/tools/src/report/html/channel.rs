@@ -121,7 +121,7 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     }
     let ChannelCounts { messages, gaps, gap_messages, drops, .. } = channel.counted;
     let compared = lead_count(channel.lines.iter().map(|line| line.lead));
-    let share = |part, wire_to_wire| format!("{:.1}\u{a0}%", percent(part, wire_to_wire));
+    let share = |part, whole| format!("{:.1}\u{a0}%", percent(part, whole));
     writeln!(
         out,
         "<p class=\"label\">Lines</p>\n<div \

@@ -60,7 +60,7 @@ pub(super) struct TimeSpan {
 }
 
 impl TimeSpan {
-    /// Of one stage's timeline, with the marks of its channel.
+    /// Time range of one stage's timeline, with the pauses, bursts and gaps of its channel.
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
     pub(super) fn of(begin: UnixNs, points: &[TimelinePoint], channel: &ChannelReport) -> Self {
         let length_ns = points.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
@@ -98,7 +98,7 @@ impl TimeSpan {
     }
 }
 
-/// Gap in the data beyond which points are not joined: nothing was recorded for some slices.
+/// Longest distance between joined points. Over a longer distance, nothing was recorded for some slices.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 fn join_distance_max(points: &[TimelinePoint]) -> f64 {
     let width_ns = points.first().map_or(0, |point| point.end.0 - point.start.0);
@@ -301,7 +301,7 @@ fn time_ticks(begin: UnixNs, span_ns: u64) -> Vec<(f64, String)> {
         .collect()
 }
 
-/// A decade step, without decimals.
+/// Label of a latency tick, without decimals.
 fn latency_tick(ns: u64) -> String {
     match ns {
         ..1_000 => format!("{ns} ns"),
@@ -316,7 +316,7 @@ fn position(ns: u64) -> f64 {
     (ns.max(1) as f64).log10()
 }
 
-/// A step of 1, 2, 5 with its unit prefix.
+/// Label of a count tick, with its unit prefix.
 fn short_count(count: u64) -> String {
     match count {
         ..1_000 => count.to_string(),
@@ -331,9 +331,9 @@ fn per_s(rate: f64) -> Count {
     Count(rate.round() as u64)
 }
 
-/// Points of a percentile curve per decade.
+/// Distance between two points of a percentile curve, as a part of a decade.
 const NINES_STEP: f64 = 0.02;
-/// Slices of a timeline across which a line may continue.
+/// Most slices between two points of a timeline that are joined.
 const POINTS_JOINED_MAX: u64 = 4;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 

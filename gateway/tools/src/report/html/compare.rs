@@ -68,8 +68,8 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
 }
 
-/// Changes of each percentile, stage by stage. The reading note is printed only if it differs from `shown_note`, the one
-/// printed last.
+/// Changes of each percentile, stage by stage. The reading note is printed only if it differs from `shown_note`, the
+/// note printed last.
 fn changes(caption: &str, differences: &[&Difference], shown_note: &mut String, out: &mut impl Write) -> fmt::Result {
     let Some(first) = differences.first() else { return Ok(()) };
     writeln!(
@@ -103,7 +103,7 @@ fn changes(caption: &str, differences: &[&Difference], shown_note: &mut String, 
         writeln!(out, "</tr>")?;
     }
     let samples = first.samples;
-    let what = if samples.are_runs { "runs" } else { "stretches of a run" };
+    let what = if samples.are_runs { "runs" } else { "parts of a run" };
     writeln!(out, "</tbody>\n</table>\n</div>")?;
     let reading = format!(
         "▲ slower, ▼ faster: outside the spread of {} and {} {what} (by chance in {:.1} % of cases). Grey: within \
@@ -173,7 +173,8 @@ enum TimeOrigin {
     Begin,
 }
 
-/// By time of day if every group overlaps the first one in it, or has several days; else from the begin of each group.
+/// By time of day if a group has several days, or if every group overlaps the first one in time of day; else from the
+/// begin of each group.
 fn origins(comparison: &Comparison) -> TimeOrigin {
     let span = |group: &Group| {
         let begin = group.report.begin.0 % NS_PER_DAY;
