@@ -23,6 +23,7 @@ use crate::{
 };
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+const TIMING: LeaseTiming = LeaseTiming::CALM;
 
 /// Delivers messages to the other election of a pair.
 #[derive(Clone, Default)]
@@ -48,21 +49,22 @@ impl ElectionHooks for TestHooks {
 }
 
 fn election(node: u8, incarnation: u64, directory: &Path, network: &PeerNetwork) -> (Election, Arc<Fence>) {
-    election_with_delay(node, incarnation, directory, network, Duration::ZERO)
+    // Far less than the lease: the election thread waits this long for listeners before it opens the fence.
+    election_with_delays(node, incarnation, directory, network, Duration::ZERO, TIMING.lease_ns / 20)
 }
 
-fn election_with_delay(
+fn election_with_delays(
     node: u8,
     incarnation: u64,
     directory: &Path,
     network: &PeerNetwork,
     iteration_delay: Duration,
+    listeners_ns_max: u64,
 ) -> (Election, Arc<Fence>) {
     let names = [1, 2].map(|node| (NodeId(node), member(node, 0).name));
-    let timing = LeaseTiming::CALM;
     let core = Lease::new(LeaseConfig {
         member: Member { incarnation: Incarnation(incarnation), ..member(node, 0) },
-        timing,
+        timing: TIMING,
         candidates: names.into(),
         configuration: ConfigVersion::default(),
         on_suspended: OnSuspended::Hold,
@@ -76,11 +78,10 @@ fn election_with_delay(
     let hooks = Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay });
     let options = ElectionOptions {
         name: node.to_string(),
-        timing,
+        timing: TIMING,
         core: None,
         fifo_priority: None,
-        // Far less than the lease: the election thread waits this long for listeners before it opens the fence.
-        listeners_ns_max: timing.lease_ns / 20,
+        listeners_ns_max,
         peers: vec![NodeId(3 - node)],
     };
     let election = Election::new(core, register, Arc::clone(&fence), waiting, &inbox, hooks, options);
@@ -116,7 +117,8 @@ fn a_slow_iteration_of_the_election_thread_is_recorded_as_a_stall() {
     let directory = tempfile::tempdir().unwrap();
     let half = Duration::from_nanos(LeaseTiming::CALM.margin_ns / 2);
     let iteration_delay = half + Duration::from_millis(20);
-    let (slow, _) = election_with_delay(1, 1, directory.path(), &PeerNetwork::default(), iteration_delay);
+    let (slow, _) =
+        election_with_delays(1, 1, directory.path(), &PeerNetwork::default(), iteration_delay, TIMING.lease_ns / 20);
     slow.start().unwrap();
     let deadline = Instant::now() + TEST_TIMEOUT;
     let (stalls, alarming) = loop {
@@ -191,7 +193,10 @@ impl Listener for RecordingListener {
 #[test]
 fn listeners_are_notified_before_the_fence_opens_and_after_it_closes() {
     let directory = tempfile::tempdir().unwrap();
-    let (election, fence) = election(1, 1, directory.path(), &PeerNetwork::default());
+    // On a busy machine the listeners' thread may run late.
+    let listeners_ns_max = TIMING.lease_ns / 2;
+    let (election, fence) =
+        election_with_delays(1, 1, directory.path(), &PeerNetwork::default(), Duration::ZERO, listeners_ns_max);
     let listener = Arc::new(RecordingListener { fence, events: Mutex::default(), blocks: AtomicBool::new(false) });
     let id = election.listen(Arc::clone(&listener) as Arc<dyn Listener>);
     election.start().unwrap();
