@@ -8,7 +8,7 @@ use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::GatewayOptions,
     pair::{log_entries, messages_of},
-    process,
+    process::{self, wait_until},
 };
 
 use crate::rejoin::RejoinScenario;
@@ -70,7 +70,8 @@ fn restart_by_copy(scenario: &mut RejoinScenario, node: u8) {
 
 fn hand_over(scenario: &mut RejoinScenario, from: u8, to: u8) {
     scenario.pair.wait_until_eligible(to);
-    let _done = scenario.pair.gateways.ha(from, &["hand-over"]).expect_code(0);
+    // The leader refuses until it knows that the other one is eligible.
+    wait_until("the leader hands over", || scenario.pair.gateways.ha(from, &["hand-over"]).code == Some(0));
     takes_over(scenario, to);
 }
 
