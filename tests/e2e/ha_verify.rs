@@ -57,7 +57,7 @@ fn each_kind_of_damage_is_detected() {
     let mut swapped = packets.clone();
     swapped.swap(place, place + 1);
     let change_send_time = |bytes: &mut Vec<u8>| bytes[56] ^= 1;
-    for (damaged, promise) in [
+    for (damaged, check) in [
         (without, "no loss"),
         (swapped, "in order"),
         (edited(change_send_time), "no duplicates"),
@@ -73,7 +73,7 @@ fn each_kind_of_damage_is_detected() {
         (edited(|bytes| bytes[17] -= 1), "monotonic epochs"),
     ] {
         let ended = verify_packets(&damaged).expect_code(1);
-        assert!(ended.json()["violations"][promise].as_u64().unwrap() > 0, "{promise}: {}", ended.stdout);
+        assert!(ended.json()["violations"][check].as_u64().unwrap() > 0, "{check}: {}", ended.stdout);
     }
 }
 

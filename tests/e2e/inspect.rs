@@ -212,7 +212,7 @@ fn files_without_a_known_feed_are_refused_by_name() {
     let mut token_ring = fs::read(&day.path).unwrap();
     token_ring[20] = 6;
     let unknown_feed = fs::read(day.write("unknown_feed.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
-    for (name, content, said) in [
+    for (name, content, message) in [
         ("empty", &b""[..], "empty"),
         ("text", b"no capture at all", "not a pcap, pcapng or Nasdaq day file"),
         ("zeros", &[0; 4096], "not a pcap, pcapng or Nasdaq day file"),
@@ -224,7 +224,7 @@ fn files_without_a_known_feed_are_refused_by_name() {
         fs::write(&path, content).unwrap();
         for more in [&[][..], &["--json"], &["--stats"]] {
             let ended = process::run(["inspect", text(&path)].iter().chain(more)).expect_code(2);
-            assert!(ended.stderr.contains(text(&path)) && ended.stderr.contains(said), "{name}: {}", ended.stderr);
+            assert!(ended.stderr.contains(text(&path)) && ended.stderr.contains(message), "{name}: {}", ended.stderr);
             assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
         }
     }

@@ -325,14 +325,14 @@ fn bad_input_keeps_merged_output_and_reports_file_and_offset() {
     assert!(ended.stderr.contains("everything before this point was merged"), "{}", ended.stderr);
     assert!(!replay(&[&out], "mbo", &[]).is_empty());
 
-    for (content, said) in [
+    for (content, message) in [
         (&b""[..], "the file is empty"),
         (b"no capture at all, but text", "not a pcap, pcapng or Nasdaq day file"),
         (b"DBN\x03 and so on", "not a pcap, pcapng or Nasdaq day file"),
     ] {
         fs::write(&bad, content).unwrap();
         let ended = merge(&[&bad, &b], &out, &[]).expect_code(2);
-        assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains(said), "{}", ended.stderr);
+        assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains(message), "{}", ended.stderr);
     }
     let ended = merge(&[&a, &path("missing.pcap")], &out, &[]).expect_code(2);
     assert!(ended.stderr.contains("missing.pcap"), "{}", ended.stderr);

@@ -42,6 +42,8 @@ fn a_pair_is_upgraded_and_downgraded_while_it_publishes() {
     let _stderr = scenario.pair.gateways.stop(other);
     scenario.pair.gateways.set_program(other, process::program());
     restart_by_copy(&mut scenario, other);
+    let copied = "starting with a copy of the peer's state";
+    let _line = scenario.pair.gateways.running(other).unwrap().wait_for_stderr(copied);
     hand_over(&mut scenario, leader, other);
     hand_over(&mut scenario, other, leader);
     scenario.pair.gateways.kill(leader);
@@ -61,10 +63,9 @@ fn a_pair_is_upgraded_and_downgraded_while_it_publishes() {
     }
 }
 
+/// It is eligible once it has its peer's state.
 fn restart_by_copy(scenario: &mut RejoinScenario, node: u8) {
     scenario.pair.start(node);
-    let gateway = scenario.pair.gateways.running(node).unwrap();
-    let _line = gateway.wait_for_stderr("starting with a copy of the peer's state");
     scenario.pair.wait_until_eligible(node);
 }
 

@@ -514,7 +514,7 @@ impl GatewayProcess {
         loop {
             line.clear();
             assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway has ended");
-            if let Some(rest) = line.strip_prefix("@ ").and_then(|said| said.strip_prefix(word)) {
+            if let Some(rest) = line.strip_prefix("@ ").and_then(|text| text.strip_prefix(word)) {
                 return rest.trim().to_owned();
             }
         }

@@ -351,9 +351,9 @@ impl VoteCluster {
         self.take(next)
     }
 
-    fn take(&mut self, (node, start, said): (u8, u64, ProcessEvent)) -> Result<(u8, ProcessEvent), String> {
+    fn take(&mut self, (node, start, event): (u8, u64, ProcessEvent)) -> Result<(u8, ProcessEvent), String> {
         let is_current = self.children.get(&node).is_some_and(|(current, _)| *current == start);
-        match &said {
+        match &event {
             ProcessEvent::Open { at_ns, epoch } => {
                 self.openings.push((node, *at_ns, *epoch));
                 self.leader = Some(node);
@@ -364,7 +364,7 @@ impl VoteCluster {
             ProcessEvent::Ended(why) if is_current => return Err(format!("node {node} has ended: {why}")),
             ProcessEvent::Ready | ProcessEvent::Ended(_) => {}
         }
-        Ok((node, said))
+        Ok((node, event))
     }
 
     /// Sends a signal to that node.

@@ -367,14 +367,14 @@ mod tests {
     fn a_file_that_is_no_dbn_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
-        for (content, said) in [
+        for (content, message) in [
             (&b""[..], "the file is empty"),
             (b"hello, world", "not a DBN file"),
             (b"DBN\x03\xff\xff\xff\xff", "the metadata declares 4294967295 bytes"),
         ] {
             fs::write(&path, content).unwrap();
             let error = DbnInput::open(&path).unwrap_err().to_string();
-            assert!(error.contains(said) && error.contains(path.to_str().unwrap()), "{error}");
+            assert!(error.contains(message) && error.contains(path.to_str().unwrap()), "{error}");
         }
         assert!(
             DbnInput::open(Path::new("/nonexistent/a.dbn")).unwrap_err().to_string().contains("/nonexistent/a.dbn")

@@ -447,8 +447,8 @@ impl Lease {
             Observed::Unchanged => {}
             Observed::Inconclusive => self.pending.must_read = true,
             Observed::RolledBack { highest_seen } => {
-                let now_says = self.known_record.record().map_or_else(Epoch::default, |record| record.epoch);
-                self.emit(Output::Notice(Notice::RecordRolledBack { highest_seen, now: now_says }));
+                let current = self.known_record.record().map_or_else(Epoch::default, |record| record.epoch);
+                self.emit(Output::Notice(Notice::RecordRolledBack { highest_seen, now: current }));
                 self.on_record_changed(now);
             }
             Observed::Newer => {

@@ -33,7 +33,7 @@ use mdgw_feeds::{
     published::packet::{PacketFlags, parse_packet},
 };
 
-pub use self::finding::{Finding, Location, Promise};
+pub use self::finding::{Finding, Location, OutputCheck};
 pub use self::rows::{RowError, RowsVerifier};
 pub use self::verdict::{Bucket, ChannelVerdict, DurationSummary, EpochVerdict, Shortfall, ShortfallKind, Verdict};
 use self::{content::Contents, epochs::Intervals, finding::Findings, receiver::ReceiverView};

@@ -19,7 +19,7 @@ use mdgw_feeds::{
 use mdgw_publog::{Entry, Reader};
 use mdgw_runtime::config::Resolved;
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
-use mdgw_tools::verify::Promise;
+use mdgw_tools::verify::OutputCheck;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -522,7 +522,7 @@ impl RunResult {
         let counts = self.verify_json["violations"].as_object().cloned().unwrap_or_default();
         let of = |is_overlap: bool| {
             let expected =
-                counts.iter().filter(|(promise, _)| (*promise == Promise::SinglePublisher.name()) == is_overlap);
+                counts.iter().filter(|(check, _)| (*check == OutputCheck::SinglePublisher.name()) == is_overlap);
             expected.filter_map(|(_, count)| count.as_u64()).sum()
         };
         (of(true), of(false))

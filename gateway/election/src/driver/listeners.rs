@@ -65,7 +65,7 @@ impl Listeners {
             let task = Notification { event, to, done: limit.is_some().then_some(done) };
             let Some(notifier) = inner.notifier() else { return };
             // The receiving thread lives as long as this sender.
-            let _told = notifier.send(task);
+            let _sent = notifier.send(task);
         }
         if let Some(limit) = limit
             && all_notified.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout)

@@ -56,8 +56,8 @@ impl Emergent {
         let is_ring = membership.list.live_count() > ALL_TO_ALL_MAX;
         let Some(coordinator) = membership.list.coordinator().map(|listed| listed.member.clone()) else { return };
         let version = membership.list.version;
-        let heard_of_coordinator = membership.liveness.get(&coordinator.node).map_or(0, |liveness| liveness.beat.count);
-        let echo = if is_in_startup_wait { 0 } else { heard_of_coordinator };
+        let coordinator_beat = membership.liveness.get(&coordinator.node).map_or(0, |liveness| liveness.beat.count);
+        let echo = if is_in_startup_wait { 0 } else { coordinator_beat };
         let mut beats = vec![BeatInfo { node: ours.node, count: own_count, version, follows: coordinator.node, echo }];
         if is_ring {
             beats.extend(membership.liveness.values().map(|liveness| liveness.beat));

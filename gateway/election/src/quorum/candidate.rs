@@ -413,7 +413,7 @@ impl Candidate {
         let keep_ns = self.config.timing.lease_ns;
         self.pending.retain(|_, sent| now.since(sent.at) < keep_ns);
         let patience_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
-        self.configurations.retain(|_, (_, said)| now.since(*said) < patience_ns);
+        self.configurations.retain(|_, (_, received_at)| now.since(*received_at) < patience_ns);
     }
 }
 
@@ -518,17 +518,17 @@ impl Candidate {
     fn report_connection(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let LeaseTiming { lease_ns, renew_ns, .. } = self.config.timing;
         let is_leading = matches!(self.phase, Phase::Leading(_));
-        let (doubtful_ns, lost_ns) = if is_leading { (3 * renew_ns, lease_ns) } else { (lease_ns, 2 * lease_ns) };
+        let (suspended_ns, lost_ns) = if is_leading { (3 * renew_ns, lease_ns) } else { (lease_ns, 2 * lease_ns) };
         let within = |limit_ns: u64| {
             let fresh = self.answered_at.values().filter(|at| now.since(**at) <= limit_ns).count();
             fresh >= self.majority()
         };
         let state = match self.connection {
-            ConnectionState::Starting if within(doubtful_ns) => ConnectionState::Connected,
+            ConnectionState::Starting if within(suspended_ns) => ConnectionState::Connected,
             ConnectionState::Starting => ConnectionState::Starting,
-            ConnectionState::Lost if within(doubtful_ns) => ConnectionState::Reconnected,
-            ConnectionState::Suspended if within(doubtful_ns) => ConnectionState::Reconnected,
-            state if within(doubtful_ns) => state,
+            ConnectionState::Lost if within(suspended_ns) => ConnectionState::Reconnected,
+            ConnectionState::Suspended if within(suspended_ns) => ConnectionState::Reconnected,
+            state if within(suspended_ns) => state,
             ConnectionState::Lost => ConnectionState::Lost,
             _ if within(lost_ns) => ConnectionState::Suspended,
             _ => ConnectionState::Lost,

@@ -391,7 +391,7 @@ fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String
 }
 
 #[cfg(test)]
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "made-up values")]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "synthetic values")]
 pub(super) mod tests {
     use mdgw_feeds::time::TradingDate;
     use mdgw_status::{

@@ -16,7 +16,7 @@ use zerocopy::FromBytes as _;
 use super::{
     coverage::{PartPosition, position, sequence},
     epochs::epoch_text,
-    finding::{Findings, Location, Promise},
+    finding::{Findings, Location, OutputCheck},
 };
 
 /// Contents of one channel.
@@ -71,7 +71,7 @@ impl Contents {
             match names.range(of_range).next() {
                 None => add_empty_range(empty_ranges, first, EmptyRange { next, epoch: meta.epoch, location }),
                 Some((name, published)) => {
-                    findings.record(Promise::ConsistentContent, location, || {
+                    findings.record(OutputCheck::ConsistentContent, location, || {
                         Self::contradiction(
                             packet,
                             *name,
@@ -86,7 +86,7 @@ impl Contents {
             let name = position(Sequence(header.sequence.get())) + u64::from(header.part.get());
             let empty_range = empty_ranges.range(..=header.sequence.get()).next_back();
             if let Some((_, empty)) = empty_range.filter(|(_, empty)| empty.next > header.sequence.get()) {
-                findings.record(Promise::ConsistentContent, location, || {
+                findings.record(OutputCheck::ConsistentContent, location, || {
                     Self::contradiction(packet, name, ["records", "nothing"], (empty.epoch, empty.location))
                 });
             }
@@ -99,7 +99,7 @@ impl Contents {
                 Entry::Occupied(first) if first.get().hash == published.hash => self.republished += 1,
                 Entry::Occupied(first) => {
                     let first = *first.get();
-                    findings.record(Promise::ConsistentContent, location, || {
+                    findings.record(OutputCheck::ConsistentContent, location, || {
                         Self::contradiction(packet, name, ["other records", "records"], (first.epoch, first.location))
                     });
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::identity::{Epoch, GroupId};
 
-use super::finding::{Findings, Location, Promise};
+use super::finding::{Findings, Location, OutputCheck};
 
 /// Publish intervals by clock, group and epoch.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ impl Intervals {
             let by_epoch: Vec<EpochInterval> = epochs.iter().map(|(epoch, interval)| (*epoch, *interval)).collect();
             for ((below, _), (epoch, interval)) in by_epoch.iter().zip(by_epoch.iter().skip(1)) {
                 if below.count() == epoch.count() {
-                    findings.record(Promise::SinglePublisher, interval.first_place, || {
+                    findings.record(OutputCheck::SinglePublisher, interval.first_place, || {
                         format!("group {}: two nodes published with epoch count {}", group.0, epoch.count())
                     });
                 }
@@ -52,7 +52,7 @@ impl Intervals {
             let mut by_time = by_epoch.clone();
             by_time.sort_by_key(|(_, interval)| interval.first_ns);
             for ((before, longest), (epoch, interval), overlap_ns) in overruns(&by_time, clock_error_ns) {
-                findings.record(Promise::SinglePublisher, interval.first_place, || {
+                findings.record(OutputCheck::SinglePublisher, interval.first_place, || {
                     format!(
                         "group {}: {} started {} us before {} ended (frame {})",
                         group.0,
@@ -64,7 +64,7 @@ impl Intervals {
                 });
             }
             for ((lower, longest), (epoch, interval), back_ns) in overruns(&by_epoch, clock_error_ns) {
-                findings.record(Promise::MonotonicEpochs, longest.last_place, || {
+                findings.record(OutputCheck::MonotonicEpochs, longest.last_place, || {
                     format!(
                         "group {}: {} was still published {} us after {} started (frame {})",
                         group.0,

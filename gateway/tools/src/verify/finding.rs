@@ -1,10 +1,10 @@
-//! Violations of promises: which, where and how.
+//! Violations: which, where and how.
 
 use std::fmt;
 
-/// Promises of a pair about its output.
+/// What is checked of the output of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Promise {
+pub enum OutputCheck {
     /// No item occurs twice within one epoch and line, or at a receiver.
     NoDuplicates,
     /// Sequences and sessions only go forward.
@@ -20,8 +20,8 @@ pub enum Promise {
     MonotonicEpochs,
 }
 
-impl Promise {
-    /// All promises, in the order of the counts in a verdict.
+impl OutputCheck {
+    /// All checks, in the order of the counts in a verdict.
     pub(crate) const ALL: [Self; 6] = [
         Self::NoDuplicates,
         Self::InOrder,
@@ -62,20 +62,20 @@ pub struct Location {
 /// A violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Violated promise.
-    pub promise: Promise,
+    /// The check that the output violates.
+    pub check: OutputCheck,
     /// Position of the violation.
     pub location: Location,
     /// Description: the content found, and the content that it contradicts.
     pub text: String,
 }
 
-/// The first violations of all promises, and the count of each.
+/// The first violations of each check, and the count of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Findings {
     listed_max: usize,
     pub(super) listed: Vec<Finding>,
-    pub(super) counts: [u64; Promise::ALL.len()],
+    pub(super) counts: [u64; OutputCheck::ALL.len()],
 }
 
 impl Findings {
@@ -84,15 +84,15 @@ impl Findings {
     }
 
     /// Records a violation. The text is built only if it will be listed.
-    pub(super) fn record(&mut self, promise: Promise, location: Location, text: impl FnOnce() -> String) {
-        self.counts[promise as usize] += 1;
+    pub(super) fn record(&mut self, check: OutputCheck, location: Location, text: impl FnOnce() -> String) {
+        self.counts[check as usize] += 1;
         if self.listed.len() < self.listed_max {
-            self.listed.push(Finding { promise, location, text: text() });
+            self.listed.push(Finding { check, location, text: text() });
         }
     }
 }
 
-impl fmt::Display for Promise {
+impl fmt::Display for OutputCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

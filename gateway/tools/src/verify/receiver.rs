@@ -16,7 +16,7 @@ use super::{
     CapturedPacket,
     coverage::{Coverage, PartPosition, position, range_of, sequence},
     epochs::epoch_text,
-    finding::{Findings, Location, Promise},
+    finding::{Findings, Location, OutputCheck},
 };
 
 /// State of one capture's receiver.
@@ -128,7 +128,7 @@ impl ReceiverView {
         for ((_, channel), view) in &self.channels {
             for (session, view) in &view.sessions {
                 for hole in view.covered.missing_of(&view.expected_range()) {
-                    findings.record(Promise::NoLoss, Location { file, number: 0 }, || {
+                    findings.record(OutputCheck::NoLoss, Location { file, number: 0 }, || {
                         let (first, last) = (sequence(hole.start), sequence(hole.end - 1));
                         format!("channel {} {session}: sequences {first} to {last} not received", channel.0)
                     });
@@ -179,14 +179,14 @@ impl LineView {
             return true;
         }
         if meta.session < self.session {
-            findings.record(Promise::InOrder, location, || of(format!("after session {}", self.session)));
+            findings.record(OutputCheck::InOrder, location, || of(format!("after session {}", self.session)));
             return true;
         }
         self.last = (meta.send_time_ns, range.clone());
         // Heartbeats extend past the published content, and repeat their range until content covers it.
         if packet.frame_count == 0 {
             if range.start < self.end {
-                findings.record(Promise::InOrder, location, || {
+                findings.record(OutputCheck::InOrder, location, || {
                     of(format!("heartbeat at {}, after {}", sequence(range.start), sequence(self.end)))
                 });
             }
@@ -197,9 +197,9 @@ impl LineView {
         if range.start < self.end && !is_first {
             let (first, end) = (sequence(range.start), sequence(self.end));
             if self.covered.overlaps(range) {
-                findings.record(Promise::NoDuplicates, location, || of(format!("sequence {first} duplicated")));
+                findings.record(OutputCheck::NoDuplicates, location, || of(format!("sequence {first} duplicated")));
             } else {
-                findings.record(Promise::InOrder, location, || of(format!("sequence {first} after {end}")));
+                findings.record(OutputCheck::InOrder, location, || of(format!("sequence {first} after {end}")));
             }
         }
         self.covered.add(range);
@@ -260,7 +260,7 @@ impl ChannelView {
                 && !meta.flags.contains(PacketFlags::RETRANSMISSION)
                 && session.gaps.overlaps(&(frame..frame + 1))
             {
-                findings.record(Promise::ConsistentContent, captured.location, || {
+                findings.record(OutputCheck::ConsistentContent, captured.location, || {
                     let number = header.sequence.get();
                     format!(
                         "channel {} {}: sequence {number} received after its gap was declared",

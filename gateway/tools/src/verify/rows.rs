@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Verdict, VerifyOptions,
-    finding::{Findings, Location, Promise},
+    finding::{Findings, Location, OutputCheck},
     verdict::{Shortfall, ShortfallKind},
 };
 
@@ -133,7 +133,7 @@ impl RowsVerifier {
             for (name, delivered) in self.names.range(first..=last) {
                 if name.0 == *channel && delivered.receivers & bit == 0 {
                     let location = Location { file: *file, number: 0 };
-                    self.findings.record(Promise::NoLoss, location, || {
+                    self.findings.record(OutputCheck::NoLoss, location, || {
                         format!("{} not delivered to this receiver", name_text(name))
                     });
                 }
@@ -175,7 +175,7 @@ impl RowsVerifier {
         let Some(last) = last.get(&name.0) else { return };
         if name < last {
             self.findings
-                .record(Promise::InOrder, location, || format!("{} after {}", name_text(name), name_text(last)));
+                .record(OutputCheck::InOrder, location, || format!("{} after {}", name_text(name), name_text(last)));
         }
     }
 
@@ -191,13 +191,13 @@ impl RowsVerifier {
                 let before = std::mem::replace(&mut known.last, location);
                 if before.file == location.file {
                     let line = before.number;
-                    self.findings.record(Promise::NoDuplicates, location, || {
+                    self.findings.record(OutputCheck::NoDuplicates, location, || {
                         format!("{} duplicated, first in line {line}", name_text(name))
                     });
                 }
                 if known.hash != hash {
                     let first = known.location;
-                    self.findings.record(Promise::ConsistentContent, location, || {
+                    self.findings.record(OutputCheck::ConsistentContent, location, || {
                         format!("{}: differs from file {} line {}", name_text(name), first.file + 1, first.number)
                     });
                 }
@@ -253,8 +253,8 @@ mod tests {
         verifier.finish()
     }
 
-    fn broken(outputs: &[String]) -> Vec<Promise> {
-        judge(outputs).findings.iter().map(|finding| finding.promise).collect()
+    fn broken(outputs: &[String]) -> Vec<OutputCheck> {
+        judge(outputs).findings.iter().map(|finding| finding.check).collect()
     }
 
     #[test]
@@ -269,13 +269,13 @@ mod tests {
     fn every_kind_of_violation_is_found() {
         let whole = [row(1, 0, 5, 0), row(2, 0, 5, 0), row(3, 0, 6, 0)].concat();
         let doubled = [row(1, 0, 5, 0), row(1, 0, 5, 0)].concat();
-        assert_eq!(broken(&[doubled]), [Promise::NoDuplicates]);
+        assert_eq!(broken(&[doubled]), [OutputCheck::NoDuplicates]);
         let reversed = [row(2, 0, 5, 0), row(1, 0, 5, 0)].concat();
-        assert_eq!(broken(&[reversed]), [Promise::InOrder]);
+        assert_eq!(broken(&[reversed]), [OutputCheck::InOrder]);
         let kind = [row(1, 0, 5, 0), row(3, 0, 6, 0)].concat();
-        assert_eq!(broken(&[whole.clone(), kind]), [Promise::NoLoss]);
+        assert_eq!(broken(&[whole.clone(), kind]), [OutputCheck::NoLoss]);
         let other = [row(1, 0, 5, 0), row(2, 0, 9, 0), row(3, 0, 6, 0)].concat();
-        assert_eq!(broken(&[whole.clone(), other]), [Promise::ConsistentContent]);
+        assert_eq!(broken(&[whole.clone(), other]), [OutputCheck::ConsistentContent]);
         // A receiver that started late or ended early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
     }
@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn a_name_delivered_again_later_is_a_duplicate() {
         let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
-        assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::NoDuplicates]);
+        assert_eq!(broken(std::slice::from_ref(&rows)), [OutputCheck::InOrder, OutputCheck::NoDuplicates]);
         let finding = &judge(&[String::new(), rows]).findings[1];
         assert!(finding.location.number == 4 && finding.text.ends_with("duplicated, first in line 1"), "{finding:?}");
     }
@@ -320,12 +320,12 @@ mod tests {
     #[test]
     fn publisher_promises_are_not_judged_from_rows() {
         let verdict = judge(&[row(1, 0, 5, 0)]);
-        assert_eq!(verdict.times_broken(Promise::NoDuplicates), Some(0));
-        for promise in [Promise::SinglePublisher, Promise::MonotonicEpochs] {
-            assert_eq!(verdict.times_broken(promise), None);
-            let line = format!("{:<26} not checked: needs captures\n", promise.name());
+        assert_eq!(verdict.times_broken(OutputCheck::NoDuplicates), Some(0));
+        for check in [OutputCheck::SinglePublisher, OutputCheck::MonotonicEpochs] {
+            assert_eq!(verdict.times_broken(check), None);
+            let line = format!("{:<26} not checked: needs captures\n", check.name());
             assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
-            assert!(verdict.to_json(&[])["violations"][promise.name()].is_null());
+            assert!(verdict.to_json(&[])["violations"][check.name()].is_null());
         }
     }
 

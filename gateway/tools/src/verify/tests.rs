@@ -4,7 +4,7 @@ use mdgw_feeds::{frame::FrameFlags, identity::Epoch, published::packet::PacketFl
 
 use super::{
     PublishClock, VerifyOptions,
-    finding::Promise::{self, ConsistentContent, InOrder, MonotonicEpochs, NoDuplicates, NoLoss, SinglePublisher},
+    finding::OutputCheck::{self, ConsistentContent, InOrder, MonotonicEpochs, NoDuplicates, NoLoss, SinglePublisher},
     fixture::{CaptureBuilder, PacketFixture},
 };
 
@@ -12,10 +12,10 @@ fn capture() -> CaptureBuilder {
     CaptureBuilder::default()
 }
 
-/// The violated promises, one entry for each violation.
-fn broken(capture: &CaptureBuilder) -> Vec<Promise> {
+/// The violated checks, one entry for each violation.
+fn broken(capture: &CaptureBuilder) -> Vec<OutputCheck> {
     let verdict = capture.verdict(VerifyOptions::default());
-    let found: Vec<_> = verdict.findings.iter().map(|finding| finding.promise).collect();
+    let found: Vec<_> = verdict.findings.iter().map(|finding| finding.check).collect();
     assert_eq!(found.len() as u64, verdict.broken.iter().sum::<u64>());
     assert_eq!(found.is_empty(), verdict.is_kept());
     found
@@ -349,7 +349,7 @@ fn an_old_epoch_that_continues_is_found_by_either_clock() {
     paused.publish(PacketFixture { send_time_ns: Some(4_200_000), ..PacketFixture::message(5, 0, 5) });
     assert_eq!(broken(&paused), []);
     let by_wire = VerifyOptions { clock: PublishClock::Capture, ..VerifyOptions::default() };
-    assert_eq!(paused.verdict(by_wire).findings[0].promise, SinglePublisher);
+    assert_eq!(paused.verdict(by_wire).findings[0].check, SinglePublisher);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{
     content::Contents,
     coverage::sequence,
     epochs::Intervals,
-    finding::{Finding, Findings, Location, Promise},
+    finding::{Finding, Findings, Location, OutputCheck},
     receiver::ReceiverView,
 };
 use crate::summary_table::SummaryTable;
@@ -38,8 +38,8 @@ pub struct Verdict {
     pub shortfalls: Vec<Shortfall>,
     /// The first violations, in the order of detection.
     pub findings: Vec<Finding>,
-    /// Number of violations of each promise, in the order of [`Promise::ALL`].
-    pub broken: [u64; Promise::ALL.len()],
+    /// Number of violations of each check, in the order of [`OutputCheck::ALL`].
+    pub broken: [u64; OutputCheck::ALL.len()],
 }
 
 /// Publish interval of one epoch.
@@ -208,14 +208,14 @@ impl Verdict {
         self
     }
 
-    /// Number of violations of a promise; `None` if the input can't show them.
+    /// Number of violations of a check; `None` if the input can't show them.
     #[must_use]
-    pub(crate) fn times_broken(&self, promise: Promise) -> Option<u64> {
-        let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_visible_in_rows());
-        is_judged.then(|| self.broken[promise as usize])
+    pub(crate) fn times_broken(&self, check: OutputCheck) -> Option<u64> {
+        let is_judged = self.counts.packets > 0 || (self.rows > 0 && check.is_visible_in_rows());
+        is_judged.then(|| self.broken[check as usize])
     }
 
-    /// Whether all promises were kept.
+    /// Whether the output violates no check.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.broken.iter().all(|count| *count == 0)
@@ -240,8 +240,8 @@ impl Verdict {
             unrecognised,
             damaged,
         } = &self.counts;
-        let promises: BTreeMap<&str, Option<u64>> =
-            Promise::ALL.into_iter().map(|promise| (promise.name(), self.times_broken(promise))).collect();
+        let violations: BTreeMap<&str, Option<u64>> =
+            OutputCheck::ALL.into_iter().map(|check| (check.name(), self.times_broken(check))).collect();
         json!({
             "passed": self.is_kept(),
             "files": files,
@@ -257,7 +257,7 @@ impl Verdict {
             "unique_items": self.names,
             "republished": self.republished,
             "evicted": self.evicted,
-            "violations": promises,
+            "violations": violations,
             "epochs": self.epochs.iter().map(|epoch| json!({
                 "group": epoch.group, "count": epoch.count, "node": epoch.node,
                 "first_ns": epoch.first_ns, "last_ns": epoch.last_ns, "packets": epoch.packets,
@@ -275,7 +275,7 @@ impl Verdict {
                 "kind": shortfall.kind.name(), "records": shortfall.records,
             })).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(|finding| json!({
-                "check": finding.promise.name(), "file": files.get(finding.location.file),
+                "check": finding.check.name(), "file": files.get(finding.location.file),
                 "number": finding.location.number, "text": finding.text,
             })).collect::<Vec<_>>(),
         })
@@ -343,14 +343,14 @@ impl Verdict {
             table.row(&format!("channel {channel}"), value);
         }
         table.row("", "");
-        for promise in Promise::ALL {
-            let value = match self.times_broken(promise) {
+        for check in OutputCheck::ALL {
+            let value = match self.times_broken(check) {
                 None if self.rows > 0 => "not checked: needs captures".to_owned(),
                 None => "not checked".to_owned(),
                 Some(0) => "passed".to_owned(),
                 Some(count) => format!("FAILED, {} times", Count(count)),
             };
-            table.row(promise.name(), value);
+            table.row(check.name(), value);
         }
         for finding in &self.findings {
             table.row("", format!("{}: {}", location(finding.location, files), finding.text));

@@ -96,7 +96,7 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
     row("lost between gateway and subscriber", report.lost_messages.to_string())?;
     row("gaps declared", format!("{} messages", report.gap_messages))?;
     for finding in &report.verdict.findings {
-        row(finding.promise.name(), format!("BROKEN: {}", finding.text))?;
+        row(finding.check.name(), format!("BROKEN: {}", finding.text))?;
     }
     row("result", result(report).to_owned())?;
     row("published", format!("{} (check it with mdgw ha verify)", report.capture.display()))?;

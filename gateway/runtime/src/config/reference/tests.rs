@@ -144,6 +144,9 @@ fn the_reference_has_exactly_the_keys_that_are_accepted() {
         let accepted = known_in(&with_key(&sample_with(table), table.header, "no_such_key_at_all", "1"));
         let mut described = subtables(table.path());
         described.extend(table.keys.iter().map(|key| key.name.to_owned()));
+        for (_, former) in FORMER_NAMES.iter().filter(|(path, _)| *path == table.path()) {
+            assert!(accepted.contains(*former), "{}: {former} is no longer read", table.header);
+        }
         let is_former = |name: &String| FORMER_NAMES.contains(&(table.path(), name.as_str()));
         let accepted: BTreeSet<_> = accepted.into_iter().filter(|name| !is_former(name)).collect();
         assert_eq!(accepted, described, "{}", table.header);

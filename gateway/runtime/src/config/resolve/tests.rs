@@ -84,6 +84,20 @@ fn shipped_configurations_load() {
     }
 }
 
+/// Keys and values that were renamed since are still read.
+#[test]
+fn configurations_of_version_0_1_0_load() {
+    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "votes.toml", "groups.toml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/formats/configuration").join(name);
+        let _resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let pair = include_str!("../../../../../tests/data/formats/configuration/pair.toml");
+    let started = pair.replacen("[election.link]", "[election.link]\nsentinel = \"started\"", 1);
+    assert_ne!(started, pair);
+    let sentinel = |text: &str| Resolved::from_text(Path::new("pair.toml"), text).unwrap().settings();
+    assert_eq!(sentinel(&started), sentinel(&started.replace("\"started\"", "\"spawn\"")));
+}
+
 #[test]
 fn commented_defaults_of_mdgw_toml_are_the_defaults() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/mdgw.toml");

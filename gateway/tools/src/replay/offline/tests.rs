@@ -140,7 +140,7 @@ fn two_impaired_lines_and_a_mixed_file_give_the_same_output_as_one_clean_line() 
         assert_eq!(summary.channels.len(), 1);
         assert_eq!(summary.channels[0].lines.len(), 2);
         assert!(summary.total.duplicates > 0);
-        assert!(bench.output() == expected, "{files:?} differ from the whole line");
+        assert!(bench.output() == expected, "{files:?} differ from the whole data path");
     }
     // Negative control: one line alone has gaps.
     let alone = bench.run(&bench.options(&["a.pcap"]));
