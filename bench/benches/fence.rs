@@ -10,7 +10,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
 const ROUNDS: usize = 401;
-/// Short, so that most rounds end before the scheduler has another thread run.
+/// Checks per round: few, so that most rounds end before the scheduler preempts the thread.
 const CHECKS: u32 = 20_000;
 
 fn main() {
@@ -20,7 +20,7 @@ fn main() {
     let clock = || ns_each(|| mono_now().0);
     let fenced = || ns_each(|| fence.epoch_if_open(mono_now()).map_or(0, |epoch| epoch.0));
     let check = || ns_each(|| fence.epoch_if_open(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
-    // Everything touched once.
+    // Warm-up: code and data are in the caches before the first round.
     let _ = (clock(), fenced(), check());
 
     let [mut clock_times, mut fenced_times, mut added_times, mut check_times] = [const { Vec::new() }; 4];

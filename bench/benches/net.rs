@@ -1,9 +1,9 @@
-//! What a handle set's backends cost: the same datagrams over loopback, received and sent by each of them.
+//! What do the backends of a handle set cost? Each backend receives and sends the same datagrams over loopback.
 //!
-//! Answers which backend `io = "auto"` takes. One thread does everything, so nothing but the calls themselves is
-//! timed: datagrams are sent first (loopback delivers them before the send returns), then the backend's turn is timed.
-//! All backends take their turn in every round; reported are the medians of the rounds, each the median of its turns (on
-//! a shared machine the mean is that of the interruptions), and the median of the rounds' ratios to epoll.
+//! The result decides which backend `io = "auto"` selects. One thread does everything, so only the calls themselves are
+//! timed: the datagrams are sent first (loopback delivers them before the send returns), then the backend's turn is
+//! timed. Every round measures all backends. The result of a round is the median of its turns, since interruptions on a
+//! shared machine dominate the mean. The report shows the median over the rounds, and the median ratio to epoll.
 //!
 //! `cargo bench -p mdgw-bench --bench net`
 #![allow(clippy::print_stdout, missing_docs, reason = "a bench prints what it measured")]
@@ -61,7 +61,7 @@ fn main() {
     }
 }
 
-/// Everything for one backend in one round: name and ns per turn.
+/// Measures one backend in one round. Returns the name of each measurement, and ns per turn, datagram or packet.
 fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec<(String, f64)> {
     let socket_pairs: Vec<_> = (0..CHANNELS).map(|_| [SocketPair::new(), SocketPair::new()]).collect();
     for (channel, lines) in socket_pairs.iter().enumerate() {
@@ -105,7 +105,7 @@ fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec
     results
 }
 
-/// One turn of a leading thread that processes alone.
+/// State of a pool's only thread: it holds the leader token in every wait, and processes what it receives itself.
 struct Turn<I> {
     io: I,
     events: Vec<Event>,
@@ -113,12 +113,12 @@ struct Turn<I> {
 }
 
 impl<I: ThreadIo> Turn<I> {
-    /// Waits without blocking, gives up the lead, receives; how many datagrams.
+    /// Takes one turn: waits without blocking, releases the wait, receives. Returns the number of datagrams.
     fn take(&mut self, socket_pairs: &[[SocketPair; 2]]) -> usize {
         self.events.clear();
         self.io.wait(Wait::Poll, 64, &mut self.events).expect("wait");
         if self.events.is_empty() {
-            return 0; // keeps the lead
+            return 0; // without an event the thread remains leader
         }
         self.io.release_wait().expect("release");
         let mut received = 0;
@@ -170,7 +170,7 @@ fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
     median(samples.into_iter())
 }
 
-/// A receiving socket on loopback and one that sends to it.
+/// A receiving socket on loopback, and a socket that sends to it.
 struct SocketPair {
     receiver: UdpSocket,
     sender: UdpSocket,

@@ -10,7 +10,7 @@ use std::{hint::black_box, time::Instant};
 use mdgw_publog::{Checksum, LogOptions, OpenedLog, Reader, Retention, open};
 
 const ROUNDS: usize = 101;
-/// Small, so that most rounds end before the scheduler has another thread run.
+/// Small, so that most rounds end before the scheduler preempts the thread.
 const SEGMENT_BYTES: usize = 2 << 20;
 /// Frames of one mbo record: header and record.
 const FRAME_BYTES: usize = 88;
@@ -40,7 +40,7 @@ fn main() {
     }
 }
 
-/// Appends one segment full; then reads it.
+/// Fills one segment, then reads it. Returns the ns per entry of the appends and of the reads.
 fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let options = LogOptions {
@@ -57,7 +57,7 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
     for sequence in 0..count {
         writer.begin([1; 16], sequence);
         for _ in 0..frames {
-            // As the sink does it: header and body.
+            // Two appends per frame, as in the sink: header and body.
             writer.append(black_box(&frame[..32]));
             writer.append(black_box(&frame[32..]));
         }
@@ -74,7 +74,8 @@ fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
     (append_ns, started.elapsed().as_nanos() as f64 / count as f64)
 }
 
-/// The same bytes into touched private memory, without header, commit word or index.
+/// Copies the same bytes to private memory that is already mapped, without header, commit word or index. Returns ns per
+/// entry.
 fn plain_copy(frames: usize) -> f64 {
     let mut memory = vec![1_u8; SEGMENT_BYTES];
     let frame = [0x5a_u8; FRAME_BYTES];
@@ -92,7 +93,7 @@ fn plain_copy(frames: usize) -> f64 {
     ns
 }
 
-/// As many as fit a segment, with room for its header.
+/// Entries that fit one segment, less 128 KiB for its header.
 fn entry_count(frames: usize) -> u64 {
     ((SEGMENT_BYTES - (128 << 10)) / (64 + frames * FRAME_BYTES)) as u64
 }

@@ -1,6 +1,6 @@
 //! The baseline for decoding: steps from frame to frame and loads the same fields, at offsets written by hand. It
-//! trusts every length, and checks only that the bytes exist. Do not change it: a change would alter the meaning of
-//! every older figure.
+//! trusts every length, and checks only that the bytes exist. Do not change it: older results would no longer be
+//! comparable.
 
 /// Sum over all fields of all messages, each field as a big-endian number.
 #[inline(never)]
@@ -34,7 +34,7 @@ fn sum_message(message: &[u8]) -> u64 {
     }
 }
 
-/// Half of 64 bits at most, so that sums of a few don't overflow.
+/// A 64-bit field without its lowest four bits, so that a sum of a few fields does not overflow.
 #[inline]
 fn u64_at<const N: usize>(message: &[u8; N], offset: usize) -> u64 {
     let mut bytes = [0; 8];
@@ -49,20 +49,20 @@ fn u32_at<const N: usize>(message: &[u8; N], offset: usize) -> u64 {
     u64::from(u32::from_be_bytes(bytes))
 }
 
-/// Type, locate, tracking number, time.
+/// Sum of type, stock locate, tracking number and timestamp, which every message has.
 #[inline]
 fn prefix<const N: usize>(m: &[u8; N]) -> u64 {
     let time = u64::from_be_bytes([0, 0, m[5], m[6], m[7], m[8], m[9], m[10]]);
     u64::from(m[0]) + u64::from(u16::from_be_bytes([m[1], m[2]])) + u64::from(u16::from_be_bytes([m[3], m[4]])) + time
 }
 
-/// Reference, side, shares, stock, price.
+/// Sum of an added order's reference number, side, shares, stock and price.
 #[inline]
 fn add<const N: usize>(m: &[u8; N]) -> u64 {
     u64_at(m, 11) + u64::from(m[19]) + u32_at(m, 20) + u64_at(m, 24) + u32_at(m, 32)
 }
 
-/// Reference, shares, match number.
+/// Sum of an execution's order reference number, shares and match number.
 #[inline]
 fn executed<const N: usize>(m: &[u8; N]) -> u64 {
     u64_at(m, 11) + u32_at(m, 19) + u64_at(m, 23)

@@ -19,18 +19,18 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BY
 
 use crate::Options;
 
-/// A day in memory: messages behind their lengths, as in the file and in packets.
+/// A day in memory: each message follows its length, as in the day file and in packets.
 pub(crate) struct SyntheticDay {
     pub(crate) bytes: Vec<u8>,
     pub(crate) message_count: u64,
-    /// Where each packet ends. A packet is what a venue would have sent at once.
+    /// Offset in `bytes` of the end of each packet. A packet holds the messages that a venue would send together.
     pub(crate) packet_ends: Vec<usize>,
-    /// What books need to hold the whole day.
+    /// Limits of books that hold the whole day.
     pub(crate) limits: BookLimits,
 }
 
 impl SyntheticDay {
-    /// Reads the day file, after making it if it isn't there.
+    /// Reads the day file. Generates the file first if it does not exist.
     pub(crate) fn load(options: &Options) -> Result<Self> {
         let day = ItchDay {
             seed: options.seed,
@@ -78,12 +78,13 @@ impl SyntheticDay {
     }
 }
 
-/// The memory figures of the project are stated for these limits. A larger day gets larger ones.
+/// Smallest limits. The memory sizes that the documents report are for these limits; a larger day gets larger limits.
 const LIMITS_MIN: BookLimits =
     BookLimits { instruments_max: 8_001, orders_max: 1_000_000, levels_max: 1_000_000, order_hash_seed: 0 };
 
-/// Limits that hold every message of the day. Orders are counted as added less deleted: an upper bound, since orders
-/// that were executed to the end are not deleted. Each order may have a level of its own.
+/// Limits for the orders, levels and instruments of the day. Live orders are counted as orders added minus orders
+/// deleted. That is an upper bound, since a fully executed order has no delete message. Each order may have its own
+/// level.
 fn book_limits(mut block: &[u8]) -> BookLimits {
     let (mut limits, mut orders) = (LIMITS_MIN, 0_u32);
     while let Some(message) = MoldUdp64::next_message(&mut block) {

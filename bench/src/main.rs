@@ -94,7 +94,7 @@ fn main() -> Result<()> {
         Scenario::Captures { directory, options } => scenario::captures::run(&directory, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
         Scenario::DeathNotice(options) => scenario::death_notice::run(&options),
-        Scenario::DeathNoticeGateway(part) => scenario::death_notice::run_gateway_process(&part),
+        Scenario::DeathNoticeGateway(args) => scenario::death_notice::run_gateway_process(&args),
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
     }
 }

@@ -1,10 +1,10 @@
-//! The book as one would write it with the standard library: reference result for the fast book, and its baseline in
-//! time.
+//! A plain book from the collections of the standard library. It gives the expected result for the fast book, and the
+//! baseline of its time.
 //!
 //! Orders in a `HashMap` with the standard hasher, levels in a `BTreeMap` per side, instruments in a vector by locate.
 //! An order is packed into 24 bytes. The reference does what the fast book does: sizes and order counts of levels, and
-//! the top of book after each message. It also checks that every order is known, is not reduced below zero, and crosses
-//! no price.
+//! the top of book after each message. It also checks that every order is known, that no order is reduced below zero,
+//! and that no bid is above the best ask.
 
 use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 
@@ -97,7 +97,7 @@ impl ReferenceBooks {
         self.books[usize::from(locate)].top(side)
     }
 
-    /// Best first.
+    /// Levels of one side, the best price first.
     pub(crate) fn levels(&self, locate: u16, side: Side) -> Vec<Level> {
         let book = &self.books[usize::from(locate)];
         match side {

@@ -1,8 +1,8 @@
-//! Times of rounds, and their statistics.
+//! Times of the variants in each round, and statistics over the rounds.
 
 use serde_json::{Value, json};
 
-/// Times of several variants that took turns.
+/// Times of several variants that ran in alternation.
 pub(crate) struct Rounds {
     names: Vec<&'static str>,
     /// For each variant, ns per message in each round.
@@ -83,8 +83,8 @@ impl Rounds {
     }
 }
 
-/// Time that this thread has had a core for: another process that takes the core away doesn't count. Linux's own count,
-/// in ns.
+/// Time that this thread has run on a core, ns, as Linux counts it. Time in which the thread is preempted does not
+/// count.
 fn on_cpu_ns() -> u64 {
     let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     schedstat.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0)

@@ -66,16 +66,18 @@ struct GroupsRun {
     rate: String,
 }
 
-/// One kill.
+/// One trial: a gateway is killed and restarted.
 struct Trial {
     node: u8,
     moved_groups: BTreeSet<u16>,
-    /// Longest blackout of the groups that moved; of the other groups at that time; of those in an equal time before.
+    /// Longest blackout of the groups that moved. `others_blackout`: of the other groups in the same period;
+    /// `others_blackout_before`: of the other groups in an equal period before the kill.
     blackout: Duration,
     others_blackout: Duration,
     others_blackout_before: Duration,
     stall_ns: u64,
-    /// After the kill only the killed gateway's groups moved, to survivors. After its restart no other group moved.
+    /// After the kill only groups of the killed gateway moved, and only to surviving gateways. After its restart no other
+    /// group moved.
     only_expected_groups_moved: bool,
 }
 
@@ -93,7 +95,7 @@ impl GroupsRun {
         Ok(Self { store, trials, timing, rate })
     }
 
-    /// The report, and whether every promise was kept.
+    /// Runs all trials. Returns the report, and whether every promise was kept.
     fn run(&self) -> (String, bool) {
         let stall_monitor = StallMonitor::start();
         let (mut trials, mut verdicts, mut all_promises_kept) = (Vec::new(), String::new(), true);
@@ -115,7 +117,8 @@ impl GroupsRun {
         (format!("{}\n{verdicts}{verdict}\n", table(&trials)), all_promises_kept)
     }
 
-    /// Kills gateways of one cluster. Its trials are few, since the minimum tenure of a moved group grows with each move.
+    /// Runs `count` trials with one cluster. The number is limited, since the minimum tenure of a moved group grows with each
+    /// move.
     fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, ExitedProcess) {
         let store = self.store.as_ref().map(|ensemble| {
             let endpoints: Vec<String> = ensemble.addresses().iter().map(|address| format!("\"{address}\"")).collect();

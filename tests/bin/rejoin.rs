@@ -92,7 +92,7 @@ fn run(args: &RejoinArgs) -> Result<String, String> {
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
-        // The control period is as long as the last catch-up.
+        // The control period, while the follower is down, is as long as the last catch-up.
         let control = periods.last().map_or(CONTROL_FIRST, |(_, restarted): &(TimeSpan, TimeSpan)| restarted.length());
         let control = TimeSpan::of(|| std::thread::sleep(control));
         let restart_time = SystemTime::now();
@@ -159,7 +159,7 @@ impl TimeSpan {
     }
 }
 
-/// A latency log: its header lines, and each other line with its interval.
+/// A latency log: its header lines, and every other line with its interval.
 struct LatencyIntervals {
     headers: String,
     /// Begin and end in seconds since 1970 UTC, and the line.
@@ -203,7 +203,8 @@ impl LatencyIntervals {
     }
 }
 
-/// Writes a day that builds up `orders` open orders. Returns after how many messages it has them, and the number of all.
+/// Writes a day that builds up `orders` open orders. Returns the number of messages until the orders are open, and the
+/// number of all messages.
 fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String> {
     let unbounded_day = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
     let (mut generator, mut message) = (ItchGenerator::new(unbounded_day), Vec::new());

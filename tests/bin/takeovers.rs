@@ -108,7 +108,7 @@ fn print(text: &str) -> Result<(), String> {
 }
 
 struct Options {
-    /// `None`: all cases.
+    /// The case to run; `None`: all cases.
     case: Option<FaultCase>,
     args: TakeoverArgs,
 }
@@ -123,7 +123,7 @@ struct TrialKind {
 }
 
 impl Options {
-    /// `None`: print the names of the cases.
+    /// Checks the arguments. `Ok(None)`: only the names of the cases were requested.
     fn new(args: TakeoverArgs) -> Result<Option<Self>, String> {
         let case = match args.case.as_deref() {
             Some("list") => return Ok(None),
@@ -168,14 +168,14 @@ impl Options {
         Ok(is_right)
     }
 
-    /// `None`: skipped, since this machine cannot run it.
+    /// Runs all trials of one kind; `None`: skipped, since this machine cannot run them.
     fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
         let mut trials = FaultTrials::default();
         let mut done = 0;
         while done < self.args.trials {
             let count = self.args.trials_per_day.min(self.args.trials - done);
             let mut injected_faults = Vec::new();
-            // A day that panics is recorded, and the next day is played.
+            // A panic ends one day only: it is recorded, and the next day is played.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
                 testbed.wait_until_expectation_ready();
@@ -203,7 +203,7 @@ impl Options {
     }
 
     fn plan(&self, kind: TrialKind, trials: u64) -> Plan {
-        // More messages than the trials take; the venue is stopped after the last trial.
+        // The day has more messages than the trials need; the venue is stopped after the last trial.
         let trial_s = 10 + 2 * self.args.fault_seconds.saturating_sub(3);
         let messages = self.args.rate * (trial_s * trials + 20);
         let mut plan = Plan {
@@ -214,7 +214,7 @@ impl Options {
             messages_per_second: self.args.rate as f64,
             priority: self.args.priority,
             stable_for: Duration::from_secs(self.args.fault_seconds),
-            // The whole day: a restarted gateway copies it from its peer.
+            // The input history holds the whole day, since a restarted gateway may replay it from its peer.
             history_bytes: (messages * MESSAGE_BYTES_MAX).max(32 << 20),
             fast_dir: self.args.fast_dir.clone().unwrap_or_else(env::temp_dir),
             ..Plan::relaxed(kind.backend)

@@ -134,7 +134,7 @@ fn real_captures_allocate_nothing() {
 #[derive(Debug, Default)]
 struct AllocationRun {
     allocations: u64,
-    /// Calls of a handler.
+    /// Number of handler calls.
     calls: u64,
     packets: usize,
     counters: ChannelCounters,
@@ -151,7 +151,7 @@ impl AllocationRun {
     }
 }
 
-/// Packets of the warm-up: until every buffer was used and the fence is open.
+/// Packets of the warm-up, after which every buffer has been used and the fence is open.
 const WARM_UP: usize = 300;
 /// Packets per call: few, so that a run also makes many calls on a crowded machine.
 const QUOTA: usize = 16;
@@ -341,7 +341,7 @@ fn log(directory: &Path) -> (LogSink, SegmentMaintenance) {
     (LogSink::new(writer), maintenance)
 }
 
-/// Levels are added, changed and removed on 40 symbols.
+/// A DEEP level update. The updates add, change and remove levels of 40 symbols.
 fn deep_update(number: u32) -> PriceLevelUpdate {
     let mut update = PriceLevelUpdate::new_zeroed();
     let is_buy = number.is_multiple_of(2);
@@ -355,7 +355,7 @@ fn deep_update(number: u32) -> PriceLevelUpdate {
     update
 }
 
-/// Quotes of 40 symbols.
+/// A TOPS quote update. The updates are of 40 symbols.
 fn tops_update(number: u32) -> QuoteUpdate {
     let mut update = QuoteUpdate::new_zeroed();
     update.message_type = b'Q';

@@ -1,8 +1,8 @@
 //! Random mutations of valid inputs, the same in every run. A reader of such an input must not panic, and must not
-//! allocate more than a bound.
+//! allocate more memory than a bound.
 //!
-//! `MDGW_FUZZ_ROUNDS` sets how many, `MDGW_FUZZ_SEED` selects others. The current input is kept in a file, so that an
-//! input that kills the process is found as well.
+//! `MDGW_FUZZ_ROUNDS` sets the number of mutated inputs, `MDGW_FUZZ_SEED` selects other mutations. The current input is
+//! kept in a file, so that an input that kills the process can be found too.
 
 use std::{
     env, fs,
@@ -13,20 +13,20 @@ use std::{
 use mdgw_captures::random::{Random, mix};
 use mdgw_tests::{captures, counting_allocator::with_memory_limit};
 
-/// What is read, and with what.
+/// A reader under test: its inputs and its memory limit.
 pub(crate) struct Target {
-    /// Its folder below `tests/data/fuzz`, where inputs are kept.
+    /// Name of the target, and of its folder of kept inputs below `tests/data/fuzz`.
     pub(crate) name: &'static str,
-    /// Good inputs.
+    /// Valid inputs.
     pub(crate) seeds: Vec<Vec<u8>>,
     /// Number of mutated inputs by default.
     pub(crate) rounds: u64,
-    /// What reading one may take.
+    /// Most memory that reading one input may allocate, bytes.
     pub(crate) memory_bytes_max: usize,
 }
 
 impl Target {
-    /// Has `read` read the good inputs, the kept ones, and mutations of both.
+    /// Passes the valid inputs, the kept inputs and mutations of both to `read`. Panics if `read` panics.
     pub(crate) fn run(self, mut read: impl FnMut(&[u8])) {
         let Self { name, seeds, rounds, memory_bytes_max } = self;
         assert!(!seeds.is_empty(), "{name}: nothing to begin with");
@@ -47,7 +47,7 @@ impl Target {
             one(input, &|| format!("good or kept input {place}"));
         }
         for round in 0..rounds {
-            // Each by itself, so that one can be repeated without those before it.
+            // Each round has its own random numbers, so that it can be repeated without the rounds before it.
             let mut random = Random::new(mix(seed ^ mix(round + 1)));
             one(&mutated(&corpus, &mut random), &|| format!("round {round} of seed {seed}"));
         }
@@ -73,12 +73,12 @@ impl CurrentInput {
 
 impl Drop for CurrentInput {
     fn drop(&mut self) {
-        // Kept under another name, after a panic.
+        // After a panic there is no such file: `keep` has renamed it.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Inputs that once broke something, and samples of formats that nothing here writes.
+/// Inputs that once made a reader fail, and samples of formats that no code here writes.
 fn kept(name: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/fuzz").join(name);
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
@@ -91,7 +91,7 @@ fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")))
 }
 
-/// One of the inputs, changed in one to four places.
+/// One of the inputs with one to four mutations.
 fn mutated(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = choose(corpus, random).clone();
     for _ in 0..=below(random, 4) {
@@ -129,7 +129,7 @@ fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
     }
 }
 
-/// Overwrites 1, 2, 4 or 8 bytes by a number that is likely to be a wrong length, count or time, in either byte order.
+/// Overwrites 1, 2, 4 or 8 bytes with a number that is likely to be a wrong length, count or time, in either byte order.
 fn put_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     let width = 1 << below(random, 4);
     let number = interesting_number(bytes.len() as u64, random);
@@ -140,7 +140,7 @@ fn put_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     }
 }
 
-/// Replaces the next decimal number.
+/// Replaces the next decimal number of a text.
 fn put_digits(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let Some(skipped) = bytes.iter().skip(at).position(u8::is_ascii_digit) else { return };
     let begin = at + skipped;
@@ -155,7 +155,7 @@ fn interesting_number(length: u64, random: &mut Random) -> u64 {
         1 => length.wrapping_add(random.below(5)).wrapping_sub(2),
         2 => random.below(16),
         3 => u64::MAX.wrapping_sub(random.below(3)),
-        // About a power of two: borders of the types.
+        // A power of two or a neighbour: the limits of integer types.
         _ => (1_u64 << random.below(64)).wrapping_add(random.below(3)).wrapping_sub(1),
     }
 }
@@ -164,11 +164,11 @@ fn choose<'a, T>(all: &'a [T], random: &mut Random) -> &'a T {
     &all[below(random, all.len())]
 }
 
-/// 0 for a bound of 0.
+/// A random number below `bound`; 0 if `bound` is 0.
 fn below(random: &mut Random, bound: usize) -> usize {
     usize::try_from(random.below(bound as u64)).expect("it is below a usize")
 }
 
 const INTERESTING_BYTES: [u8; 12] = [0, 1, 0x7f, 0x80, 0xfe, 0xff, b'\n', b'"', b'{', b'[', b'-', b'9'];
-/// Longer ones find nothing that these don't.
+/// Longest input. Longer inputs do not find further errors.
 const INPUT_BYTES_MAX: usize = 1 << 20;

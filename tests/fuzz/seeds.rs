@@ -61,7 +61,7 @@ fn pcap(payloads: &[Vec<u8>]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Microseconds, big-endian, without an Ethernet header or with more than that.
+/// A big-endian pcap file with timestamps in us. `before`: the bytes of link type `link` before the IPv4 header.
 fn pcap_big_endian(link: u32, before: &[u8], payloads: &[Vec<u8>]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_c3d4, 2 << 16 | 4, 0, 0, 65_535, link] {
@@ -78,7 +78,7 @@ fn pcap_big_endian(link: u32, before: &[u8], payloads: &[Vec<u8>]) -> Vec<u8> {
     file
 }
 
-/// Link types and what they put in front of IPv4: Ethernet with two tags, raw IP, Linux cooked 1 and 2, loopback.
+/// Link types and their bytes before the IPv4 header: Ethernet with two tags, raw IP, Linux cooked 1 and 2, loopback.
 const LINK_TYPES: [(u32, &[u8]); 5] = [
     (1, &[1, 0, 0x5e, 1, 2, 3, 2, 0, 0, 0, 0, 1, 0x88, 0xa8, 0, 9, 0x81, 0, 0x60, 7, 0x08, 0]),
     (101, &[]),
@@ -121,7 +121,7 @@ fn ip_packet(payload: &[u8]) -> Vec<u8> {
     [&header[ETHERNET_HEADER_BYTES..], payload].concat()
 }
 
-/// A file of each kind of record, one of several kinds, one compressed.
+/// A DBN file of each record type, one with several record types, and a compressed one.
 pub(crate) fn dbn_files() -> Vec<Vec<u8>> {
     let records: [Vec<u8>; 8] = [
         MboMsg::default().as_ref().to_vec(),
@@ -151,7 +151,7 @@ fn dbn_file(name: &str, records: &[&[u8]]) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
-/// A log's only segment: two sessions, an entry that covers nothing, one without frames.
+/// The only segment of a log with two sessions, an entry that covers no message, and an entry without frames.
 pub(crate) fn segments() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let options = LogOptions {
@@ -177,7 +177,7 @@ pub(crate) fn segments() -> Vec<Vec<u8>> {
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 pub(crate) const SEGMENT_NAME: &str = "0000000000000001.segment";
 pub(crate) const LOG_CHANNEL: u16 = 1;
-/// A session of the log.
+/// The session under which a test appends to the log.
 pub(crate) const LOG_SESSION: [u8; 16] = [3; 16];
 
 /// A latency log of two channels, with disclosure and negative values.
@@ -220,7 +220,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     vec![crashed, fs::read(&path).unwrap()]
 }
 
-/// An audit with some changes.
+/// An audit file with some changes of leadership.
 pub(crate) fn audits() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("audit.jsonl");
@@ -233,7 +233,7 @@ pub(crate) fn audits() -> Vec<Vec<u8>> {
     vec![fs::read(path).unwrap()]
 }
 
-/// Of a voter that has never voted.
+/// The vote file of a voter that has never voted.
 pub(crate) fn vote_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     drop(VoteFile::open(folder.path(), GroupId(1)).unwrap());
@@ -271,6 +271,6 @@ fn date() -> TradingDate {
     TradingDate::from_yyyymmdd(20_190_130).unwrap()
 }
 
-/// 2019-01-30, half past nine in New York.
+/// 2019-01-30 09:30 in New York, ns since 1970 UTC.
 const BEGIN_NS: u64 = 1_548_858_600_000_000_000;
 const ETHERNET_HEADER_BYTES: usize = 14;

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use mdgw_tests::captures::print_to_stderr;
 use stateright::{Checker as _, HasDiscoveries, Model};
 
-/// A model whose property `safe` is that there is no violation.
+/// A model whose property `safe` holds in every state without a violation.
 pub(super) trait SafetyModel:
     Model<State: SearchState, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
 {
@@ -81,7 +81,7 @@ pub(super) fn assert_safeguard_needed<M: SafetyModel>(
     assert_safe(&format!("with {safeguard}"), model, states, reached);
 }
 
-/// More for a long night: `STATES=10000000`.
+/// Number of states to generate. A longer search is requested by `STATES=10000000`.
 fn states_wanted(states: usize) -> usize {
     let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
     wanted.map_or(states, |wanted: usize| wanted.max(states))

@@ -11,9 +11,9 @@ use flate2::read::MultiGzDecoder;
 /// A capture and its expected decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureWithDecode {
-    /// Packets, or messages of a day file.
+    /// The file with the packets, or with the messages of a day file.
     pub capture: PathBuf,
-    /// JSON, plain or gzip.
+    /// The file with the expected decode: JSON, plain or gzip.
     pub expected: PathBuf,
 }
 

@@ -210,13 +210,13 @@ impl Checker {
     }
 }
 
-/// A packet as `mdgw inspect --json` prints it, read again.
+/// A packet as `mdgw inspect --json` prints it, parsed again.
 fn shown(view: &PacketView<'_>) -> Json {
     let text = serde_json::to_vec(view).expect("a packet is JSON");
     Json::parse(&text).expect("what was written as JSON is JSON")
 }
 
-/// Name of the bit field that the member of that name repeats bit by bit.
+/// Value of the bit field `NAME` that the member `NAME_bits` repeats bit by bit; `None` for any other member.
 fn bits_of<'a>(members: &'a [(String, Json)], name: &str) -> Option<&'a Json> {
     let whole = name.strip_suffix("_bits")?;
     members.iter().find(|(member, _)| member == whole).map(|(_, value)| value)

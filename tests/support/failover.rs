@@ -44,7 +44,7 @@ use mdgw_sys::{clock::mono_now, fence::Fence};
 pub struct LeaseTimingMs(pub u64, pub u64, pub u64);
 
 impl LeaseTimingMs {
-    /// From `20/4/4`.
+    /// Parses a timing such as `20/4/4`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('/').map(str::parse);
@@ -82,7 +82,7 @@ pub struct ClusterProcess {
 }
 
 impl ClusterProcess {
-    /// From the arguments that [`VoteCluster`] gives; `None` for any others.
+    /// Parses the arguments that [`VoteCluster`] gives its processes; `None` for other arguments.
     #[must_use]
     pub fn parse(args: &[String]) -> Option<Self> {
         let [role, node, incarnation, timing, directory, a, b, c] = args else { return None };
@@ -97,7 +97,7 @@ impl ClusterProcess {
         })
     }
 
-    /// Runs it until it is killed or its standard input ends.
+    /// Runs the process until it is killed or its standard input ends.
     #[must_use]
     pub fn run(self) -> ExitCode {
         match self.try_run() {
@@ -196,36 +196,36 @@ impl ElectionHooks for FenceReporter {
 
 fn write_event(text: &str) {
     let mut stdout = io::stdout().lock();
-    // Fails only when the reader has ended; this process is then killed soon.
+    // Writing fails only when the reader has ended; this process is then killed soon.
     let _written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 fn wait_for_stdin_close() {
     let mut line = String::new();
-    // Any result means the end.
+    // Any result of the read means that standard input has ended.
     let _eof = io::stdin().read_line(&mut line);
 }
 
 /// An event that a process reported on standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessEvent {
-    /// It is eligible, or votes.
+    /// The gateway is eligible, or the witness votes.
     Ready,
-    /// Its fence opened.
+    /// The fence opened.
     Open {
         /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
-        /// The epoch that it opened under.
+        /// The epoch under which the fence opened.
         epoch: Epoch,
     },
-    /// Its fence closed.
+    /// The fence closed.
     Close {
         /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
         /// The epoch that closed.
         epoch: Epoch,
     },
-    /// It ended; its last line.
+    /// The process ended, with its last line of output.
     Ended(String),
 }
 
@@ -243,7 +243,7 @@ impl ProcessEvent {
     }
 }
 
-/// The elections of two gateways, and a witness.
+/// The processes of a cluster: two gateways with their elections, and a witness.
 #[derive(Debug)]
 pub struct VoteCluster {
     program: PathBuf,
@@ -278,7 +278,8 @@ impl VoteCluster {
         let key = directory.path().join("key");
         std::fs::write(&key, "5a".repeat(32))?;
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
-        // Bound at the same time, so that the ports differ; then closed, so that the children can bind them.
+        // All sockets are bound at the same time, so that the ports differ. They are then closed, so that the children
+        // can bind the ports.
         let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
         let ports: Vec<u16> =
             sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
@@ -321,7 +322,7 @@ impl VoteCluster {
         thread::spawn(move || {
             let mut last = String::new();
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // Fails only after the cluster is dropped.
+                // Sending fails only after the cluster is dropped.
                 let _sent = event_sender.send((node, start, ProcessEvent::parse(&line)));
                 last = line;
             }
@@ -391,7 +392,8 @@ impl VoteCluster {
     pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
         let before = self.openings.len();
         let leader = self.wait_for_leader()?;
-        // Varies the phase of the renewals, and gives the gateway started last time to wait out its lease and receive them.
+        // This varies the phase of the renewals. It also gives the gateway that was started last the time to wait for the end
+        // of a lease and to receive renewals.
         let jitter_ms = 7 * u64::try_from(self.openings.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
         while let Ok(next) = self.events.try_recv() {
@@ -428,7 +430,7 @@ pub fn ms(ns: u64) -> String {
 }
 
 fn signal_process(pid: i32, signal: i32) {
-    // Through the shell's `kill`: no safe call for it exists here.
+    // The program `kill` sends the signal, since no safe call for that exists here.
     let name = signal.to_string();
     let _exited = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
 }

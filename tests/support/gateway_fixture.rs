@@ -31,7 +31,7 @@ pub struct GatewayFixture {
     _reserved: Vec<UdpSocket>,
 }
 
-/// The keys of a gateway configuration besides its addresses.
+/// The parts of a gateway's configuration that tests vary.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
     /// Name of the feed.
@@ -314,7 +314,7 @@ pub fn free_address() -> SocketAddrV4 {
     panic!("all of {PORT_COUNT} ports are in use");
 }
 
-/// Below the kernel's ephemeral port range.
+/// First port of the tests. Their ports are below the kernel's ephemeral range.
 const PORT_MIN: u16 = 12_000;
 const PORT_COUNT: u16 = 20_000;
 

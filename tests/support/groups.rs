@@ -30,13 +30,13 @@ use crate::{
 
 /// Number of groups. Each has one channel, with the same id.
 pub const GROUPS: u16 = 6;
-/// Number of gateways: node ids 1 to this.
+/// Number of gateways, which have the node ids 1 to this number.
 pub const GATEWAYS: u8 = 3;
 
 /// Leader of each group, and the count of its epoch.
 pub type Leaders = BTreeMap<u16, (u8, u64)>;
 
-/// The gateways. All are killed when it is dropped.
+/// Gateways that share all groups. Dropping the cluster kills all of them.
 #[derive(Debug)]
 pub struct GroupCluster {
     /// The gateways: nodes 1 to [`GATEWAYS`].
@@ -44,7 +44,7 @@ pub struct GroupCluster {
     /// The lines of three fixtures: one line for each channel.
     lines: Vec<SocketAddrV4>,
     _line_fixtures: Vec<GatewayFixture>,
-    /// `backend = …` and the table of its store.
+    /// Configuration text of the backend: `backend = …`, and the table of its store.
     backend: [String; 2],
     timing: LeaseTimingMs,
 }
@@ -97,7 +97,8 @@ impl GroupCluster {
         self.gateways.start(node, &self.config_text(node));
     }
 
-    /// Leader of each group by its own status; `None` unless each group has exactly one leader among the running gateways.
+    /// Leader of each group, by the status of that leader; `None` unless each group has exactly one leader among the running
+    /// gateways.
     #[must_use]
     pub fn leaders(&self) -> Option<Leaders> {
         let mut leaders = Leaders::new();
@@ -141,7 +142,7 @@ impl GroupCluster {
         process::start(fixed.into_iter().chain(lines))
     }
 
-    /// What a consumer of that group must get, by the log of a gateway that ran all the time.
+    /// The messages that a consumer of the group must get, from the log of a gateway that ran all the time.
     #[must_use]
     pub fn messages(&self, node: u8, group: u16) -> BTreeMap<(Session, u64), Vec<u8>> {
         messages_of(&self.log(node, group))
@@ -217,7 +218,7 @@ impl Drop for GroupCluster {
 pub struct GroupConsumers {
     consumers: BTreeMap<u16, GroupConsumer>,
     tap: Tap,
-    /// The capture.
+    /// Path of the capture.
     pub capture: PathBuf,
 }
 
@@ -330,13 +331,13 @@ impl Drop for GroupConsumer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic was printed when it happened; missing deliveries are found by the check.
+            // A panic of the thread was printed when it happened. The check finds missing deliveries.
             let _ended = thread.join();
         }
     }
 }
 
-/// Which groups have another leader than before.
+/// Groups whose leader has changed.
 #[must_use]
 pub fn moved_groups(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
     before.iter().filter(|(group, (leader, _))| after[group].0 != *leader).map(|(group, _)| *group).collect()

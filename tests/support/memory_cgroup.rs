@@ -57,7 +57,7 @@ impl MemoryCgroup {
             };
             let path = Path::new(point).join(&name);
             fs::create_dir(&path).ok()?;
-            // Dropped, and so removed, where memory isn't what it counts.
+            // A cgroup without a memory limit is dropped, and so removed.
             Some(Self { path, files, oom_kills_before: AtomicU64::new(0) })
                 .filter(|cgroup| cgroup.path.join(files.limit).exists())
         });
@@ -67,20 +67,20 @@ impl MemoryCgroup {
         cgroup
     }
 
-    /// The file that processes join it by.
+    /// The file through which a process joins the cgroup.
     #[must_use]
     pub fn procs_file(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }
 
-    /// Limits its processes to their present memory. The kernel then kills one of them when it needs more.
+    /// Limits the processes of the cgroup to their present memory. The kernel kills one of them when they need more.
     pub fn limit_to_current_usage(&self) {
         let usage = fs::read_to_string(self.path.join(self.files.usage)).unwrap_or_default();
         // Fails if the usage has grown meanwhile; then the limit is set again.
         let _limited = self.set_limit(usage.trim());
     }
 
-    /// Whether the kernel has killed one of them since the limit was last lifted.
+    /// Whether the kernel has killed a process of the cgroup since the limit was last lifted.
     #[must_use]
     pub fn has_oom_killed(&self) -> bool {
         self.oom_kill_count() > self.oom_kills_before.load(Ordering::Relaxed)

@@ -172,7 +172,8 @@ impl Switch {
         self.add_drop_rule(&format!("iifname {} ip daddr {address}", from.name));
     }
 
-    /// Drops packets from that host to that address after that many copies have passed: each host gets a copy.
+    /// Drops packets from that host to that address after `copies` copies have passed. The switch makes a copy of each
+    /// packet for each host.
     pub fn drop_to_address_after(&self, from: &Host, address: Ipv4Addr, copies: u64) {
         let after_copies = format!("numgen inc mod 1000000000 >= {copies} counter");
         self.add_drop_rule(&format!("iifname {} ip daddr {address} {after_copies}", from.name));
@@ -220,7 +221,7 @@ impl Switch {
     }
 }
 
-/// Runs a program to its end with that on its standard input.
+/// Runs a program to its end with `input` on its standard input.
 fn run(command: &mut Command, input: &str) -> io::Result<()> {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     if let Some(mut stdin) = child.stdin.take() {

@@ -70,16 +70,17 @@ pub struct InProcessGateway {
 }
 
 impl InProcessGateway {
-    /// Starts it as a standby.
+    /// Starts a gateway with this configuration as a standby.
     #[must_use]
-    pub fn start(fixture: GatewayFixture, expected_messages: &GatewayOptions) -> Self {
-        Self::start_with(fixture, expected_messages, StartMode::default())
+    pub fn start(fixture: GatewayFixture, options: &GatewayOptions) -> Self {
+        Self::start_with(fixture, options, StartMode::default())
     }
 
-    /// Starts it, as a standby, with that.
+    /// Starts a gateway with this configuration as a standby. `beginning`: from its own log, or with a replay of the whole
+    /// session.
     #[must_use]
-    pub fn start_with(fixture: GatewayFixture, expected_messages: &GatewayOptions, beginning: StartMode) -> Self {
-        let gateway = start_gateway(&fixture.config(expected_messages), beginning);
+    pub fn start_with(fixture: GatewayFixture, options: &GatewayOptions, beginning: StartMode) -> Self {
+        let gateway = start_gateway(&fixture.config(options), beginning);
         Self { fixture, gateway }
     }
 
@@ -92,13 +93,13 @@ impl InProcessGateway {
         self.gateway.group(GROUP).expect("the configuration has one group")
     }
 
-    /// Status of its channel, and what it has received from the peer.
+    /// Status of the gateway's channel: its own positions, and the positions received from the peer.
     ///
     /// # Panics
-    /// When it doesn't listen.
+    /// When the gateway has no standby receiver.
     #[must_use]
     pub fn status_table(&self) -> ChannelStatus {
-        self.gateway.status_table().and_then(|status_table| status_table.get(CHANNEL)).expect("a standby listens")
+        self.gateway.status_table().and_then(|table| table.get(CHANNEL)).expect("a standby listens")
     }
 
     /// Runs the periodic work of a gateway once, and waits until the channel has handled its inbox.
@@ -108,40 +109,38 @@ impl InProcessGateway {
         wait_until("the channel has read its inbox", || self.handle().drained().is_some());
     }
 
-    /// Makes it the leader under that epoch.
+    /// Opens the fence under `epoch`: the gateway becomes the leader.
     pub fn open_fence(&self, epoch: Epoch) {
         self.handle().fence().open(epoch, MonoNs(u64::MAX));
         self.handle().on_fence_change();
     }
 
-    /// All entries of its log.
+    /// All entries of the gateway's publication log.
     #[must_use]
     pub fn log(&self) -> Vec<LogEntry> {
         log_entries(&self.fixture)
     }
 
-    /// Waits until its log reaches that position.
+    /// Waits until the gateway's publication log reaches the position.
     pub fn wait_until_ready(&self, position: StreamPosition) {
         wait_until("the log reaches the position", || self.log().last().is_some_and(|entry| entry.until() >= position));
     }
 
-    /// Waits until it has received the peer's output exactly up to that position.
+    /// Waits until the gateway has received the peer's output exactly up to the position.
     ///
     /// # Panics
-    /// When it doesn't listen.
+    /// When the gateway has no standby receiver.
     pub fn wait_until_received(&self, position: StreamPosition) {
         let status_table = self.gateway.status_table().expect("a standby listens");
         wait_until("the output of the leader is received", || {
-            status_table
-                .get(CHANNEL)
-                .is_some_and(|status_table| status_table.received.received_through == Some(position))
+            status_table.get(CHANNEL).is_some_and(|status| status.received.received_through == Some(position))
         });
     }
 
-    /// Stops it.
+    /// Stops the gateway in order.
     ///
     /// # Panics
-    /// When it can't end in order.
+    /// When that fails.
     #[must_use]
     pub fn stop(self) -> GatewayReport {
         self.gateway.stop().expect("the gateway ends in order")
@@ -151,7 +150,7 @@ impl InProcessGateway {
 /// Links two gateways. Returns the link handles of both once they are connected.
 ///
 /// # Panics
-/// When they can't.
+/// When a link can't be opened, or the gateways don't connect.
 #[must_use]
 pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
     let [a, b] = [free_address(), free_address()];
@@ -166,29 +165,29 @@ pub fn link(members: [&mut InProcessGateway; 2]) -> [Arc<LinkHandle>; 2] {
     handles
 }
 
-/// One entry of a log.
+/// One entry of a publication log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Its session.
+    /// Session of the entry.
     pub session: Session,
     /// First input sequence that it covers.
     pub first: Sequence,
     /// The input sequence after the last that it covers.
     pub next: Sequence,
-    /// As committed.
+    /// Packet flags with which the entry was committed.
     pub flags: PacketFlags,
     /// The frames.
     pub payload: Vec<u8>,
 }
 
 impl LogEntry {
-    /// The position before it.
+    /// The stream position before the entry.
     #[must_use]
     pub fn from(&self) -> StreamPosition {
         StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).0
     }
 
-    /// The position after it.
+    /// The stream position after the entry.
     #[must_use]
     pub fn until(&self) -> StreamPosition {
         StreamPosition::range_of_body(self.session, (self.first, self.next), &self.payload).1
@@ -311,7 +310,7 @@ fn sender() -> UdpSocket {
 #[derive(Debug)]
 pub struct RecordingConsumer {
     subscriber: Subscriber,
-    /// In the order of delivery.
+    /// All deliveries, in order.
     pub deliveries: Vec<Delivery>,
 }
 
@@ -364,7 +363,7 @@ impl RecordingConsumer {
         self.receive_until("the session ends", |deliveries| deliveries.contains(&Delivery::End(session)));
     }
 
-    /// Highest epoch that it accepted.
+    /// Highest epoch that the subscriber has accepted.
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         self.subscriber.receiver().epoch()

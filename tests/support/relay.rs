@@ -29,7 +29,7 @@ struct RelayCounts {
 }
 
 impl LossyRelay {
-    /// Starts the relay. The same seed does the same damage to the same packets.
+    /// Starts the relay. With the same seed the same packets are damaged in the same way.
     ///
     /// # Panics
     /// When a socket can't be opened.

@@ -65,6 +65,6 @@ fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, is_stalled:
         Ok(count)
     };
     while forward_some().is_ok_and(|count| count > 0) {}
-    // Fails if an end is closed already.
+    // A shutdown fails if its end is closed already.
     let _shut_down = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }

@@ -280,7 +280,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Of a node with a host of its own.
+/// Ports of a node that has its own host: for clients, for the other nodes, and for health checks or elections.
 const HOST_PORTS: [u16; 3] = [12_000, 12_001, 12_002];
 const START_ATTEMPTS_MAX: usize = 3;
 /// Interval of polling.

@@ -57,7 +57,7 @@ pub struct Testbed {
     witnesses: Vec<(Host, Option<MdgwProcess>)>,
     store: Option<(Vec<Host>, Ensemble)>,
     running: Vec<Option<MdgwProcess>>,
-    /// Killed gateways: their sentinels may still write to standard error.
+    /// Killed gateways. Their standard error is read later, since their sentinels may still write to it.
     killed: Vec<MdgwProcess>,
     /// Standard error of processes that have ended.
     outputs: Vec<String>,
@@ -92,7 +92,7 @@ impl Testbed {
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(RECEIVER_ADDRESS_MIN + number));
-            // Receivers differ in the gateway that they ask first.
+            // Each receiver requests missing messages first from another gateway.
             let rotated = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
             let services: Vec<_> = rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
             let capture = fast_dir.path().join(format!("receiver{number}.pcap"));
@@ -179,7 +179,7 @@ impl Testbed {
     /// # Panics
     /// When it doesn't start.
     pub fn start_gateway(&mut self, node: u8) {
-        // A killed gateway may still hold its files.
+        // A killed gateway may still hold its files, so wait for its end.
         self.outputs.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let path = self.path(&format!("gateway{node}.toml"));
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
@@ -217,7 +217,8 @@ impl Testbed {
         self.witnesses.iter_mut().for_each(|(_, witness)| drop(witness.take()));
     }
 
-    /// One fewer than gateways, so that the witnesses and one gateway are a majority of the voters.
+    /// Node ids of the witnesses. There is one witness fewer than gateways, so that the witnesses and one gateway are a
+    /// majority of the voters.
     fn witness_nodes(&self) -> RangeInclusive<u8> {
         WITNESS_NODE_MIN..=WITNESS_NODE_MIN + self.plan.gateways - 2
     }
@@ -389,7 +390,8 @@ impl Testbed {
         }
     }
 
-    /// The position that the gateway has logged. Sessions differ in their restart alone, which has one digit.
+    /// The end of the gateway's log: session and sequence. Sessions can be compared as text, since they differ only in the
+    /// restart count, which has one digit.
     fn ready_position(&self, node: u8) -> Option<(String, u64)> {
         let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
@@ -536,7 +538,7 @@ fn index(node: u8) -> usize {
     usize::from(node) - 1
 }
 
-/// Average of the synthetic day: `--rate` of `mdgw sim` is in packets.
+/// Average of the synthetic day. It converts the rate of the plan to `--rate` of `mdgw sim`, which is in packets.
 const MESSAGES_PER_PACKET: f64 = 11.08;
 const WITNESS_NODE_MIN: u8 = 5;
 const VENUE: u8 = 9;

@@ -39,7 +39,7 @@ impl TradingDay {
         Self { captures, expected: fs::read(out).expect("the offline decoder has written its output") }
     }
 
-    /// Starts the gateway that receives it.
+    /// Starts the gateway that receives the day.
     #[must_use]
     pub fn gateway(&self, fixture: &GatewayFixture, options: &GatewayOptions) -> MdgwProcess {
         let options = GatewayOptions { has_recovery: false, ..options.clone() };

@@ -38,7 +38,7 @@ fn sources() -> Vec<SourceFile> {
     found
 }
 
-/// All files with these endings, but for what is built or hidden.
+/// All files with these endings, except build output and hidden files.
 fn files(endings: &[&str]) -> Vec<SourceFile> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];

@@ -1,8 +1,8 @@
 //! Documents point to files and headings that exist.
 //!
-//! A document refers to a heading by a link with an anchor, `[Add a feed](contributing.md#add-a-feed)`, so that the reference can be
-//! checked. Text in quotation marks beside a document's name is no such link, and is refused; so is a quoted heading of another
-//! document.
+//! A document refers to a heading by a link with an anchor, `[Add a feed](contributing.md#add-a-feed)`, so that the
+//! reference can be checked. Text in quotation marks beside the name of a document is refused, and so is a quoted heading
+//! of another document: neither can be checked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,7 +71,7 @@ fn quoted_headings_are_links() {
     assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
 }
 
-/// ARCHITECTURE.md is read as a whole, before any code.
+/// ARCHITECTURE.md has a limit, since it is read as a whole, before any code.
 #[test]
 fn the_architecture_stays_short() {
     assert_none(excess_words(&read("ARCHITECTURE.md"), 2_500));
@@ -80,13 +80,13 @@ fn the_architecture_stays_short() {
     assert_eq!(excess_words("| a | `b c` |\n", 6), None);
 }
 
-/// Words as `wc -w` counts them.
+/// Reports the number of words, counted as `wc -w` does, if it exceeds `words_max`.
 fn excess_words(text: &str, words_max: usize) -> Option<String> {
     let count = text.split_whitespace().count();
     (count > words_max).then(|| format!("{count} words, at most {words_max}"))
 }
 
-/// The README's table is what the demo prints: each of its rows has a name that the demo gives one.
+/// The README's table shows output of the demo: the demo prints a row with the name of each row of the table.
 #[test]
 fn readme_shows_the_rows_that_the_demo_prints() {
     let source = read("gateway/mdgw/src/cli/demo.rs");
@@ -175,7 +175,7 @@ impl Headings {
     }
 }
 
-/// Lines that are not in a fenced or indented block of code. What is indented beneath a list's item is prose, unless it
+/// Lines that are not in a fenced or indented block of code. An indented line below a list item is prose, unless it
 /// follows an empty line.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let (mut is_fenced, mut follows_prose) = (false, false);
@@ -188,7 +188,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Targets of all links in the prose, also of those whose text goes over a line's end.
+/// Targets of all links in the prose, also of links whose text continues on the next line.
 fn links(text: &str) -> Vec<String> {
     let plain: Vec<String> = prose(text).map(without_code).collect();
     let plain = plain.join("\n");
@@ -205,7 +205,7 @@ fn without_code(line: &str) -> String {
     parts.join("x")
 }
 
-/// Without links: `[text](target)` is left out whole.
+/// The line without its links: `[text](target)` is left out completely.
 fn without_links(line: &str) -> String {
     let mut plain = String::new();
     let mut rest = line;
@@ -219,7 +219,7 @@ fn without_links(line: &str) -> String {
     plain + rest
 }
 
-/// A heading as it reads: of links their text, and without marks of emphasis and code.
+/// The text of a heading: links are replaced by their text, marks of emphasis and code are removed.
 fn rendered(heading: &str) -> String {
     let mut plain = String::new();
     let mut rest = heading.trim();
@@ -237,7 +237,7 @@ fn slug(heading: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Links of a document to files, and paths of ours that it names as code, which do not exist.
+/// Files that do not exist: targets of the document's links, and paths of this repository that it names as code.
 fn dead_links(document: &str, text: &str, exists: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
     let folder = Path::new(document).parent().unwrap_or_else(|| Path::new(""));
     let is_dead = |link: &String| {
@@ -265,7 +265,7 @@ fn is_path_char(character: char) -> bool {
     character.is_alphanumeric() || matches!(character, '_' | '/' | '.' | '-')
 }
 
-/// Without `..` and `.`.
+/// The path without `..` and `.`.
 fn normalised(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut flat, component| {
         match component {

@@ -6,11 +6,11 @@ use mdgw_runtime::config::Resolved;
 
 use super::{SourceFile, assert_none, files, sources};
 
-/// Longest source file.
+/// Most lines of a source file.
 const LINES_MAX: usize = 1_000;
 
-/// Words in comments that mean "not finished"; in two halves, so that this file does not contain them. The macros of that meaning
-/// are refused by clippy.
+/// Words in comments that mean "not finished". They are written in two halves, so that this file does not contain them.
+/// Clippy refuses the macros of that meaning.
 const REMINDERS: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
 #[test]

@@ -25,7 +25,7 @@ fn licences_of_linked_packages_are_allowed() {
 
 #[test]
 fn the_first_command_needs_no_protocol_compiler() {
-    // Store clients that are not built by default, and their build dependencies.
+    // Store clients and their build dependencies are not built by default.
     let found = |features: &[&str]| linked_packages(features).into_iter().any(|(name, _)| name == "prost-build");
     assert!(!found(&[]), "linked by default");
     assert!(found(&["--features", "mdgw/etcd"]));
@@ -58,7 +58,7 @@ enum Licence {
 }
 
 impl Licence {
-    /// `None` for what is no expression.
+    /// Parses an expression; `None` if the text is not a valid expression.
     fn of(text: &str) -> Option<Self> {
         let spaced = text.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let mut words = spaced.split_whitespace().peekable();

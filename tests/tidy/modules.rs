@@ -1,5 +1,4 @@
-//! Inside a package, the modules at its root may depend on each other without a cycle. Cargo ensures that between
-//! packages.
+//! The modules at the root of a package depend on each other without cycles. Cargo ensures the same between packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +12,7 @@ fn modules_of_a_package_form_no_cycle() {
     for SourceFile { path, text } in sources() {
         let Some((package, inside)) = path.split_once("/src/") else { continue };
         let modules: Vec<_> = inside.trim_end_matches(".rs").split('/').collect();
-        // A file of tests may use what it likes.
+        // Test files may use any module.
         if matches!(modules[..], ["lib" | "main"]) || modules.iter().any(|module| TEST_MODULES.contains(module)) {
             continue;
         }
@@ -42,7 +41,7 @@ const TEST_MODULES: [&str; 3] = ["tests", "testing", "models"];
 struct Uses(BTreeMap<String, BTreeSet<String>>);
 
 impl Uses {
-    /// What the file of this module uses.
+    /// Adds the modules that the file of this module uses.
     fn add(&mut self, modules: &[&str], text: &str) {
         let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{modules:?}: {error}"));
         let mut seen = ModuleNames { depth: modules.len(), roots: BTreeSet::new() };
@@ -52,7 +51,7 @@ impl Uses {
         self.0.entry(own).or_default().append(&mut seen.roots);
     }
 
-    /// A way from a module back to itself, if there is one.
+    /// A path of uses from a module back to itself, if there is one.
     fn cycle(&self) -> Option<Vec<String>> {
         self.0.keys().find_map(|start| self.way(&mut vec![start.clone()]))
     }
@@ -75,16 +74,16 @@ impl Uses {
     }
 }
 
-/// Names at the root of the package that a file mentions.
+/// Names from the root of the package that a file uses.
 #[derive(Debug)]
 struct ModuleNames {
-    /// Depth of the code in modules: this many `super` lead to the root.
+    /// Depth of the code in modules: this number of `super` leads to the root.
     depth: usize,
     roots: BTreeSet<String>,
 }
 
 impl ModuleNames {
-    /// A path from `crate`, or from as many `super` as lead to the root.
+    /// Adds the root name of a path that begins with `crate`, or with the number of `super` that leads to the root.
     fn see(&mut self, path: &[String]) {
         let supers = path.iter().take_while(|word| *word == "super").count();
         let root = match path {

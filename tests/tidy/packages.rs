@@ -43,7 +43,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 16] = [
     ),
 ];
 
-/// Which packages may be used besides by tests of the package itself: generated input, and a clock.
+/// Further packages that only the tests of a package may use: generated input, and a clock.
 const IN_TESTS_ONLY: [(&str, &str); 3] =
     [("gateway/pair", "simulator"), ("gateway/status", "sys"), ("gateway/tools", "simulator")];
 
@@ -70,8 +70,8 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
     ("serde", &["gateway/election", "gateway/status", "gateway/tools", "gateway/runtime", "gateway/mdgw", "tests"]),
 ];
 
-/// All that `feeds` may link: it is a function of bytes and times. `libc` is there for one piece of advice about the
-/// books' memory.
+/// All packages that `feeds` may link, since its output must be a function of bytes and times. It needs `libc` for one
+/// madvise(2) call for the memory of the books.
 const FEEDS_ALLOWED_CRATES: [&str; 4] = ["dbn", "hdrhistogram", "libc", "zerocopy"];
 
 #[test]
@@ -159,7 +159,7 @@ fn misplaced(package: &str, manifest: &str) -> impl Iterator<Item = String> {
     users.into_iter()
 }
 
-/// Packages of ours in a manifest that are not among the allowed.
+/// Packages of this repository that a manifest uses although they are not allowed.
 fn forbidden_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterator<Item = String> {
     let is_ours = |name: &String| name == "mdgw" || name.starts_with("mdgw-");
     let may = |name: &str| allowed.iter().any(|allowed| name == format!("mdgw-{allowed}"));
@@ -172,7 +172,7 @@ fn forbidden_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> im
     found.into_iter()
 }
 
-/// Permissions that the package's manifest does not use.
+/// Allowed packages that the package's manifest does not use.
 fn unused_permissions(package: &str, manifest: &str, allowed: &[&str]) -> impl Iterator<Item = String> {
     let in_code: Vec<_> = linked(manifest, &["dependencies", "build-dependencies"]).collect();
     let in_tests: Vec<_> = linked(manifest, &["dev-dependencies"]).collect();
@@ -187,7 +187,7 @@ fn unused_permissions(package: &str, manifest: &str, allowed: &[&str]) -> impl I
     found.into_iter()
 }
 
-/// Names in these tables of a manifest, those of single targets too.
+/// Names in these tables of a manifest, and in the same tables of single targets.
 fn linked(manifest: &str, tables: &[&str]) -> impl Iterator<Item = String> {
     let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
     let targets = manifest.get("target").and_then(toml::Value::as_table);

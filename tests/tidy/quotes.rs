@@ -1,10 +1,10 @@
-//! What a runbook or the guide quotes from logs and displays is printed by some source.
+//! Every text that a runbook or the guide quotes from logs and displays occurs in some source file.
 
 use super::{SourceFile, assert_none, files, sources};
 
 const PAGES: [&str; 2] = ["ops/guide/", "ops/runbooks/"];
 
-/// First words of what is typed, not printed.
+/// First words of commands: a quote that begins with one is typed, not printed.
 const COMMANDS: [&str; 19] = [
     "cargo",
     "cat",
@@ -45,8 +45,8 @@ fn quoted_messages_occur_in_a_source() {
     assert_eq!(not_printed(page, &code).collect::<Vec<_>>(), ["the log: was full"]);
 }
 
-/// Quotes of a page of which a part occurs in no source. `…` and words in capitals stand for values. A colon may join the texts of
-/// an error and of its cause.
+/// Quotes of a page that have a part which occurs in no source. `…` and words in capitals stand for values. A colon may
+/// join the texts of an error and of its cause.
 fn not_printed<'p>(page: &'p str, code: &[String]) -> impl Iterator<Item = &'p str> {
     quotes(page).filter(move |quote| {
         let words = quote.replace('…', " … ").replace(": ", ": … ");
@@ -58,7 +58,7 @@ fn not_printed<'p>(page: &'p str, code: &[String]) -> impl Iterator<Item = &'p s
     })
 }
 
-/// Code of several words that begins in lower case, and is neither a command nor a setting.
+/// Code spans of several words that begin in lower case and are neither a command nor a setting.
 fn quotes(page: &str) -> impl Iterator<Item = &str> {
     page.lines().flat_map(|line| line.split('`').skip(1).step_by(2)).filter(|code| {
         let first = code.split(' ').next().unwrap_or_default();
@@ -67,7 +67,7 @@ fn quotes(page: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A source with the strings that go over a line's end in one piece.
+/// A source in which strings that continue on the next line are joined.
 fn joined(source: &str) -> String {
     let mut pieces = source.split("\\\n");
     let first = pieces.next().unwrap_or_default().to_owned();

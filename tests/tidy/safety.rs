@@ -1,4 +1,4 @@
-//! Checks that the election's documents name exist.
+//! Every check that a document names exists as a function.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn named_checks_are_functions() {
     assert_eq!(known, ["kept_check"]);
 }
 
-/// Code of a document that names a check: a kind, then a name of several words. A prefix ends with `::`.
+/// Code spans of a document that name a check: a kind, then a name of several words. A prefix of names ends with `::`.
 fn checks(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split('`').skip(1).step_by(2)).filter(|code| {
         let kind = code.split(' ').next().unwrap_or_default();

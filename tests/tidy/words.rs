@@ -4,10 +4,10 @@ use proc_macro2::{TokenStream, TokenTree};
 
 use super::{SourceFile, assert_none, sources};
 
-/// A retired identifier and what replaced it on each line.
+/// One retired identifier per line, and its replacement.
 const RETIRED: &str = include_str!("retired_identifiers.txt");
 
-/// Where a retired identifier is the field's own word, or the name that another package gives to a thing of its own.
+/// Exceptions: files in which a retired identifier is the field's own word, or names something else.
 const EXCEPTIONS: [(&str, &str); 0] = [];
 
 #[test]

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{Options, input::SyntheticDay, reference::ReferenceBooks, report::Rounds};
 
-/// Name, and one pass over the day; what it returns depends on every top of book on the way.
+/// Name of a variant, and its pass over the day. The pass returns a hash of the top of book after each message.
 type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &SyntheticDay) -> u64);
 
 const REFERENCE: &str = "reference";
@@ -125,7 +125,7 @@ pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Syntheti
     top_hash
 }
 
-/// Before a message is applied, prefetches the memory of a later message, also of later packets.
+/// Before each message, prefetches the memory of the message [`PREFETCH_DISTANCE`] ahead, also across packets.
 #[inline(never)]
 pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
     let mut block = day.bytes.as_slice();
@@ -143,10 +143,10 @@ pub(crate) fn run_prefetch_in_replay<S: OrderStore>(books: &mut OrderBooks<S>, d
     top_hash
 }
 
-/// Messages from a request for memory to its use.
+/// Messages between a prefetch and the message that uses the memory.
 const PREFETCH_DISTANCE: usize = 8;
 
-/// As a live channel has to do it: the same within each packet.
+/// Prefetches for all messages of a packet, then applies them. A live channel has only the packet that has arrived.
 #[inline(never)]
 pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &SyntheticDay) -> u64 {
     let mut top_hash = 0;
@@ -160,7 +160,7 @@ pub(crate) fn run_prefetch_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, d
     top_hash
 }
 
-/// Asks the memory for the message's order, which is the longest way off, and its instrument.
+/// Prefetches the message's order, which is the likeliest to miss the caches, and its instrument.
 #[inline(always)]
 fn prefetch<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
     if let Some(touched) = itch50::target_of(message) {
@@ -222,7 +222,7 @@ fn add_reference(books: &mut ReferenceBooks, message: &itch50::AddOrder) {
     );
 }
 
-/// Decodes and applies one message; all tops of book so far in one number.
+/// Decodes and applies one message. Returns `top_hash` extended by the top of book after the message.
 #[inline]
 fn apply<S: OrderStore>(books: &mut OrderBooks<S>, message: &[u8], top_hash: u64) -> u64 {
     let Ok(message) = Message::parse(message) else { return top_hash };
@@ -278,7 +278,7 @@ fn price_e9(price_e4: u32) -> i64 {
     i64::from(price_e4) * 100_000
 }
 
-/// Depends on every top that ever was, and on their order.
+/// Adds a top of book to a hash that depends on every earlier top and on their order.
 #[inline]
 fn fold(top_hash: u64, bid: Option<Level>, ask: Option<Level>) -> u64 {
     let number = |level: Option<Level>| {

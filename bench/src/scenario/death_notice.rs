@@ -57,7 +57,7 @@ pub(crate) struct GatewayProcessArgs {
     priority: u8,
 }
 
-/// Ways to die, each as often as the others and in turn.
+/// How the gateway process dies. Each kind has the same number of trials, and the kinds alternate.
 #[derive(Clone, Copy, Debug)]
 enum DeathKind {
     Kill,
@@ -82,14 +82,14 @@ pub(crate) fn run(options: &DeathNoticeOptions) -> Result<()> {
     let mut durations = vec![(Vec::new(), Vec::new()); kinds.len()];
     for _ in 0..options.trials {
         for ((death, resident_mb), (notices, ends)) in kinds.iter().zip(&mut durations) {
-            let part = GatewayProcessArgs {
+            let args = GatewayProcessArgs {
                 program: program.clone(),
                 recipients: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
                 key_file: key_file.clone(),
                 resident_mb: *resident_mb,
                 priority: options.priority,
             };
-            let (notice, end) = trial(*death, part, &key)?;
+            let (notice, end) = trial(*death, args, &key)?;
             notices.push(notice);
             ends.push(end);
         }
@@ -116,12 +116,13 @@ pub(crate) fn run(options: &DeathNoticeOptions) -> Result<()> {
     Ok(())
 }
 
-/// One death: from just before it to the notice's arrival, and to the end of the process.
-fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Result<(Duration, Duration)> {
+/// Ends one gateway process. Returns the times from just before its end to the arrival of the notice, and to the end of
+/// the process as its pidfd reports it.
+fn trial(death: DeathKind, mut args: GatewayProcessArgs, key: &SharedKey) -> Result<(Duration, Duration)> {
     let recipients = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     recipients.set_read_timeout(Some(TEST_TIMEOUT))?;
-    part.recipients = recipients.local_addr()?;
-    let mut gateway = start(&part)?;
+    args.recipients = recipients.local_addr()?;
+    let mut gateway = start(&args)?;
     let process = PidFd::of(rustix::process::Pid::from_child(&gateway))?;
     let exited = thread::spawn(move || process.wait_for_end(TEST_TIMEOUT).map(|_| Instant::now()));
     let mut stdin = gateway.stdin.take().context("standard input is piped")?;
@@ -139,12 +140,12 @@ fn trial(death: DeathKind, mut part: GatewayProcessArgs, key: &SharedKey) -> Res
     Ok((received - started, exited - started))
 }
 
-fn start(part: &GatewayProcessArgs) -> Result<Child> {
+fn start(args: &GatewayProcessArgs) -> Result<Child> {
     let mut child = Command::new(env::current_exe()?)
-        .args([Path::new("death-notice-gateway"), &part.program])
-        .arg(part.recipients.to_string())
-        .arg(&part.key_file)
-        .args([part.resident_mb.to_string(), part.priority.to_string()])
+        .args([Path::new("death-notice-gateway"), &args.program])
+        .arg(args.recipients.to_string())
+        .arg(&args.key_file)
+        .args([args.resident_mb.to_string(), args.priority.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -159,7 +160,7 @@ fn start(part: &GatewayProcessArgs) -> Result<Child> {
 }
 
 /// The watched gateway process: aborts when it reads a line.
-pub(crate) fn run_gateway_process(part: &GatewayProcessArgs) -> Result<()> {
+pub(crate) fn run_gateway_process(args: &GatewayProcessArgs) -> Result<()> {
     forbid_core_dumps()?;
     let page = Arc::new(SharedPage::create()?);
     let of_election = Arc::clone(&page);
@@ -169,7 +170,7 @@ pub(crate) fn run_gateway_process(part: &GatewayProcessArgs) -> Result<()> {
         of_election.group(0).open(Epoch::new(1, 1), MonoNs(u64::MAX));
         let _ = election_started.send(outcome);
         loop {
-            // Renewals at the default's pace.
+            // The renewal interval of the default lease profile.
             of_election.thread(0).mark_busy();
             thread::sleep(Duration::from_millis(20));
         }
@@ -184,12 +185,12 @@ pub(crate) fn run_gateway_process(part: &GatewayProcessArgs) -> Result<()> {
         groups: vec![GroupRegistration { group: 1, lease_ns: 100_000_000 }],
         records: None,
         thread_count: 1,
-        recipients: vec![part.recipients],
-        key_file: part.key_file.clone(),
+        recipients: vec![args.recipients],
+        key_file: args.key_file.clone(),
         hang_limit_ns: None,
     };
-    let source = SentinelSource::Start { program: part.program.clone(), priority: part.priority };
-    let resident = vec![1_u8; part.resident_mb << 20];
+    let source = SentinelSource::Start { program: args.program.clone(), priority: args.priority };
+    let resident = vec![1_u8; args.resident_mb << 20];
     let _sentinel = SentinelConnection::start(&source, &registration, &page, None)?;
     println!("{WATCHED}");
     std::io::stdin().lock().read_line(&mut String::new())?;
@@ -204,5 +205,5 @@ fn median_and_worst(times: &mut [Duration]) -> [f64; 2] {
 }
 
 const WATCHED: &str = "watched";
-/// No step takes as long on any machine.
+/// Longer than any step takes on any machine; a step that takes longer hangs.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);

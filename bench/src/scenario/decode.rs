@@ -26,7 +26,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Decodes every message with all its checks, and sums the fields that the hop loop sums.
+/// Decodes every message with all its checks, and sums the fields that the baseline sums.
 #[inline(never)]
 pub(crate) fn sum_fields(mut block: &[u8]) -> u64 {
     let mut sum = 0_u64;
@@ -87,7 +87,7 @@ fn add(message: &AddOrder) -> u64 {
         + u64::from(message.price_e4.get())
 }
 
-/// As the hop loop takes 64-bit fields.
+/// A 64-bit field without its lowest four bits, as the baseline sums it.
 #[inline]
 fn part(number: u64) -> u64 {
     number >> 4

@@ -106,7 +106,7 @@ fn compare(day: &SyntheticDay, directory: &Path, capture: &Path, options: &Optio
     Ok(())
 }
 
-/// Arbitration of both lines, once; the messages that it let through.
+/// Arbitrates both lines once. Returns the number of messages delivered.
 pub(crate) fn arbitrate_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |_, capture| arbitrate(capture))
 }
@@ -122,7 +122,7 @@ pub(crate) fn run_day(day: &SyntheticDay) -> Result<u64> {
     })
 }
 
-/// Runs with a capture of both lines.
+/// Writes a capture of both lines to memory, and runs `run` with its directory and path.
 fn with_capture<T>(day: &SyntheticDay, run: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
     let directory = tempfile::Builder::new().prefix("mdgw-bench-line").tempdir_in("/dev/shm")?;
     let capture = directory.path().join("both-lines.pcap");
@@ -138,7 +138,7 @@ fn config(schemas: SchemaSet, day: &SyntheticDay) -> ChannelConfig {
     config
 }
 
-/// Both lines in one capture: B a moment behind A, packet by packet.
+/// Writes both lines to one capture: each packet on line A, then [`LINE_B_DELAY_NS`] later on line B.
 fn write_capture(day: &SyntheticDay, path: &Path) -> Result<()> {
     let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 20, File::create(path)?))?;
     for_each_packet(day, |time_ns, payload| {
@@ -149,7 +149,7 @@ fn write_capture(day: &SyntheticDay, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The day's packets as they leave the venue, with the times at which they do.
+/// Calls `send` for each packet of the day, with its sending time, ns since 1970 UTC, and its payload.
 pub(crate) fn for_each_packet(
     day: &SyntheticDay,
     mut send: impl FnMut(u64, &[u8]) -> std::io::Result<()>,
@@ -172,10 +172,10 @@ pub(crate) const LINES: [SocketAddrV4; 2] =
     [SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, 1), 26_477), SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, 2), 26_477)];
 pub(crate) const LINE_B_DELAY_NS: u64 = 1_000;
 const PAYLOAD_BYTES_MAX: usize = 1_472;
-/// 2019-01-30 14:30 UTC.
+/// Sending time of the first packet: 2019-01-30 14:30 UTC.
 const START_NS: u64 = 1_548_858_600_000_000_000;
 
-/// Every datagram of the capture with its line; how many there were.
+/// Calls `on_datagram` for every datagram of the capture, with its line. Returns the number of datagrams.
 #[inline(never)]
 pub(crate) fn for_each_datagram(
     capture: &Path,
@@ -233,7 +233,7 @@ fn check(name: &str, channel: &Channel, day: &SyntheticDay) -> Result<()> {
     Ok(())
 }
 
-/// A sink with the begin and end of a datagram.
+/// A frame sink that is notified when the processing of a datagram begins and ends.
 pub(crate) trait Sink: FrameSink {
     fn begin(&mut self, _time_ns: u64) {}
     fn flush(&mut self) {}
@@ -264,7 +264,8 @@ impl Sink for LogSink {
     }
 }
 
-/// Runs with a publication log in memory, kept by a cold thread as in the gateway; and the records that it took.
+/// Runs `run` with a publication log in memory, which a cold thread maintains as in the gateway. Also returns the
+/// number of records that the log took.
 pub(crate) fn with_log<T>(directory: &Path, run: impl FnOnce(&mut LogSink) -> T) -> Result<(T, u64)> {
     let directory: PathBuf = directory.join("log");
     let mut opened = mdgw_publog::open(LogOptions::new(&directory, 1), unix_now().0)?;

@@ -34,7 +34,7 @@ pub(crate) struct KernelFenceOptions {
 
 pub(crate) fn run(options: &KernelFenceOptions) -> Result<()> {
     let cgroup = FenceCgroup::enter().context("enter a cgroup")?;
-    // Never read: once it is full, packets end there.
+    // Nothing reads this socket: once its buffer is full, the kernel drops the packets there.
     let receiver = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     let SocketAddr::V4(destination) = receiver.local_addr()? else { unreachable!("bound to an IPv4 address") };
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -83,7 +83,7 @@ fn open_fence(cgroup: &FenceCgroup, groups: &[GroupId], destination: SocketAddrV
     Ok(fence)
 }
 
-/// Nanoseconds a send.
+/// Sends the packet `sends` times. Returns ns per send.
 fn send(socket: &UdpSocket, packet: &[u8], sends: u32) -> Result<f64> {
     let started = Instant::now();
     for _ in 0..sends {

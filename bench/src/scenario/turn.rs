@@ -100,7 +100,7 @@ enum IoBackend {
     Multishot,
 }
 
-/// Each one but the first differs from an earlier one in a single point.
+/// The setups to compare. Each setup except the first differs from an earlier one in a single setting.
 fn pool_setups() -> Vec<PoolSetup> {
     let base = PoolSetup {
         backend: IoBackend::Epoll,
@@ -225,17 +225,17 @@ struct Outcome {
     counts: Counts,
 }
 
-/// Latencies beyond that count as that.
+/// Largest recorded latency, ns; longer latencies are recorded as this one.
 const LATENCY_NS_MAX: u64 = 10_000_000_000;
 
-/// A channel that looks at its packets for a given time.
+/// A channel handler that spends a given time on each packet.
 struct TimedHandler {
     socket: ReceiveSocket,
     received: Arc<AtomicU64>,
     work_ns: u64,
 }
 
-/// One thread's buffers; its latencies are added to all others' when it ends.
+/// Buffers of one thread. When the thread ends, its latencies are added to those of the other threads.
 struct ThreadBuffers {
     batch: ReceiveBatch,
     latency_ns: Histogram<u64>,
@@ -315,7 +315,7 @@ impl ChannelHandler for TimedHandler {
     }
 }
 
-/// What the kernel counted of some threads.
+/// Processor time and voluntary context switches of some threads, as the kernel counts them.
 struct Usage {
     cpu_ns: u64,
     switches: u64,
@@ -340,7 +340,7 @@ fn connect_to(socket: &ReceiveSocket) -> Result<UdpSocket> {
     Ok(sender)
 }
 
-/// Bursts at absolute times.
+/// Sends the packets in bursts at absolute times, so that a late burst does not delay the later ones.
 fn send(senders: &[UdpSocket], options: &TurnOptions) -> Result<()> {
     let start = mono_now();
     let payload = [0_u8; 120];

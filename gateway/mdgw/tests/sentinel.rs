@@ -62,7 +62,7 @@ impl Fixture {
         self.directory.path().join(name)
     }
 
-    /// The next notice: which incarnation died.
+    /// Receives the next notice.
     fn notice(&self) -> Announcement {
         let mut bytes = [0; 200];
         let length = self.recipient.recv(&mut bytes).expect("a notice arrives");
@@ -254,7 +254,8 @@ fn death_of(incarnation: u64) -> Announcement {
     Announcement { group: GROUP, notice }
 }
 
-/// Lets a gateway die. Its death must be announced three times, and nothing else.
+/// Starts a gateway and ends it with `die`. Asserts that its death is announced three times, and nothing else. Returns
+/// the log of gateway and sentinel.
 fn check(options: Options<'_>, die: impl FnOnce(&mut Gateway)) -> String {
     let fixture = Fixture::new();
     let mut gateway = fixture.gateway(options);
@@ -300,7 +301,7 @@ fn a_gateway_that_exits_without_closing_is_announced() {
 
 #[test]
 fn a_gateway_without_its_election_thread_is_killed_and_announced() {
-    // The other threads of the gateway would run on.
+    // Without the sentinel's kill, the other threads of the gateway would run on.
     check(with_incarnation(6), |gateway| gateway.order("end-the-thread"));
 }
 

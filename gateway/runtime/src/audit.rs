@@ -41,7 +41,7 @@ pub(crate) struct Audit {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Adds entries to the audit; for any thread that may allocate.
+/// Adds entries to the audit. Any thread that may allocate can use it.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditSender {
     shared: Arc<Shared>,
@@ -51,7 +51,7 @@ pub(crate) struct AuditSender {
 /// Counts of the entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AuditCounts {
-    /// On disk.
+    /// Entries on disk.
     pub written: u64,
     /// Write attempts that failed; each is repeated.
     pub failures: u64,
@@ -99,7 +99,7 @@ impl Audit {
         Ok(Self { sender, thread: Some(thread) })
     }
 
-    /// For adding entries.
+    /// Returns the handle that adds entries.
     #[must_use]
     pub(crate) fn sender(&self) -> &AuditSender {
         &self.sender
@@ -150,11 +150,11 @@ impl AuditSender {
 /// Records the notifications of an election.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditListener {
-    /// Receives the entries.
+    /// Where the entries of the election are added.
     pub sender: AuditSender,
-    /// The election's group.
+    /// Group of the election, as entries name it.
     pub group: GroupId,
-    /// The election's gateway.
+    /// Node number of this gateway, as entries name it.
     pub node: NodeId,
 }
 
@@ -238,11 +238,12 @@ impl Writer {
     }
 }
 
-/// A hand-over adds a handful of lines, and leaders never change a hundred times a second.
+/// Entries that may wait for the writer thread: a hand-over adds a handful, and leadership changes far less than a
+/// hundred times a second.
 const QUEUE_LENGTH: usize = 256;
 /// Entries kept in memory while the disk fails: a day of changes, some megabytes at most.
 const BACKLOG_LENGTH: usize = 4_096;
-/// Between two write attempts.
+/// Pause between two write attempts while the disk fails.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -25,11 +25,11 @@ use crate::audit::{
     file::{AuditError, AuditHistory},
 };
 
-/// The groups of one gateway.
+/// Answers the requests to one gateway.
 pub(crate) struct PairControl {
-    /// Name and number of this gateway.
+    /// Node number of this gateway.
     pub node: NodeId,
-    /// Elections and channels of each group of the gateway.
+    /// Control of each group of the gateway.
     pub groups: BTreeMap<GroupId, GroupControl>,
     /// The audit file, if there is one.
     pub audit: Option<PathBuf>,
@@ -37,7 +37,7 @@ pub(crate) struct PairControl {
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
 }
 
-/// One group.
+/// What the control socket needs of one group.
 #[derive(Clone)]
 pub(crate) struct GroupControl {
     /// The group's election.
@@ -50,7 +50,7 @@ pub(crate) struct GroupControl {
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
 
-/// Admits that gateway.
+/// Adds the gateway to the candidates of the election record.
 pub(crate) type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
 /// Asks that gateway over the pair link to hand over to this one; `false`: the link to it is down.
@@ -102,7 +102,8 @@ impl PairControl {
         )
     }
 
-    /// A gateway that has just become leader may not be ready to hand over, so the request is repeated for a while.
+    /// Requests leadership from the leader until this gateway leads or `timeout` has passed. The request is repeated,
+    /// since a gateway that has just become leader may not be ready to hand over.
     fn take_back(&self, group: Option<u16>, timeout: Duration) -> Result<Value, String> {
         let (group, control) = self.group(group)?;
         let (latch, begun) = (&control.latch, Instant::now());
@@ -217,11 +218,12 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Longer than a gateway needs to become eligible again after a hand-over.
+/// How long [`PairControl::take_back`] repeats its request: longer than a gateway needs to become eligible again after
+/// a hand-over.
 const TAKE_BACK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Between two requests: longer than a successful hand-over takes.
+/// Pause between two requests for leadership: longer than a successful hand-over takes.
 const TAKE_BACK_RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Audit lines in one answer.
+/// Most audit lines in one answer.
 const HISTORY_MAX: usize = 1_000;
 
 #[cfg(test)]
@@ -423,7 +425,7 @@ mod tests {
         assert_eq!(refused(control.handle(admit(2, "other-name"))), "node 2 is already named gw2");
         ok(control.handle(Request::HandOver { group: None, target: None }));
         assert!(refused(control.handle(admit(4, "gw4"))).starts_with("this gateway is not the leader"));
-        // The record may name no gateway that could admit.
+        // A gateway that does not lead can still admit itself: the record may name no gateway that could.
         ok(control.handle(admit(1, "gw1")));
         assert_eq!(*admitted.lock().unwrap(), [3, 1]);
     }

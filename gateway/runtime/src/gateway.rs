@@ -106,7 +106,7 @@ pub struct Gateway {
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
     own_member: OwnMember,
-    /// Until the sentinel takes it.
+    /// The page for the sentinel; `None` once the sentinel handle holds it.
     shared_page: Option<HeldSharedPage>,
     sentinel: Option<SentinelHandle>,
     kernel: Option<KernelGuard>,
@@ -122,7 +122,7 @@ pub struct Gateway {
 struct PoolChannels {
     name: String,
     pool: Arc<dyn RunningPool>,
-    /// In the order of their indices in the pool.
+    /// Id and name of each channel, at the channel's index in the pool.
     channels: Vec<(ChannelId, String)>,
 }
 
@@ -133,9 +133,9 @@ pub struct Overrides {
     pub date: Option<TradingDate>,
     /// Whether frames carry their receive times.
     pub ts_recv: TsRecvMode,
-    /// Whether the gateway publishes always, or while its fences are open.
+    /// Whether the gateway always publishes, or only while its fences are open.
     pub leadership: Leadership,
-    /// How the channel starts: fresh, or from its publication log.
+    /// What a gateway begins with when it starts in mid-session.
     pub beginning: StartMode,
     /// Whether the gateway first tries to copy the state: from the configured peers, and failing that by a replay of
     /// the session in which the local log ends, from the venue's server.
@@ -166,44 +166,44 @@ pub enum Leadership {
 /// Why a gateway did not start.
 #[derive(Debug, Error)]
 pub enum GatewayError {
-    /// The state file.
+    /// The state file cannot be read or written.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The audit file.
+    /// The audit file cannot be opened.
     #[error(transparent)]
     Audit(#[from] AuditError),
-    /// A publication log.
+    /// A publication log cannot be opened.
     #[error("cannot open the publication log of channel {channel}: {source}")]
     Log {
-        /// The log's channel.
+        /// Name of the log's channel.
         channel: String,
-        /// The cause.
+        /// Error of the publication log.
         source: mdgw_publog::LogError,
     },
-    /// A socket.
+    /// A socket cannot be opened or set up.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// A backend that the kernel does not have.
+    /// The configured I/O backend is not available in this kernel.
     #[error(transparent)]
     Backend(#[from] MissingIoUring),
-    /// A pool's threads.
+    /// The threads of a pool cannot be started.
     #[error("cannot start pool {pool}: {source}")]
     Pool {
-        /// The pool.
+        /// Name of the pool.
         pool: String,
-        /// The cause.
+        /// Error of the start.
         source: StartError,
     },
-    /// The election's store.
+    /// The election's record cannot be opened in its store.
     #[error(transparent)]
     Store(#[from] RecordLocationError),
-    /// The retransmission service.
+    /// The retransmission service cannot start.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
-    /// Receiving the output of the peers.
+    /// The output of the peers cannot be received.
     #[error(transparent)]
     Standby(#[from] StandbyError),
-    /// The fence in the kernel.
+    /// The fence in the kernel cannot be attached.
     #[error(transparent)]
     KernelFence(#[from] KernelFenceError),
     /// Any other error of the operating system.
@@ -235,17 +235,17 @@ impl Gateway {
             Some(_) => Overrides { leadership: Leadership::Elected, ..overrides },
             None => overrides,
         };
-        // A socket belongs to the cgroup in which it was opened.
+        // Before any socket is opened: a socket belongs to the cgroup in which it was opened.
         let kernel = KernelGuard::start(config)?;
         let shared_page = HeldSharedPage::of(config)?;
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let this_start = wiring.this_start();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
-            let words = shared_page
+            let progress = shared_page
                 .as_ref()
                 .map_or_else(Vec::new, |shared_page| shared_page.pool_progress_counters(config, number));
-            let started = wiring.start_pool(number, pool, &words);
+            let started = wiring.start_pool(number, pool, &progress);
             match started {
                 Ok(Some(pool)) => pools.push(pool),
                 // A pool without channels has nothing to do.
@@ -276,14 +276,14 @@ impl Gateway {
         let takeovers = TakeoverWatch::new(groups.keys().copied(), node, sender.cloned(), &registry);
         let elections = match &config.election {
             Some(election) => {
-                let around = ElectionContext {
+                let context = ElectionContext {
                     audit: sender,
                     link_slot: &link_slot,
                     causes: takeovers.causes(),
                     kernel: kernel.as_ref(),
                     shared_page: shared_page.as_ref(),
                 };
-                election::start(config, election, this_start, &groups, &around).inspect_err(|_| {
+                election::start(config, election, this_start, &groups, &context).inspect_err(|_| {
                     for PoolChannels { pool, .. } in &pools {
                         pool.shutdown();
                     }
@@ -334,7 +334,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Records changes of leadership, if there is an audit file.
+    /// Handle that adds entries to the audit; `None` without an audit file.
     #[must_use]
     pub(crate) fn audit(&self) -> Option<&AuditSender> {
         self.audit.as_ref().map(Audit::sender)
@@ -418,7 +418,7 @@ impl Gateway {
         GroupControl { latch, admit, request_leadership, details: Arc::new(details) }
     }
 
-    /// The same for each group.
+    /// Adds the event to the audit once for each group.
     fn record_all(&self, change: &AuditEvent) {
         let Some(sender) = self.audit() else { return };
         for group in self.groups.keys() {
@@ -426,7 +426,7 @@ impl Gateway {
         }
     }
 
-    /// A group, for its election.
+    /// Handle of the group, for its election; `None` if no channel is in that group.
     #[must_use]
     pub fn group(&self, group: GroupId) -> Option<&GroupHandle> {
         self.groups.get(&group)
@@ -442,9 +442,9 @@ impl Gateway {
     pub fn link(&mut self, endpoints: PairEndpoints) -> Result<&Arc<LinkHandle>, PairLinkError> {
         let status_table = Arc::clone(self.status_table().expect("a standalone gateway has no peer"));
         let epochs = self.groups.iter().map(|(group, handle)| (*group, Arc::clone(handle.epochs()))).collect();
-        let desks: Vec<_> = self.groups.values().cloned().collect();
+        let handles: Vec<_> = self.groups.values().cloned().collect();
         let channels = ChannelSender::new(move |channel, message| {
-            let handle = desks.iter().find(|handle| handle.channels().any(|id| id == channel));
+            let handle = handles.iter().find(|handle| handle.channels().any(|id| id == channel));
             handle.is_some_and(|handle| handle.send(channel, message).is_ok())
         });
         let (peer_gap_requests, history) = (Arc::clone(&self.peer_gap_requests), Arc::clone(&self.history));
@@ -509,7 +509,7 @@ impl Gateway {
         self.standby.as_ref().map(Standby::status_table)
     }
 
-    /// The epoch under which it publishes.
+    /// Epoch of this start. A standalone gateway publishes under it.
     #[must_use]
     pub(crate) fn epoch(&self) -> Epoch {
         self.this_start.epoch
@@ -565,14 +565,14 @@ impl Gateway {
     pub fn update_health(&mut self) {
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
-        // With a link, the thread of the link does it sooner.
+        // With a link, the link's thread forwards declared gaps sooner.
         if self.link.is_none() {
             status_table.forward_declared_gaps(|channel, session| {
                 let handle = self.groups.values().find(|handle| handle.channels().any(|id| id == channel));
                 handle.is_some_and(|handle| handle.send(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
             });
         }
-        let around = health::HealthInputs {
+        let inputs = health::HealthInputs {
             own: self.own_member,
             status_table,
             pair: self.link.as_ref().map(|link| &**link.handle()),
@@ -582,7 +582,7 @@ impl Gateway {
         let now = mono_now();
         for (group, election) in &self.elections {
             if let Some(handle) = self.groups.get(group) {
-                self.health.update(*group, (handle, election), &around, now);
+                self.health.update(*group, (handle, election), &inputs, now);
                 self.takeovers.update(*group, (handle, election), status_table, now);
             }
             election.set_progress(progress);
@@ -644,12 +644,13 @@ impl Gateway {
     }
 }
 
-/// The position of a channel, once a session has begun.
+/// Position of a channel at the shutdown; `None` if no session has begun.
 fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
     let progress = pipeline.sink().session_progress()?;
     let session = Session::from_bytes(progress.session)?;
     Some(ShutdownPosition { session, next: progress.covered_through, has_ended: progress.has_ended })
 }
 
-/// Longest interval of position reports, however long the lease: the peer judges the reception of a leader by them.
+/// Longest interval of position reports, ns, however long the lease is. From these reports a peer judges whether it
+/// receives the leader's output.
 const REPORT_NS_MAX: u64 = 20_000_000;

@@ -35,18 +35,18 @@ use crate::config::resolved::LatencyConfig;
 pub(crate) struct ThreadStageCollector {
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
     pub thread: String,
-    /// The channel of each index in its pool.
+    /// Ids of the channels, by index in the pool.
     pub channels: Vec<ChannelId>,
-    /// The cold end of the thread's hand-over.
+    /// Cold end of the double buffer through which the thread hands over its histograms.
     pub collector: StageCollector,
 }
 
 /// One channel's collector.
 #[derive(Debug)]
 pub(crate) struct ChannelMetricsCollector {
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
-    /// The cold end of the channel's hand-over.
+    /// Cold end of the double buffer through which the channel hands over its metrics.
     pub collector: ChannelCollector,
 }
 
@@ -289,7 +289,7 @@ struct PreviousCounts {
     lines: BTreeMap<Line, LineCounts>,
 }
 
-/// Both clocks at one moment.
+/// Monotonic and wall clock, read at the same moment.
 #[derive(Clone, Copy)]
 struct ClockPair {
     mono: MonoNs,

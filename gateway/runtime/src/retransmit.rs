@@ -50,7 +50,7 @@ use crate::config::resolved::{RetransmissionConfig, RetransmissionLimits};
 pub struct ServedChannel {
     /// The group that it belongs to.
     pub group: GroupId,
-    /// The channel.
+    /// Id of the channel.
     pub channel: ChannelId,
     /// Directory of its log's segments.
     pub log_directory: PathBuf,
@@ -62,7 +62,7 @@ pub struct ServedChannel {
     pub epochs: Arc<KnownEpochs>,
 }
 
-/// Answers requests. Owned by one cold thread.
+/// The service with its socket. Owned by one cold thread.
 #[derive(Debug)]
 pub(crate) struct RetransmissionService {
     socket: UdpSocket,
@@ -141,7 +141,7 @@ impl RetransmissionService {
         self.socket.local_addr()
     }
 
-    /// Waits for a request, a few milliseconds at most: the logs have to be followed too.
+    /// Waits for a request, for a few milliseconds at most, since the service must also follow the logs.
     ///
     /// # Errors
     /// As poll(2).
@@ -168,7 +168,7 @@ impl RetransmissionService {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(more),
-                // An ICMP error that an earlier answer caused at the requester.
+                // An ICMP error: the requester's port was closed when an earlier answer arrived.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -287,10 +287,10 @@ impl Responder {
 /// Why the service could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
-    /// The address cannot be used.
+    /// The socket cannot be bound to the address.
     #[error("retransmission service cannot listen on {address}: {source}")]
     Bind {
-        /// As configured.
+        /// Configured listen address.
         address: SocketAddrV4,
         /// The kernel's error.
         source: io::Error,
@@ -334,7 +334,7 @@ impl Response<'_> {
                 reader.next();
             }
         }
-        // For a session that has begun and is in no file, only the present position is known.
+        // No entry of the session is in a file of the log: then only the present position is known.
         let (oldest, newest) = available.unwrap_or_else(|| {
             let next = if definitions.session() == Some(self.session) { definitions.next() } else { 0 };
             (next, next)
@@ -412,11 +412,11 @@ impl Response<'_> {
 }
 
 const END_BYTES: u64 = PACKET_HEADER_BYTES as u64;
-/// How often the logs are followed while there is no request.
+/// Interval at which the service follows the logs while no request arrives.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(5);
-/// Entries of a log per turn; then the requests have theirs.
+/// Most entries of a log that one turn reads, so that requests do not wait for long.
 const FOLLOW_ENTRIES_MAX: usize = 4_096;
-/// Requests per turn; then the logs have theirs.
+/// Most requests that one turn answers, so that the service does not fall behind the logs.
 const REQUESTS_PER_TURN: usize = 64;
-/// Some 30,000 definitions: three times what the largest venue lists.
+/// Memory for definition frames of one channel: some 30,000 definitions, three times what the largest venue lists.
 const DEFINITIONS_BYTES_MAX: usize = 16 << 20;

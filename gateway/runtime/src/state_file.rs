@@ -27,26 +27,26 @@ use thiserror::Error;
 pub struct StateFile {
     path: PathBuf,
     state: State,
-    /// Two gateways with one state file would publish under one epoch.
+    /// Locked file beside the state file: two gateways with one state file would publish under one epoch.
     _lock: File,
 }
 
 /// One start of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Above every earlier epoch of this gateway.
+    /// Epoch of this start, above every earlier epoch of this gateway.
     pub epoch: Epoch,
-    /// Time of the start, later than every earlier one even if the clock was set back. So a gateway whose state file
-    /// was lost with its host does not take the name of a start that its peers know to have ended.
+    /// Time of the start, later than every earlier start even if the clock was set back. Since it is a time, a gateway
+    /// whose state file was lost with its host does not reuse an incarnation that its peers know to have ended.
     pub incarnation: Incarnation,
 }
 
 /// A channel's position at an orderly shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownPosition {
-    /// The session.
+    /// Last session of the channel.
     pub session: Session,
-    /// First sequence that was not covered.
+    /// First sequence that the output does not cover.
     pub next: Sequence,
     /// Whether the venue had ended the session.
     pub has_ended: bool,
@@ -76,13 +76,13 @@ pub enum StateError {
         /// Which part of the file is invalid, and why.
         reason: String,
     },
-    /// Another gateway uses it.
+    /// Another gateway has locked the state file.
     #[error("state file {} is in use by another gateway", path.display())]
     Busy {
         /// The file.
         path: PathBuf,
     },
-    /// 2^56 starts.
+    /// The epoch count has reached its maximum, 2^56 - 1.
     #[error("state file {}: epoch numbers exhausted", path.display())]
     EpochsExhausted {
         /// The file.
@@ -108,11 +108,11 @@ impl StateFile {
         Ok(Self { path, state, _lock: lock })
     }
 
-    /// Records a start of the gateway: an epoch above every epoch that this file issued or stored before, and the name
-    /// of the start. Both are on disk when this returns.
+    /// Records a start of the gateway: an epoch above every epoch that this file issued or stored before, and the
+    /// incarnation. Both are on disk when this returns.
     ///
-    /// `random_number` tells apart two gateways that start under one identity at one moment, as clones of a host do.
-    /// The name may lie up to a second after `now` for that reason.
+    /// `random_number` distinguishes two gateways that start under one identity at the same moment, as clones of a host
+    /// do. For that reason the incarnation may lie up to a second after `now`.
     ///
     /// # Errors
     /// When they cannot be written: they must not be used then.
@@ -127,7 +127,8 @@ impl StateFile {
         Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
 
-    /// Stores that epochs have reached `epoch`, so that later ones are above it. Writes only if that is new.
+    /// Stores `epoch` as used, so that later epochs of this gateway are above it. Writes only if its count is higher
+    /// than the stored one.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -215,7 +216,7 @@ struct State {
 #[serde(deny_unknown_fields)]
 struct StoredSession {
     feed: String,
-    /// `YYYYMMDD`.
+    /// Trading date as a number, `YYYYMMDD`.
     date: u32,
     restart: u32,
     /// The venue's name of the session.
@@ -301,7 +302,7 @@ impl StoredSession {
     }
 }
 
-/// `None` when another process holds it.
+/// Opens and locks the lock file; `None` if another process holds the lock.
 fn open_lock(path: &Path) -> io::Result<Option<File>> {
     fs::create_dir_all(directory_of(path))?;
     let lock = File::options().write(true).create(true).truncate(false).open(sibling_path(path, ".lock"))?;
@@ -330,11 +331,11 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| ("sync the directory of", error))
 }
 
-/// About a second.
+/// Range of the random part of an incarnation, us: about a second.
 const RANDOM_US: u64 = 1 << 20;
 const VERSION: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
-/// 65,536 channels of some 100 bytes.
+/// Largest state file that is read: above 65,536 channels of some 100 bytes.
 const FILE_BYTES_MAX: usize = 16 << 20;
 
 #[cfg(test)]
@@ -368,7 +369,7 @@ mod tests {
             let start = begin(now_ns).unwrap();
             assert_eq!(start, Start { epoch: Epoch::new(epoch_count, 3), incarnation: Incarnation(started_us) });
         }
-        // A file from before starts were stored.
+        // A file of an older version, without the time of the last start.
         let text = fs::read_to_string(&path).unwrap();
         let older = text.replace("\n  \"started_us\": 9000000,", "");
         assert_ne!(text, older);

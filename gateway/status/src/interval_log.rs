@@ -245,7 +245,7 @@ impl<W: Write> IntervalLogWriter<W> {
         self.out.flush()
     }
 
-    /// Returns the writer's target.
+    /// Flushes the log and returns the underlying writer.
     ///
     /// # Errors
     /// The error of the last flush.

@@ -30,7 +30,7 @@ struct Intervals {
 /// Sum of a stage over all threads.
 #[derive(Debug)]
 struct MergedStage {
-    /// Number of the interval it belongs to.
+    /// Number of the interval in which the values were collected.
     number: u64,
     /// When the first thread began to record, and when the last one returned its set.
     span: (MonoNs, MonoNs),

@@ -142,7 +142,8 @@ pub struct SubscriberStatistics {
 #[derive(Debug)]
 pub struct Subscriber {
     receiver: Receiver,
-    /// The lines, then the services; each with its index among its kind.
+    /// A socket for each line, then one for each service: line, index of the service, socket. The line of a service is
+    /// [`Line::RECOVERY`], the index of a line 0.
     sockets: Vec<(Line, u8, UdpSocket)>,
     selector: ServiceSelector,
     buffer: Box<[u8]>,
@@ -294,7 +295,7 @@ impl Subscriber {
     }
 }
 
-/// The clock of deadlines: monotonic, and counts suspend.
+/// The clock of deadlines. It is monotonic, and includes the time that the machine is suspended.
 fn mono_now() -> MonoNs {
     let now = clock_gettime(ClockId::Boottime);
     let ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);

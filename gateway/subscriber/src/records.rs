@@ -16,7 +16,7 @@ pub struct ConsumerEdges {
 }
 
 impl ConsumerEdges {
-    /// With that receive time mode.
+    /// Creates the edges of all channels with the same receive time mode.
     #[must_use]
     pub fn new(ts_recv: TsRecvMode) -> Self {
         Self { ts_recv, edges: Vec::new() }
@@ -31,7 +31,8 @@ impl ConsumerEdges {
             return 0;
         };
         if matches!(output.item, Item::Definition { .. }) {
-            // Sent out of order with its publication time; messages delivered later may be older.
+            // A repeated definition has the receive time of its first publication, and messages delivered later may be
+            // older. So it must not affect the times of the channel's edge.
             return ConsumerEdge::new(self.ts_recv).deliver(header, body, deliver_record);
         }
         let index = self.edges.iter().position(|(channel, _)| *channel == output.channel).unwrap_or_else(|| {

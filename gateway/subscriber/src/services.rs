@@ -8,7 +8,7 @@ use mdgw_feeds::{
     published::request::{RequestKind, ServiceRequest},
 };
 
-/// Stays with the service that answers. A repeated request goes to the next service.
+/// Keeps using a service as long as it answers. A repeated request goes to the next service.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceSelector {
     count: usize,
@@ -23,13 +23,13 @@ struct Selection {
 }
 
 impl ServiceSelector {
-    /// For that many services.
+    /// A selector for `count` services.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self { count, selections: BTreeMap::new() }
     }
 
-    /// The service of this request, from 0; also 0 if there is none.
+    /// Index of the service for this request; 0 if there is no service.
     pub fn select(&mut self, request: &ServiceRequest) -> usize {
         let turn = self.selections.entry((request.channel, request.first < request.next)).or_default();
         let last_request = (request.kind, request.session, request.first);

@@ -70,7 +70,7 @@ fn poll_until(subscriber: &mut Subscriber, items: &mut Vec<String>, is_done: imp
 
 #[test]
 fn lost_messages_are_recovered_from_a_responding_service() {
-    // A gateway that never answers, and another one that does.
+    // The first service never answers; the second one does.
     let silent_service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
     let SocketAddr::V4(dead_address) = silent_service.local_addr().unwrap() else { panic!("asked for IPv4") };
     let service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
@@ -167,7 +167,7 @@ fn messages_after_a_requested_definition_keep_their_receive_time() {
         let output = Output { channel: ChannelId(1), session: session(), item };
         let rest = edges.deliver(&output, |handed| {
             if let mdgw_feeds::consumer_edge::EdgeOutput::Record { bytes, .. } = handed {
-                // Of an mbo record: flags (bit 3: `ts_recv` is undefined) and `ts_recv`.
+                // Fields of an mbo record: `ts_recv`, and bit 3 of the flags: `ts_recv` is undefined.
                 delivered.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
             }
         });

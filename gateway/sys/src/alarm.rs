@@ -1,10 +1,11 @@
-//! Every alarm that a gateway can log. The names stand nowhere else: a tracing call writes `alarm = Alarm::LineSilent.name()`.
+//! Every alarm that a gateway can log. Alarm names are written only here: a tracing call uses
+//! `alarm = Alarm::LineSilent.name()`.
 //!
 //! Each alarm has a page `ops/runbooks/NAME.md` and each page an alarm; a test in `tests/tidy` compares the two.
 
 macro_rules! alarms {
     ($($variant:ident = $name:literal, $about:literal;)*) => {
-        /// A condition that an operator must look at. Its page is `ops/runbooks/NAME.md`.
+        /// A condition that an operator must investigate. Its page is `ops/runbooks/NAME.md`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Alarm { $(#[doc = $about] $variant,)* }
 

@@ -7,7 +7,8 @@ use std::{
     process,
 };
 
-/// The cgroup to which the fence is attached. A socket belongs to the cgroup in which it was opened: enter it first.
+/// The cgroup to which the kernel fence is attached. A socket belongs to the cgroup in which it was opened, so a
+/// process must enter the cgroup before it opens sockets.
 #[derive(Debug)]
 pub struct FenceCgroup {
     path: PathBuf,
@@ -48,7 +49,7 @@ impl Drop for FenceCgroup {
     }
 }
 
-/// Whether this host has a cgroup v2 that contains this process.
+/// Checks that this host has a cgroup v2 that contains this process.
 ///
 /// # Errors
 /// Names the missing feature.
@@ -56,7 +57,7 @@ pub(crate) fn check_available() -> io::Result<()> {
     current().map(drop)
 }
 
-/// Moves this process into a new cgroup beside that of the gateway, which it has inherited.
+/// Moves this process, a sentinel, into a new cgroup beside that of the gateway, from which it inherited its cgroup.
 ///
 /// # Errors
 /// If there is no cgroup v2, or the process lacks permission.
@@ -78,8 +79,8 @@ impl CurrentCgroup {
         self.mount_point.join(&self.relative_path)
     }
 
-    /// The parent of the gateway's cgroup. The gateway may have entered its own cgroup for the fence. The root has no
-    /// parent and is returned itself.
+    /// The parent of the gateway's original cgroup: for the fence the gateway may have entered another one below it.
+    /// The root has no parent and is returned itself.
     fn sibling_parent(&self) -> PathBuf {
         let name = self.relative_path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let of_gateway = if name.starts_with(FENCE_PREFIX) {
@@ -134,7 +135,7 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), process::id().to_string())
 }
 
-/// Removes cgroups of killed processes: only empty ones can be removed.
+/// Removes the cgroups of killed processes. The kernel removes only cgroups without a process.
 fn remove_stale(parent: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {

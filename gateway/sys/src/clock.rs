@@ -1,5 +1,5 @@
-//! The two clocks of the gateway. Only these read them: the turn (once per batch), the publisher (send time), the
-//! fence, and cold threads.
+//! The two clocks of the gateway. On the data path only the turn (once per batch), the publisher (send time) and the
+//! fence read them.
 
 #![allow(unsafe_code, reason = "adjtimex(2)")]
 
@@ -38,8 +38,9 @@ pub fn rate_correction_ppm() -> u32 {
 /// Nominal length of a tick in us, by the kernel's user-visible rate of 100 Hz.
 const TICK_US: i64 = 10_000;
 
-/// Wall time from the monotonic clock and an offset that is measured again every millisecond. Both clocks are corrected
-/// alike and differ by steps alone. So a step is seen a millisecond late, and one clock read is saved per batch.
+/// Wall time from the monotonic clock and an offset that is measured again every millisecond. This saves one clock read
+/// per batch. Time daemons correct the rate of both clocks alike, so the offset changes only when the wall clock steps.
+/// Such a step is detected up to a millisecond late.
 #[derive(Clone, Copy, Debug)]
 pub struct WallFromMono {
     measured_at: MonoNs,

@@ -1,9 +1,9 @@
-//! The fence: whether the gateway may send now. One deadline, one epoch.
+//! The fence decides whether the gateway may send now. It has one deadline and one epoch.
 //!
 //! The election thread writes, the publisher reads; they share nothing else. The fence fails closed: it closes without
 //! any action, since the deadline passes by itself.
 
-// Without `test`: models of other packages drive this fence too.
+// Also without `test`: the models of other packages run this fence under loom too.
 #[cfg(feature = "loom")]
 use loom::sync::atomic::AtomicU64;
 #[cfg(not(feature = "loom"))]
@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-/// Deadline and epoch of a group's fence. One thread writes them; any number read. On their own cache lines: the
-/// readers share the lines, and only a renewal invalidates them for a moment.
+/// Deadline and epoch of a group's fence. One thread writes them; any number of threads read them. They have their own
+/// cache lines, which all readers share until a renewal writes to them.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Fence {
@@ -104,7 +104,7 @@ mod model {
 
     use super::*;
 
-    /// Two openings, each with its own deadline, and one check in between.
+    /// Opens the fence twice, each time with another deadline, while another thread checks it once.
     fn check(open: fn(&Fence, Epoch, MonoNs)) {
         loom::model(move || {
             let fence = Arc::new(Fence::closed());

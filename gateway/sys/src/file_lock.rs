@@ -7,9 +7,9 @@ use rustix::{
     io::Errno,
 };
 
-/// Locks `file` for as long as it is open. Returns `false` if another process holds the lock for more than a moment. A
-/// child process has copies of all its parent's descriptors between fork and exec, so a lock outlives a closed file for
-/// that time.
+/// Locks `file` for as long as it is open. Returns `false` if another process still holds the lock after 100 ms. The
+/// retries are needed because a child process has copies of its parent's descriptors between fork and exec: for that
+/// time a lock outlives the closed file.
 ///
 /// # Errors
 /// As flock(2), other than "would block".

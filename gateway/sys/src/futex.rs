@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::thread::futex::{self, Flags};
 
-/// Sleeps until woken, if the value still is `expected`. May return without a reason.
+/// Sleeps until the thread is woken, if the value still is `expected`. May return spuriously.
 pub fn wait(word: &AtomicU32, expected: u32) {
-    // Woken, value changed, interrupted: the caller checks its condition again after each of them.
+    // The result does not matter (woken, value changed, interrupted): the caller checks its condition again.
     let _ = futex::wait(word, Flags::PRIVATE, expected, None);
 }
 

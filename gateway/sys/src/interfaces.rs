@@ -64,7 +64,7 @@ pub(crate) fn discard_changes(socket: &OwnedFd) {
     while recv(socket, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(received, _)| received > 0) {}
 }
 
-/// Converts an element of the list. Any `socket` will do: it only names the network namespace.
+/// Converts an element of the list. `socket` only selects the network namespace.
 fn entry(element: &libc::ifaddrs, socket: &OwnedFd) -> Option<InterfaceAddress> {
     // SAFETY: `ifa_name` is a string of the list that `element` belongs to.
     let name = unsafe { CStr::from_ptr(element.ifa_name) }.to_string_lossy();
@@ -80,7 +80,7 @@ fn entry(element: &libc::ifaddrs, socket: &OwnedFd) -> Option<InterfaceAddress> 
         _ => return None,
     };
     let on = (libc::IFF_UP | libc::IFF_RUNNING).unsigned_abs();
-    // An error: the interface vanished in the meantime.
+    // The look-up fails if the interface was removed in the meantime.
     let index = name_to_index(socket, &name).ok()?;
     Some(InterfaceAddress { name: name.into_owned(), index, address, running: element.ifa_flags & on == on })
 }

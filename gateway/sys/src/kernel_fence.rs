@@ -10,8 +10,9 @@
 //!   traffic passes.
 //! - Deadlines and epochs are in memory that the election thread and the kernel share, so a renewal is one store.
 //! - The fence fails closed: memory starts as 0, which is closed.
-//! - Program and map belong to descriptors: the kernel removes them when the last process that holds them has ended. A
-//!   sentinel with copies keeps the fence in force, and can close it, until it has announced the gateway's death.
+//! - Descriptors own the program and the map: the kernel removes both when the last process that holds the descriptors
+//!   has ended. A sentinel with copies keeps the fence in force, and can close it, until it has announced the gateway's
+//!   death.
 
 mod bpf;
 mod program;
@@ -36,8 +37,8 @@ use mdgw_feeds::{
 use self::{bpf::Map, program::Destinations};
 pub use super::cgroup::FenceCgroup;
 
-/// Prefix of a datagram by which a gateway checks whether it receives its own group. With TTL 0 the fence lets it pass:
-/// a standby, whose fence is closed, sends probes too.
+/// Prefix of a probe, a datagram by which a gateway checks whether it receives its own group. The closed fence of a
+/// standby lets probes with TTL 0 pass, since a standby sends them too.
 pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 
 /// A fence in force. Dropping it lets all packets out again, unless another process holds its descriptors.

@@ -1,5 +1,6 @@
-//! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the kernel's
-//! fence. And what all packages of the gateway share: the [`fence`], progress counts, channel indices, the list of [`alarm`]s.
+//! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the
+//! fence in the kernel. Also the types that all packages of the gateway share: the [`fence`], progress counters,
+//! channel indices, the list of [`alarm`]s.
 
 pub mod affinity;
 pub mod alarm;

@@ -7,9 +7,9 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// Locks the present memory of the process, its program included, and all memory it touches later. Locked memory is not
-/// swapped out or dropped when memory runs short, so no thread waits for a disk to read its program again. Reserved
-/// memory stays untouched.
+/// Locks the present memory of the process, its program included, and all memory that it touches later. Locked memory
+/// is not swapped out or dropped when memory runs short, so no thread waits for a disk to read its program again.
+/// Reserved memory is locked only when the process touches it.
 ///
 /// # Errors
 /// If the process may not lock all memory, see [`check_lockable`].

@@ -23,7 +23,7 @@ use socket2::{SockFilter, SockRef};
 
 use super::socket_options::{get, set};
 
-/// Which frames to receive, and how much room.
+/// Which frames the ring receives, and how many bytes it has for them.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketRingOptions {
     /// Index of the interface, Ethernet or loopback.
@@ -50,10 +50,10 @@ pub struct PacketRing {
     owns_block: bool,
 }
 
-/// One frame.
+/// A received frame, which borrows the memory of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingFrame<'r> {
-    /// Its timestamp, ns since 1970 UTC by the clock of its source.
+    /// Receive timestamp, ns since 1970 UTC by the clock of the NIC or of the kernel.
     pub time_ns: u64,
     /// Whether the timestamp is the NIC's.
     pub is_hardware: bool,
@@ -98,7 +98,8 @@ impl PacketRing {
         Ok(Self { socket, memory, block_count, block: 0, frames_left: 0, frame_offset: 0, owns_block: false })
     }
 
-    /// Returns the block that was read to the kernel and moves to the next. `false`: the kernel still fills that block.
+    /// Gives the block that was read back to the kernel, and moves to the next one. `false`: the kernel still fills the
+    /// next block.
     pub fn next_block(&mut self) -> bool {
         if std::mem::take(&mut self.owns_block) {
             // Release: our reads of the block come before the kernel's writes to it.
@@ -198,9 +199,10 @@ impl AsFd for PacketRing {
 pub const RETIRE_MS: u32 = 8;
 /// Bytes of a block: a power of two of pages, and room for a few hundred packets.
 const BLOCK_BYTES: usize = 256 << 10;
-/// One block is read while the others are filled.
+/// Least number of blocks: one block is read while the kernel fills the others.
 const BLOCKS_MIN: usize = 4;
-/// Only for the kernel's check of the sizes: in version 3 frames take the room they need.
+/// Frame size of the request. The kernel only checks it against the block size: in version 3 a frame takes the room it
+/// needs.
 const FRAME_BYTES_MIN: usize = 2_048;
 /// `tpacket_block_desc`: two words, then `tpacket_hdr_v1`.
 const BLOCK_HEADER: usize = 8;
@@ -255,7 +257,7 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
     const RETURN: u16 = 0x06;
     const REJECT: usize = 11;
     let step = |code, k| SockFilter::new(code, 0, 0, k);
-    // Jumps over the steps between the one at `at` and the rejection.
+    // Distance of the jump from the step at `at` to the rejection.
     let to_reject = |at: usize| u8::try_from(REJECT - at - 1).unwrap_or(0);
     let unless = |at, k| SockFilter::new(JUMP_IF_EQUAL, 0, to_reject(at), k);
     let program = [

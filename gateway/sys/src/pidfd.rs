@@ -10,7 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_si
 
 use super::poll;
 
-/// A process.
+/// A descriptor of a process.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 
@@ -32,7 +32,7 @@ impl PidFd {
         Ok(Self(pidfd_open(process, PidfdFlags::empty())?))
     }
 
-    /// A descriptor received from process `sender`.
+    /// Accepts a descriptor that process `sender` has passed.
     ///
     /// # Errors
     /// If it is no pidfd, or refers to another process than its sender: the sender may lack the right to kill that

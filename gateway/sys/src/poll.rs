@@ -7,15 +7,15 @@ use rustix::{
     io::Errno,
 };
 
-/// Waits until one of the descriptors is readable or closed at its other end, at most `limit`. `true`: one is. After an
-/// interruption the call returns as after `limit`.
+/// Waits, at most `limit`, until one of the descriptors is readable or closed at its other end. `false`: the limit has
+/// passed, or a signal interrupted the wait.
 ///
 /// # Errors
 /// As poll(2).
 pub fn readable<'f>(descriptors: impl IntoIterator<Item = BorrowedFd<'f>>, limit: Duration) -> io::Result<bool> {
     let mut polled: Vec<_> =
         descriptors.into_iter().map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)).collect();
-    // Without a limit, if it exceeds what a timespec holds.
+    // A limit that a timespec cannot hold counts as no limit.
     let limit = Timespec::try_from(limit).ok();
     match poll(&mut polled, limit.as_ref()) {
         Ok(ready) => Ok(ready > 0),

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A counter that is odd while its thread works. Written by that thread alone, with plain stores.
+/// A counter that is odd while its thread works. Only that thread writes it, with plain stores.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressCounter(&'static AtomicU64);
 
 impl ProgressCounter {
-    /// A counter at that place of shared memory.
+    /// Uses `counter` in shared memory as a progress counter.
     #[must_use]
     pub fn new(counter: &'static AtomicU64) -> Self {
         Self(counter)
@@ -36,7 +36,7 @@ impl ProgressCounter {
 }
 
 impl PartialEq for ProgressCounter {
-    /// Whether both are the same place in memory.
+    /// Whether both are the same atomic in memory.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.0, other.0)
     }

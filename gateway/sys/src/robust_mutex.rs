@@ -1,8 +1,8 @@
 //! A mutex in shared memory that reports the death of its owner: the kernel walks a dying thread's list of such mutexes
 //! early in its exit, long before it has freed the memory of a large process.
 //!
-//! It is glibc's (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`), since a thread has one such list and glibc owns
-//! it.
+//! The mutex is the one of glibc (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`): a thread has only one list of
+//! robust mutexes, and glibc owns that list.
 
 #![allow(unsafe_code, reason = "glibc's mutex")]
 
@@ -20,7 +20,7 @@ pub struct RobustMutex {
 pub enum Acquired {
     /// No thread held the mutex.
     Free,
-    /// Its owner's thread ended while it held the mutex.
+    /// The owning thread ended while it held the mutex.
     OwnerDied,
 }
 
@@ -53,7 +53,7 @@ impl RobustMutex {
         Ok(mutex)
     }
 
-    /// Opens the mutex that another process created there.
+    /// Opens the mutex that another process created in these atomics.
     #[must_use]
     pub fn open(atomics: &'static [AtomicU64; Self::ATOMIC_COUNT]) -> Self {
         Self { atomics }
@@ -103,7 +103,7 @@ fn acquire_result(result: libc::c_int) -> io::Result<Acquired> {
     check_errno(result).map(|()| Acquired::Free)
 }
 
-/// Pthread functions return their error number.
+/// Converts the result of a pthread function, which is an error number.
 fn check_errno(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
 }

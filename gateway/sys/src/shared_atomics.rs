@@ -15,7 +15,8 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap},
 };
 
-/// A mapping for the rest of the process's life: the memory of a robust mutex must not go away while it is held.
+/// The mapping of the memory. It lasts as long as the process, since the memory of a robust mutex must stay mapped
+/// while the mutex is held.
 #[derive(Debug)]
 pub struct SharedAtomics {
     memory: OwnedFd,

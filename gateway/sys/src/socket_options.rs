@@ -66,7 +66,7 @@ pub(crate) fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
     Ok(values[DROPS])
 }
 
-/// Reads an option of type `T`, all integers; parts that the kernel does not write stay 0.
+/// Reads an option of type `T`, which consists of integers. Fields that the kernel does not write stay 0.
 pub(super) fn get<T: zerocopy::FromBytes>(socket: &impl AsFd, level: i32, option: i32) -> io::Result<T> {
     let mut value = T::new_zeroed();
     let mut length = bytes_of::<T>();

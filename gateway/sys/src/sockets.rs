@@ -25,7 +25,7 @@ use crate::socket_options;
 /// has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stamps {
-    /// None.
+    /// No timestamps.
     None,
     /// Timestamps of the kernel.
     #[default]
@@ -62,7 +62,7 @@ pub struct SocketError {
     pub source: io::Error,
 }
 
-/// Names the action that failed.
+/// Adds address and action to an error of the kernel.
 trait ErrorContext<T> {
     fn with_action(self, address: std::net::SocketAddrV4, action: impl Into<String>) -> Result<T, SocketError>;
 }

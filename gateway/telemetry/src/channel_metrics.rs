@@ -1,8 +1,8 @@
 //! Metrics of a channel and its lines over an interval: counts, and the lead of one line over the other.
 //!
-//! The holder of a channel's claim keeps the metrics. Once an interval a cold thread offers a set of empty histograms.
-//! After its next batch or deadline the holder exchanges the histograms for its own, writes its counts beside them and
-//! gives the set back ([`double_buffer`](super::double_buffer)).
+//! The holder of a channel's claim records the metrics. Once an interval a cold thread offers a set of empty
+//! histograms. After the next batch or deadline the holder exchanges these histograms for the recorded ones, writes the
+//! counts beside them and returns the set ([`double_buffer`](super::double_buffer)).
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
@@ -36,7 +36,7 @@ counter_block! {
     }
 }
 
-/// One interval of one channel.
+/// Metrics of a channel over one interval.
 #[derive(Debug)]
 pub struct ChannelMetrics {
     since: Option<MonoNs>,
@@ -45,7 +45,7 @@ pub struct ChannelMetrics {
     lines: Box<[LineMetrics]>,
 }
 
-/// One interval of one line.
+/// Metrics of a line over one interval.
 #[derive(Debug)]
 pub struct LineMetrics {
     /// Id of the line.
@@ -129,7 +129,7 @@ pub fn channel_recorder_pair(lines: &[Line]) -> (ChannelRecorder, ChannelCollect
 #[derive(Debug)]
 pub struct ChannelRecorder {
     since: Option<MonoNs>,
-    /// For [`Self::finish`].
+    /// The set that [`Self::finish`] hands over.
     last: Option<Box<ChannelMetrics>>,
     producer: BufferProducer<ChannelMetrics>,
 }
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// Drops all frames.
+    /// A sink that drops all frames.
     struct DiscardingSink;
 
     impl FrameSink for DiscardingSink {

@@ -286,7 +286,7 @@ struct BlockStorage {
 }
 
 impl BlockStorage {
-    // Every index is that of a descriptor: keys and writers have the block's type. Relaxed: a count orders nothing else.
+    // `index` is always in range: keys and writers have the type of the block. Relaxed: a count orders no other access.
     #[inline]
     fn value(&self, index: usize) -> u64 {
         self.lines[index / COUNTERS_PER_LINE].0[index % COUNTERS_PER_LINE].load(Ordering::Relaxed)

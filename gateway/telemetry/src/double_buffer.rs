@@ -15,11 +15,11 @@ use crossbeam_queue::ArrayQueue;
 struct DoubleBuffer<S> {
     /// An empty set is ready. Written by both ends, read by the hot end at each batch boundary.
     is_offered: AtomicBool,
-    /// Cold to hot.
+    /// Empty set, from the cold end to the hot end.
     empty: ArrayQueue<Box<S>>,
-    /// Hot to cold.
+    /// Full set, from the hot end to the cold end.
     full: ArrayQueue<Box<S>>,
-    /// Hot to cold, once, when the hot end has ended.
+    /// Last set, from the hot end to the cold end; pushed once, when the hot end has ended.
     last: ArrayQueue<Box<S>>,
 }
 
@@ -35,7 +35,8 @@ pub struct BufferCollector<S> {
     clear: fn(&mut S),
 }
 
-/// Both ends. `spare` is the cold end's set, the hot end has its own; `clear` empties a collected set.
+/// Creates both ends. `spare` is the set that the cold end offers first; the hot end has its own set. `clear` empties a
+/// collected set.
 pub(super) fn double_buffer<S>(spare: Box<S>, clear: fn(&mut S)) -> (BufferProducer<S>, BufferCollector<S>) {
     let double_buffer = Arc::new(DoubleBuffer {
         is_offered: AtomicBool::new(false),
@@ -56,7 +57,7 @@ impl<S> BufferProducer<S> {
         self.0.is_offered.load(Ordering::Acquire)
     }
 
-    /// The empty set, if one [is requested](Self::is_requested): a full one must be returned for it.
+    /// Takes the empty set, if a full one [is requested](Self::is_requested). The hot end must then return a full set.
     pub(super) fn take_empty(&self) -> Option<Box<S>> {
         let empty = self.0.empty.pop()?;
         // Only this end lowers the flag. Only the other end raises it, after it has seen the full set.
@@ -70,7 +71,7 @@ impl<S> BufferProducer<S> {
         debug_assert!(pushed.is_ok(), "two sets exist, and the other end holds none");
     }
 
-    /// This end has ended: returns its remaining set.
+    /// Returns the remaining set of the hot end, which has ended.
     pub(super) fn hand_back_last(&self, set: Box<S>) {
         let handed_over = self.0.last.push(set);
         debug_assert!(handed_over.is_ok(), "a hot end ends once");

@@ -97,7 +97,7 @@ struct Cell {
 /// Values of one thread, channel and stage over one interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Recorded<'a> {
-    /// The channel, by its index in the pool.
+    /// Index of the channel in its pool.
     pub channel: ChannelIndex,
     /// The stage.
     pub stage: Stage,
@@ -108,7 +108,7 @@ pub struct Recorded<'a> {
 }
 
 impl StageHistograms {
-    /// For `channels` channels, with all memory allocated and touched.
+    /// Histograms for `channel_count` channels. All memory is allocated and touched here.
     ///
     /// # Panics
     /// If `significant_digits` is not in 1..=5.

@@ -38,13 +38,13 @@ impl RegisterClient {
         let (sender, events) = mpsc::channel();
         let sender = Mutex::new(sender);
         let sender_callback: RegisterSender = Arc::new(move |event| {
-            // Fails only while the client is dropped, which ends the register afterwards.
+            // Sending fails only while the client is dropped, which also ends the register.
             let _ = sender.lock().expect("nobody panics while sending").send(event);
         });
         Self { register: Box::new(open(sender_callback)), events, request_id: 0, changes: Vec::new(), link: None }
     }
 
-    /// Reads once.
+    /// Reads the record once.
     ///
     /// # Panics
     /// When there is no answer.

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::namespaces::Namespace;
 
-/// A node that can be restarted.
+/// A node of a store, which can be restarted.
 #[derive(Debug)]
 pub(super) struct StoreNode {
     pub(super) command: Vec<String>,
@@ -98,7 +98,7 @@ impl StoreNode {
         }
     }
 
-    /// Returns once all threads of the node have stopped. Until then they may still answer.
+    /// Pauses the node (SIGSTOP). Returns once all of its threads have stopped, since until then they may still answer.
     pub(super) fn pause(&self) {
         self.signal(Signal::STOP);
         let child = self.child.as_ref().expect("the node runs");
@@ -155,7 +155,7 @@ fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
         let (requests, queue) = mpsc::channel::<SpawnRequest>();
         thread::spawn(move || {
             for (mut command, namespace, answer) in queue {
-                // Fails only if the test has panicked; the child is then killed with this process.
+                // Sending fails only if the test has panicked; the child is then killed with this process.
                 let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }
         });

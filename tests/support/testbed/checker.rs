@@ -54,7 +54,7 @@ pub struct VenueInput {
 #[derive(Clone, Debug, Default)]
 pub struct ExpectedStream {
     messages: Vec<((Session, u64), u64)>,
-    /// How many messages are complete after each packet.
+    /// Number of complete messages after each packet.
     after_packets: Vec<usize>,
 }
 
@@ -134,7 +134,7 @@ impl ExpectedStream {
             while let Ok(Some(datagram)) = file.next_datagram() {
                 let Ok(packet) = parse_packet(datagram.payload) else { continue };
                 let (meta, is) = (packet.meta, |flag| packet.meta.flags.contains(flag));
-                // Snapshots, and the heartbeat that ends a retransmission, carry ranges that are not of messages.
+                // The ranges of snapshots, and of the heartbeat that ends a retransmission, do not count messages.
                 let is_of_messages =
                     !(is(PacketFlags::SNAPSHOT) || is(PacketFlags::RETRANSMISSION) && is(PacketFlags::HEARTBEAT));
                 let range = (meta.first.0, meta.next.0);
@@ -173,11 +173,11 @@ impl ExpectedStream {
         found
     }
 
-    /// The errors in what one receiver got.
+    /// The errors in the deliveries to one receiver.
     #[must_use]
     pub fn errors_in(&self, delivered: &[Delivered]) -> DeliveryErrors {
         let mut errors = DeliveryErrors::default();
-        // Books are suspect after this message id.
+        // Id of the last message that was delivered with a book that is not suspect.
         let mut confirmed_until = None;
         let mut expected: HashMap<(Session, u64), (u64, u64)> = HashMap::with_capacity(self.messages.len());
         expected.extend(self.messages.iter().map(|(id, content_hash)| (*id, (*content_hash, 0))));
@@ -511,7 +511,7 @@ impl RunResult {
         }
     }
 
-    /// The change that ended the epoch before the fault, as each receiver saw it.
+    /// The leadership changes that the fault caused: at most one per receiver.
     pub fn changes_caused_by(&self, fault: &InjectedFault) -> impl Iterator<Item = &LeadershipChange> {
         self.changes.iter().filter_map(|all| all.iter().find(|change| change.is_caused_by(fault)))
     }

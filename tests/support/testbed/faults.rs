@@ -36,7 +36,7 @@ pub struct FaultCase {
 pub enum ExpectedOutcome {
     /// The other gateway leads.
     PeerLeads,
-    /// One of them leads, under a new epoch.
+    /// Any gateway leads, under a new epoch.
     NewEpoch,
     /// The leader continues, under the same epoch.
     NoChange,
@@ -45,7 +45,7 @@ pub enum ExpectedOutcome {
 /// A fault that was injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InjectedFault {
-    /// The epoch of all content before it.
+    /// The epoch of the content before the fault.
     pub epoch_before: Epoch,
     /// When it was injected, ns since 1970 UTC.
     pub injected_ns: u64,
@@ -340,7 +340,7 @@ fn now_ns() -> u64 {
     mdgw_sys::clock::unix_now().0
 }
 
-/// A prime, so that trials are spread over a renewal's time, us.
+/// Phase between the faults of two trials, us: a prime, so that the trials are spread over a renewal interval.
 const PHASE_STEP_US: u64 = 7_919;
 /// Deliveries after which the stream counts as continuing.
 const DELIVERIES_AFTER_FAULT: usize = 200;

@@ -43,7 +43,7 @@ use crate::{
 pub struct Delivered {
     /// Kernel receive time of its datagram, ns since 1970 UTC.
     pub time_ns: u64,
-    /// The epoch that the receiver had accepted.
+    /// The epoch that the receiver had accepted at that time.
     pub epoch: Epoch,
     /// The message, gap or end.
     pub item: DeliveredItem,
@@ -72,7 +72,7 @@ pub enum DeliveredItem {
 /// Everything that a receiver recorded.
 #[derive(Clone, Debug, Default)]
 pub struct ReceiverLog {
-    /// In the order of delivery.
+    /// All deliveries, in order.
     pub delivered: Vec<Delivered>,
     /// Time of the first packet of each epoch, ns since 1970 UTC.
     pub first_packets: Vec<(Epoch, u64)>,
@@ -85,7 +85,7 @@ pub struct ReceiverLog {
 /// A running receiver.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Every packet that reached it.
+    /// Path of the capture of every packet that reached the receiver.
     pub capture: PathBuf,
     received: Arc<Mutex<ReceiverLog>>,
     stop: Arc<(AtomicBool, EpollSet)>,
@@ -149,7 +149,7 @@ impl Receiver {
                 group: GROUP,
                 lines: 1,
                 window_packets: 16_384,
-                // The gateway behind a service may first have to be restarted.
+                // Many attempts, since a killed gateway may have to be restarted before its service answers.
                 service: Some(ServiceConfig {
                     attempts_max: 400,
                     service_count: u8::try_from(services.len()).expect("few gateways"),
@@ -188,7 +188,7 @@ impl Receiver {
         })
     }
 
-    /// Ends it.
+    /// Ends the receiver. Returns the path of its capture, and its log.
     ///
     /// # Panics
     /// When it has failed.
@@ -241,7 +241,7 @@ impl ReceiverThread {
             let is_last = is_stopped.load(Ordering::Acquire);
             loop {
                 batch.clear();
-                // The service does not listen yet, or no longer: the request is repeated.
+                // An error means that a service does not listen (yet); the request to it is repeated.
                 let unfinished = thread.receive(&sockets, &mut batch).unwrap_or_default();
                 for datagram in batch.iter() {
                     let time_ns = datagram.ts_recv.unwrap_or_else(unix_now);
@@ -255,7 +255,7 @@ impl ReceiverThread {
             let now = unix_now().0;
             self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
             while let Some(request) = self.protocol.poll_request() {
-                // Refused: the request is repeated.
+                // If the send is refused, the request is repeated.
                 let _sent = self.sockets.1[self.selector.select(&request)].send(request.to_packet().as_bytes());
             }
             if is_last {

@@ -45,7 +45,7 @@ pub struct SlownessMonitor {
 #[derive(Debug, Default)]
 struct SlownessSamples {
     stolen: Mutex<Vec<StealSample>>,
-    /// When each began, ns since 1970 UTC, and how long it took, ns.
+    /// Start of each probe, ns since 1970 UTC, and its duration, ns.
     probes: Mutex<Vec<(u64, u32)>>,
 }
 
@@ -73,7 +73,7 @@ impl SlownessMonitor {
         Self { samples, stop, threads }
     }
 
-    /// In `[from_ns, until_ns)`, ns since 1970 UTC.
+    /// Slowness in the interval `[from_ns, until_ns)`, ns since 1970 UTC.
     #[must_use]
     pub fn during(&self, from_ns: u64, until_ns: u64) -> Slowness {
         let time = from_ns..until_ns;

@@ -34,7 +34,7 @@ pub struct StallMonitor {
 }
 
 impl StallMonitor {
-    /// One thread for each core, in the ordinary scheduling class, as the gateways' pool threads are.
+    /// Starts one thread for each core, in the ordinary scheduling class like the gateways' pool threads.
     ///
     /// # Panics
     /// When the number of cores is unknown.

@@ -59,7 +59,7 @@ pub struct FaultTrials {
     republished: u64,
     /// Leadership changes that no fault caused.
     unprovoked_changes: Vec<UnprovokedChange>,
-    /// Warnings logged on days with such a change.
+    /// Warnings that were logged on days with an unprovoked change.
     warnings: Vec<String>,
     /// For faults that must change nothing: the longest blackout during the fault, and in an equal time before it, ns.
     stable_intervals: Vec<(u64, u64)>,
@@ -228,7 +228,7 @@ impl FaultTrials {
         text + &self.verdicts
     }
 
-    /// The same as one row of the table under [`TABLE_HEAD`].
+    /// The report as one row of the table under [`TABLE_HEAD`].
     #[must_use]
     pub fn table_row(&self, title: &str) -> String {
         let blackout = |trial: &FaultTrial| Some(trial.blackout_ns);

@@ -137,7 +137,7 @@ enum StampsArg {
     Hardware,
 }
 
-/// `A=239.1.1.1:26477`, or the address alone.
+/// A line of the command line: `A=239.1.1.1:26477`, or the address without a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NamedGroup {
     name: Option<String>,

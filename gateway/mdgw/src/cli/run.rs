@@ -132,7 +132,7 @@ fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHa
     }
 }
 
-/// What came of it, a line for each channel.
+/// The summary of the run: a table with one line per channel.
 fn summary(report: &GatewayReport) -> anyhow::Result<String> {
     let mut text = String::new();
     writeln!(

@@ -119,5 +119,5 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A gateway sends its watch registration immediately after it connects.
+/// Longest wait for a watch registration. A gateway sends it immediately after it connects.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(5);

@@ -292,9 +292,9 @@ pub(crate) fn run(
 struct DemoSetup<'a> {
     options: &'a PairOptions,
     addresses: DemoAddresses,
-    /// Ports of the second gateway.
+    /// Addresses of the second gateway; only its retransmission address is used.
     other: DemoAddresses,
-    /// Ends of the link between the two.
+    /// Link addresses of the two gateways.
     link: [SocketAddrV4; 2],
     date: TradingDate,
     scratch: &'a Path,

@@ -5,7 +5,7 @@ use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapsho
 /// One channel, as a row.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ChannelRow {
-    /// The channel.
+    /// Displayed snapshot of the channel.
     pub channel: ChannelSnapshot,
     /// Messages per second since the last snapshot.
     pub messages_per_s: f64,
@@ -20,7 +20,7 @@ pub(crate) struct ChannelRow {
 /// One pool, as a block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PoolRow {
-    /// Name.
+    /// Name of the pool.
     pub name: String,
     /// Turns per second: waits that returned events.
     pub turns_per_s: f64,
@@ -35,7 +35,7 @@ pub(crate) struct PoolRow {
 /// One thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ThreadRow {
-    /// Name.
+    /// Name of the thread.
     pub name: String,
     /// Current role in the pool: leader, processing, parked, …
     pub role: String,

@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 pub struct PendingEntry {
     /// Time of the event.
     pub time: UnixNs,
-    /// The group.
+    /// Group whose election or leadership the event concerns.
     pub group: GroupId,
-    /// The gateway.
+    /// Gateway that records the event.
     pub node: NodeId,
     /// Epoch of the leadership that the event concerns.
     pub epoch: Epoch,
-    /// The event.
+    /// What happened.
     pub change: AuditEvent,
 }
 
@@ -35,20 +35,20 @@ pub struct Entry {
     pub number: u64,
     /// Time of the event, ns since 1970 UTC.
     pub time_ns: u64,
-    /// The group.
+    /// Group whose election or leadership the event concerns.
     pub group: u16,
-    /// The gateway.
+    /// Node number of the gateway that wrote the line.
     pub node: u8,
     /// Count of the epoch that the event concerns.
     pub epoch_count: u64,
     /// Node of the epoch that the event concerns.
     pub epoch_node: u8,
-    /// The event.
+    /// What happened; its fields are fields of the line.
     #[serde(flatten)]
     pub change: AuditEvent,
 }
 
-/// The kinds of events.
+/// The kinds of events. The field `event` of a line names the kind in snake case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum AuditEvent {
@@ -58,16 +58,16 @@ pub enum AuditEvent {
     Stopped,
     /// This gateway leads: its fence is about to open.
     Gained,
-    /// The first new content is published on every channel that had any.
+    /// The cost of a takeover is known: each channel has published its first new content, or had no new input.
     TookOver {
         /// Why leadership changed.
         cause: Cow<'static, str>,
-        /// The cost, channel by channel.
+        /// The cost for each channel of the group.
         channels: Vec<ChannelTakeover>,
     },
     /// This gateway no longer leads: its fence has closed.
     Lost {
-        /// The cause.
+        /// Why leadership ended, such as `expired` or `handed over`.
         reason: Cow<'static, str>,
     },
     /// The connection to the election's backend has changed.
@@ -77,10 +77,10 @@ pub enum AuditEvent {
     },
     /// A sentinel has reported that the process of another gateway has died.
     Died {
-        /// The gateway.
+        /// Node number of the dead gateway.
         #[serde(alias = "holder")]
         dead_node: u8,
-        /// The process's start (its incarnation).
+        /// Incarnation of the dead process: its start time.
         incarnation: u64,
     },
     /// A notice for the operator.
@@ -88,7 +88,7 @@ pub enum AuditEvent {
         /// Text of the notice.
         text: String,
     },
-    /// The line before is incomplete: a crash, or a full disk.
+    /// The line before this one is incomplete, because of a crash or a full disk.
     Torn {
         /// Bytes of the incomplete line.
         bytes: u64,
@@ -98,28 +98,28 @@ pub enum AuditEvent {
 /// The cost of one takeover for one channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChannelTakeover {
-    /// The channel.
+    /// Id of the channel.
     pub channel: u16,
-    /// End of the received output of the old leader; `None`: no output was received.
+    /// End of the old leader's output as this gateway received it; `None`: no output was received.
     #[serde(alias = "heard")]
     pub received_through: Option<AuditPosition>,
-    /// Where this gateway resumed.
+    /// Where this gateway's output continued.
     #[serde(alias = "ready")]
     pub resumed_at: Option<AuditPosition>,
-    /// From the last packet received of the old leader to the first new content, ns; `None`: no packet was received,
-    /// or there was no new content.
+    /// Time from the last packet received from the old leader to the first new content, ns; `None`: no packet was
+    /// received, or there was no new content.
     pub blackout_ns: Option<u64>,
-    /// Packets that were republished.
+    /// Packets that this gateway published although the old leader may have sent them.
     #[serde(alias = "sent_again_packets")]
     pub republished_packets: u64,
 }
 
-/// The position of a channel's output.
+/// A position in a channel's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditPosition {
-    /// The session.
+    /// Session of the channel: feed, date and restart count.
     pub session: String,
-    /// The first message that is not published completely.
+    /// Sequence of the first message that is not published completely.
     pub sequence: u64,
     /// How many parts of that message are published.
     pub part: u16,
@@ -148,7 +148,7 @@ impl Entry {
     }
 }
 
-/// For audit and status.
+/// Name of the reason, for audit and status.
 #[must_use]
 pub(crate) fn reason_name(reason: CloseReason) -> &'static str {
     match reason {
@@ -161,7 +161,7 @@ pub(crate) fn reason_name(reason: CloseReason) -> &'static str {
     }
 }
 
-/// For audit and status.
+/// Name of the connection's state, for audit and status.
 #[must_use]
 pub(crate) fn state_name(state: ConnectionState) -> &'static str {
     match state {

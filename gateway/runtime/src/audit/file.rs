@@ -27,7 +27,7 @@ pub struct AuditFile {
     torn_bytes: u64,
 }
 
-/// Contents of a file when it was opened.
+/// What an audit file contained when it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Complete entries.
@@ -46,21 +46,21 @@ pub enum AuditError {
     Io {
         /// Operation that failed.
         act: &'static str,
-        /// The file.
+        /// Path of the audit file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
     },
-    /// A device, a directory or a pipe.
+    /// The path is a device, a directory or a pipe.
     #[error("audit file {} is not a regular file, so it cannot be read back", path.display())]
     NotARegularFile {
         /// Path that was given for the audit file.
         path: PathBuf,
     },
-    /// Another process writes it.
+    /// Another process has the file open for writing.
     #[error("audit file {} is in use by another gateway", path.display())]
     Busy {
-        /// The file.
+        /// Path of the audit file.
         path: PathBuf,
     },
 }
@@ -109,7 +109,7 @@ impl AuditFile {
     /// Appends a line; it is on disk when this returns.
     ///
     /// # Errors
-    /// When it cannot be written or synced. The next line then ends what was written of it.
+    /// When the line cannot be written or synced. The next append first ends the part that was written.
     pub fn append(&mut self, draft: &PendingEntry) -> Result<(), AuditError> {
         if self.torn_bytes > 0 {
             let torn = PendingEntry {
@@ -142,7 +142,7 @@ impl AuditFile {
         }
         self.torn_bytes = 0;
         self.number = number;
-        // An unsynced line may or may not survive a crash. It is written again under the same number.
+        // A line that is not synced may be lost in a crash. So it is written again, under the same number.
         self.file.sync_data().map_err(|source| {
             self.number = number - 1;
             AuditError::Io { act: "sync", path: self.path.clone(), source }
@@ -153,7 +153,7 @@ impl AuditFile {
 /// The contents of an audit file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AuditHistory {
-    /// Its entries, in the file's order.
+    /// Valid entries, in the order of the file.
     pub entries: Vec<Entry>,
     /// Lines that are not valid entries.
     pub damaged_lines: u64,
@@ -219,7 +219,7 @@ fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
     }
 }
 
-/// An entry with all channels of a large gateway has some hundred kilobytes.
+/// Longest line that is read. An entry with all channels of a large gateway has some hundred kilobytes.
 const LINE_BYTES_MAX: u64 = 4 << 20;
 
 #[cfg(test)]

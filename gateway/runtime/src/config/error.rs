@@ -8,7 +8,7 @@ pub enum ConfigError {
     /// The file could not be read.
     #[error("cannot read configuration {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the configuration file.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -21,7 +21,7 @@ pub enum ConfigError {
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file.
+    /// Path of the configuration file.
     pub path: PathBuf,
     /// Line in the file, from 1.
     pub line: usize,
@@ -29,7 +29,7 @@ pub struct Problem {
     pub column: usize,
     /// Path of the key, such as `channel[1].line[0].group`; empty if the problem concerns the whole file.
     pub key: String,
-    /// The problem, with the value and what is allowed.
+    /// Text for the operator: the value, and which values are allowed.
     pub message: String,
 }
 

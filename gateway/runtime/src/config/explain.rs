@@ -227,17 +227,17 @@ fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result
         Nanoseconds(least_ns),
         Nanoseconds(most_ns)
     )?;
-    let doubt = match (election.on_suspended, &election.backend) {
+    let on_suspended = match (election.on_suspended, &election.backend) {
         (OnSuspended::Stop, _) => "stop publishing immediately",
         (OnSuspended::Hold, Backend::Quorum(_) | Backend::Emergent(_)) => "publish until the lease expires",
         (OnSuspended::Hold, _) => {
             "publish until the lease expires, or as long as all other candidates promise not to take over"
         }
     };
-    writeln!(out, "  suspended  {doubt}")
+    writeln!(out, "  suspended  {on_suspended}")
 }
 
-/// The same for backends that order candidates by sessions.
+/// Like [`explain_lease`], for a backend that orders candidates by sessions (a ZooKeeper latch).
 fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Write) -> fmt::Result {
     let ElectionConfig { timing, .. } = election;
     let session = Nanoseconds(session_ns);
@@ -256,11 +256,11 @@ fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Wr
         out,
         "  takeover   when the ensemble expires the session ({session} or more after the last heartbeat), plus one compare-and-swap; immediately after a release or a death notice"
     )?;
-    let doubt = match election.on_suspended {
+    let on_suspended = match election.on_suspended {
         OnSuspended::Hold => "publish until the deadline",
         OnSuspended::Stop => "stop publishing immediately",
     };
-    writeln!(out, "  suspended  {doubt}")
+    writeln!(out, "  suspended  {on_suspended}")
 }
 
 /// The placement of the groups, if there are several.
@@ -362,7 +362,7 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "log          {}", config.log.level)
 }
 
-/// Only gateways of a linked pair have an input history.
+/// Name of the row with the input history. Only gateways of a linked pair have an input history.
 const PEER_INPUT_ROW: &str = "input history";
 
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
@@ -382,7 +382,7 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
-/// The file under its name in messages, with its text.
+/// The result of `mdgw check` in one line: the file, and the numbers of faults and warnings.
 #[must_use]
 pub fn verdict_line(path: &Path, findings: &Findings) -> String {
     let count = |count: usize, noun: &str| match count {

@@ -32,7 +32,7 @@ pub struct Host {
     pub receive_buffer_bytes_max: Option<usize>,
     /// Why memory cannot be locked, if so.
     pub lock_refused: Option<String>,
-    /// Attempts that failed: directories, addresses, keys, a backend, a priority.
+    /// Attempts that this host refused: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
     /// Parts that are missing now, and may exist when the gateway starts.
     pub not_yet_present: Vec<String>,
@@ -201,8 +201,8 @@ fn refusals(config: &Resolved) -> Vec<String> {
     refused
 }
 
-/// Whether files can be created in `directory`, or in its nearest existing parent: the rest would be created at the
-/// start. The error names the path that was tried.
+/// Whether files can be created in `directory`, or in its nearest existing parent: the start would create the missing
+/// directories. The error names the path that was tried.
 pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());

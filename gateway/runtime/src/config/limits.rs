@@ -7,7 +7,7 @@ pub(crate) struct Bound {
     pub min: i64,
     /// Largest value allowed.
     pub max: i64,
-    /// Used where the key is absent.
+    /// Value where the key is absent.
     pub default: i64,
     /// Unit, for messages.
     pub unit: &'static str,
@@ -18,20 +18,21 @@ const fn bound(min: i64, max: i64, default: i64, unit: &'static str) -> Bound {
     Bound { min, max, default, unit }
 }
 
-/// The low 8 bits of every epoch.
+/// Node number: the low 8 bits of every epoch.
 pub(crate) const NODE: Bound = bound(0, 255, 0, "node number");
-/// One segment holds seconds of a busy channel; short enough that creating the next one costs little.
+/// Size of a log segment. The default holds seconds of a busy channel, and is small enough to create quickly.
 pub(crate) const SEGMENT_BYTES: Bound = bound(1 << 20, 1 << 34, 64 << 20, "bytes");
-/// Four default segments: tens of seconds of a busy channel, for late joiners and retransmission.
+/// Size of one channel's log. The default is four segments: tens of seconds of a busy channel, for late joiners and
+/// retransmission.
 pub(crate) const RETENTION_BYTES: Bound = bound(2 << 20, 1 << 40, 256 << 20, "bytes");
-/// Input history of each channel for a peer: a second and more of a busy channel, for gaps. A peer that replays needs
-/// the whole session, which fits into this only for a quiet feed.
+/// Input history of each channel for a peer. The default holds a second or more of a busy channel, enough for the
+/// peer's gaps. A peer that replays needs the whole session, which only a quiet feed fits into the default.
 pub(crate) const HISTORY_BYTES: Bound = bound(1 << 20, 1 << 38, 32 << 20, "bytes");
-/// An hour; 0 keeps entries until their space is needed.
+/// Greatest age of a log entry, an hour by default; 0 keeps entries until their space is needed.
 pub(crate) const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "seconds");
 /// Unpinned threads, for experiments.
 pub(crate) const THREADS: Bound = bound(1, 64, 1, "threads");
-/// Cores that the kernel can name.
+/// Core numbers: those that a kernel core set can hold.
 pub(crate) const CORE: Bound = bound(0, 1_023, 0, "core number");
 /// Packets that one claim may process before other channels get a turn: keeps one hot channel from holding a thread.
 pub(crate) const QUOTA: Bound = bound(1, 4_096, 64, "packets");
@@ -45,11 +46,13 @@ pub(crate) const PRIORITY: Bound = bound(0, 99, 0, "SCHED_FIFO priority");
 pub(crate) const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
 /// Number of a group in published packets.
 pub(crate) const GROUP_ID: Bound = bound(0, 65_535, 1, "group number");
-/// Larger than one drain of all lines, so that draining one line first declares no false gap.
+/// Reorder window. It must hold more packets than one drain of all lines: when one line is drained before the others, a
+/// smaller window would declare a false gap.
 pub(crate) const WINDOW_PACKETS: Bound = bound(64, 32_768, 1_024, "packets");
-/// Longer than the usual skew of two lines within one site, shorter than a user would wait for a book.
+/// Gap timeout. The default is longer than the usual skew of two lines within one site. It is shorter than a user
+/// would wait for a book.
 pub(crate) const GAP_TIMEOUT_US: Bound = bound(1, 60_000_000, 2_000, "microseconds");
-/// Venues send heartbeats once a second; three of them missing is silence.
+/// Silence alarm. Venues send a heartbeat once a second; the default is three missing heartbeats.
 pub(crate) const LINE_SILENCE_MS: Bound = bound(10, 3_600_000, 3_000, "milliseconds");
 /// Live orders of a whole by-order channel. The busiest days stay below two million.
 pub(crate) const ORDERS_MAX: Bound = bound(1_024, 1 << 28, 2 << 20, "orders");
@@ -57,11 +60,12 @@ pub(crate) const ORDERS_MAX: Bound = bound(1_024, 1 << 28, 2 << 20, "orders");
 pub(crate) const LEVELS_MAX: Bound = bound(1_024, 1 << 28, 1 << 20, "levels");
 /// Instruments of a channel. Stock locates are 16 bits wide; about 12,000 are in use.
 pub(crate) const INSTRUMENTS_MAX: Bound = bound(1, 65_536, 16_384, "instruments");
-/// A burst of 10 ms at ten gigabit. The kernel may cap it; a warning reports that.
+/// Receive buffer. The default holds a burst of 10 ms at 10 Gbit/s. If the kernel grants less, a warning reports it.
 pub(crate) const RECEIVE_BUFFER_BYTES: Bound = bound(4_096, 1 << 30, 16 << 20, "bytes");
 /// `SO_BUSY_POLL`; 0 keeps the system's setting.
 pub(crate) const BUSY_POLL_US: Bound = bound(0, 10_000, 0, "microseconds");
-/// Retransmission servers answer within a round trip; this is one of a few milliseconds.
+/// Timeout of a request to a venue's retransmission server. The server answers within a round trip, which takes a few
+/// milliseconds.
 pub(crate) const RECOVERY_TIMEOUT_MS: Bound = bound(1, 60_000, 20, "milliseconds");
 /// How often one range is requested before it is declared missing.
 pub(crate) const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
@@ -69,11 +73,11 @@ pub(crate) const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
 pub(crate) const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "messages");
 /// Requests in flight: each gap has its own. Raise it only where a server accepts more.
 pub(crate) const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
-/// By default multicast stays in the local network.
+/// Hops of multicast packets. With the default they stay in the local network.
 pub(crate) const TTL: Bound = bound(0, 255, 1, "hops");
 /// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record with its headers.
 pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(576, 8_972, 1_472, "bytes");
-/// The longest silence of an idle channel.
+/// Heartbeat interval: the longest time that an idle channel publishes nothing.
 pub(crate) const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Retransmission requests answered, per requester.
 pub(crate) const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "requests per second");
@@ -86,39 +90,44 @@ pub(crate) const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal
 /// period without an answer, the election uses the connection to another node.
 pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
-/// Session of a latch over ZooKeeper. The minimum that an ensemble grants by default: two ticks of 2 s.
+/// Session timeout of a latch over ZooKeeper. The default is the shortest that an ensemble grants by default: two ticks
+/// of 2 s.
 pub(crate) const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");
-/// How long the other gateways wait before one of them leads: see the profiles of the election's timing.
+/// Lease length L: how long the other gateways wait before one of them leads. The profiles of the election's timing
+/// give the reason for the default.
 pub(crate) const LEASE_MS: Bound = bound(5, 3_600_000, 100, "milliseconds");
-/// At least three renewals fit a lease.
+/// Renewal interval R. At least three renewals must fit into the lease less the margin.
 pub(crate) const RENEW_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
-/// A leader stops this long before another gateway may start.
+/// Margin M: a leader stops this long before another gateway may start.
 pub(crate) const MARGIN_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
-/// The longest send that the margin has to cover.
+/// Longest send S that the margin has to cover.
 pub(crate) const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
-/// Error of the crystals and of slewing together.
+/// Rate error of a clock: error of the crystal and slewing together.
 pub(crate) const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
-/// Longer than the conditions that moved a leader keep changing; 0 allows a move at once.
+/// Least tenure before an automatic hand-over. It should be longer than the fluctuations that cause moves; 0 allows a
+/// move at once.
 pub(crate) const TENURE_MS_MIN: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
-/// Raised by the operator who rolls out a configuration that changes the output.
+/// Revision of the configuration. The operator raises it with a configuration that changes the output.
 pub(crate) const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
-/// A listener that writes a line to a file needs far less. A listener that hangs delays a takeover no longer than
-/// this.
+/// How long the opening of a fence waits for listeners. A listener that writes a line to a file needs far less. A
+/// listener that hangs delays a takeover no longer than this.
 pub(crate) const LISTENER_TIMEOUT_MS: Bound = bound(0, 1_000, 5, "milliseconds");
 /// Members of an emergent election, this gateway included.
 pub(crate) const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
-/// With pauses that double from 0.1 s: one second and a half.
+/// Attempts to join before a gateway bootstraps. Pauses double from 0.1 s: four attempts take one and a half seconds.
 pub(crate) const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
-/// The sentinel kills a leader without progress for this long; 0 leaves it to the lease.
+/// Hang limit: the sentinel kills a leader that makes no progress for this long. 0: the sentinel kills no leader, and
+/// only the lease ends.
 pub(crate) const HANG_LIMIT_MS: Bound = bound(0, 60_000, 0, "milliseconds");
-/// The election's thread shows progress in each tenth of a second.
+/// Least hang limit, ms: the election thread shows progress every 100 ms.
 pub(crate) const HANG_LIMIT_MS_MIN: u64 = 200;
-/// The other gateways: there are 256 numbers.
+/// Most other gateways of an election: there are 256 node numbers.
 pub(crate) const PEERS_MAX: usize = 255;
-/// Latency intervals: short enough to show a bad minute, long enough that a day's log stays small (some 60 MB for two
-/// channels on two threads).
+/// Length of a latency interval. The default is short enough to show a bad minute. It is long enough that a day's log
+/// stays small: some 60 MB for two channels on two threads.
 pub(crate) const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");
-/// Two digits keep every percentile within 1 %; three take eight times the memory.
+/// Significant digits of latency histograms. Two digits keep every percentile within 1 %; three take eight times the
+/// memory.
 pub(crate) const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
 /// Lines of one channel; one number is reserved for the retransmission server's answers.
 pub(crate) const LINES_MAX: usize = 7;

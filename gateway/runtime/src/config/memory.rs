@@ -32,7 +32,7 @@ impl Memory {
 }
 
 impl Resolved {
-    /// The memory that it takes.
+    /// The memory that a gateway with this configuration takes.
     #[must_use]
     pub(crate) fn memory(&self) -> Memory {
         let pools = self.pools.iter().enumerate().map(|(index, pool)| {
@@ -77,8 +77,8 @@ fn books_bytes(channel: &ChannelSetup) -> usize {
     orders + levels_bytes(instruments_max as usize, levels_max as usize)
 }
 
-/// Each side of an instrument has a chunk of hot levels. The other levels are in trees of chunks, half full in the
-/// worst case.
+/// Bytes of the price levels. Each side of an instrument has a chunk of hot levels. The other levels are in trees of
+/// chunks, which are half full in the worst case.
 fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
     let sides = 2 * instruments_max;
     let trees = sides.min(levels_max / LEVELS_BEFORE_TREE);
@@ -87,22 +87,22 @@ fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
     instruments_max * INSTRUMENT_BYTES + (sides + leaves) * CHUNK_BYTES + inners * INNER_BYTES
 }
 
-/// A slot where the next session waits for the end of the present one.
+/// Slot for a packet of the next session, which waits there for the end of the present session.
 const NEXT_SESSION_PACKET_BYTES: usize = 1_524;
-/// Hash store, at the load factor that it is sized for.
+/// Bytes per order in the hash store, at the load factor that it is sized for.
 const HASH_ORDER_BYTES: usize = 48;
-/// A slot in the window before it.
+/// Bytes per slot of the order window, which is searched before the hash store.
 const WINDOW_ORDER_BYTES: usize = 32;
-/// Levels of a chunk, and its bytes with its metadata.
+/// Levels per chunk of a price tree. `CHUNK_BYTES` includes the metadata of a chunk.
 const CHUNK_LEVELS: usize = 64;
 const CHUNK_BYTES: usize = CHUNK_LEVELS * 16 + 6;
-/// Branching factor of the trees.
+/// Bytes of an inner node of a price tree.
 const INNER_BYTES: usize = 832;
 /// A side with fewer levels has no tree.
 const LEVELS_BEFORE_TREE: usize = 16;
 /// Overhead of an instrument besides its levels.
 const INSTRUMENT_BYTES: usize = 64;
-/// A datagram that waits, with its slot.
+/// A slot of the reorder window with its datagram.
 const WINDOW_PACKET_BYTES: usize = 2_048 + 64;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The reference of all configuration keys, `ops/guide/configuration.md`: made from the tables here, and tested to say what the code
-//! does. For tests alone; `UPDATE=1` writes the document.
+//! The reference of all configuration keys, `ops/guide/configuration.md`. It is made from the tables here, and the
+//! tests compare it with the resolver. For tests alone; `UPDATE=1` writes the document.
 //!
-//! Bounds, defaults and units of numbers come from [`limits`]. The tests ask the resolver for everything else: which keys it
-//! knows, which bounds and names it refuses, which defaults are in force.
+//! Bounds, defaults and units of numbers come from [`limits`]. Everything else is checked against the resolver: which
+//! keys it knows, which bounds and names it refuses, which defaults are in force.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ mod tests;
 
 /// One table of the file.
 struct Table {
-    /// As written, with its brackets.
+    /// Header as written in the file, with its brackets.
     header: &'static str,
     about: &'static str,
     keys: &'static [Key],
@@ -32,25 +32,25 @@ enum Allowed {
     Number(Bound),
     OneOf(&'static [&'static str]),
     Bool,
-    /// Anything else, in words.
+    /// Any other value; the text describes it.
     Text(&'static str),
 }
 
-/// What holds where a key is absent.
+/// The value in force where a key is absent.
 #[derive(Clone, Copy)]
 enum Absent {
-    /// The key must be there.
+    /// The key is required.
     Required,
     /// The default of the number's bound.
     OfBound,
     /// This value, as TOML.
     Value(&'static str),
-    /// No fixed value; in words what holds instead.
+    /// No fixed value; the text describes what is in force instead.
     Depends(&'static str),
 }
 
 impl Table {
-    /// Without brackets.
+    /// Path of the table: the header without brackets.
     fn path(&self) -> &'static str {
         self.header.trim_matches(['[', ']'])
     }

@@ -169,7 +169,7 @@ impl Resolver<'_> {
         written.as_ref()
     }
 
-    /// The value with that name.
+    /// The value that the written name stands for. An unknown name is recorded as a problem.
     fn one_of<T: Copy>(&mut self, written: Option<&Spanned<String>>, names: &[(T, &'static str)]) -> Option<T> {
         let written = written?;
         let found = names.iter().find(|(_, name)| name == written.get_ref());
@@ -251,7 +251,7 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 
 const NAME_BYTES_MAX: usize = 32;
 
-/// `IFNAMSIZ` less its closing zero.
+/// `IFNAMSIZ` less the terminating zero.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 
 /// Placeholder for an address that could not be parsed.

@@ -102,7 +102,7 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// The part for the dispatch model. Settings that are not configurable keep its defaults.
+    /// Configuration of the pool's dispatch. Settings that are not configurable keep their defaults.
     #[must_use]
     pub(crate) fn dispatch_config(&self) -> DispatchConfig {
         let thread =
@@ -211,7 +211,7 @@ pub struct ChannelSetup {
 }
 
 impl ChannelSetup {
-    /// The part for the sans-I/O channel.
+    /// Configuration of the channel itself, without its sockets and outputs.
     #[must_use]
     pub fn channel_config(&self) -> ChannelConfig {
         let mut config = ChannelConfig::new(self.id, self.feed);
@@ -390,9 +390,9 @@ pub struct ElectionConfig {
     pub name: NodeName,
     /// The other gateways that may lead.
     pub peers: Vec<PeerConfig>,
-    /// The links to the other gateways; without them there is no hand-over and no promise.
+    /// The links to the other gateways; `None`: gateways cannot hand over or give promises.
     pub link: Option<LinkConfig>,
-    /// Checked: no two leases can overlap.
+    /// Lease, renewal and margin. The resolver has checked that no two leases can overlap.
     pub timing: LeaseTiming,
     /// What a leader does while its connection is suspended.
     pub on_suspended: OnSuspended,
@@ -425,7 +425,7 @@ pub struct LinkConfig {
     pub key_file: PathBuf,
     /// The sentinel that announces this gateway's death.
     pub sentinel: SentinelChoice,
-    /// After how long without progress the sentinel kills a gateway that leads.
+    /// The sentinel kills a leading gateway that makes no progress for this long, ns; `None`: never.
     pub hang_limit_ns: Option<u64>,
     /// Input history of each channel for the peer: for the peer's gaps, and for the input that arrives while the peer
     /// copies this gateway's state.
@@ -435,7 +435,7 @@ pub struct LinkConfig {
 /// The process that announces a gateway's death.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SentinelChoice {
-    /// None: the other gateways wait for the lease to expire.
+    /// No process: the other gateways wait for the lease to expire.
     None,
     /// A process that the gateway starts.
     Started,
@@ -482,7 +482,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Whether its leaders hand over by themselves, so that groups can be balanced.
+    /// Whether leaders under this backend hand over automatically, so that groups can be balanced.
     #[must_use]
     pub(crate) fn can_move_groups(&self) -> bool {
         match self {
@@ -492,7 +492,7 @@ impl Backend {
         }
     }
 
-    /// Whether a record names the candidates, so that others can be admitted by hand.
+    /// Whether a record lists the candidates, so that an operator can admit others.
     #[must_use]
     pub(crate) fn has_record(&self) -> bool {
         match self {
@@ -517,13 +517,13 @@ pub struct MembershipConfig {
     pub listen: SocketAddrV4,
     /// File of the shared key.
     pub key_file: PathBuf,
-    /// Members that it asks to join.
+    /// Members that this gateway asks to join.
     pub seeds: Vec<SocketAddrV4>,
-    /// What it does if no member answers.
+    /// What this gateway does if no member answers.
     pub bootstrap: BootstrapMode,
     /// Members without which no gateway leads.
     pub minimum_size: usize,
-    /// How often it asks before it bootstraps.
+    /// How often this gateway asks before it bootstraps.
     pub join_attempts: u32,
 }
 

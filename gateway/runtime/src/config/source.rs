@@ -44,7 +44,7 @@ impl Source<'_> {
         }
     }
 
-    /// The keys of invalid TOML are not reliable, so the problem shows the line itself.
+    /// The problem of a file that is not TOML. It shows the line, since keys of invalid TOML are not reliable.
     fn not_toml(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
         let message = readable_message(error.message(), "");
@@ -72,7 +72,7 @@ impl Source<'_> {
 }
 
 fn descend(table: &DeTable<'_>, wanted: &Range<usize>, path: &mut String) {
-    // A table's own span is its header, and its keys are further down. So every branch is tried.
+    // The span of a table covers its header only, not its keys. So every branch is searched.
     for (key, value) in table.iter() {
         let length = path.len();
         if !path.is_empty() {
@@ -86,7 +86,7 @@ fn descend(table: &DeTable<'_>, wanted: &Range<usize>, path: &mut String) {
     }
 }
 
-/// Whether `wanted` was found at or below `value`; `path` then names it.
+/// Whether `wanted` was found at or below `value`. If so, its path has been appended to `path`.
 fn descend_value(value: &Spanned<DeValue<'_>>, wanted: &Range<usize>, path: &mut String) -> bool {
     let length = path.len();
     match value.get_ref() {

@@ -118,7 +118,8 @@ fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
     }
 }
 
-/// By how much a counter has grown; `None` if it is unchanged. Blocks begin at 0, so the first check reports all.
+/// By how much a counter has grown; `None` if it is unchanged. Counters begin at 0, so the first check reports
+/// everything since the start.
 fn growth(last: u64, now: u64) -> Option<u64> {
     (now != last).then(|| now.saturating_sub(last))
 }

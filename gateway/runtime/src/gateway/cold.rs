@@ -79,7 +79,7 @@ impl ColdThreads {
         Ok(cold)
     }
 
-    /// Datagrams that the kernel dropped.
+    /// Sum of the datagrams that the kernel dropped, for snapshots.
     pub(super) fn kernel_drops(&self) -> &KernelDrops {
         &self.kernel_drops
     }
@@ -90,7 +90,7 @@ impl ColdThreads {
         }
     }
 
-    /// `positions`: the channels' positions, for the next start.
+    /// Stops all threads and stores the channels' `positions` for the next start.
     pub(super) fn stop(mut self, positions: Vec<(ChannelId, ShutdownPosition)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
@@ -164,7 +164,7 @@ impl Retransmission {
     }
 }
 
-/// A socket that failed may fail again at once.
+/// Pause after a socket error, since the socket may fail again immediately.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
@@ -173,11 +173,12 @@ struct MaintenanceTasks {
     logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,
-    /// Of each group.
+    /// Known epochs of each group. The highest is stored in the state file.
     epochs: Vec<Arc<KnownEpochs>>,
 }
 
-/// A segment takes at least tens of milliseconds to fill, and one segment is ready ahead.
+/// Interval of the maintenance tasks. A segment takes at least tens of milliseconds to fill, and one segment is ready
+/// ahead.
 const TASK_INTERVAL: Duration = Duration::from_millis(2);
 /// Drop counters are read once in this many turns.
 const TURNS_PER_DROP_READING: u32 = 50;
@@ -192,7 +193,8 @@ impl MaintenanceTasks {
                 log.turn(now_ns);
             }
             if let Err(error) = self.persist_sessions() {
-                // The stream continues. A restarted gateway might count restarts from the older state on disk.
+                // Publishing continues. After a restart the gateway may count session restarts from the older state on
+                // disk.
                 tracing::error!(%error, "cannot write restart counts to the state file");
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
@@ -208,7 +210,8 @@ impl MaintenanceTasks {
         Ok(self.state)
     }
 
-    /// The peers' epochs may be above this gateway's count: after a restart it must not publish below them.
+    /// Stores the highest known epoch. A peer's epoch may be above this gateway's, which must not publish below it
+    /// after a restart.
     fn persist_epochs(&mut self) {
         let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
         if let Err(error) = self.state.record_epoch(highest) {

@@ -78,16 +78,16 @@ pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
     this_start: Start,
-    desks: &BTreeMap<GroupId, GroupHandle>,
+    handles: &BTreeMap<GroupId, GroupHandle>,
     context: &ElectionContext<'_>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
-    let between = match &election.backend {
+    let transport = match &election.backend {
         Backend::Quorum(quorum) => SharedTransport::Voters(Arc::new(open_voting(config, quorum)?)),
         Backend::Emergent(membership) => SharedTransport::Members(Arc::new(open_membership(membership)?)),
         _ => SharedTransport::Store,
     };
-    for (index, (group, handle)) in desks.iter().enumerate() {
+    for (index, (group, handle)) in handles.iter().enumerate() {
         let hooks = GroupElectionHooks {
             group: *group,
             node: NodeId(config.gateway.node),
@@ -98,7 +98,7 @@ pub(super) fn start(
             kernel: context.kernel.and_then(|kernel| kernel.slot(*group)),
             progress_counter: context.shared_page.and_then(|shared_page| shared_page.election_progress_counter(index)),
         };
-        let started = start_one(config, election, &between, this_start, hooks, context.audit);
+        let started = start_one(config, election, &transport, this_start, hooks, context.audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -109,7 +109,7 @@ pub(super) fn start(
             }
         }
     }
-    if let (Some(group), SharedTransport::Store) = (desks.keys().next(), &between) {
+    if let (Some(group), SharedTransport::Store) = (handles.keys().next(), &transport) {
         measure_store(election, *group);
     }
     Ok(elections)
@@ -118,7 +118,7 @@ pub(super) fn start(
 fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
-    between: &SharedTransport,
+    transport: &SharedTransport,
     Start { epoch, incarnation }: Start,
     handle: GroupElectionHooks,
     audit: Option<&AuditSender>,
@@ -136,7 +136,7 @@ fn start_one(
         listeners_ns_max: election.listener_timeout_ns,
         peers: election.peers.iter().map(|peer| peer.node).collect(),
     };
-    let latch = match (&election.backend, between) {
+    let latch = match (&election.backend, transport) {
         #[cfg(feature = "zookeeper")]
         (Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }), _) => {
             let (inbox, waiting) = inbox();
@@ -212,9 +212,9 @@ fn start_one(
     Ok(latch)
 }
 
-/// What the elections of all groups share.
+/// The transport that the elections of all groups share.
 enum SharedTransport {
-    /// Nothing: each has a separate connection.
+    /// No shared transport: each election has its own connection to the store.
     Store,
     Voters(Arc<QuorumTransport>),
     Members(Arc<MembershipTransport>),
@@ -246,7 +246,7 @@ fn emergent_config(
         // know: with this start's epoch, a restarted gateway would outrank the leader.
         own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
         configuration: config.output_fingerprint(),
-        // A configuration without it was refused.
+        // The resolver refuses a configuration without `allow_split = true`.
         allow_split: true,
     }
 }
@@ -267,7 +267,7 @@ fn voting_failed(why: String) -> GatewayError {
     GatewayError::Io { act: "vote".to_owned(), source: io::Error::other(why) }
 }
 
-/// Where the records are; `None`: the backend has none.
+/// Where the election's records are stored; `None`: the backend has no records.
 pub(super) fn record_place(backend: &Backend) -> Option<RecordLocation> {
     match backend {
         Backend::File(directory) => Some(RecordLocation::File(directory.clone())),
@@ -330,7 +330,7 @@ pub(super) struct ElectionContext<'a> {
     pub(super) shared_page: Option<&'a HeldSharedPage>,
 }
 
-/// The link to the peers; empty until there is a link.
+/// The link to the peers; empty until [`Gateway::link`](super::Gateway::link) has set it.
 pub(super) type LinkSlot = Arc<OnceLock<Arc<LinkHandle>>>;
 
 /// Forwards the link's messages to the elections. Ends when it is dropped.
@@ -378,12 +378,12 @@ impl Drop for PeerForwarder {
 pub(super) struct DeathRecorder {
     node: NodeId,
     sender: AuditSender,
-    /// Each notice arrives several times.
+    /// Deaths that are in the audit already: each notice arrives several times.
     recorded: BTreeSet<(GroupId, NodeId, Incarnation)>,
 }
 
 impl DeathRecorder {
-    /// Group and node of this gateway.
+    /// Writes to the audit through `sender`, in the name of this gateway's `node`.
     pub(super) fn new(node: NodeId, sender: AuditSender) -> Self {
         Self { node, sender, recorded: BTreeSet::new() }
     }
@@ -397,7 +397,7 @@ impl DeathRecorder {
     }
 }
 
-/// From the link's queues to the elections.
+/// Moves messages from the link's queues to the elections.
 struct Forwarder {
     handle: Arc<LinkHandle>,
     elections: BTreeMap<GroupId, Election>,
@@ -417,13 +417,13 @@ impl Forwarder {
                 if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
                     lock(&self.causes).entry(*group).or_default().death = Some(mono_now());
                 }
-                // Before the consequences are recorded.
+                // Recorded before the election acts on the notice, so that the audit has cause and effect in order.
                 if let Some(deaths) = &mut self.deaths {
                     deaths.record(*group, notice);
                 }
                 election.died(notice);
             }
-            // After the elections are notified.
+            // Logged after the elections are notified, since logging takes time.
             if self.ended.insert((notice.holder, notice.incarnation)) {
                 tracing::warn!(holder = %notice.holder, "another gateway's process died");
             }
@@ -445,7 +445,7 @@ impl Forwarder {
     }
 }
 
-/// For messages that arrived before the thread was registered.
+/// Poll interval of the link's queues, for messages that arrived before the thread was registered for wake-ups.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl ElectionHooks for GroupElectionHooks {
@@ -461,7 +461,7 @@ impl ElectionHooks for GroupElectionHooks {
     }
 
     fn on_iteration(&mut self) {
-        // The thread always has something to do: a leader's election thread is never idle for long.
+        // Never marked idle: the election thread of a leader has a timer in every renewal interval.
         if let Some(progress_counter) = &self.progress_counter {
             progress_counter.mark_busy();
         }
@@ -521,7 +521,7 @@ impl ElectionHooks for GroupElectionHooks {
 }
 
 impl GroupElectionHooks {
-    /// Notes a hand-over as the cause of the next takeover.
+    /// Stores a hand-over as the cause of the next takeover.
     fn note_hand_over(&self) {
         lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());
     }
@@ -531,5 +531,5 @@ fn by_number(positions: BTreeMap<ChannelId, StreamPosition>) -> BTreeMap<u16, St
     positions.into_iter().map(|(channel, position)| (channel.0, position)).collect()
 }
 
-/// Longer than a store's rare pauses.
+/// Duration of the store's measurement: long enough to include a rare pause.
 const MEASURED_FOR: Duration = Duration::from_secs(2);

@@ -22,7 +22,7 @@ use mdgw_sys::fence::Fence;
 use super::{PoolChannels, pool::RunningPool, wiring::GroupParts};
 use crate::config::Resolved;
 
-/// The fence of a group, its epochs, and the wake-up of its channels.
+/// A group of channels: its fence, its known epochs, and the access to its channels.
 #[derive(Clone, Debug)]
 pub struct GroupHandle {
     fence: Arc<Fence>,
@@ -33,7 +33,7 @@ pub struct GroupHandle {
     status_table: Option<Arc<StatusTable>>,
 }
 
-/// Where a channel of the group is processed.
+/// A channel of the group, and the pool that processes it.
 #[derive(Clone, Debug)]
 struct GroupChannel {
     id: ChannelId,
@@ -43,13 +43,13 @@ struct GroupChannel {
 }
 
 impl GroupHandle {
-    /// For the one thread that opens and closes the fence.
+    /// Fence of the group. Only one thread may open and close it.
     #[must_use]
     pub fn fence(&self) -> &Arc<Fence> {
         &self.fence
     }
 
-    /// The known epochs of the group.
+    /// Epochs that this gateway knows to be in use for the group, its own and those of peers.
     #[must_use]
     pub fn epochs(&self) -> &Arc<KnownEpochs> {
         &self.epochs
@@ -74,8 +74,8 @@ impl GroupHandle {
         }
     }
 
-    /// The fence has just been opened or closed. Every channel reads it at once, instead of with its next packet or
-    /// heartbeat. Call it after each opening, and after the closing of a hand-over.
+    /// Call this after each opening of the fence, and after the closing of a hand-over. Every channel then reads the
+    /// fence immediately, instead of with its next packet or heartbeat.
     pub fn on_fence_change(&self) {
         let number = self.drain_requests.fetch_add(1, Relaxed) + 1;
         for channel in &self.channels {
@@ -83,8 +83,8 @@ impl GroupHandle {
         }
     }
 
-    /// After the fence was closed and [`Self::on_fence_change`] called: the end of each channel's output, once no send
-    /// is outstanding. `None` before that; call it again.
+    /// Returns the end of each channel's output once no send is outstanding; `None` before that: call it again. To be
+    /// called after the fence was closed and [`Self::on_fence_change`] was called.
     ///
     /// A channel that is out of service sends heartbeats at most; its last known position is returned.
     #[must_use]
@@ -95,14 +95,14 @@ impl GroupHandle {
             let is_acknowledged = channel.takeover_shared.drain_ack.get().number >= number;
             if !is_acknowledged && channel.pool.failed(channel.index).is_none() {
                 all_acknowledged = false;
-                // Its inbox may have been full at the first query.
+                // Requested again, since the channel's inbox may have been full before.
                 channel.request_drain(number);
             }
         }
         all_acknowledged.then(|| self.positions())
     }
 
-    /// A gateway that led under that epoch has reported the end of its output. Channels continue there when the fence
+    /// A gateway that led under `epoch` has reported the end of its output. Channels continue there when the fence
     /// opens next.
     pub(crate) fn on_peer_output_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         for GroupChannel { id, takeover_shared, .. } in &self.channels {
@@ -112,14 +112,13 @@ impl GroupHandle {
         }
     }
 
-    /// The known position of each channel's output: as sent by this gateway, else as received from the peer.
+    /// The known position of each channel's output: the furthest that this gateway has sent or received from the peer.
     #[must_use]
     pub(crate) fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
         let position = |channel: &GroupChannel| {
-            let status_table =
-                self.status_table.as_ref().and_then(|status_table| status_table.get(channel.id)).unwrap_or_default();
-            let sent = channel.takeover_shared.drain_ack.get().position.max(status_table.published);
-            let received = status_table.received.trusted_through(status_table.logged_through);
+            let status = self.status_table.as_ref().and_then(|table| table.get(channel.id)).unwrap_or_default();
+            let sent = channel.takeover_shared.drain_ack.get().position.max(status.published);
+            let received = status.received.trusted_through(status.logged_through);
             Some((channel.id, sent.max(received)?))
         };
         self.channels.iter().filter_map(position).collect()
@@ -128,8 +127,8 @@ impl GroupHandle {
 
 impl GroupChannel {
     fn request_drain(&self, number: u64) {
-        // A channel with a full inbox is at work and reads the fence anyway. A caller that waits for its answer asks
-        // again.
+        // A channel with a full inbox is processing and reads the fence anyway. A caller that waits for the
+        // acknowledgement requests it again.
         let _inbox_full = self.pool.send(self.index, ChannelMessage::FenceChanged(number));
     }
 }

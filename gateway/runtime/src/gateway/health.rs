@@ -65,11 +65,11 @@ struct GroupHealthMonitor {
     fitness: FitnessWatch,
     logged_eligibility: Option<Eligibility>,
     logged_at: MonoNs,
-    /// Whether it was logged that this gateway does not produce its peer's messages.
+    /// Whether the alarm has been logged that this gateway's messages differ from its peer's.
     is_mismatch_logged: bool,
     class: Option<FitnessClass>,
     duplicate: DuplicateIdWatch,
-    /// Number of windows that differed, and when one last did.
+    /// Number of compared windows whose messages differed from the peer's, and when the last difference was found.
     different: (u64, Option<MonoNs>),
 }
 
@@ -80,29 +80,29 @@ struct DuplicateIdWatch {
     is_logged: bool,
 }
 
-/// This process in its elections.
+/// This process as a member of its elections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnMember {
     pub(super) node: NodeId,
     pub(super) incarnation: Incarnation,
-    /// How long the traces of an ended process remain in the election: its lease, or its session.
+    /// How long an ended process can still appear as the leader: the length of its lease or session, ns.
     pub(super) outlives_ns: u64,
 }
 
-/// The inputs of an evaluation.
+/// Inputs of an evaluation, from the standby, the link and the peers.
 #[derive(Debug)]
 pub(super) struct HealthInputs<'a> {
     pub(super) own: OwnMember,
     pub(super) status_table: &'a StatusTable,
-    /// Shared with the link, if there is one.
+    /// Handle of the pair link, if there is one.
     pub(super) pair: Option<&'a LinkHandle>,
     pub(super) peer_fitness: &'a PeerFitness,
-    /// A live leader sends at least this often, ns.
+    /// Heartbeat interval: a live leader sends at least this often, ns.
     pub(super) heartbeat_ns: u64,
 }
 
 impl HealthMonitor {
-    /// For the status.
+    /// The newest health of each group, for the status.
     pub(super) fn newest(&self) -> &GroupHealthMap {
         &self.newest
     }
@@ -193,8 +193,9 @@ impl GroupHealthMonitor {
 }
 
 impl DuplicateIdWatch {
-    /// The traces of an earlier start end with its lease or its session. If nothing else prevents it, this gateway
-    /// leads after that. So a leader that remains is another process. Logged once.
+    /// Returns a leader that has this gateway's node number but is another process; each such leader once. An earlier
+    /// start of this gateway can appear as the leader only until its lease or session ends. After that this gateway
+    /// would lead, so a leader with this node number that remains is another process.
     fn update(&mut self, view: &View, own: &OwnMember, now: MonoNs) -> Option<Member> {
         let is_namesake = |leader: &&Member| leader.node == own.node && leader.incarnation != own.incarnation;
         let leader = view.leader.as_ref().filter(is_namesake);
@@ -215,12 +216,12 @@ struct ChannelObservation {
     own: ChannelStatus,
     sample: ChannelSample,
     theirs: Option<StreamPosition>,
-    /// The peer publishes it.
+    /// Whether a leader's output is received, or a peer reports that it publishes the channel.
     leader_is_observed: bool,
 }
 
 impl HealthInputs<'_> {
-    /// A live leader is never silent for longer than this.
+    /// After this time without output, ns, the leader counts as gone: a live leader is never silent for longer.
     fn silence_ns(&self) -> u64 {
         (3 * self.heartbeat_ns).clamp(SILENCE_NS_MIN, SILENCE_NS_MAX)
     }
@@ -253,10 +254,11 @@ impl HealthInputs<'_> {
             let reports = self.peer_reports(channel, now);
             let is_on_wire = own.packets > 0 && now.since(own.received_at) < self.silence_ns();
             let publishes = reports.iter().any(|report| report.published.is_some());
-            // If there is a link but the leader is not connected to it, the leader can only be succeeded.
+            // With a link, a leader counts as observed only if it is connected: from another leader this gateway can
+            // neither copy state nor take a hand-over, only take over after its end.
             let leader_is_observed =
                 if self.pair.is_some() { !reports.is_empty() && (is_on_wire || publishes) } else { is_on_wire };
-            // Of several peers: the position of the best one, and the furthest reception of any.
+            // With several peers, the state of the best one counts, and the furthest position that any has received.
             let peer_state = match reports.as_slice() {
                 [] => leader_is_observed.then_some(ChannelState::Live),
                 reports => {
@@ -295,14 +297,15 @@ impl HealthInputs<'_> {
         }
     }
 
-    /// Of each of the group's channels.
+    /// Compared windows of each of the group's channels.
     fn windows(&self, handle: &GroupHandle) -> Vec<WindowCounts> {
         handle.channels().filter_map(|channel| Some(self.pair?.windows(channel))).collect()
     }
 }
 
-/// Chooses what a gateway of a pair begins with. If its peer can supply the whole session, it takes that, so that its
-/// books are as good as the peer's. Else it begins with its own log. It never deletes a log that cannot be recovered.
+/// Chooses what a gateway of a pair begins with. If a peer can supply the whole session, the gateway replays it, so
+/// that its books are as good as the peer's. Otherwise it begins with its own log. A log is deleted only if its content
+/// can be recovered.
 #[must_use]
 pub fn beginning(config: &Resolved) -> StartMode {
     let Some(link) = config.election.as_ref().and_then(|election| election.link.as_ref()) else {
@@ -317,7 +320,7 @@ pub fn beginning(config: &Resolved) -> StartMode {
     }
 }
 
-/// Whether that peer answers and has everything that this gateway would delete.
+/// Whether the peer answers and holds everything that this gateway would delete.
 fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) -> bool {
     let Ok(reported) = query_positions(peer.address, config.gateway.node, key.clone(), QUERY_TIMEOUT) else {
         return false;
@@ -340,13 +343,13 @@ fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) ->
     true
 }
 
-/// How far a log has come; `None` if it cannot be read.
+/// End of a log; `None` if the log is empty or cannot be read.
 pub(super) fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
     let (session, next) = Reader::open(directory, channel.0).and_then(|mut log| log.last_entry()).ok()??;
     Some(StreamPosition::at(Session::from_bytes(session)?, Sequence(next)))
 }
 
-/// Whether the local log's part of the present session can be recovered.
+/// Whether the peer, or the venue's server with it, can supply the messages of the local log again.
 fn is_recoverable(own: Option<StreamPosition>, theirs: Option<&ChannelPositions>, has_server: bool) -> bool {
     let Some(own) = own else { return true };
     let Some((logged_through, theirs)) = theirs.and_then(|theirs| Some((theirs.logged_through?, theirs))) else {
@@ -367,18 +370,20 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a difference blocks automatic hand-overs: an hour, in which an operator can look at it.
+/// How long a difference between the gateways blocks automatic hand-overs: an hour, in which an operator can
+/// investigate.
 const MISMATCH_HOLD_NS: u64 = 3_600_000_000_000;
-/// Takeovers end long before this.
+/// Least time before a leader with this node number counts as another process. A takeover ends long before this.
 const DUPLICATE_ID_NS: u64 = 5_000_000_000;
-/// A joining gateway has its peer's messages after some seconds, or never.
+/// After this time of differing messages a caught-up gateway raises an alarm: a joining gateway has its peer's messages
+/// after some seconds, or never.
 const MISMATCH_NS: u64 = 10_000_000_000;
 /// Interval between progress messages in the log.
 const LOG_INTERVAL_NS: u64 = 1_000_000_000;
-/// The link needs a moment to come up.
+/// Bounds of the time without output after which a leader counts as gone. The link needs a moment to come up.
 const SILENCE_NS_MIN: u64 = 1_000_000_000;
 const SILENCE_NS_MAX: u64 = 5_000_000_000;
-/// On one network it takes a few milliseconds.
+/// Timeout of the query for a peer's positions, which takes a few milliseconds on one network.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use mdgw_sys::kernel_fence::{FenceCgroup, KernelFence, KernelFenceSlot};
 use super::GatewayError;
 use crate::config::Resolved;
 
-/// A closed fence around this process. Dropped after all senders.
+/// The kernel fence of this process and its cgroup. Must be dropped after all senders: dropping it lets packets out.
 #[derive(Debug)]
 pub(super) struct KernelGuard {
     fence: KernelFence,
@@ -21,7 +21,7 @@ pub(super) struct KernelGuard {
 }
 
 impl KernelGuard {
-    /// Around all outputs; `None` if it is not configured.
+    /// Attaches a closed fence for all outputs; `None` if no kernel fence is configured.
     ///
     /// # Errors
     /// When this host or user does not support it; the error names what is missing.
@@ -47,7 +47,7 @@ impl KernelGuard {
         Some(self.fence.group(index))
     }
 
-    /// For the sentinel.
+    /// The whole fence, whose descriptors the sentinel gets.
     pub(super) fn fence(&self) -> &KernelFence {
         &self.fence
     }

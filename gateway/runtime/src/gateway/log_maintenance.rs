@@ -24,7 +24,7 @@ impl MaintainedLog {
         Self { maintenance, counters }
     }
 
-    /// Creates and deletes segments. `now_ns`: ns since 1970 UTC.
+    /// Creates and deletes segments as needed, and publishes the counters. `now_ns`: ns since 1970 UTC.
     pub(super) fn turn(&mut self, now_ns: u64) {
         self.maintenance.run_once(now_ns);
         let MaintenanceCounts { no_space, failures, protected_unlinked, .. } = *self.maintenance.counts();

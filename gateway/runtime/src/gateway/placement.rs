@@ -32,7 +32,7 @@ pub(super) struct PlacementThread {
 /// Inputs of the placement.
 #[derive(Debug)]
 pub(super) struct PlacementInputs {
-    /// This gateway.
+    /// Node number of this gateway.
     pub(super) node: NodeId,
     /// How long a gateway counts as present after its last message, ns.
     pub(super) lease_ns: u64,
@@ -68,7 +68,7 @@ impl Drop for PlacementThread {
 }
 
 impl PlacementInputs {
-    /// Publishes the changes.
+    /// Computes the placement and passes each changed group placement to the group's election.
     fn publish_changes(&self, published: &mut BTreeMap<GroupId, GroupPlacement>) {
         let observation = |(election, load): &(Election, u32)| GroupObservation { load: *load, view: election.view() };
         let groups = self.elections.iter().map(|(group, inputs)| (*group, observation(inputs))).collect();
@@ -82,5 +82,5 @@ impl PlacementInputs {
     }
 }
 
-/// Shorter than a lease, so that a leader's successor is known when the leader dies.
+/// Interval of the placement: shorter than a lease, so that a leader's successor is known when the leader dies.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

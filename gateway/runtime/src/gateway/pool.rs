@@ -17,13 +17,13 @@ pub(super) trait RunningPool: fmt::Debug + Send + Sync {
     fn gauges(&self) -> Gauges;
     fn fault(&self) -> Option<String>;
     fn failed(&self, index: usize) -> Option<FailReason>;
-    /// Returns the message when the channel's inbox is full, or the pool is shut down.
+    /// Sends a message to a channel. Returns the message if the channel's inbox is full or the pool is shut down.
     fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage>;
-    /// Empty if the pool was shut down before.
+    /// Stops the threads and returns the channels; empty if the pool was already shut down.
     fn shutdown(&self) -> Vec<ChannelPipeline>;
 }
 
-/// A pool over one kind of handle set. Only cold threads take the lock, and only once for writing, at the end.
+/// A pool over one kind of handle set. Only cold threads take the lock. The only writer is the shutdown.
 pub(super) struct LockedPool<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
 
 impl<S: HandleSet + 'static> LockedPool<S> {

@@ -18,17 +18,17 @@ use crate::latency_thread::LatencyResult;
 /// The whole summary.
 #[derive(Debug)]
 pub struct GatewayReport {
-    /// The epoch under which it published.
+    /// Epoch of this start of the gateway.
     pub epoch: Epoch,
     /// One report per configured channel.
     pub channels: Vec<ChannelReport>,
-    /// Its pools' threads.
+    /// Gauges of each pool, with its threads.
     pub gauges: Vec<Gauges>,
     /// Datagrams that the kernel dropped because a receive buffer was full.
     pub kernel_drops: u64,
     /// Counts of the peers' output, if the gateway received it.
     pub listener_counts: Option<ListenerCounts>,
-    /// Latencies.
+    /// Latencies of the whole run, and the logs that were written.
     pub latency: LatencyResult,
 }
 
@@ -45,11 +45,11 @@ pub struct ChannelReport {
     pub counters: ChannelCounters,
     /// Dropped packets and messages of all stages, by reason.
     pub drops: DropCounts,
-    /// Faults of its books.
+    /// Messages that contradicted a book of the channel.
     pub book_faults: u64,
     /// One report per configured line of the channel.
     pub lines: Vec<LineReport>,
-    /// Requests to the venue's retransmission server.
+    /// Number of requests to the venue's retransmission server.
     pub requests: u64,
     /// Source of the receive timestamps of its datagrams.
     pub stamps: StampCounts,

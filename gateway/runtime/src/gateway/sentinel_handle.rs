@@ -39,14 +39,14 @@ pub(super) struct HeldSharedPage {
     /// Dropped to end the thread.
     end: Option<mpsc::Sender<()>>,
     holder_thread: Option<JoinHandle<()>>,
-    /// Hot threads whose progress the page shows: the elections' first, then those of the pools. 0 if the sentinel
-    /// does not judge hangs.
+    /// Number of threads whose progress the page shows: the election threads first, then the threads of the pools. 0 if
+    /// no hang limit is configured.
     thread_count: usize,
     group_count: usize,
 }
 
 impl HeldSharedPage {
-    /// `None` if the configuration has no sentinel.
+    /// Creates the page and starts the thread that holds it; `None` if the configuration has no sentinel.
     ///
     /// # Errors
     /// When the page cannot be created, or has no room for all threads.
@@ -66,12 +66,12 @@ impl HeldSharedPage {
         Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count, group_count }))
     }
 
-    /// Of the election thread of the group with that index.
+    /// Progress counter of the election thread of the group with that index; `None` without a hang limit.
     pub(super) fn election_progress_counter(&self, index: usize) -> Option<ProgressCounter> {
         (index < self.thread_count).then(|| self.shared_page.thread(index))
     }
 
-    /// Of the threads of the pool with that number.
+    /// Progress counters of the threads of the pool with that number; empty without a hang limit.
     pub(super) fn pool_progress_counters(&self, config: &Resolved, number: usize) -> Vec<ProgressCounter> {
         let counts = || config.pools.iter().map(|pool| pool.threads.count());
         let first = self.group_count + counts().take(number).sum::<usize>();
@@ -93,7 +93,7 @@ impl Drop for HeldSharedPage {
     }
 }
 
-/// While this lives, the sentinel watches. Dropping it signals an orderly end to the sentinel.
+/// The connection to the watching sentinel. Dropping it signals an orderly end to the sentinel.
 #[derive(Debug)]
 pub(super) struct SentinelHandle {
     /// Dropped first: the sentinel is notified of the end before its stream ends.
@@ -123,7 +123,7 @@ impl SentinelHandle {
             }
             SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
         };
-        // The kernel reports the death only after the core dump is written.
+        // With core dumps, the kernel would report the death only after the dump is written.
         forbid_core_dumps().map_err(GatewayError::io("disable core dumps"))?;
         let shared_page = &held.shared_page;
         let registration = WatchRegistration {
@@ -157,7 +157,7 @@ impl SentinelHandle {
     }
 }
 
-/// Every candidate and voter that the configuration names.
+/// Addresses that get a death notice: every candidate and voter that the configuration names.
 fn recipients(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
     let others = match backend {
         Backend::Quorum(quorum) => quorum.voters.values().copied().collect(),
@@ -173,7 +173,8 @@ fn group_registration(election: &ElectionConfig, group: GroupId) -> GroupRegistr
     GroupRegistration { group: group.0, lease_ns: election.timing.lease_ns }
 }
 
-/// A thread that holds the page until the returned sender signals it, or is dropped, to close the page.
+/// Creates a page, and starts a thread that holds its mutex. The thread closes the page when the returned sender sends
+/// a message or is dropped.
 fn hold_shared_page() -> io::Result<(Arc<SharedPage>, mpsc::Sender<()>, JoinHandle<()>)> {
     let shared_page = Arc::new(SharedPage::create()?);
     let held = Arc::clone(&shared_page);
@@ -207,5 +208,5 @@ impl Listener for EpochPublisher {
     }
 }
 
-/// The sentinel needs a deadline only where it judges hangs.
+/// Deadline that the page shows while the gateway leads. The sentinel only checks whether there is one.
 const FOR_GOOD: MonoNs = MonoNs(u64::MAX);

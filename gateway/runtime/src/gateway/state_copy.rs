@@ -16,7 +16,7 @@ use crate::config::{Resolved, resolved::ChannelSetup};
 #[derive(Debug)]
 pub(super) struct Donors {
     key: Option<SharedKey>,
-    /// Without those that did not answer.
+    /// Link addresses of the peers, without those that did not answer.
     peers: Vec<SocketAddrV4>,
 }
 
@@ -31,13 +31,14 @@ impl Donors {
         }
     }
 
-    /// Whether no asked peer answers any more.
+    /// Whether there were peers to copy from, and none of them answers any more.
     pub(super) fn are_all_unreachable(&self) -> bool {
         self.key.is_some() && self.peers.is_empty()
     }
 
-    /// The channel with a peer's state; `None` if no peer supplies a better one. `joining`: setup of the channel;
-    /// `can_replay_input`: whether the whole session's input is available otherwise.
+    /// The channel with a peer's state; `None` if no peer supplies a better state than this gateway has. `joining`:
+    /// configuration of the channel. `can_replay_input`: whether the whole session's input is available from another
+    /// source.
     pub(super) fn channel(
         &mut self,
         config: &Resolved,
@@ -63,7 +64,8 @@ impl Donors {
                 }
                 Err(error) => {
                     tracing::warn!(%peer, channel = setup.name, %error, "could not copy the peer's state");
-                    // A peer that is absent, or breaks off each time, is not tried again.
+                    // A peer that is unreachable, or whose connection broke in every attempt, is not tried for other
+                    // channels.
                     if matches!(error, CopyError::Unreachable(_) | CopyError::Io(_)) {
                         self.peers.retain(|other| *other != peer);
                     }
@@ -74,7 +76,7 @@ impl Donors {
     }
 }
 
-/// A copy; after an interruption, another one.
+/// Copies the state from one peer. A transient error is followed by another attempt.
 fn copy_with_retries(
     peer: SocketAddrV4,
     node: u8,
@@ -113,9 +115,9 @@ fn is_better_than_own(
     }
 }
 
-/// Attempts per peer.
+/// Attempts per peer and channel.
 const ATTEMPTS_MAX: u32 = 5;
-/// Before the next attempt.
+/// Pause before the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// A copy without progress for this long has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);

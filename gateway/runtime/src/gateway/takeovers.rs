@@ -27,7 +27,7 @@ use crate::audit::{
     entry::{AuditEvent, AuditPosition, ChannelTakeover},
 };
 
-/// Events at the election that explain why leadership comes to this gateway.
+/// Election events that explain why leadership came to this gateway, with their times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TakeoverCauses {
     /// A hand-over was prepared, or the leader reported its end.
@@ -36,10 +36,10 @@ pub(super) struct TakeoverCauses {
     pub(super) death: Option<MonoNs>,
 }
 
-/// Of each group; written when the events arrive.
+/// Causes by group. The threads that receive the events write them, [`TakeoverWatch::update`] takes them.
 pub(super) type GroupTakeoverCauses = Arc<Mutex<BTreeMap<GroupId, TakeoverCauses>>>;
 
-/// Observes all groups.
+/// Detects the takeovers of all groups and determines their costs.
 #[derive(Debug)]
 pub(super) struct TakeoverWatch {
     groups: BTreeMap<GroupId, GroupTakeovers>,
@@ -50,11 +50,11 @@ pub(super) struct TakeoverWatch {
 
 #[derive(Debug)]
 struct GroupTakeovers {
-    /// Of the last observed leadership.
+    /// Epoch of the last observed leadership of this gateway.
     epoch: Epoch,
-    /// A takeover that is not recorded yet: since when it is known, and its cause.
+    /// A takeover whose cost is not recorded yet: when it was observed, and its cause.
     open: Option<(MonoNs, &'static str)>,
-    /// Whether a leader was known at the last observation before this gateway led.
+    /// Whether another gateway led at the last observation before this gateway led.
     had_leader_before: bool,
     counters: CounterWriter<TakeoverCounters>,
     costs: Costs,
@@ -71,7 +71,7 @@ pub(super) struct GroupCosts {
 }
 
 impl GroupCosts {
-    /// For the status.
+    /// The costs as the status shows them; blackouts in ms.
     pub(super) fn to_json(&self) -> Value {
         let ms = |ns: u64| (!self.blackouts.is_empty()).then(|| ns as f64 / 1e6);
         json!({
@@ -85,7 +85,7 @@ impl GroupCosts {
 }
 
 counter_block! {
-    /// Counters of one group's takeovers. Written by the condition thread.
+    /// Counters of one group's takeovers. Written by the thread that calls [`TakeoverWatch::update`].
     pub(super) struct TakeoverCounters, key TakeoverCounter {
         takeovers: Counter, None, "takeovers by this gateway";
         takeover_packets_republished: Counter, Packets, "packets republished in takeovers";
@@ -117,7 +117,7 @@ impl TakeoverWatch {
         Self { groups: groups.map(watch).collect(), causes: GroupTakeoverCauses::default(), node, sender }
     }
 
-    /// Where the election's events are stored.
+    /// The shared map in which the causes are stored when election events arrive.
     pub(super) fn causes(&self) -> &GroupTakeoverCauses {
         &self.causes
     }
@@ -127,7 +127,7 @@ impl TakeoverWatch {
         self.groups.get(&group).map(|watch| &watch.costs)
     }
 
-    /// Observes one group.
+    /// Observes one group: detects a takeover, and records its cost as soon as it is known.
     pub(super) fn update(
         &mut self,
         group: GroupId,
@@ -138,7 +138,7 @@ impl TakeoverWatch {
         let Some(watch) = self.groups.get_mut(&group) else { return };
         let (view, has_leadership) = (election.view(), election.has_leadership());
         let openings: Vec<_> = handle.openings().collect();
-        // A leadership that began and ended between two observations is known from the result of its opening.
+        // A leadership that began and ended between two calls is detected by the result of its fence opening.
         let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
         let epoch = if has_leadership { view.epoch } else { opened };
         if epoch > watch.epoch {
@@ -185,10 +185,8 @@ impl GroupTakeovers {
 }
 
 fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTable) -> ChannelTakeover {
-    let last_received_at = status_table
-        .get(channel)
-        .filter(|status_table| status_table.packets > 0)
-        .map(|status_table| status_table.received_at);
+    let last_received_at =
+        status_table.get(channel).filter(|status| status.packets > 0).map(|status| status.received_at);
     let blackout = opening.first_content.zip(last_received_at).map(|(content, received_at)| content.since(received_at));
     ChannelTakeover {
         channel: channel.0,
@@ -199,7 +197,7 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
     }
 }
 
-/// The cause of the takeover, as far as this gateway knows.
+/// The cause of the takeover in words, as far as this gateway knows.
 fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: MonoNs) -> &'static str {
     let is_recent = |cause_at: Option<MonoNs>| cause_at.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
     if is_recent(causes.handed_over) {
@@ -215,11 +213,11 @@ fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: Mo
     }
 }
 
-/// A channel without new content for this long has no new input.
+/// A channel that has published no new content for this long after a takeover has no new input, ns.
 const FIRST_MESSAGE_NS_MAX: u64 = 2_000_000_000;
-/// An event older than this explains nothing.
+/// An event older than this does not count as the cause of a takeover, ns.
 const CAUSE_NS_MAX: u64 = 3_000_000_000;
-/// Ten minutes.
+/// Longest blackout that the histogram distinguishes, ns: ten minutes.
 const BLACKOUT_NS_MAX: u64 = 600_000_000_000;
 
 #[cfg(test)]

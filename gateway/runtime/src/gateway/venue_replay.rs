@@ -26,13 +26,13 @@ use crate::config::resolved::{ChannelSetup, RecoveryConfig};
 #[derive(Debug)]
 pub(super) struct VenueReplay<'c> {
     setup: &'c ChannelSetup,
-    /// The session to replay; `None`: none, or replay is not wanted.
+    /// The session to replay; `None` if no session is known, or no replay is wanted.
     session: Option<KnownSession>,
     is_available: Option<bool>,
 }
 
 impl<'c> VenueReplay<'c> {
-    /// The server has not been asked yet.
+    /// Sends no request yet.
     pub(super) fn new(setup: &'c ChannelSetup, session: Option<KnownSession>) -> Self {
         Self { setup, session, is_available: None }
     }
@@ -80,7 +80,7 @@ fn is_first_message(answer: &Packet<'_>, session: &KnownSession) -> bool {
     (answer.session, answer.first) == (session.venue, Sequence(1)) && answer.count > 0
 }
 
-/// A longer datagram is not a valid answer.
+/// Receive buffer for an answer. A longer datagram is not a valid answer.
 const DATAGRAM_BYTES_MAX: usize = 2_048;
 
 #[cfg(test)]
@@ -101,7 +101,8 @@ mod tests {
         KnownSession { session, venue: venue_session(NAME), started, latest, has_messages: true }
     }
 
-    /// Answers each request with the next of these. After the last, it stays open for a while without answering.
+    /// Starts a server that answers each request with the next of `answers`. After the last answer, its socket stays
+    /// open for a while without answering.
     fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let std::net::SocketAddr::V4(server) = socket.local_addr().unwrap() else { unreachable!("bound to one") };

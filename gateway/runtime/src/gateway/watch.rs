@@ -26,12 +26,12 @@ pub(super) struct Watch {
     pub(super) kernel_drops: KernelDrops,
 }
 
-/// One pool.
+/// A pool, with the names for its gauges.
 #[derive(Clone, Debug)]
 pub(super) struct WatchedPool {
     pub(super) name: String,
     pub(super) pool: Arc<dyn RunningPool>,
-    /// In the order of their indices in the pool.
+    /// Id and name of each channel, at the channel's index in the pool.
     pub(super) channels: Vec<(ChannelId, String)>,
 }
 
@@ -67,7 +67,7 @@ impl Watch {
     ) -> ChannelSnapshot {
         let failed = pool.pool.failed(index);
         let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        // A failed channel has no other state.
+        // The pool has taken a failed channel out of service, so the counter still shows its last state.
         let state = if failed.is_some() { ChannelState::Failed } else { reported };
         let silent = counters.silent_lines_mask;
         ChannelSnapshot {

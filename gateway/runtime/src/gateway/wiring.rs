@@ -1,4 +1,5 @@
-//! From the configuration to parts: creates what each channel needs and passes it to the channel's pool.
+//! Builds the parts of a gateway from its configuration: creates what each channel needs and passes it to the channel's
+//! pool.
 
 use std::{
     collections::BTreeMap,
@@ -148,7 +149,8 @@ impl<'c> Wiring<'c> {
             monitored: Vec::new(),
             words: BTreeMap::new(),
             outputs: Outputs::new(outputs),
-            // A channel has one session at a time, and the cold thread reads the queue every few milliseconds.
+            // Four entries per channel are enough: a channel seldom begins a session, and the maintenance thread reads
+            // the queue every few milliseconds.
             sessions: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
             donors: Donors::of(config, overrides.copy_peer_state),
             logs: Vec::new(),
@@ -183,12 +185,13 @@ impl<'c> Wiring<'c> {
         &self.words
     }
 
-    /// Starts one pool with its channels, if it has any. `progress_counters`: where its threads show their progress.
+    /// Starts one pool with its channels; `None` if it has no channels. `progress_counters`: where its threads show
+    /// their progress.
     pub(super) fn start_pool(
         &mut self,
         number: usize,
         pool: &PoolConfig,
-        words: &[ProgressCounter],
+        progress: &[ProgressCounter],
     ) -> Result<Option<PoolChannels>, GatewayError> {
         let setups: Vec<_> = self.config.channels.iter().filter(|channel| channel.pool == number).collect();
         if setups.is_empty() {
@@ -203,21 +206,21 @@ impl<'c> Wiring<'c> {
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
         let running = match backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => {
-                self.start_on(EpollSet::new().map_err(io("create an epoll set"))?, pool, pipelines, words)?
+                self.start_on(EpollSet::new().map_err(io("create an epoll set"))?, pool, pipelines, progress)?
             }
             Backend::Ring(wait) => {
-                self.start_on(RingSet::new(wait).map_err(io("create io_uring rings"))?, pool, pipelines, words)?
+                self.start_on(RingSet::new(wait).map_err(io("create io_uring rings"))?, pool, pipelines, progress)?
             }
             Backend::Multishot => {
                 let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("create a multishot io_uring ring"))?;
-                self.start_on(set, pool, pipelines, words)?
+                self.start_on(set, pool, pipelines, progress)?
             }
         };
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
         Ok(Some(PoolChannels { name: pool.name.clone(), pool: running, channels }))
     }
 
-    /// Of a configured channel's group.
+    /// Fence and epochs of the channel's group.
     fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
         self.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
     }
@@ -227,7 +230,7 @@ impl<'c> Wiring<'c> {
         set: S,
         pool: &PoolConfig,
         pipelines: Vec<ChannelPipeline>,
-        words: &[ProgressCounter],
+        progress: &[ProgressCounter],
     ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
         let digits = self.config.latency.significant_digits;
         let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
@@ -261,8 +264,8 @@ impl<'c> Wiring<'c> {
             PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
         };
         let mut dispatch = pool.dispatch_config();
-        for (thread, word) in dispatch.threads.iter_mut().zip(words) {
-            thread.progress = Some(*word);
+        for (thread, counter) in dispatch.threads.iter_mut().zip(progress) {
+            thread.progress = Some(*counter);
         }
         let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
@@ -284,21 +287,21 @@ impl<'c> Wiring<'c> {
             let recovery = config.arbiter.recovery.get_or_insert(without_server);
             recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
         }
-        // A random seed: no outside party can choose order ids that collide.
+        // The seed is random, so that no outside party can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
         let joining = joining(config.clone());
         let mut replay = VenueReplay::new(setup, self.session_to_replay(setup.id));
         let mut replays_whole_session = self.overrides.beginning == StartMode::WholeSession;
         let can_replay_input = &mut || replays_whole_session || replay.is_available();
         let copied = self.donors.channel(self.config, setup, &joining, can_replay_input);
-        // The peer may have died during the copy.
+        // Without a reachable peer the session cannot be replayed: the peer may have died during the copy.
         replays_whole_session &= !self.donors.are_all_unreachable();
         if self.overrides.leadership == Leadership::Elected && replays_whole_session {
             config = joining;
         }
 
-        let words = Arc::new(TakeoverShared::default());
-        self.words.insert(setup.id, Arc::clone(&words));
+        let takeover_shared = Arc::new(TakeoverShared::default());
+        self.words.insert(setup.id, Arc::clone(&takeover_shared));
         let counters = self.registry.register(&setup.name);
         let gauges = ChannelGauges {
             state: counters.reader(PipelineCounter::state),
@@ -307,7 +310,7 @@ impl<'c> Wiring<'c> {
         };
         let start_position = copied.as_ref().and_then(copied_position);
         let OpenedLog { sink, directory: log_directory, resumed } =
-            self.open_log(setup, output, &words, gauges, start_position, replays_whole_session)?;
+            self.open_log(setup, output, &takeover_shared, gauges, start_position, replays_whole_session)?;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
@@ -326,7 +329,7 @@ impl<'c> Wiring<'c> {
             send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),
             log_directory,
         };
-        let publisher = Publisher::new(publisher, &sink, words);
+        let publisher = Publisher::new(publisher, &sink, takeover_shared);
         let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
         let (metrics, collector) = channel_recorder_pair(&lines);
         self.metrics.push(ChannelMetricsCollector { channel: setup.id, collector });
@@ -349,7 +352,7 @@ impl<'c> Wiring<'c> {
         &mut self,
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
-        words: &Arc<TakeoverShared>,
+        takeover_shared: &Arc<TakeoverShared>,
         gauges: ChannelGauges,
         start_position: Option<ShutdownPosition>,
         replays_whole_session: bool,
@@ -386,7 +389,7 @@ impl<'c> Wiring<'c> {
             retention_hold: opened.maintenance.retention_hold(),
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
-            takeover: Arc::clone(words),
+            takeover: Arc::clone(takeover_shared),
             gauges,
         });
         self.logs.push(MaintainedLog::new(opened.maintenance, self.registry.register(&setup.name)));
@@ -401,7 +404,8 @@ impl<'c> Wiring<'c> {
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
         let from_log = logged.map(|(session, next)| ShutdownPosition { session, next, has_ended });
-        // Both are of the present session. A log may lack entries that went to private memory, or be deleted.
+        // The end of the log and the stored position are both used if they belong to the present session. The log may
+        // be behind: it may have been deleted, or lack entries that were kept in private memory.
         let from_log = from_log.filter(|shutdown| self.is_current(setup.id, shutdown.session));
         let shutdown_position = self.state.shutdown_position(setup.id).filter(|_| !replays_whole_session);
         let resumed = from_log.into_iter().chain(shutdown_position).max_by_key(|shutdown| shutdown.next);
@@ -413,19 +417,20 @@ impl<'c> Wiring<'c> {
         Ok(OpenedLog { sink, directory, resumed })
     }
 
-    /// Whether no newer session has begun since without an entry in the log.
+    /// Whether the session in which the log ends is still the newest that the state file knows.
     fn is_current(&self, channel: ChannelId, session: Session) -> bool {
         self.state.session(channel).is_none_or(|known| known.session == session)
     }
 
-    /// Where a channel's books can be rebuilt from, if no peer supplies them.
+    /// The session whose replay can rebuild the channel's books if no peer supplies them; `None` if no replay is
+    /// wanted.
     fn session_to_replay(&self, channel: ChannelId) -> Option<KnownSession> {
         let Overrides { leadership, copy_peer_state, .. } = self.overrides;
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         self.state.session(channel).filter(|known| is_wanted && known.has_messages)
     }
 
-    /// Output sockets are numbered in the order of the configuration.
+    /// Indices of the output's sockets, which are numbered in the order of the configuration.
     fn output_indices(&self, output: Option<&OutputConfig>) -> Vec<OutputIndex> {
         let Some(output) = output else { return Vec::new() };
         let before: usize = self
@@ -442,8 +447,8 @@ impl<'c> Wiring<'c> {
         let mut lines = Vec::with_capacity(setup.lines.len());
         for line in &setup.lines {
             let mut options = ReceiveOptions::new(line.group, Some(line.interface.clone()));
-            // A single source is joined by itself. With several sources the group is joined for any source, and
-            // filtered here.
+            // With a single source the group is joined for that source. With several sources it is joined for any
+            // source, and the gateway filters.
             options.source = match line.sources.as_slice() {
                 [source] => Some(*source),
                 _ => None,
@@ -468,7 +473,7 @@ impl<'c> Wiring<'c> {
         Ok(Some(RecoverySocket { socket, server: recovery.server }))
     }
 
-    /// Receives the output of the peers, where there may be some.
+    /// Starts the standby, which receives the output of the peers; `None` for a standalone gateway.
     pub(super) fn start_standby(&mut self) -> Result<Option<Standby>, GatewayError> {
         let channels = std::mem::take(&mut self.monitored);
         if self.overrides.leadership == Leadership::Standalone {
@@ -503,7 +508,7 @@ impl<'c> Wiring<'c> {
         Ok(Some(standby))
     }
 
-    /// The cold threads beside the pools.
+    /// Starts the cold threads beside the pools.
     pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
         let mut lines = self.config.channels.iter().flat_map(|channel| &channel.lines);
         let stamps = if lines.any(|line| line.stamps == Stamps::Hardware) {
@@ -528,19 +533,19 @@ impl<'c> Wiring<'c> {
     }
 }
 
-/// Setup of a channel that gets the earlier messages from the peer.
+/// Configuration of a channel that gets the earlier messages of the session from the peer.
 fn joining(config: ChannelConfig) -> ChannelConfig {
     let mut config = replay_config(config);
     if let Some(catch_up) = &mut config.arbiter.catch_up {
-        // The link to the peer has to come up first.
+        // More attempts than for a gap, since the link to the peer has to come up first.
         catch_up.peer_attempts_max = JOIN_PEER_ATTEMPTS_MAX;
     }
     config
 }
 
-/// Setup of a channel for which the venue replays the earlier messages, up to the end of its log.
+/// Configuration of a channel for which the venue replays the session from its first message.
 fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
-    // A day is longer than any gap.
+    // The limits for gaps do not apply, since a whole day is missing.
     let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
     config.arbiter.catch_up =
         config.arbiter.recovery.map(|recovery| RecoveryConfig { gap_messages_max, session_messages_max, ..recovery });
@@ -548,7 +553,7 @@ fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
     config
 }
 
-/// Where a copied channel continues.
+/// Position at which a channel continues that was copied from a peer.
 fn copied_position(channel: &Channel) -> Option<ShutdownPosition> {
     let (session, next) = channel.position()?;
     Some(ShutdownPosition { session, next, has_ended: channel.state() == ChannelState::Ended })
@@ -563,12 +568,12 @@ pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
 struct OpenedLog {
     sink: LogSink,
     directory: PathBuf,
-    /// How far the channel had come when the gateway last ran.
+    /// Position of the channel at the end of the gateway's last run.
     resumed: Option<ShutdownPosition>,
 }
 
-/// A NIC without timestamps, or no permission to enable them, is no reason not to run. The summary names the source of
-/// the timestamps.
+/// Enables NIC timestamps. A failure is only logged, since the gateway can use kernel timestamps. The summary names the
+/// source of the timestamps.
 fn enable_hardware_stamps(interface: &Interface) {
     let enabled = match interface.lookup() {
         Ok(now) => hardware_stamps::enable(&now.name).map_err(|error| error.to_string()),
@@ -579,25 +584,27 @@ fn enable_hardware_stamps(interface: &Interface) {
     }
 }
 
-/// Lines of two machines differ in their largest frame; Ethernet's 1,500 bytes and some are always enough.
+/// Size of a receive buffer, above the payload of any 1,500-byte Ethernet frame.
 const DATAGRAM_BYTES_MAX: usize = 2_048;
-/// Payload of a published packet where a channel has no output.
+/// Largest payload of a log entry with its packet header, for a channel without an output.
 const PAYLOAD_BYTES_MAX: usize = 1_472;
-/// Heartbeats of a channel without an output go nowhere.
+/// Heartbeat interval of a channel without an output, ns. Its heartbeats are not sent anywhere.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
-/// How many counts above the authenticated epochs an epoch is accepted.
+/// An epoch that is not authenticated is accepted if its count is at most this far above the authenticated epochs.
 const EPOCH_JUMP_MAX: u64 = 1_000;
-/// Input history of each channel for a peer that the configuration does not name.
+/// Size of the input history of each channel, bytes, for a gateway without a configured link.
 const HISTORY_BYTES: usize = 32 << 20;
-/// One more than a message lost on the link needs.
+/// Requests to the peer for the same gap: the second covers the loss of the first.
 const PEER_ATTEMPTS_MAX: u16 = 2;
-/// Three seconds for the link to come up; a peer that reports the end of its input is not waited for.
+/// Requests to the peer by a joining gateway: three seconds of attempts, in which the link can come up. After the peer
+/// has reported the end of its input, the gateway does not wait for it.
 const JOIN_PEER_ATTEMPTS_MAX: u16 = 300;
-/// Ten time-outs of a receiver's request.
+/// How long a packet that the standby has missed holds the position of its channel, ns: ten request timeouts of a
+/// receiver.
 const HOLE_NS_MAX: u64 = 500_000_000;
-/// The floor of a takeover's catch-up for a whole group: see the publisher.
+/// Least rate of a takeover's catch-up for all channels of a group together: see the publisher.
 const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
-/// For a standalone gateway: half of the fence's default margin.
+/// Longest send of a standalone gateway, ns: half of the default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
 
 // The recovery line counts as one of a channel's lines.

@@ -6,13 +6,13 @@ use mdgw_feeds::time::MonoNs;
 
 use crate::config::resolved::RetransmissionLimits;
 
-/// The remaining allowance of each requester, by source address. Bounded; a requester with its full allowance is
-/// deleted, since its entry then equals a new one.
+/// The remaining allowance of each requester, by source address. The number of entries is bounded. An entry with its
+/// full allowance is deleted, since it equals a new entry.
 #[derive(Debug)]
 pub(super) struct Requesters {
     limits: RetransmissionLimits,
     buckets: HashMap<Ipv4Addr, TokenBucket>,
-    /// When the next search for deletable entries is due: it visits all of them.
+    /// Earliest time of the next search for deletable entries. A search visits all entries.
     sweep_at: MonoNs,
 }
 
@@ -21,13 +21,14 @@ pub(super) struct Requesters {
 pub(super) enum Refusal {
     /// The requester's network is not answered.
     Network,
-    /// The requester exceeds its requests or bytes.
+    /// The requester has used up its allowance of requests or bytes.
     Rate,
-    /// Too many requesters at once.
+    /// The table of requesters is full.
     TooMany,
 }
 
-/// The allowance of one requester, as time: at most one second, which pays for a second's worth of requests and bytes.
+/// The allowance of one requester: a token bucket for requests and one for bytes. Tokens are picoseconds. A full bucket
+/// has one second, which pays for the requests or bytes of one second.
 #[derive(Clone, Copy, Debug)]
 struct TokenBucket {
     request_ps: u64,
@@ -79,7 +80,7 @@ impl Requesters {
         }
     }
 
-    /// The cost of a request and of a byte: the time it takes to earn them.
+    /// Cost of a request and of a byte, ps: the time in which the bucket refills by that amount.
     fn costs(&self) -> (u64, u64) {
         let request = PS_PER_S / u64::from(self.limits.requests_per_second).clamp(1, PS_PER_S);
         (request, PS_PER_S / self.limits.bytes_per_second.clamp(1, PS_PER_S))
@@ -113,7 +114,7 @@ impl TokenBucket {
 const PS_PER_S: u64 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
 const SWEEP_NS: u64 = 100_000_000;
-/// A packet and the end of the answer: a smaller answer would be useless.
+/// Least remaining bytes at which a request is answered: one packet and the end of the answer.
 const ANSWER_BYTES_MIN: u64 = 2_048;
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ impl ServiceFixture {
         Self { directory, log, maintenance, service, client, now: MonoNs(1_000_000_000) }
     }
 
-    /// Messages `[first, next)`, one datagram each, all of one record of that type.
+    /// Writes messages of this range to the log, each from its own datagram and with one record of that type.
     fn messages(&mut self, range: std::ops::Range<u64>, record_type: u8) {
         for sequence in range {
             self.maintenance.run_once(NOW.0);
@@ -95,7 +95,7 @@ impl ServiceFixture {
         self.send_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()))
     }
 
-    /// The answer: `#restart [first,next) flags frames` of each packet.
+    /// Sends a request and returns the answer, one text per packet: `#restart [first,next) flags frames`.
     fn send_raw(&mut self, request: &[u8]) -> Vec<String> {
         self.client.send_to(request, self.service.local_address().unwrap()).unwrap();
         while self.service.turn(self.now).unwrap() {}
@@ -143,7 +143,7 @@ fn all_parts_of_a_message_and_empty_ranges_are_retransmitted() {
     fixture.log.commit_covered();
     fixture.log.end_of_session();
     let answer = fixture.send_request(RequestKind::Range, None, 2, 8);
-    // The range without frames is no end of the answer.
+    // A packet that covers a range without frames does not end the answer.
     assert_eq!(answer, ["#0 [2,2) 1", "#0 [2,3) 1", "#0 [3,8) 0", "#0 [1,8) h0"]);
 }
 
@@ -225,7 +225,7 @@ fn limits_truncate_answers_but_keep_the_end_packet() {
         fixture.send_request(RequestKind::Range, None, 2, 9),
         ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [4,5) 1", "#0 [1,10) h0"]
     );
-    // 616 bytes each; 64 for the end.
+    // Each packet has 616 bytes, and the end of the answer 64.
     fixture.service.set_limits(RetransmissionLimits { bytes_per_second: 2_500, ..limits() });
     let answer = fixture.send_request(RequestKind::Range, None, 1, 9);
     assert_eq!(answer, ["#0 [1,2) 1", "#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,10) h0"]);
@@ -270,7 +270,7 @@ fn definitions_outlive_their_segments_and_span_several_packets() {
     fixture.send_request(RequestKind::Definitions, None, 0, 0);
     fixture.messages(8..2_000, TRADE);
     assert!(fixture.maintenance.counts().unlinked > 5);
-    // 552 bytes each: two to a packet.
+    // Each definition has 552 bytes, so a packet holds two.
     let answer = fixture.send_request(RequestKind::Definitions, None, 0, 0);
     assert_eq!(answer, ["#0 [0,2) s2", "#0 [2,4) s2", "#0 [4,6) hs0"]);
     let answer = fixture.send_request(RequestKind::Definitions, Some(session(0)), 4, 0x7fff);

@@ -63,5 +63,5 @@ fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Respons
     Ok(serde_json::from_str(&line)?)
 }
 
-/// A hand-over takes longest: its own limit is far below this one.
+/// Longest wait for a response. A hand-over takes longest, and its own limit is far below this one.
 const TIMEOUT: Duration = Duration::from_secs(30);

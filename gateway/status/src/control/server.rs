@@ -51,7 +51,7 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // Only a connection wakes a waiting accept.
+        // A connection is the only way to wake a thread that waits in accept.
         let woken = UnixStream::connect(&self.path).is_ok();
         if let Some(thread) = self.thread.take().filter(|_| woken) {
             let _ = thread.join();
@@ -66,7 +66,8 @@ impl std::fmt::Debug for ControlServer {
     }
 }
 
-/// Created under another name and then renamed, so that no client connects before the permissions are set.
+/// Creates the socket under another name, sets its permissions and renames it, so that no client connects before the
+/// permissions are set.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another gateway"));
@@ -120,7 +121,7 @@ fn serve(connection: UnixStream, answer: &RequestHandler, stop: &AtomicBool) -> 
             return Ok(());
         }
         if !line.ends_with(b"\n") {
-            // The rest of the line would be read as further requests.
+            // The connection ends: otherwise the rest of the line would be read as further requests.
             let text = if bytes == REQUEST_BYTES_MAX { "the request is too long" } else { "the request is incomplete" };
             return write(&mut writer, &Response::Refused(text.to_owned()));
         }
@@ -224,7 +225,7 @@ mod tests {
         let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| UnixStream::connect(&path).unwrap()).collect();
         assert!(raw(&path, b"").contains("too many connections"));
         drop(held);
-        // The connections' threads end in their own time.
+        // The threads of the closed connections end some time later.
         while send_request(&path, &Request::Status {}).is_err() {
             std::thread::yield_now();
         }

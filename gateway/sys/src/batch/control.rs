@@ -7,7 +7,8 @@ use mdgw_feeds::time::UnixNs;
 
 use super::StampKind;
 
-/// Room for the kernel's control data of one datagram: three `timespec` (64 bytes with their header) and a spare.
+/// Bytes for the kernel's control data of one datagram: three `timespec` take 64 bytes with their header, the rest is
+/// spare.
 pub(super) const CONTROL_BYTES: usize = 96;
 
 /// Memory for control data, aligned as `cmsghdr` requires.
@@ -21,7 +22,7 @@ const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 pub(super) fn stamp(mut control: &[u8]) -> (Option<UnixNs>, StampKind) {
     while let Some((level, kind, data, rest)) = next_element(control) {
         if level == libc::SOL_SOCKET && kind == libc::SCM_TIMESTAMPING {
-            // scm_timestamping: software, (formerly transformed hardware), raw hardware; zero means no timestamp.
+            // `scm_timestamping` has three entries: software, an obsolete one, raw hardware. Zero means no timestamp.
             if let Some(hardware) = timespec(data, 2) {
                 return (Some(hardware), StampKind::Hardware);
             }
@@ -34,7 +35,7 @@ pub(super) fn stamp(mut control: &[u8]) -> (Option<UnixNs>, StampKind) {
     (None, StampKind::None)
 }
 
-/// Level, type and data of the first element, and what follows it.
+/// Level, type and data of the first element, and the bytes after it.
 fn next_element(control: &[u8]) -> Option<(i32, i32, &[u8], &[u8])> {
     let (length, rest) = control.split_first_chunk::<WORD>()?;
     let (level, rest) = rest.split_first_chunk::<4>()?;

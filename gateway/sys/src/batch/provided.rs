@@ -35,7 +35,7 @@ pub const STRIDE: usize = 16 + 16 + CONTROL_BYTES + ReceiveBatch::DATAGRAM_BYTES
 const _: () = assert!(16 == NAME_BYTES as usize && STRIDE.is_multiple_of(64));
 
 impl ProvidedBuffers {
-    /// `count` buffers, none of them returned yet.
+    /// Allocates `count` buffers. The caller owns all of them at first.
     #[must_use]
     pub fn new(count: u16) -> Self {
         let memory = PinnedArray::new(usize::from(count) * STRIDE, |_| 0);
@@ -51,12 +51,12 @@ impl ProvidedBuffers {
         self.memory.at(usize::from(id) * STRIDE)
     }
 
-    /// A returned buffer, for the ring's thread.
+    /// Id of a returned buffer, which the ring's thread owns from now on; `None` if none was returned.
     pub fn take_returned(&self) -> Option<u16> {
         self.returned.pop()
     }
 
-    /// Returns a buffer. There is room for all of them, so this never fails.
+    /// Returns a buffer. The queue has room for all buffers, so this never fails.
     pub(super) fn return_buffer(&self, id: u16) {
         let returned = self.returned.push(id);
         debug_assert!(returned.is_ok());
@@ -108,7 +108,7 @@ impl fmt::Debug for ProvidedBuffers {
     }
 }
 
-/// Place of a datagram in its buffer, with its metadata.
+/// Offset and length of a datagram in its buffer, with its metadata.
 pub(super) struct ProvidedDatagram {
     pub(super) offset: usize,
     pub(super) length: usize,
@@ -146,7 +146,7 @@ impl ReceiveBatch {
             return Ok(false);
         }
         self.set_provider(buffers)?;
-        // SAFETY: as demanded of our caller.
+        // SAFETY: the caller guarantees it, see above.
         match unsafe { buffers.datagram(id, written) } {
             Some(datagram) => self.record_provided(id, &datagram, line),
             None => buffers.return_buffer(id),

@@ -53,8 +53,8 @@ pub struct ReceivedDatagram<'a> {
 ///               ├─ names[i]       address of the sender
 ///               └─ controls[i]    timestamps
 /// ```
-/// `free[rows_used..]` are the numbers of free rows. Row order and order of arrival differ after a submission of which
-/// some requests received nothing.
+/// `free[rows_used..]` are the numbers of free rows. After a submission in which some requests received nothing, the
+/// rows in use are not in the order of arrival.
 pub struct ReceiveBatch {
     rows: Rows,
     /// A permutation of the row numbers: first those in use, then the free ones.
@@ -62,7 +62,7 @@ pub struct ReceiveBatch {
     /// Whether `free` still ascends, so that free rows are adjacent.
     is_free_sorted: bool,
     entries: Vec<DatagramEntry>,
-    /// Rows among `entries`; the others lie in buffers of `provider`.
+    /// Number of `entries` that lie in rows; the others lie in buffers of `provider`.
     rows_used: usize,
     /// Datagrams accepted until the next clear, at most the number of rows.
     packets_limit: usize,
@@ -72,10 +72,10 @@ pub struct ReceiveBatch {
 impl ReceiveBatch {
     /// Packets of a default batch, also the default quota of one claim.
     pub const PACKETS_MAX: usize = 64;
-    /// Bytes that hold any datagram of an Ethernet frame.
+    /// Bytes per datagram: enough for any datagram in a 1,500-byte Ethernet frame.
     pub const DATAGRAM_BYTES_MAX: usize = 2_048;
 
-    /// Allocates and touches all of its memory.
+    /// Allocates and touches all memory of the batch.
     ///
     /// # Panics
     /// If `packets_max` is 0 or above 1,024 (the limit of one system call).
@@ -135,7 +135,7 @@ impl ReceiveBatch {
         self.packets_limit - self.entries.len()
     }
 
-    /// A datagram of the batch, in the order of reading.
+    /// The datagram at `index`, in the order of reading.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<ReceivedDatagram<'_>> {
         self.entries.get(index).map(|entry| self.view(entry))
@@ -340,21 +340,21 @@ struct DatagramEntry {
     truncated: bool,
 }
 
-/// Memory of a datagram's bytes.
+/// Where the bytes of a datagram lie: in a row of the batch, or in a provided buffer.
 #[derive(Clone, Copy)]
 enum BufferLocation {
     Row(u16),
     Provided { id: u16, offset: usize },
 }
 
-/// The memory that the kernel fills.
+/// The memory that the kernel fills: headers, addresses, control data and datagrams.
 struct Rows {
     headers: PinnedArray<libc::mmsghdr>,
     names: PinnedArray<libc::sockaddr_in>,
     controls: PinnedArray<Control>,
     bytes: PinnedArray<u8>,
     datagram_bytes_max: usize,
-    /// Reached through the headers only.
+    /// Owned here, and used only through the pointers in `headers`.
     _iovecs: PinnedArray<libc::iovec>,
 }
 

@@ -7,9 +7,9 @@ use mdgw_feeds::identity::Line;
 use super::ReceiveBatch;
 use crate::handle::LineSet;
 
-/// One `recvmmsg` for each socket. Returns the first error after all sockets were tried, so that a fault of one line
-/// does not starve the other. Each socket gets an equal share of the room that the previous ones left. So lines under a
-/// burst advance together, and the reorder window holds little more than their skew.
+/// Calls `recvmmsg` once for each socket. Returns the first error after all sockets were tried, so that a fault of one
+/// line does not starve the others. Each socket gets an equal share of the room that the previous sockets left. So
+/// lines under a burst advance together, and the reorder window holds little more than their skew.
 pub fn receive_round_robin(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
     let mut unfinished = LineSet::default();
     let mut fault = None;
@@ -48,5 +48,5 @@ pub fn is_past_send_error(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | Interrupted)
 }
 
-/// Errors skipped in one call; then the socket counts as unfinished.
+/// Most errors that one call skips; after that the socket counts as unfinished.
 const SEND_ERRORS_MAX: usize = 4;

@@ -38,7 +38,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// The outputs; their order gives the [`OutputIndex`].
+    /// Registers the outputs. The position of an output is its [`OutputIndex`].
     #[must_use]
     pub fn new(outputs: Vec<Output>) -> Arc<Self> {
         Arc::new(Self { outputs: outputs.into() })
@@ -68,7 +68,7 @@ pub struct SendBuffers {
 }
 
 impl SendBuffers {
-    /// Allocates all of its memory.
+    /// Allocates all memory that sending needs.
     #[must_use]
     pub fn new(outputs: Arc<Outputs>) -> Self {
         let headers = PinnedArray::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);

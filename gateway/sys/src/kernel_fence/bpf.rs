@@ -125,7 +125,7 @@ fn to_u32(count: usize) -> io::Result<u32> {
     u32::try_from(count).map_err(io::Error::other)
 }
 
-/// Prefixes of `bpf_attr` of linux/bpf.h; the kernel takes the rest as 0.
+/// Requests: prefixes of `bpf_attr` of linux/bpf.h. The kernel takes the missing fields as 0.
 trait Request {}
 
 #[repr(C)]
@@ -175,6 +175,6 @@ const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_MMAPABLE: u32 = 1 << 10;
 const PROGRAM_CGROUP_SKB: u32 = 8;
 const CGROUP_INET_EGRESS: u32 = 1;
-/// None of the helper functions in use requires the GPL.
+/// Licence of the program. None of the helper functions in use requires the GPL.
 const LICENSE: &CStr = c"Apache-2.0";
 const LOG_BYTES: usize = 64 << 10;

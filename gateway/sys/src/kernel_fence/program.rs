@@ -41,7 +41,7 @@ impl Destinations {
         Self(destinations.iter().map(|destination| Self::key(*destination)).collect())
     }
 
-    /// The value that two loads from the packet and a shift produce.
+    /// The destination as the program computes it from a packet: two loads, one of them shifted.
     fn key(destination: SocketAddrV4) -> u64 {
         let address = u32::from_ne_bytes(destination.ip().octets());
         let port = u16::from_ne_bytes(destination.port().to_be_bytes());
@@ -55,7 +55,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.push(MOV_REGISTER, R6, R1, 0, 0);
     code.push(LOAD_32, R0, R6, SKB_PROTOCOL, 0);
     code.jump(JUMP_NOT_EQUAL, R0, i32::from(ETH_P_IP.to_be()), Label::Pass);
-    // The IP header without options.
+    // Load the IP header without options.
     code.push(MOV, R2, 0, 0, 0);
     code.load_packet(IP_HEADER_BYTES, Label::Pass);
     code.push(LOAD_8, R1, R10, BUFFER + IP_PROTOCOL, 0);
@@ -66,7 +66,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.push(LOAD_8, R8, R10, BUFFER, 0);
     code.push(AND, R8, 0, 0, 0xf);
     code.push(SHIFT_LEFT, R8, 0, 0, 2);
-    // The destination's port.
+    // Load the destination's port.
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_DESTINATION);
     code.load_packet(2, Label::Pass);
@@ -79,7 +79,8 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump(JUMP, 0, 0, Label::Pass);
 
     code.bind(Label::FencedDestination);
-    // A gateway's probe of its own group: receivers do not accept it as a packet, and it does not reach another host.
+    // Let a gateway's probe of its own group pass: receivers do not accept it as a packet, and with TTL 0 it does not
+    // reach another host.
     code.jump(JUMP_NOT_EQUAL, R9, 0, Label::PublishedPacket);
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
@@ -106,7 +107,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump(JUMP, 0, 0, Label::Refuse);
 
     code.bind(Label::KnownGroup);
-    // Deadline before epoch: the writer stores them in the opposite order.
+    // Load the deadline before the epoch: the writer stores them in the opposite order.
     code.push(LOAD_64, R9, R7, 0, 0);
     code.push(LOAD_64, R1, R7, 8, 0);
     code.push(LOAD_64, R2, R10, BUFFER + PUBLISHED_EPOCH, 0);
@@ -124,7 +125,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.finished()
 }
 
-/// Jump targets, all of them forward.
+/// Jump targets. All jumps go forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Label {
     FencedDestination,

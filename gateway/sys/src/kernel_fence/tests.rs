@@ -100,7 +100,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // As the next start would do.
+        // The next start would remove the directory of the killed process.
         let _ = fs::remove_dir(&self.cgroup);
     }
 }
@@ -127,7 +127,7 @@ fn gateway_process() {
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         let index = |at: usize| words[at].parse::<usize>().unwrap();
         match words[0] {
-            // group, count of the epoch, from now in ns
+            // Arguments: index of the group, count of the epoch, time from now to the deadline in ns.
             "open" => fence.group(index(1)).open(Epoch::new(number(2), 1), mono_now().plus(number(3))),
             "close" => fence.group(index(1)).close(),
             "close-by-copies" => {
@@ -144,11 +144,13 @@ fn gateway_process() {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             }
-            // destination, group, count of the epoch; stops in between like a process that lost its core
+            // Arguments: destination, index of the group, count of the epoch. The process stops itself between the
+            // check and the send, like a process that lost its core.
             "check-stop-send" => {
                 let deadline = MonoNs(fence.group(index(2)).deadline.load(Ordering::Acquire));
                 assert!(mono_now() < deadline, "the check in the process passes");
-                // SAFETY: raise(3) takes no pointer. To this thread, so that it gets no further before it stops.
+                // SAFETY: raise(3) takes no pointer. It signals this thread, so that the thread stops before it
+                // continues.
                 assert_eq!(unsafe { libc::raise(libc::SIGSTOP) }, 0);
                 reply(send(&socket, words[1], GROUPS[index(2)], number(3)));
                 continue;
@@ -166,7 +168,7 @@ fn gateway_process() {
                 reply(send_outcome(socket.send_to(b"no packet of ours", destination)));
                 continue;
             }
-            // destination, time to live
+            // Arguments: destination, time to live.
             "send-probe" => {
                 let destination: SocketAddrV4 = words[1].parse().unwrap();
                 socket.set_multicast_ttl_v4(words[2].parse().unwrap()).unwrap();
@@ -212,7 +214,7 @@ fn packet(group: GroupId, epoch: Epoch) -> Vec<u8> {
     PacketHeader::new(&meta, 0, 0).as_bytes().to_vec()
 }
 
-/// A listener on the first output, in a namespace whose groups use the loopback interface.
+/// Opens a socket that receives the first output. Routes multicast groups of this namespace to the loopback interface.
 fn listener() -> UdpSocket {
     namespace::ip("link set lo multicast on");
     namespace::ip("route add 239.0.0.0/8 dev lo");
@@ -222,7 +224,7 @@ fn listener() -> UdpSocket {
     socket
 }
 
-/// Packets in the socket: on the loopback interface a packet has arrived when its send returns.
+/// Number of packets that have arrived. On the loopback interface a packet has arrived when its send returns.
 fn arrived(listener: &UdpSocket) -> usize {
     let mut bytes = [0; 2_000];
     std::iter::from_fn(|| listener.recv(&mut bytes).ok()).count()

@@ -61,7 +61,7 @@ impl fmt::Display for Interface {
     }
 }
 
-/// Names and addresses in one line.
+/// Displays interfaces in one line, with their addresses.
 struct InterfaceList<'a>(&'a [InterfaceAddress]);
 
 impl fmt::Display for InterfaceList<'_> {

@@ -65,7 +65,7 @@ impl Egress {
     }
 }
 
-/// Sockets that depend on interfaces.
+/// Sockets that the watch repairs when their interface was removed and recreated.
 #[derive(Clone, Debug, Default)]
 pub struct InterfaceDependents {
     /// Joined groups.
@@ -80,7 +80,7 @@ impl From<Vec<Membership>> for InterfaceDependents {
     }
 }
 
-/// The cold thread; dropping this stops it.
+/// The cold thread that repairs memberships and outputs. Dropping this stops the thread.
 #[derive(Debug)]
 pub struct MembershipWatch {
     stop: Option<UnixStream>,
@@ -126,7 +126,8 @@ fn watch(mut dependents: InterfaceDependents, changes: &OwnedFd, stopped: &UnixS
         if poll::readable([stopped.as_fd()], Duration::ZERO).unwrap_or(true) {
             return;
         }
-        // Which change it was does not matter; also if the kernel had no room for the notification (ENOBUFS).
+        // The content of a notification does not matter, since the state is compared. So a notification that the kernel
+        // could not store (ENOBUFS) does not matter either.
         interfaces::discard_changes(changes);
         let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.repair()));
         let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.repair()));
@@ -147,7 +148,7 @@ fn watch(mut dependents: InterfaceDependents, changes: &OwnedFd, stopped: &UnixS
     }
 }
 
-/// Result of a comparison.
+/// Result of comparing the kernel's state with the wanted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RepairOutcome {
     NotNeeded,
@@ -169,10 +170,10 @@ impl Membership {
     }
 }
 
-/// Whether the kernel's table of joined groups has this one on that interface (0: on any).
+/// Whether the kernel's table of joined groups has this group on the interface with that index (0: on any interface).
 ///
-/// A line of an interface begins with its index. Below it, indented, are its groups, each as the hexadecimal number of
-/// its four bytes in memory.
+/// The line of an interface begins with the interface's index. The indented lines below it are its groups, each as the
+/// hexadecimal number of its four bytes in memory.
 fn is_listed(table: &str, index: u32, group: Ipv4Addr) -> bool {
     let group = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let mut on_interface = false;
@@ -198,7 +199,7 @@ mod tests {
 
     const GROUP: Ipv4Addr = Ipv4Addr::new(239, 255, 71, 40);
     const PORT: u16 = 9_040;
-    /// More attempts than any repair takes.
+    /// Sends to wait for an arrival: more than any repair takes.
     const ATTEMPTS: usize = 2_000;
 
     #[test]
@@ -218,11 +219,11 @@ mod tests {
         assert!(!is_listed("", 12, GROUP));
     }
 
-    /// Two ends of a cable in one namespace: packets sent on `out0` arrive on `in0`.
+    /// Creates two linked interfaces in this namespace: packets sent on `out0` arrive on `in0`.
     fn veth_pair() {
         namespace::ip("link add in0 type veth peer name out0");
         for (name, address) in [("in0", "10.71.0.1/24"), ("out0", "10.72.0.1/24")] {
-            // Packets come from an address of this host.
+            // By default the kernel drops packets whose source is an address of this host.
             fs::write(format!("/proc/sys/net/ipv4/conf/{name}/accept_local"), "1").unwrap();
             fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0").unwrap();
             namespace::ip(&format!("addr add {address} dev {name}"));
@@ -246,7 +247,8 @@ mod tests {
         while receiver.recv(&mut [std::mem::MaybeUninit::uninit(); 8]).is_ok() {}
     }
 
-    /// Runs in a new namespace: `fault` is injected into the interface.
+    /// Injects `fault` into the interface of a receiver in a new namespace. Returns whether packets arrive again;
+    /// `None`: skipped.
     fn check(source: Option<Ipv4Addr>, dependents: bool, fault: fn()) -> Option<bool> {
         let in_namespace = move || {
             namespace::enter()?;

@@ -72,7 +72,8 @@ pub struct ReceiveSocket {
 }
 
 impl ReceiveSocket {
-    /// Data for a [`MembershipWatch`](super::MembershipWatch) to join the group again; `None` for unicast.
+    /// The group that the socket has joined, for a [`MembershipWatch`](super::MembershipWatch) to join again; `None`
+    /// for unicast.
     #[must_use]
     pub fn membership(&self) -> Option<Membership> {
         self.membership.clone()
@@ -145,7 +146,7 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
     Ok(ReceiveSocket { socket, buffer, membership })
 }
 
-/// Requests the buffer with privilege first, then without.
+/// Requests the buffer with `SO_RCVBUFFORCE`, which needs privilege, and otherwise with `SO_RCVBUF`.
 fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<ReceiveBuffer, SocketError> {
     let (address, requested_bytes) = (options.address, options.receive_buffer_bytes);
     if set_socket_recv_buffer_size_force(socket, requested_bytes).is_err() {
@@ -183,7 +184,7 @@ impl Membership {
     }
 }
 
-/// An interface, or the routing table's choice.
+/// Displays an interface, or that the routing table chooses.
 struct InterfaceOrRoute<'a>(&'a Option<Interface>);
 
 impl std::fmt::Display for InterfaceOrRoute<'_> {

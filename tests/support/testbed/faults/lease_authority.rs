@@ -3,7 +3,7 @@
 use super::{InjectedFault, hold_fault_as_planned, wait_for_failover};
 use crate::testbed::Testbed;
 
-/// Which nodes of the store.
+/// The nodes of the store that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nodes {
     All,
@@ -60,7 +60,8 @@ pub(super) fn fill_disks(testbed: &mut Testbed) -> InjectedFault {
     })
 }
 
-/// Leadership must move all the same: vote files are allocated at the start, and audit lines wait in memory.
+/// Kills the leader while the disks are full. Leadership must still move: vote files are allocated at the start, and
+/// audit lines wait in memory.
 pub(super) fn kill_with_full_disks(testbed: &mut Testbed) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
     [1, 2].into_iter().for_each(|node| testbed.set_disk_full(node, true));

@@ -178,7 +178,7 @@ pub(super) fn forge_plausible_epochs(testbed: &mut Testbed, with_leader_id: bool
 
 /// Duration of a partition that must change nothing: many leases.
 const PARTITION_TIME: Duration = Duration::from_secs(2);
-/// Less than a tenth of the published rate.
+/// Rate of the slow link: less than a tenth of the published rate.
 const SLOW_KBIT_PER_S: u32 = 200;
 /// A node id that no gateway has.
 const UNKNOWN_NODE: u8 = 77;

@@ -55,7 +55,7 @@ pub(super) fn pause(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = quiescent_leader(testbed, trial);
     let injected_ns = testbed.signal(leader, Signal::Stop);
     let pause_time = Duration::from_millis(200 + trial * 700 % 2_800);
-    // The pause itself is the fault.
+    // The length of the pause; the trial needs no event to end it.
     std::thread::sleep(pause_time);
     wait_for_failover(testbed, epoch_before);
     testbed.signal(leader, Signal::Continue);
@@ -119,7 +119,8 @@ pub(super) fn upgrade_configuration(testbed: &mut Testbed, _trial: u64) -> Injec
 
 pub(super) fn kill_inside_a_message(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
-    // Between two packets, or between two copies of one, so that hosts have received different amounts.
+    // The output is cut between two packets, or between two copies of one packet. So the hosts may have received
+    // different numbers of packets.
     testbed.switch.drop_to_address_after(testbed.host(leader), *OUTPUT.ip(), 100 + trial * 7);
     wait_until("the output is cut", || testbed.switch.has_dropped());
     let injected_ns = now_ns();
@@ -134,21 +135,21 @@ pub(super) fn kill_inside_a_message(testbed: &mut Testbed, trial: u64) -> Inject
 pub(super) fn kill_while_sessions_change(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
     let injected_ns = match trial % 3 {
-        // Before the old session's end is published,
+        // Killed before the end of the old session is published.
         0 => {
             let injected_ns = testbed.kill(leader);
             testbed.end_session();
             testbed.start_session();
             injected_ns
         }
-        // between the two,
+        // Killed between the end of the old session and the start of the new one.
         1 => {
             testbed.end_session();
             let injected_ns = testbed.kill(leader);
             testbed.start_session();
             injected_ns
         }
-        // or when the new one has just begun.
+        // Killed when the new session has just begun.
         _ => {
             testbed.end_session();
             testbed.start_session();
@@ -170,7 +171,7 @@ pub(super) fn gap_then_kill(testbed: &mut Testbed, trial: u64) -> InjectedFault 
     // The length of the gap; no event marks when it is long enough.
     std::thread::sleep(Duration::from_millis(50 + trial * 30 % 100));
     testbed.switch.heal();
-    // At once: the leader may still be filling the gap.
+    // Killed immediately, while the leader may still be filling the gap.
     let epoch_before = testbed.epoch();
     let injected_ns = testbed.kill(leader);
     restart_and_rejoin(testbed, leader, epoch_before, injected_ns)

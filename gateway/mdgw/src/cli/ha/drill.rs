@@ -59,7 +59,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 #[derive(Debug)]
 struct HandOverResult {
     answer: Value,
-    /// From the request that was granted to its answer, microseconds.
+    /// Time from the granted request to its answer, us.
     took_us: u64,
 }
 
@@ -151,7 +151,7 @@ fn hand_over(
     }
 }
 
-/// Longer than a gateway needs to become eligible again after a hand-over.
+/// How long a refused hand-over is retried: longer than a gateway needs to become eligible again after a hand-over.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);

@@ -31,13 +31,14 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     refused
 }
 
-/// Whether a part outside of the gateway has one slot for each of its groups.
+/// Whether the sentinel or the kernel fence is configured: each has one slot per group, so the number of groups is
+/// limited.
 pub(super) fn has_group_slots(election: &ElectionConfig) -> bool {
     let has_sentinel = election.link.as_ref().is_some_and(|link| link.sentinel != SentinelChoice::None);
     has_sentinel || election.kernel_fence
 }
 
-/// What must exist when the gateway starts, and does not exist yet.
+/// The fault text if the service manager must create the sentinel's socket, and the socket does not exist yet.
 pub(super) fn missing_sentinel(election: &ElectionConfig) -> Option<String> {
     let SentinelChoice::Service(socket) = &election.link.as_ref()?.sentinel else { return None };
     let is_missing = socket.try_exists().is_ok_and(|there| !there);
@@ -49,7 +50,7 @@ pub(super) fn missing_sentinel(election: &ElectionConfig) -> Option<String> {
     })
 }
 
-/// The directory that the backend writes to, and its content.
+/// Directory that the backend writes to, preceded by what it holds.
 pub(super) fn directory(backend: &Backend) -> Option<(&'static str, &Path)> {
     match backend {
         Backend::File(directory) => Some(("election's records", directory.as_path())),
@@ -58,7 +59,7 @@ pub(super) fn directory(backend: &Backend) -> Option<(&'static str, &Path)> {
     }
 }
 
-/// Each file once: link and votes may share one.
+/// Key files, each listed once: the link and the votes may share a file.
 fn shared_keys(election: &ElectionConfig) -> BTreeSet<&Path> {
     let of_backend = match &election.backend {
         Backend::Quorum(quorum) => Some(&quorum.key_file),

@@ -11,12 +11,12 @@ const fn number(name: &'static str, bound: Bound, effect: &'static str) -> Key {
     key(name, Allowed::Number(bound), Absent::OfBound, effect)
 }
 
-/// A text that must be there.
+/// A required text.
 const fn required(name: &'static str, allowed: &'static str, effect: &'static str) -> Key {
     key(name, Allowed::Text(allowed), Absent::Required, effect)
 }
 
-/// A text without a default; `absent` says what holds without it.
+/// An optional text without a default; `absent` describes what is in force without the key.
 const fn optional(name: &'static str, allowed: &'static str, absent: &'static str, effect: &'static str) -> Key {
     key(name, Allowed::Text(allowed), Absent::Depends(absent), effect)
 }

@@ -1,4 +1,4 @@
-//! The reference says what the resolver does.
+//! Compares the reference with what the resolver does.
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
@@ -16,7 +16,7 @@ const FORMER_NAMES: [(&str, &str); 5] = [
     ("election.emergent", "found"),
 ];
 
-/// Tables with what is required and nothing else.
+/// Tables with their required keys only.
 const COMMON: &str = "\
 [gateway]
 node = 1
@@ -90,7 +90,7 @@ fn is_built_in(sample: &str) -> bool {
         && (cfg!(feature = "zookeeper") || !sample.contains("\"zookeeper\""))
 }
 
-/// The sample with that key in that table, instead of what is written there.
+/// The sample with this value of the key in the table; a value that the sample has is replaced.
 fn with_key(sample: &str, header: &str, key: &str, value: &str) -> String {
     let (mut text, mut in_table, mut is_done) = (String::new(), false, false);
     for line in sample.lines() {
@@ -123,7 +123,7 @@ fn samples_are_valid() {
     }
 }
 
-/// Both ways: what the file may hold is in the reference, and nothing else is.
+/// Every key that the resolver accepts is in the reference, and the reference has no other key.
 #[test]
 fn the_reference_has_exactly_the_keys_that_are_accepted() {
     let known_in = |text: &str| {
@@ -196,7 +196,7 @@ fn stated_defaults_are_those_in_force() {
     for table in &TABLES {
         for key in table.keys {
             let Some(default) = key.fixed_default() else { continue };
-            // It is not in force under a name of its own, but fills others.
+            // `profile` is not in the settings: it sets the defaults of other keys.
             if (table.path(), key.name) == ("election", "profile") {
                 let with = with_key(&sample_with(table), table.header, key.name, &default);
                 assert_eq!(settings(&with), settings(&sample_with(table)));
@@ -224,7 +224,8 @@ fn stated_defaults_are_those_in_force() {
     assert!(settings(&alone).contains(&("gateway.node".to_owned(), "0".to_owned())));
 }
 
-/// All settings in force, under the keys of the reference: without the names of pools, channels, lines, outputs and nodes.
+/// All settings in force, under the keys of the reference. Names of pools, channels, lines, outputs and nodes are left
+/// out.
 fn settings(text: &str) -> Vec<(String, String)> {
     let resolved = Resolved::from_text(Path::new("reference.toml"), text).expect("the sample is valid");
     let nameless = |key: &str| {

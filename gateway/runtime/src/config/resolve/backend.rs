@@ -17,7 +17,7 @@ use crate::config::{
     resolved::{Backend, MembershipConfig, PeerConfig, QuorumConfig},
 };
 
-/// Keys that every store has.
+/// Keys that the tables of all stores have.
 struct StoreKeys<'a> {
     table: Range<usize>,
     endpoints: &'a Option<Spanned<Vec<Spanned<String>>>>,
@@ -156,7 +156,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Each gateway of the election votes, and this gateway is not among the other voters.
+    /// Checks that each gateway of the election is a voter, and that this gateway is not listed as another voter.
     pub(super) fn check_voters(
         &mut self,
         written: &Spanned<file::Election>,
@@ -342,14 +342,14 @@ const BACKENDS: [(Kind, &str); 5] = [
     (Kind::Emergent, "emergent"),
 ];
 
-/// Voters besides this gateway. More of them make a vote slower and no safer.
+/// Most voters besides this gateway. More voters make a vote slower and no safer.
 const VOTERS_MAX: usize = 8;
 
-/// In memory: its content is lost when the host stops.
+/// Default directory of the backend `file`. It is in memory: its content is lost when the host stops.
 const DIRECTORY: &str = "/dev/shm/mdgw-election";
 
 impl Kind {
-    /// Of the backend and of the cargo feature that builds it in.
+    /// Name of the backend in the configuration, and of the cargo feature that builds it in.
     fn name(self) -> &'static str {
         BACKENDS.iter().find(|(kind, _)| *kind == self).map_or("unnamed", |(_, name)| name)
     }

@@ -100,10 +100,10 @@ impl Resolver<'_> {
                 self.add_problem(&name.span(), format!("{:?}: duplicate", name.get_ref()));
             }
             if !SchemaSet::of_feed(feed).contains(schema) {
-                let gives = SchemaSet::of_feed(feed);
+                let available = SchemaSet::of_feed(feed);
                 self.add_problem(
                     &name.span(),
-                    format!("{:?}: not available from {feed}; available: {gives}", name.get_ref()),
+                    format!("{:?}: not available from {feed}; available: {available}", name.get_ref()),
                 );
             }
             schemas = schemas.with(schema);

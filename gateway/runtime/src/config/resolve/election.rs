@@ -96,7 +96,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// The default of `spread`: true with more than two gateways, unless one of them is to lead all groups.
+    /// The value of `spread`. Its default is true with more than two gateways, unless a preferred leader is configured.
     fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
         let can_be = backend.is_none_or(Backend::can_move_groups);
         let Some(written) = &election.spread else {
@@ -125,7 +125,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Only a connection to a store can be suspended.
+    /// The value of `on_suspended`. Refuses `stop` for a backend without a store: only a connection to a store can be
+    /// suspended.
     fn on_suspended(&mut self, election: &file::Election, backend: Option<&Backend>) -> OnSuspended {
         let wanted = self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default();
         if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
@@ -170,7 +171,7 @@ impl Resolver<'_> {
         Some(LinkConfig { listen, peers, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
     }
 
-    /// With a single peer, its address is `peer`; with several, each one's `link`.
+    /// Link addresses of the peers. A single peer may have its address in `peer`; several peers have it in `link`.
     fn peer_endpoints(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEndpoint> {
         let (link, table) = (written.get_ref(), written.span());
         if let Some(span) = link.peer.as_ref().map(Spanned::span)
@@ -232,7 +233,7 @@ impl Resolver<'_> {
         Some(limit_ms * NS_PER_MS)
     }
 
-    /// The profile with the overriding keys. An unsafe combination is refused with the arithmetic.
+    /// The profile with the overriding keys. An unsafe combination is refused, with the arithmetic in the message.
     fn timing(&mut self, written: &Spanned<file::Election>) -> LeaseTiming {
         let election = written.get_ref();
         let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
@@ -287,7 +288,7 @@ impl Resolver<'_> {
         name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
     }
 
-    /// Refuses a core of a pool: a busy pool would delay renewals.
+    /// Core of the election threads. Refuses a core of a pool, since a busy pool would delay renewals.
     fn election_core(&mut self, election: &file::Election, pools: &[PoolConfig]) -> Option<usize> {
         let written = election.core.as_ref()?;
         let core: usize = self.number(&election.core, limits::CORE);

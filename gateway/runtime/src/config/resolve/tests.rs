@@ -44,7 +44,7 @@ fn load(text: &str) -> Result<Resolved, ConfigError> {
     Resolved::from_text(Path::new("x.toml"), text)
 }
 
-/// Replaces `from`, which must be there, by `to`.
+/// [`MINIMAL`] with `from`, which it must contain, replaced by `to`.
 fn with_edit(from: &str, to: &str) -> String {
     assert!(MINIMAL.contains(from), "{from}");
     MINIMAL.replacen(from, to, 1)
@@ -404,7 +404,7 @@ fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
     assert!(Resolved::diff_reloadable(&new, &old).is_err());
 }
 
-/// [`MINIMAL`] with an election by these lines.
+/// [`MINIMAL`] with an election table of these lines, and one peer.
 fn with_election(lines: &str) -> String {
     format!("{MINIMAL}\n[election]\nname = \"gw0\"\n{lines}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n")
 }
@@ -634,7 +634,7 @@ fn commented_defaults_of_groups_toml_are_the_defaults() {
     .assert_eq(&lines.join("\n"));
 }
 
-/// Whether that setting says where the store is.
+/// Whether the setting belongs to the backend or its store.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 fn is_of_store(key: &str) -> bool {
     ["election.backend", "election.etcd.", "election.zookeeper."].iter().any(|prefix| key.starts_with(prefix))
@@ -694,7 +694,8 @@ fn settings_that_the_backend_ignores_are_refused() {
     load(&with_file_election("on_suspended = \"stop\"\npreferred = 1\ntenure_ms_min = 0")).unwrap();
 }
 
-/// An election by votes, with another gateway and a witness there.
+/// [`MINIMAL`] with an election by votes; the other voters are a gateway and the witness at that address. `more`:
+/// further keys.
 fn with_votes(more: &str, witness: &str) -> String {
     with_election(&format!(
         "backend = \"quorum\"\n{more}\n[election.quorum]\nlisten = \"10.0.0.1:27500\"\nkey_file = \"key\"\n\
@@ -746,7 +747,7 @@ fn an_unusable_or_unconfirmed_emergent_election_is_refused() {
     );
 }
 
-/// The small configuration with an election, and what else stands in its table.
+/// [`MINIMAL`] with an election over `file`, and `more` lines in its table.
 fn with_file_election(more: &str) -> String {
     format!(
         "{MINIMAL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
