@@ -76,8 +76,8 @@ struct Trial {
     others_blackout: Duration,
     others_blackout_before: Duration,
     stall_ns: u64,
-    /// After the kill only groups of the killed gateway moved, and only to surviving gateways. After its restart no other
-    /// group moved.
+    /// After the kill only groups of the killed gateway moved, and only to surviving gateways. After its restart no
+    /// other group moved.
     only_expected_groups_moved: bool,
 }
 
@@ -117,8 +117,8 @@ impl GroupsRun {
         (format!("{}\n{verdicts}{verdict}\n", table(&trials)), all_promises_kept)
     }
 
-    /// Runs `count` trials with one cluster. The number is limited, since the minimum tenure of a moved group grows with each
-    /// move.
+    /// Runs `count` trials with one cluster. The number is limited, since the minimum tenure of a moved group grows
+    /// with each move.
     fn run_cluster(&self, count: usize, stall_monitor: &StallMonitor) -> (Vec<Trial>, Vec<String>, ExitedProcess) {
         let store = self.store.as_ref().map(|ensemble| {
             let endpoints: Vec<String> = ensemble.addresses().iter().map(|address| format!("\"{address}\"")).collect();

@@ -64,7 +64,8 @@ fn dbn_files_are_compared_record_by_record() {
     let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).expect_code(0).stdout;
     assert!(text_of_same.starts_with("result                     same\n"), "{text_of_same}");
 
-    // Two DBN files with different schemas differ. A record is named by its schema and its number within the message.
+    // A difference is named by schema and sequence. Only a second record of the same schema and sequence gets a record
+    // number.
     let trades = path("trades.dbn");
     let only = ["replay", "--offline", text(&capture), "--schema", "trades", "-o", text(&trades)];
     let _ = process::run(only).expect_code(0);

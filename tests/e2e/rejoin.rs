@@ -36,7 +36,7 @@ impl RejoinScenario {
         Self::with_pair(ElectedPair::new(GatewayOptions::itch()), started, rate)
     }
 
-    /// The same with that pair, not yet started.
+    /// Like [`Self::new`], with a given pair whose gateways are not started yet.
     pub(crate) fn with_pair(mut pair: ElectedPair, started: &[u8], rate: &str) -> Self {
         for node in started {
             pair.start(*node);

@@ -129,7 +129,8 @@ fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
     }
 }
 
-/// Overwrites 1, 2, 4 or 8 bytes with a number that is likely to be a wrong length, count or time, in either byte order.
+/// Overwrites 1, 2, 4 or 8 bytes with a number that is likely to be a wrong length, count or time, in either byte
+/// order.
 fn put_number(bytes: &mut [u8], at: usize, random: &mut Random) {
     let width = 1 << below(random, 4);
     let number = interesting_number(bytes.len() as u64, random);

@@ -392,8 +392,8 @@ impl VoteCluster {
     pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
         let before = self.openings.len();
         let leader = self.wait_for_leader()?;
-        // This varies the phase of the renewals. It also gives the gateway that was started last the time to wait for the end
-        // of a lease and to receive renewals.
+        // This varies the phase of the renewals. It also gives the gateway that was started last the time to wait for
+        // the end of a lease and to receive renewals.
         let jitter_ms = 7 * u64::try_from(self.openings.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
         thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
         while let Ok(next) = self.events.try_recv() {

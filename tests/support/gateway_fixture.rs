@@ -38,7 +38,7 @@ pub struct GatewayOptions {
     pub feed: &'static str,
     /// Threads of the pool.
     pub threads: usize,
-    /// `auto`, `io_uring` or `epoll`.
+    /// I/O backend: `auto`, `io_uring` or `epoll`.
     pub io: &'static str,
     /// Additional lines of `[[channel]]`.
     pub channel: String,

@@ -97,8 +97,8 @@ impl GroupCluster {
         self.gateways.start(node, &self.config_text(node));
     }
 
-    /// Leader of each group, by the status of that leader; `None` unless each group has exactly one leader among the running
-    /// gateways.
+    /// Leader of each group, by the status of that leader; `None` unless each group has exactly one leader among the
+    /// running gateways.
     #[must_use]
     pub fn leaders(&self) -> Option<Leaders> {
         let mut leaders = Leaders::new();

@@ -76,8 +76,8 @@ impl InProcessGateway {
         Self::start_with(fixture, options, StartMode::default())
     }
 
-    /// Starts a gateway with this configuration as a standby. `beginning`: from its own log, or with a replay of the whole
-    /// session.
+    /// Starts a gateway with this configuration as a standby. `beginning`: from its own log, or with a replay of the
+    /// whole session.
     #[must_use]
     pub fn start_with(fixture: GatewayFixture, options: &GatewayOptions, beginning: StartMode) -> Self {
         let gateway = start_gateway(&fixture.config(options), beginning);

@@ -390,8 +390,8 @@ impl Testbed {
         }
     }
 
-    /// The end of the gateway's log: session and sequence. Sessions can be compared as text, since they differ only in the
-    /// restart count, which has one digit.
+    /// The end of the gateway's log: session and sequence. Sessions can be compared as text, since they differ only in
+    /// the restart count, which has one digit.
     fn ready_position(&self, node: u8) -> Option<(String, u64)> {
         let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
         Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))

@@ -14,8 +14,8 @@ use crate::{captures::print_to_stderr, gateway_fixture::text};
 pub struct TmpfsMount(PathBuf);
 
 impl TmpfsMount {
-    /// Creates `path` and mounts a file system of that size (`256k`, `64m`) there. Without the permission to mount it prints
-    /// on standard error that `test` is skipped, and returns `None`.
+    /// Creates `path` and mounts a file system of that size (`256k`, `64m`) there. Without the permission to mount it
+    /// prints on standard error that `test` is skipped, and returns `None`.
     ///
     /// # Panics
     /// When the directory can't be made.

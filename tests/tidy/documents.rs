@@ -1,8 +1,8 @@
 //! Documents point to files and headings that exist.
 //!
 //! A document refers to a heading by a link with an anchor, `[Add a feed](contributing.md#add-a-feed)`, so that the
-//! reference can be checked. Text in quotation marks beside the name of a document is refused, and so is a quoted heading
-//! of another document: neither can be checked.
+//! reference can be checked. Text in quotation marks beside the name of a document is refused, and so is a quoted
+//! heading of another document: neither can be checked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

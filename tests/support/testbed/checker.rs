@@ -177,7 +177,7 @@ impl ExpectedStream {
     #[must_use]
     pub fn errors_in(&self, delivered: &[Delivered]) -> DeliveryErrors {
         let mut errors = DeliveryErrors::default();
-        // Id of the last message that was delivered with a book that is not suspect.
+        // Id of the last message before the first one with a suspect book.
         let mut confirmed_until = None;
         let mut expected: HashMap<(Session, u64), (u64, u64)> = HashMap::with_capacity(self.messages.len());
         expected.extend(self.messages.iter().map(|(id, content_hash)| (*id, (*content_hash, 0))));
@@ -215,8 +215,8 @@ impl ExpectedStream {
         }
         for (id, _) in expected.iter().filter(|(_, (_, times))| *times == 0) {
             // A message whose order is unknown to a suspect book yields no records.
-            let is_after_doubt = errors.suspect > 0 && Some(*id) > confirmed_until;
-            *(if is_after_doubt { &mut errors.different_while_suspect } else { &mut errors.lost }) += 1;
+            let is_after_suspect = errors.suspect > 0 && Some(*id) > confirmed_until;
+            *(if is_after_suspect { &mut errors.different_while_suspect } else { &mut errors.lost }) += 1;
         }
         errors
     }

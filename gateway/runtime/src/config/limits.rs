@@ -117,7 +117,7 @@ pub(crate) const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
 /// Attempts to join before a gateway bootstraps. Pauses double from 0.1 s: four attempts take one and a half seconds.
 pub(crate) const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
 /// Hang limit: the sentinel kills a leader that makes no progress for this long. 0: the sentinel kills no leader, and
-/// only the lease ends.
+/// a hanging leader stops when its lease ends.
 pub(crate) const HANG_LIMIT_MS: Bound = bound(0, 60_000, 0, "milliseconds");
 /// Least hang limit, ms: the election thread shows progress every 100 ms.
 pub(crate) const HANG_LIMIT_MS_MIN: u64 = 200;

@@ -55,7 +55,7 @@ pub(super) fn pause(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = quiescent_leader(testbed, trial);
     let injected_ns = testbed.signal(leader, Signal::Stop);
     let pause_time = Duration::from_millis(200 + trial * 700 % 2_800);
-    // The length of the pause; the trial needs no event to end it.
+    // This sleep is the length of the pause, the fault itself.
     std::thread::sleep(pause_time);
     wait_for_failover(testbed, epoch_before);
     testbed.signal(leader, Signal::Continue);
