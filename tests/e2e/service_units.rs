@@ -230,17 +230,26 @@ const POOL: [(&str, &str); 2] = [("cores = [2, 3]", "threads = 2"), ("wait = \"s
 /// The script's key, since nothing can be created below the read-only `/etc`.
 const KEY: (&str, &str) = ("\"/etc/mdgw/key\"", "\"/run/mdgw.key\"");
 
+/// Where the file system is that the process sees, in a mount namespace of its own.
+fn root_of(process: &MdgwProcess) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/root", process.id()))
+}
+
+/// Checks that the process has written these files.
+fn expect_written(process: &MdgwProcess, files: &[&str]) {
+    for written in files {
+        assert!(root_of(process).join(written).exists(), "{written}");
+    }
+}
+
 /// Checks that the gateway answers as `node` on its control socket and has written these files, and stops it.
 fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
-    let root = PathBuf::from(format!("/proc/{}/root", gateway.id()));
-    let socket = root.join("run/mdgw/control");
+    let socket = root_of(&gateway).join("run/mdgw/control");
     process::wait_until("the control socket is there", || socket.exists());
     let socket = socket.to_str().expect("a path of digits and letters");
     let answer = process::run(["ha", "status", "--json", "--socket", socket]).expect_code(0).json();
     assert_eq!(answer["node"], node, "{answer}");
-    for written in files {
-        assert!(root.join(written).exists(), "{written}");
-    }
+    expect_written(&gateway, files);
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -270,7 +279,7 @@ fn the_witness_starts_as_the_unit_runs_it() {
         return;
     }
     let witness = start("mdgw-witness.service", &adapted("witness/witness.toml", &[KEY]), "witness: ready");
-    assert!(PathBuf::from(format!("/proc/{}/root/var/lib/mdgw/votes", witness.id())).exists());
+    expect_written(&witness, &["var/lib/mdgw/votes"]);
     let _ended = witness.stop_with(Signal::Terminate).expect_code(0);
 }
 

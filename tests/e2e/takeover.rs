@@ -194,9 +194,9 @@ fn a_gap_declared_by_the_old_leader_marks_books_suspect() {
     assert!(incomplete_log[..count].iter().any(declares_gap));
     ScriptedLeader::new(standby.fixture.output, OLD_EPOCH).publish(&incomplete_log[..count]);
     wait_until("the output of the leader is received", || {
-        standby.status_table().last_received == Some(incomplete_log[count - 1].until())
+        standby.channel_status().last_received == Some(incomplete_log[count - 1].until())
     });
-    standby.deliver_condition();
+    standby.update_state();
     standby.open_fence(NEW_EPOCH);
     venue.send(standby.fixture.lines[0], after);
     consumer.receive_to_session_end(session(0));
@@ -304,11 +304,11 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     wait_until("all input is processed", || {
         let position = log_end(&first);
         position.is_some()
-            && first.status_table().published == position
-            && second.status_table().logged_through == position
+            && first.channel_status().published == position
+            && second.channel_status().logged_through == position
     });
     wait_until("the peer has reported its position", || {
-        second.status_table().received.reported_through == log_end(&first)
+        second.channel_status().received.reported_through == log_end(&first)
     });
 
     first.handle().fence().close();
@@ -352,17 +352,19 @@ fn the_leader_learns_whether_its_output_is_received() {
         wait_until("everything is published", || {
             let position = first.log().last().map(LogEntry::until);
             position.is_some()
-                && first.status_table().published == position
-                && second.status_table().logged_through == position
+                && first.channel_status().published == position
+                && second.channel_status().logged_through == position
         });
         let report = || handle.peer_reports(CHANNEL).first().map(|report| report.positions).unwrap_or_default();
         wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
             assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
         } else {
-            wait_until("the published output is received", || report().last_received == first.status_table().published);
+            wait_until("the published output is received", || {
+                report().last_received == first.channel_status().published
+            });
         }
-        wait_until("the states of the channels are reported", || report().state == first.status_table().state as u8);
+        wait_until("the states of the channels are reported", || report().state == first.channel_status().state as u8);
         let _ = (first.stop(), second.stop());
     }
 }

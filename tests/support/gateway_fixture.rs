@@ -275,7 +275,7 @@ pub fn text(path: &Path) -> &str {
 /// Waits until that many sockets of this machine are members of the group.
 ///
 /// # Panics
-/// When [`TEST_TIMEOUT`] ends before.
+/// When [`process::TEST_TIMEOUT`] ends before.
 pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
     // The kernel does not announce joins, so this polls.
     process::wait_until("the sockets join their group", || members(*address.ip()) >= sockets);

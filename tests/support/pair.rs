@@ -98,12 +98,12 @@ impl InProcessGateway {
     /// # Panics
     /// When the gateway has no standby receiver.
     #[must_use]
-    pub fn status_table(&self) -> ChannelStatus {
+    pub fn channel_status(&self) -> ChannelStatus {
         self.gateway.status_table().and_then(|table| table.get(CHANNEL)).expect("a standby listens")
     }
 
     /// Runs the periodic work of a gateway once, and waits until the channel has handled its inbox.
-    pub fn deliver_condition(&mut self) {
+    pub fn update_state(&mut self) {
         self.gateway.update_health();
         self.handle().on_fence_change();
         wait_until("the channel has read its inbox", || self.handle().drained().is_some());

@@ -381,8 +381,8 @@ impl Testbed {
     /// eligible at once but may be behind. Over a register the leader has then also named a successor.
     pub fn wait_until_eligible(&self, node: u8) {
         wait_until("the gateway is eligible", || self.role(node) == "candidate");
-        let reached = self.ready_position(self.leader());
-        wait_until("the gateway has caught up", || self.ready_position(node) >= reached);
+        let reached = self.log_end(self.leader());
+        wait_until("the gateway has caught up", || self.log_end(node) >= reached);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
             wait_until("the leader has named a successor", || {
                 self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
@@ -392,9 +392,9 @@ impl Testbed {
 
     /// The end of the gateway's log: session and sequence. Sessions can be compared as text, since they differ only in
     /// the restart count, which has one digit.
-    fn ready_position(&self, node: u8) -> Option<(String, u64)> {
-        let ready = &self.status(node)?["details"]["channels"][0]["logged_through"];
-        Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
+    fn log_end(&self, node: u8) -> Option<(String, u64)> {
+        let end = &self.status(node)?["details"]["channels"][0]["logged_through"];
+        Some((end["session"].as_str()?.to_owned(), end["sequence"].as_u64()?))
     }
 
     /// The highest epoch that every receiver has accepted.

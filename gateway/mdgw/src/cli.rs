@@ -156,7 +156,7 @@ enum Outcome {
     No,
 }
 
-/// Writes text to standard output and flushes it. The error may be a closed pipe, which [`run`] treats as success.
+/// Writes text to standard output and flushes it. The error may be a closed pipe, which [`run()`] treats as success.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE_STDOUT)

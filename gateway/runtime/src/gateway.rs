@@ -260,7 +260,7 @@ impl Gateway {
         }
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
-        let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), status_table);
+        let groups = group::handles(config, wiring.groups(), &pools, wiring.takeover_shared(), status_table);
         let (peer_gap_requests, history) = (Arc::clone(wiring.peer_gap_requests()), Arc::clone(wiring.history()));
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;

@@ -49,7 +49,7 @@ pub struct HashStore {
 /// With ascending ids, memory is prefetched this many additions ahead.
 const PREFETCH_AHEAD: u64 = 8;
 
-const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
+const SLOTS_PER_CACHE_LINE: usize = 64 / size_of::<Order>();
 
 /// log2 of the slots in a region. In tables of a few regions, a region is one slot.
 const REGION_BITS: u32 = 7;
@@ -207,7 +207,7 @@ impl OrderStore for HashStore {
     fn prefetch(&self, order_id: u64) {
         let home = self.home(order_id);
         prefetch::element(&self.slots, home);
-        prefetch::element(&self.slots, home + PLACES_PER_LINE);
+        prefetch::element(&self.slots, home + SLOTS_PER_CACHE_LINE);
     }
 
     fn len(&self) -> usize {

@@ -134,7 +134,7 @@ impl GroupChannel {
 }
 
 /// A handle for each group.
-pub(super) fn desks(
+pub(super) fn handles(
     config: &Resolved,
     groups: &BTreeMap<GroupId, GroupParts>,
     pools: &[PoolChannels],

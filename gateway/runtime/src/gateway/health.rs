@@ -175,8 +175,8 @@ impl GroupHealthMonitor {
             }
             self.logged_at = now;
         } else if eligibility == Eligibility::Joining && now.since(self.logged_at) >= LOG_INTERVAL_NS {
-            let level_ms = caught_up_ns / 1_000_000;
-            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joining");
+            let caught_up_ms = caught_up_ns / 1_000_000;
+            tracing::info!(group = group.0, behind_messages, channels_missing, caught_up_ms, "joining");
             self.logged_at = now;
         }
     }

@@ -82,7 +82,7 @@ pub(super) struct Wiring<'c> {
     peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
     monitored: Vec<MonitoredChannel>,
-    words: BTreeMap<ChannelId, Arc<TakeoverShared>>,
+    takeover_shared: BTreeMap<ChannelId, Arc<TakeoverShared>>,
     outputs: Arc<Outputs>,
     sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     donors: Donors,
@@ -147,7 +147,7 @@ impl<'c> Wiring<'c> {
                 link.map_or(HISTORY_BYTES, |link| link.history_bytes),
             )),
             monitored: Vec::new(),
-            words: BTreeMap::new(),
+            takeover_shared: BTreeMap::new(),
             outputs: Outputs::new(outputs),
             // Four entries per channel are enough: a channel seldom begins a session, and the maintenance thread reads
             // the queue every few milliseconds.
@@ -181,8 +181,8 @@ impl<'c> Wiring<'c> {
         &self.history
     }
 
-    pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverShared>> {
-        &self.words
+    pub(super) fn takeover_shared(&self) -> &BTreeMap<ChannelId, Arc<TakeoverShared>> {
+        &self.takeover_shared
     }
 
     /// Starts one pool with its channels; `None` if it has no channels. `progress_counters`: where its threads show
@@ -301,7 +301,7 @@ impl<'c> Wiring<'c> {
         }
 
         let takeover_shared = Arc::new(TakeoverShared::default());
-        self.words.insert(setup.id, Arc::clone(&takeover_shared));
+        self.takeover_shared.insert(setup.id, Arc::clone(&takeover_shared));
         let counters = self.registry.register(&setup.name);
         let gauges = ChannelGauges {
             state: counters.reader(PipelineCounter::state),

@@ -112,7 +112,7 @@ pub(crate) fn run_observed(
     let mut player = Player {
         sender: Sender { options, sockets: HashMap::new() },
         timing: Timing::new(),
-        journey: options.rehearsal.as_ref().map(PacketsInTransit::new),
+        in_transit: options.rehearsal.as_ref().map(PacketsInTransit::new),
         packets_until_check: PACKETS_PER_CHECK,
         on_progress,
         sent,
@@ -139,7 +139,7 @@ pub(crate) fn run_observed(
         }
         pacer.begin_round(offered);
     };
-    let lines = player.journey.as_ref().map_or(&[][..], PacketsInTransit::lines);
+    let lines = player.in_transit.as_ref().map_or(&[][..], PacketsInTransit::lines);
     Ok(player.timing.summary(round, mono_now().since(started), &damages, truncated, is_interrupted, lines))
 }
 
@@ -147,7 +147,7 @@ pub(crate) fn run_observed(
 struct Player<'a> {
     sender: Sender<'a>,
     timing: Timing,
-    journey: Option<PacketsInTransit>,
+    in_transit: Option<PacketsInTransit>,
     packets_until_check: u32,
     on_progress: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
     sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
@@ -160,9 +160,9 @@ impl Player<'_> {
             let Some((file, datagram)) = merge.current() else { break };
             let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
             self.timing.count_offered();
-            let flow = if let Some(journey) = &mut self.journey {
+            let flow = if let Some(in_transit) = &mut self.in_transit {
                 let due_ns = target.unwrap_or_else(mono_now).0;
-                journey.offer(file, due_ns, datagram.payload);
+                in_transit.offer(file, due_ns, datagram.payload);
                 self.arrive(due_ns, target.is_some(), merge)?
             } else {
                 let destination = self.sender.destination(file, datagram.dst, merge)?;
@@ -177,14 +177,14 @@ impl Player<'_> {
 
     /// After the last round: delivers the copies still in transit.
     fn send_remaining(&mut self, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
-        let Some(journey) = &mut self.journey else { return Ok(ControlFlow::Continue(())) };
-        journey.finish(mono_now().0);
+        let Some(in_transit) = &mut self.in_transit else { return Ok(ControlFlow::Continue(())) };
+        in_transit.finish(mono_now().0);
         self.arrive(u64::MAX, true, merge)
     }
 
     /// Sends the copies that are due up to this time.
     fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &CaptureMerge) -> Result<ControlFlow<()>, WireError> {
-        while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.next_due(until_ns)) {
+        while let Some(copy) = self.in_transit.as_mut().and_then(|in_transit| in_transit.next_due(until_ns)) {
             let target = is_paced.then_some(MonoNs(copy.due_ns));
             let flow = self.send_at(copy.destination, target, &copy.payload, merge)?;
             if flow.is_break() {

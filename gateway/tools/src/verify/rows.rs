@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn publisher_promises_are_not_judged_from_rows() {
+    fn rows_do_not_show_who_published() {
         let verdict = judge(&[row(1, 0, 5, 0)]);
         assert_eq!(verdict.times_broken(OutputCheck::NoDuplicates), Some(0));
         for check in [OutputCheck::SinglePublisher, OutputCheck::MonotonicEpochs] {

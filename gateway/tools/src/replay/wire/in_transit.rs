@@ -137,27 +137,27 @@ mod tests {
         Rehearsal { lines: vec![lines], impairment, loss_policy: LossPolicy::Independent, seed }
     }
 
-    fn journey(rehearsal: &Rehearsal) -> (Vec<(u64, u16, u8)>, Vec<LineSendCounts>) {
-        let mut journey = PacketsInTransit::new(rehearsal);
+    fn in_transit(rehearsal: &Rehearsal) -> (Vec<(u64, u16, u8)>, Vec<LineSendCounts>) {
+        let mut in_transit = PacketsInTransit::new(rehearsal);
         let mut arrived = Vec::new();
         for number in 0..200_u8 {
             let now_ns = u64::from(number) * 100;
-            while let Some(copy) = journey.next_due(now_ns) {
+            while let Some(copy) = in_transit.next_due(now_ns) {
                 arrived.push((copy.due_ns, copy.destination.port(), copy.payload[0]));
             }
-            journey.offer(0, now_ns, &[number]);
+            in_transit.offer(0, now_ns, &[number]);
         }
-        journey.finish(20_000);
-        while let Some(copy) = journey.next_due(u64::MAX) {
+        in_transit.finish(20_000);
+        while let Some(copy) = in_transit.next_due(u64::MAX) {
             arrived.push((copy.due_ns, copy.destination.port(), copy.payload[0]));
         }
-        (arrived, journey.lines().to_vec())
+        (arrived, in_transit.lines().to_vec())
     }
 
     #[test]
     fn unimpaired_lines_deliver_everything_in_order_with_their_skew() {
         let skewed = LineImpairment { skew_ns: 250, ..LineImpairment::default() };
-        let (arrived, lines) = journey(&rehearsal(vec![LineImpairment::default(), skewed], 1));
+        let (arrived, lines) = in_transit(&rehearsal(vec![LineImpairment::default(), skewed], 1));
         assert!(arrived.is_sorted_by_key(|(due_ns, ..)| *due_ns));
         for (port, skew_ns) in [(1, 0), (2, 250)] {
             let of_line: Vec<_> = arrived.iter().filter(|(_, to, _)| *to == port).collect();
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn the_impaired_schedule_depends_only_on_the_seed() {
         let bad = LineImpairment { loss: 0.1, duplicate: 0.1, reorder: 0.1, skew_ns: 30 };
-        let run = |seed| journey(&rehearsal(vec![bad, bad], seed));
+        let run = |seed| in_transit(&rehearsal(vec![bad, bad], seed));
         assert_eq!(run(5), run(5));
         assert_ne!(run(5).0, run(6).0);
         let (arrived, lines) = run(5);
