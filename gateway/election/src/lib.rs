@@ -12,7 +12,7 @@
 //!   passes the time in, so that the product, the simulation and the model run the same code.
 //! - [`driver`]: the election thread around a core.
 //! - [`emergent`]: membership without a store, which prefers availability.
-//! - [`file`]: the register of one host.
+//! - [`mod@file`]: the register of one host.
 //! - [`timing`]: lease, renewal and margin. Times under which two leases could overlap are refused, with the
 //!   arithmetic.
 //! - [`identity`], [`fitness`]: the gateways of an election, whether each is eligible, and how fit it is.

@@ -8,7 +8,7 @@
 //! The receiving thread does not wait for the disk unless all chunks are in use. In that case packets queue in the
 //! kernel's buffers, and the kernel counts its drops.
 //!
-//! **After a crash.** A chunk holds whole blocks. It is handed over when it is full or [`FLUSH_NS`] old, and written at
+//! **After a crash.** A chunk holds whole blocks. It is handed over when it is full or [`FLUSH_NS`](recorder::FLUSH_NS) old, and written at
 //! once. So if the writer was killed, the file still opens and lacks only the last tenth of a second. Files are not
 //! synced: they survive a crash of the program, not of the machine.
 
