@@ -13,8 +13,8 @@
 //! - [`shared_page`]: the shared memory; new for each incarnation.
 //! - [`registration`]: the gateway's registration with its sentinel.
 //! - [`watch`]: the sentinel's side. [`hang`]: detects a running gateway that makes no progress; opt-in.
-//! - [`announcement`](crate::announcement): the signed notice on the wire. [`release_on_behalf`]: releases the record if no gateway has
-//!   taken over by then.
+//! - [`announcement`](crate::announcement): the signed notice on the wire. [`release_on_behalf`]: releases the record
+//!   if no gateway has taken over by then.
 //! - [`process_setup`]: memory, priority, process group.
 //!
 //! While a process dumps core, its death cannot be detected. So the gateway switches dumps off unless it is configured
