@@ -175,6 +175,8 @@ struct Node {
     /// Latest end of sends of the last leadership.
     sends_end: MonoNs,
     is_draining: bool,
+    /// Its last leadership ended because its place in the queue was gone.
+    has_lost_place: bool,
     is_silent: bool,
 }
 
@@ -279,6 +281,7 @@ impl LatchModel {
             }
             Output::Close { reason, .. } => {
                 let closed = &mut state.nodes[node];
+                closed.has_lost_place = reason == CloseReason::Lost;
                 if let Some((_, deadline)) = closed.fence.take() {
                     closed.sends_end = deadline.min(at).plus(self.timing.send_ns_max);
                 }
@@ -286,6 +289,10 @@ impl LatchModel {
                 if reason == CloseReason::Lost && has_place && self.requests_in_order {
                     state.violation.get_or_insert(Violation::LostOwnPlace);
                 }
+            }
+            // Its place is gone, so there is nothing to give up and the moment changes nothing.
+            Output::Drain if state.nodes[node].has_lost_place => {
+                self.step(state, node, Input::Drained { positions: BTreeMap::new() });
             }
             Output::Drain => state.nodes[node].is_draining = true,
             Output::Request(request) => self.send_request(state, node, request),
@@ -363,6 +370,7 @@ impl LatchModel {
             fence: None,
             sends_end: MonoNs(0),
             is_draining: false,
+            has_lost_place: false,
             is_silent: false,
         };
         let mut state = State {
@@ -580,6 +588,6 @@ fn assert_violates(what: &str, model: LatchModel, expected: &[Violation]) {
 }
 
 /// Number of generated states of a search that must find no violation.
-const STATES: usize = 400_000;
+const STATES: usize = 600_000;
 /// Upper bound of generated states; a search ends earlier when it finds a violation.
 const CONTROL_STATES: usize = 1_500_000;

@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_election::{
-    core::{Core as _, Input, Output},
+    core::{CloseReason, Core as _, Input, Output},
     fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     quorum::{
@@ -170,6 +170,7 @@ impl QuorumModel {
         let is_idle = candidate.voter().active_promise(at).is_some_and(|bound| NodeId::of(bound.epoch) != id_of(node));
         let outputs = candidate.step(at, input);
         let mut released = None;
+        let mut has_expired = false;
         for output in outputs {
             match output {
                 Output::Open { epoch, deadline } => {
@@ -184,7 +185,14 @@ impl QuorumModel {
                         fence.1 = deadline;
                     }
                 }
-                Output::Close { .. } => state.nodes[node].fence = None,
+                Output::Close { reason, .. } => {
+                    state.nodes[node].fence = None;
+                    has_expired = reason == CloseReason::Expired;
+                }
+                // Who has expired tells nobody, so the moment changes nothing.
+                Output::Drain if has_expired => {
+                    self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+                }
                 Output::Drain => state.nodes[node].is_draining = true,
                 Output::Request(QuorumRequest::Send(message)) => {
                     let Body::Request(request) = &message.body else {
@@ -539,4 +547,4 @@ fn receivers_without_epoch_check_are_detected() {
 }
 
 /// Number of generated states of a search.
-const STATES: usize = 100_000;
+const STATES: usize = 150_000;

@@ -261,6 +261,12 @@ fn counting_unknown_swaps_allows_two_leaders() {
 }
 
 #[test]
+fn an_end_beside_outstanding_sends_allows_two_leaders() {
+    let safeguards = LeaseSafeguards { ends_after_sends: false, ..LeaseSafeguards::ALL };
+    assert_violation_found("waiting for outstanding sends", LeaseSetup { safeguards, ..STORM }, two_leaders);
+}
+
+#[test]
 fn a_skipped_candidate_promise_allows_two_leaders() {
     let safeguards = LeaseSafeguards { asks_every_candidate: false, ..LeaseSafeguards::ALL };
     assert_violation_found(

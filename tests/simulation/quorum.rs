@@ -16,6 +16,7 @@ use mdgw_election::{
     record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion, PeerTimestamp},
     timing::LeaseTiming,
 };
+use mdgw_feeds::identity::Epoch;
 
 const MS: u64 = 1_000_000;
 
@@ -55,6 +56,9 @@ const HEAVY_FAULTS: Faults = Faults {
     partition_every_ns: 100 * MS,
     pause_every_ns: 60 * MS,
     hand_over_every_ns: 50 * MS,
+    stop_every_ns: 70 * MS,
+    stalled_send_share: 0.3,
+    forge_every_ns: 40 * MS,
     fitness_every_ns: 0,
     rate_ppm: 200,
 };
@@ -82,6 +86,7 @@ fn run_faults_then_recover(seed: u64, setup: QuorumSetup) -> Result<QuorumCluste
     match &cluster.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
         None if cluster.leading().is_none() => Err("not live: no gateway leads after 400 ms without faults".to_owned()),
+        None if !cluster.leader_is_received() => Err("mute: receivers drop the leader's packets".to_owned()),
         None => Ok(cluster),
     }
 }
@@ -377,6 +382,35 @@ fn answers_without_ticket_check_allow_two_leaders() {
     let found =
         first_violation(QuorumSetup { safeguards, faults: HEAVY_FAULTS, ..PAIR }, 2_000).expect("old answers arrive");
     assert!(matches!(found.1, Violation::TwoLeaders { .. } | Violation::EpochRegressed { .. }), "{found:?}");
+}
+
+#[test]
+fn a_release_beside_outstanding_sends_allows_two_leaders() {
+    let safeguards = QuorumSafeguards { releases_after_sends: false, ..QuorumSafeguards::ALL };
+    let faults = Faults { stop_every_ns: 50 * MS, stalled_send_share: 0.3, ..Faults::NONE };
+    assert_eq!(first_violation(QuorumSetup { faults, ..PAIR }, 200), None);
+    let found =
+        first_violation(QuorumSetup { safeguards, faults, ..PAIR }, 200).expect("the successor opens too early");
+    assert!(matches!(found.1, Violation::TwoLeaders { .. }), "{found:?}");
+}
+
+#[test]
+fn a_leader_that_compares_counts_only_is_muted_by_one_packet() {
+    let muted = |compares_whole_epochs| {
+        let safeguards = QuorumSafeguards { compares_whole_epochs, ..QuorumSafeguards::ALL };
+        (0..50)
+            .filter(|seed| {
+                let mut cluster = QuorumCluster::new(*seed, QuorumSetup { safeguards, ..PAIR });
+                cluster.run_for(200 * MS);
+                let (_, _, epoch) = *cluster.opened.last().expect("a gateway leads");
+                cluster.forge(Epoch::new(epoch.count(), 255));
+                cluster.run_for(100 * MS);
+                assert_eq!((&cluster.violation, cluster.leading().is_some()), (&None, true));
+                !cluster.leader_is_received()
+            })
+            .count()
+    };
+    assert_eq!((muted(true), muted(false)), (0, 50));
 }
 
 #[test]

@@ -129,8 +129,7 @@ pub enum Output<R> {
         /// Why the leadership ends.
         reason: CloseReason,
     },
-    /// The fence has been closed for a hand-over. Wait, with a limit, until no send is outstanding, then answer with
-    /// [`Input::Drained`].
+    /// The fence has been closed. Answer with [`Input::Drained`] once no send is outstanding, however long that takes.
     Drain,
     /// A former leader reported where its output ended.
     PeerOutputEnded {

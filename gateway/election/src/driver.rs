@@ -82,14 +82,9 @@ pub trait ElectionHooks: Send {
     /// The fence was opened or closed: channels should check it at once.
     fn on_fence_change(&mut self) {}
 
-    /// Called after the fence was closed for a hand-over. Returns where the output ended, once no send is outstanding.
+    /// Called again and again after the fence was closed. Returns where the output ended, once no send is outstanding.
     fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
-        None
-    }
-
-    /// Called when the limit for [`Self::drained`] has passed. Returns where the output ended, as far as known.
-    fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
-        BTreeMap::new()
+        Some(BTreeMap::new())
     }
 
     /// Another gateway reported where its output ended, for its leadership under `epoch`.

@@ -74,7 +74,7 @@ use super::{
     peer::PeerState,
     record::ConfigVersion,
 };
-use crate::identity::DeathNotice;
+use crate::{identity::DeathNotice, outstanding_sends::OutstandingSends};
 
 /// Configuration of a gateway for the membership of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -170,6 +170,9 @@ pub struct Emergent {
     config: EmergentConfig,
     phase: Phase,
     leadership: Option<Leadership>,
+    outstanding_sends: OutstandingSends,
+    /// The owner closes the latch; the others are told when no send is outstanding.
+    is_closing: bool,
     outranked: OutrankedBackoff,
     eligibility: Eligibility,
     fitness: Fitness,
@@ -253,6 +256,8 @@ impl Emergent {
         Ok(Self {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
+            outstanding_sends: OutstandingSends::default(),
+            is_closing: false,
             outranked: OutrankedBackoff::default(),
             eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
@@ -277,6 +282,7 @@ impl Emergent {
     fn on_time(&mut self, now: MonoNs) {
         self.started_at.get_or_insert(now);
         self.close_if_expired(now);
+        self.stop_awaiting_sends(now);
         match &self.phase {
             Phase::Joining(_) => self.continue_joining(now),
             Phase::Member(_) => {
@@ -379,8 +385,11 @@ impl Emergent {
 
     fn close(&mut self, now: MonoNs) {
         self.close_fence(CloseReason::Released);
-        self.leave(now);
-        self.phase = Phase::Closed;
+        self.is_closing = true;
+        if !self.outstanding_sends.may_exist() {
+            self.leave(now);
+            self.phase = Phase::Closed;
+        }
     }
 
     #[cfg(test)]
@@ -422,12 +431,14 @@ impl Core for Emergent {
 
     fn next_deadline(&self) -> Option<MonoNs> {
         let own = match &self.phase {
-            Phase::Joining(joining) => Some(joining.next_at()),
+            Phase::Joining(joining) => {
+                Some(joining.next_at().max(self.outstanding_sends.lease_ends_at().unwrap_or_default()))
+            }
             Phase::Member(membership) => Some(self.next_member_deadline(membership)),
             Phase::Closed => None,
         };
         let fence = self.leadership.map(|leadership| leadership.deadline);
-        own.into_iter().chain(fence).min()
+        own.into_iter().chain(fence).chain(self.outstanding_sends.lease_ends_at()).min()
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {

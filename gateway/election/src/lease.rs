@@ -56,6 +56,7 @@ use super::{
     },
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName},
+    outstanding_sends::OutstandingSends,
     peer::{PeerMessage, PeerState},
     record::{ConfigVersion, PeerTimestamp, Record},
     register::{Outcome, RegisterEvent, RegisterRequest, RequestId, StoreLink, Version, Versioned},
@@ -125,8 +126,9 @@ pub struct Lease {
     observed_epoch: Epoch,
     /// The highest epoch under which the fence was opened. No epoch is opened twice.
     highest_opened: Epoch,
-    /// Before this time, a send that was checked before the fence closed may be outstanding.
-    sends_end_at: MonoNs,
+    outstanding_sends: OutstandingSends,
+    /// This gateway closes, and its lease ended before its sends: the record stays as it is.
+    keeps_record: bool,
     /// Set for the present leadership. The record's pin holds for any leadership.
     pin: Option<Pin>,
     placement: GroupPlacement,
@@ -211,6 +213,8 @@ pub struct LeaseSafeguards {
     pub ignores_unknown_outcome: bool,
     /// A break of the connection invalidates what was known before it.
     pub forgets_on_disconnect: bool,
+    /// Another gateway learns that this leadership has ended only when none of its sends is outstanding.
+    pub ends_after_sends: bool,
 }
 
 impl LeaseSafeguards {
@@ -224,6 +228,7 @@ impl LeaseSafeguards {
         promises_only_without_swap: true,
         ignores_unknown_outcome: true,
         forgets_on_disconnect: true,
+        ends_after_sends: true,
     };
 }
 
@@ -253,7 +258,8 @@ impl Lease {
             progress: Progress::Running,
             observed_epoch: Epoch::default(),
             highest_opened: Epoch::default(),
-            sends_end_at: MonoNs(0),
+            outstanding_sends: OutstandingSends::default(),
+            keeps_record: false,
             pin: None,
             placement: GroupPlacement::default(),
             has_output_mismatch: false,
@@ -293,6 +299,13 @@ impl Lease {
             && now >= leadership.deadline
         {
             self.end_leadership(now, CloseReason::Expired);
+        }
+        if self.outstanding_sends.outlast_lease(now) {
+            self.keeps_record |= self.is_closing;
+            if matches!(self.phase, Phase::Leaving(Leaving { drained: None, .. })) {
+                self.phase = Phase::Candidate;
+                self.known_record.restart_wait(now);
+            }
         }
         self.given_promise.take_if(|given_promise| now >= given_promise.until);
         if let Some(awaited) = self.pending.awaited
@@ -620,6 +633,7 @@ impl Core for Lease {
             self.pending.awaited.map(|awaited| self.overdue_at(awaited)),
             lost.map(|from| from.plus(self.config.timing.wait_ns())),
             self.given_promise.as_ref().map(|given_promise| given_promise.until),
+            self.outstanding_sends.lease_ends_at().filter(|_| self.awaits_sends()),
             self.next_action_at(),
         ];
         times.into_iter().flatten().min()
@@ -675,7 +689,7 @@ impl Lease {
         let must_read = self.pending.must_read || !self.known_record.is_read();
         let swap_at = match &self.phase {
             _ if must_read => Some(MonoNs(0)),
-            Phase::Candidate if self.is_closing => self.held_record().map(|_| self.sends_end_at),
+            Phase::Candidate if self.is_closing => self.record_to_release().map(|_| MonoNs(0)),
             Phase::Candidate => self.acquire_at(),
             Phase::Leading(leadership) => self.renew_at(leadership),
             Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
@@ -694,7 +708,8 @@ impl Lease {
     /// Whether the latch has closed and nothing is left to release.
     fn has_ended(&self) -> bool {
         let holds = self.known_record.record().is_some_and(|record| record.is_held_by(&self.config.member));
-        self.is_closing && self.pending.attempts.is_empty() && (!holds || !self.known_record.is_read())
+        let is_released = !holds || !self.known_record.is_read() || self.keeps_record;
+        self.is_closing && self.pending.attempts.is_empty() && is_released
     }
 
     fn on_peer(&mut self, now: MonoNs, from: NodeId, message: PeerMessage) {

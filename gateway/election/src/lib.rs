@@ -55,6 +55,7 @@ pub mod fitness;
 pub mod identity;
 pub mod latch;
 pub mod lease;
+mod outstanding_sends;
 pub mod peer;
 pub mod placement;
 pub mod quorum;

@@ -31,6 +31,7 @@ use super::{
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, next_epoch},
     lease::OnSuspended,
+    outstanding_sends::OutstandingSends,
     peer::PeerState,
     record::ConfigVersion,
     register::{RequestId, StoreLink, Version},
@@ -161,8 +162,8 @@ pub struct SessionLatch {
     obstacle: Option<Obstacle>,
     /// No request before this time, so that a store that refuses is not flooded.
     backoff_until: MonoNs,
-    /// Until when a send of the last leadership may be outstanding. Our entry stays as long.
-    sends_end_at: MonoNs,
+    /// Our entry stays as long as there may be any.
+    outstanding_sends: OutstandingSends,
     last_request: u64,
     outputs: Vec<Output<SessionRequest>>,
 }
@@ -236,7 +237,7 @@ impl SessionLatch {
             pin: Pin::default(),
             obstacle: None,
             backoff_until: MonoNs(0),
-            sends_end_at: MonoNs(0),
+            outstanding_sends: OutstandingSends::default(),
             last_request: 0,
             outputs: Vec::new(),
         }
@@ -260,8 +261,8 @@ impl SessionLatch {
                 self.leaving = LeaveState::HandOver(target);
                 self.must_read_queue = true;
             }
-            Input::Drained { .. } if matches!(self.leaving, LeaveState::Draining | LeaveState::Closing) => {
-                self.sends_end_at = MonoNs(0);
+            Input::Drained { .. } => {
+                self.outstanding_sends.end();
                 if self.leaving == LeaveState::Draining {
                     self.leaving = LeaveState::Leaving;
                 }
@@ -279,15 +280,11 @@ impl SessionLatch {
             Input::Close => {
                 self.close(CloseReason::Released);
                 self.leaving = LeaveState::Closing;
-                if now < self.sends_end_at {
-                    self.outputs.push(Output::Drain);
-                }
             }
             // In this mode the queue alone decides.
             Input::Time
             | Input::Peer { .. }
             | Input::HandOver(_)
-            | Input::Drained { .. }
             | Input::Admit(..)
             | Input::Placement(_)
             | Input::OutputMismatch(_) => {}
@@ -421,7 +418,7 @@ impl SessionLatch {
             _ => {
                 self.close(CloseReason::HandedOver);
                 (self.leaving, self.must_read_queue) = (LeaveState::Draining, false);
-                return self.outputs.push(Output::Drain);
+                return;
             }
         };
         self.leaving = LeaveState::Staying;
@@ -452,7 +449,7 @@ impl SessionLatch {
         let waits_for = |kind: RequestKind| self.pending.values().any(|(other, _)| *other == kind);
         let takes_epoch = self.pending.values().any(|(kind, _)| matches!(kind, RequestKind::TakeEpoch(_)));
         if self.must_leave() && self.is_queued {
-            if self.sends_end_at <= now && !waits_for(RequestKind::Leave) {
+            if !self.outstanding_sends.may_exist() && !waits_for(RequestKind::Leave) {
                 self.ask(now, RequestKind::Leave, SessionRequest::Leave);
             }
         } else if self.must_read_queue && self.is_queued {
@@ -477,10 +474,14 @@ impl SessionLatch {
     }
 
     /// When a gateway in the queue without other requests sends one: often enough that an answer comes before the
-    /// previous one expires, even if that was the first one after a silence.
+    /// previous one expires, even if that was the first one after a silence. Not while sends are outstanding: if they never
+    /// end, the session shall.
     fn keep_alive_at(&self) -> Option<MonoNs> {
-        let is_idle =
-            self.is_queued && self.leading.is_none() && self.pending.is_empty() && !self.has_request_to_send();
+        let is_idle = self.is_queued
+            && self.leading.is_none()
+            && self.pending.is_empty()
+            && !self.outstanding_sends.may_exist()
+            && !self.has_request_to_send();
         self.session_ns
             .filter(|_| is_idle)
             .map(|session_ns| self.last_request_at.plus(session_ns / 5).max(self.backoff_until))
@@ -516,8 +517,8 @@ impl SessionLatch {
 
     fn close(&mut self, reason: CloseReason) {
         if let Some(Leading { epoch, deadline, .. }) = self.leading.take() {
-            self.sends_end_at = deadline.plus(self.config.timing.send_ns_max);
-            self.outputs.push(Output::Close { epoch, reason });
+            self.outstanding_sends.begin(deadline.plus(self.config.timing.margin_ns));
+            self.outputs.extend([Output::Close { epoch, reason }, Output::Drain]);
             self.must_read_queue = true;
             if matches!(self.leaving, LeaveState::HandOver(_)) {
                 self.leaving = LeaveState::Staying;
@@ -603,9 +604,9 @@ impl Core for SessionLatch {
             Some(Leading { deadline, renew_at, .. }) if self.is_eligible() => Some(*deadline.min(renew_at)),
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
-                let sends_end_at = if self.must_leave() { self.sends_end_at } else { MonoNs(0) };
-                let wanted = self.pending.is_empty() && self.has_request_to_send();
-                wanted.then_some(self.backoff_until.max(sends_end_at)).or_else(|| self.keep_alive_at())
+                let awaits_sends = self.must_leave() && self.outstanding_sends.may_exist();
+                let wanted = self.pending.is_empty() && self.has_request_to_send() && !awaits_sends;
+                wanted.then_some(self.backoff_until).or_else(|| self.keep_alive_at())
             }
         }
     }

@@ -460,11 +460,9 @@ impl LeaseCluster {
             }
             Output::Close { .. } => self.close(gateway),
             Output::Drain => {
-                // Sends that passed the fence check before it closed return by then. A gateway that did not lead has none.
-                let drain_ns = self.random.below(self.setup.timing.send_ns_max);
-                let drained_ns = self.now_ns + drain_ns;
-                let SimulatedGateway { sends_end_ns, .. } = &mut self.gateways[gateway];
-                *sends_end_ns = drained_ns.min(*sends_end_ns);
+                // Learned a little later than the last send returns.
+                let sends_ns = self.gateways[gateway].sends_end_ns.saturating_sub(self.now_ns);
+                let drain_ns = sends_ns + self.random.below(DRAIN_POLL_NS);
                 let incarnation = self.gateways[gateway].incarnation;
                 self.after(drain_ns, Event::Drained { gateway, incarnation });
                 self.gateway_events.push_back((gateway, GatewayEvent::Drains));
@@ -538,8 +536,10 @@ impl LeaseCluster {
     }
 
     fn close(&mut self, number: usize) {
-        let latest_ns = self.now_ns + self.setup.timing.send_ns_max;
-        let until_ns = self.sends_end(number).min(latest_ns);
+        let is_stalled = !self.faults_stopped && self.random.chance(self.setup.faults.stalled_sends);
+        let send_ns = self.random.below(self.setup.timing.send_ns_max);
+        let latest_ns = self.sends_end(number);
+        let until_ns = if is_stalled { latest_ns } else { latest_ns.min(self.now_ns + send_ns) };
         let gateway = &mut self.gateways[number];
         gateway.fence.close();
         gateway.leading_epoch = None;
@@ -693,6 +693,9 @@ impl LeaseCluster {
         self.violation.get_or_insert(violation);
     }
 }
+
+/// How often an election thread looks whether sends have returned, ns.
+const DRAIN_POLL_NS: u64 = 50_000;
 
 pub(super) fn node_of(gateway: usize) -> NodeId {
     NodeId(u8::try_from(gateway + 1).expect("few gateways"))

@@ -23,6 +23,8 @@ pub(crate) struct FaultConfig {
     pub(crate) delay_ns_max: u64,
     /// Share of messages between gateways that are lost.
     pub(crate) lost: f64,
+    /// Share of closings at which a send stays outstanding for the longest time that the deadline allows.
+    pub(crate) stalled_sends: f64,
     /// Share of the store's answers that are replaced by an unknown outcome.
     pub(crate) unknown: f64,
 }
@@ -36,6 +38,7 @@ impl FaultConfig {
         long_delay_ns: 0,
         delay_ns_max: 2 * MS,
         lost: 0.0,
+        stalled_sends: 0.0,
         unknown: 0.0,
     };
     pub(crate) const STORM: Self = Self {
@@ -56,6 +59,7 @@ impl FaultConfig {
         long_delay_ns: 40 * MS,
         delay_ns_max: u64::MAX,
         lost: 0.02,
+        stalled_sends: 0.2,
         unknown: 0.03,
     };
     /// Frequent hand-overs, with very late messages.

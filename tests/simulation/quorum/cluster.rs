@@ -8,7 +8,7 @@ use std::{
 use mdgw_captures::random::Random;
 use mdgw_election::{
     auto_move::AutoMoveConfig,
-    core::{CloseReason, Core as _, Input, Output},
+    core::{CloseReason, Core as _, Input, Output, Role},
     fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
     quorum::{
@@ -59,6 +59,12 @@ pub(crate) struct Faults {
     pub(crate) partition_every_ns: u64,
     pub(crate) pause_every_ns: u64,
     pub(crate) hand_over_every_ns: u64,
+    /// Mean time between two stops of a random gateway, which closes and ends, ns; 0: none.
+    pub(crate) stop_every_ns: u64,
+    /// Share of closings at which a send is outstanding until its longest possible end.
+    pub(crate) stalled_send_share: f64,
+    /// Mean time between two forged packets, each with an epoch slightly above the highest accepted one, ns; 0: none.
+    pub(crate) forge_every_ns: u64,
     /// Mean time between two changes of a random gateway's fitness, ns; 0: none.
     pub(crate) fitness_every_ns: u64,
     /// Highest rate error of a clock, parts per million.
@@ -78,6 +84,9 @@ impl Faults {
         partition_every_ns: 0,
         pause_every_ns: 0,
         hand_over_every_ns: 0,
+        stop_every_ns: 0,
+        stalled_send_share: 0.0,
+        forge_every_ns: 0,
         fitness_every_ns: 0,
         rate_ppm: 200,
     };
@@ -106,12 +115,16 @@ struct Node {
     process: Process,
     incarnation: u64,
     disk: DurableVote,
+    /// The highest epoch in its log.
+    own_epoch: Epoch,
     /// Clock: `offset + t (1 + ppm / 10^6)`.
     offset_ns: u64,
     rate_ppm: i64,
     paused_until_ns: u64,
     /// Epoch of the open fence, and its deadline on the node's clock.
     fence: Option<(Epoch, MonoNs)>,
+    /// Until when a send that passed the fence before it closed is outstanding, on the node's clock.
+    sends_end_at: MonoNs,
     /// Number of the current timer; earlier timers are void.
     timer: u64,
 }
@@ -143,9 +156,21 @@ enum Event {
     Packet {
         epoch: u64,
     },
+    /// A gateway has observed an epoch on the wire.
+    Observe {
+        node: NodeId,
+        epoch: u64,
+    },
     /// Every gateway with an open fence sends a packet.
     Probe,
     Kill,
+    Stop,
+    /// A closed gateway ends, and starts again.
+    End {
+        node: NodeId,
+    },
+    /// A stranger's packet with an epoch slightly above the highest accepted one.
+    Forge,
     Start {
         node: NodeId,
     },
@@ -209,10 +234,12 @@ impl QuorumCluster {
                     process: Process::Down,
                     incarnation: 0,
                     disk: DurableVote::default(),
+                    own_epoch: Epoch::default(),
                     offset_ns: random.below(1 << 40),
                     rate_ppm: rate_ppm - i64::try_from(setup.faults.rate_ppm).unwrap(),
                     paused_until_ns: 0,
                     fence: None,
+                    sends_end_at: MonoNs(0),
                     timer: 0,
                 };
                 (id, node)
@@ -241,6 +268,8 @@ impl QuorumCluster {
         cluster.schedule_random(setup.faults.pause_every_ns, Event::Pause);
         cluster.schedule_random(setup.faults.hand_over_every_ns, Event::HandOver);
         cluster.schedule_random(setup.faults.fitness_every_ns, Event::Fitness);
+        cluster.schedule_random(setup.faults.stop_every_ns, Event::Stop);
+        cluster.schedule_random(setup.faults.forge_every_ns, Event::Forge);
         cluster
     }
 
@@ -273,6 +302,12 @@ impl QuorumCluster {
         }
     }
 
+    /// Whether receivers accept the packets of the gateway that may send.
+    pub(crate) fn leader_is_received(&self) -> bool {
+        let sends = |node: &&Node| self.may_send(node);
+        self.nodes.values().filter(sends).filter_map(|node| node.fence).any(|(epoch, _)| epoch >= self.accepted_epoch)
+    }
+
     pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -286,6 +321,7 @@ impl QuorumCluster {
     pub(crate) fn kill(&mut self, id: NodeId) -> DeathNotice {
         let node = self.nodes.get_mut(&id).expect("a configured node");
         let epoch = node.fence.take().map_or_else(Epoch::default, |(epoch, _)| epoch);
+        node.sends_end_at = MonoNs(0);
         node.process = Process::Down;
         DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
     }
@@ -312,6 +348,11 @@ impl QuorumCluster {
     /// Drops everything that `from` sends to `to`.
     pub(crate) fn cut(&mut self, from: NodeId, to: NodeId) {
         self.cuts.insert((from, to));
+    }
+
+    /// Receivers accept a stranger's packet.
+    pub(crate) fn forge(&mut self, epoch: Epoch) {
+        self.receive(epoch);
     }
 
     pub(crate) fn input(&mut self, id: NodeId, input: Input<QuorumEvent>) {
@@ -349,7 +390,7 @@ impl QuorumCluster {
                 vote_ns_max: vote_ns_max(&timing),
                 nonce,
             };
-            let mut candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);
+            let mut candidate = Candidate::new(now, config, node.disk, node.own_epoch).with_safeguards(safeguards);
             if let Some(moves) = moves {
                 candidate = candidate.with_auto_moves(moves, None);
             }
@@ -387,6 +428,14 @@ impl QuorumCluster {
 
     fn handle_event(&mut self, event: Event) {
         match event {
+            Event::Kill
+            | Event::Stop
+            | Event::Forge
+            | Event::Partition
+            | Event::Pause
+            | Event::HandOver
+            | Event::Fitness
+                if self.faults_stopped => {}
             Event::Deliver { to, incarnation, message } => {
                 if let Some(remaining_ns) = self.remaining_pause_ns(to) {
                     return self.after(remaining_ns, Event::Deliver { to, incarnation, message });
@@ -421,6 +470,37 @@ impl QuorumCluster {
                 }
             }
             Event::Packet { epoch } => self.receive(Epoch(epoch)),
+            Event::Stop => {
+                let id = self.random_node();
+                if self.is_gateway(id) {
+                    self.close(id);
+                    let down_ns = self.random.exponential(self.setup.timing.lease_ns);
+                    self.after(down_ns, Event::End { node: id });
+                }
+                self.schedule_random(self.setup.faults.stop_every_ns, Event::Stop);
+            }
+            // The process ends when its election has, and is started again.
+            Event::End { node } => {
+                let Process::Gateway(candidate) = &self.nodes[&node].process else { return };
+                if candidate.view().role == Role::Closed && self.nodes[&node].sends_end_at <= self.clock(node) {
+                    self.kill(node);
+                    self.start(node);
+                } else {
+                    self.after(self.setup.timing.renew_ns, Event::End { node });
+                }
+            }
+            Event::Forge => {
+                let count = self.accepted_epoch.count() + self.random.below(2);
+                let node = u8::try_from(self.random.below(256)).expect("below 256");
+                self.receive(Epoch::new(count, node));
+                self.schedule_random(self.setup.faults.forge_every_ns, Event::Forge);
+            }
+            Event::Observe { node, epoch } => {
+                if let Some(remaining_ns) = self.remaining_pause_ns(node) {
+                    return self.after(remaining_ns, Event::Observe { node, epoch });
+                }
+                self.step(node, Input::ObservedEpoch(Epoch(epoch)));
+            }
             Event::Probe => self.probe(),
             Event::Start { node } => {
                 if matches!(self.nodes[&node].process, Process::Down) {
@@ -428,8 +508,6 @@ impl QuorumCluster {
                 }
             }
             Event::Heal { from, to } => drop(self.cuts.remove(&(from, to))),
-            Event::Kill | Event::Partition | Event::Pause | Event::HandOver | Event::Fitness if self.faults_stopped => {
-            }
             Event::Kill => {
                 let id = self.random_node();
                 self.kill(id);
@@ -495,7 +573,17 @@ impl QuorumCluster {
             }
             return;
         }
-        self.accepted_epoch = epoch;
+        if epoch > self.accepted_epoch {
+            self.accepted_epoch = epoch;
+            // Gateways receive the group too, each a moment later. One that is down finds the epoch in the log that it
+            // copies before it is eligible again.
+            self.nodes.values_mut().for_each(|node| node.own_epoch = node.own_epoch.max(epoch));
+            let gateways: Vec<NodeId> = self.ids().into_iter().filter(|id| self.is_gateway(*id)).collect();
+            for id in gateways {
+                let delay_ns = self.random.exponential(50_000);
+                self.after(delay_ns, Event::Observe { node: id, epoch: epoch.0 });
+            }
+        }
     }
 
     fn deliver(&mut self, to: NodeId, message: Message) {
@@ -578,11 +666,21 @@ impl QuorumCluster {
             }
             Output::Close { reason, .. } => {
                 self.closed.push((at_ns, id, reason));
-                self.nodes.get_mut(&id).expect("a configured node").fence = None;
+                let is_stalled = self.random.chance(self.setup.faults.stalled_send_share);
+                let send_ns = self.random.exponential(20_000).min(self.setup.timing.send_ns_max);
+                let now = self.clock(id);
+                let node = self.nodes.get_mut(&id).expect("a configured node");
+                if let Some((_, deadline)) = node.fence.take() {
+                    let latest = deadline.plus(self.setup.timing.send_ns_max);
+                    node.sends_end_at = if is_stalled { latest } else { now.plus(send_ns).min(latest) };
+                }
             }
             Output::Drain => {
-                let drain_ns = self.random.exponential(100_000);
-                let incarnation = self.nodes[&id].incarnation;
+                let poll_ns = self.random.exponential(50_000);
+                let node = &self.nodes[&id];
+                let sent_at_ns = from_local_clock(node.sends_end_at.0.saturating_sub(node.offset_ns), node.rate_ppm);
+                let incarnation = node.incarnation;
+                let drain_ns = sent_at_ns.saturating_sub(at_ns) + poll_ns;
                 self.after(drain_ns, Event::Drained { node: id, incarnation });
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
@@ -619,7 +717,8 @@ impl QuorumCluster {
         // A packet that passes the fence check just before the deadline is sent within `send_ns_max`.
         let sends = |node: &Node| {
             let until = |deadline: MonoNs| deadline.plus(self.setup.timing.send_ns_max);
-            node.fence.is_some_and(|(_, deadline)| self.clock_of(node) < until(deadline))
+            let now = self.clock_of(node);
+            now < node.sends_end_at || node.fence.is_some_and(|(_, deadline)| now < until(deadline))
         };
         let open: Vec<NodeId> = self.nodes.iter().filter(|(_, node)| sends(node)).map(|(id, _)| *id).collect();
         if let [first, second, ..] = open[..] {

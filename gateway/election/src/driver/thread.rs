@@ -28,8 +28,8 @@ pub(super) struct ElectionThread<C: Core, B> {
     hooks: Box<dyn ElectionHooks>,
     shared: Arc<Shared>,
     options: ElectionOptions,
-    /// Set while a hand-over waits until no send is outstanding; after this time it waits no longer.
-    drain_until: Option<MonoNs>,
+    /// The fence was closed, and sends may be outstanding.
+    is_draining: bool,
     next_state_at: MonoNs,
     stalls: Histogram<u64>,
     alarming_stalls: u64,
@@ -58,7 +58,7 @@ where
             hooks,
             shared,
             options,
-            drain_until: None,
+            is_draining: false,
             next_state_at: MonoNs(0),
             stalls,
             alarming_stalls: 0,
@@ -128,7 +128,7 @@ where
     }
 
     fn wake_at(&self, now: MonoNs) -> MonoNs {
-        let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
+        let drain = self.is_draining.then(|| now.plus(DRAIN_POLL_NS));
         let next = [self.core.next_deadline(), drain, Some(self.next_state_at)].into_iter().flatten().min();
         // The core was given the time a moment ago, so a core that wants the time at once waits for the shortest step.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
@@ -143,13 +143,12 @@ where
 
     fn advance_time(&mut self) {
         let now = mono_now();
-        if let Some(until) = self.drain_until {
-            let positions = self.hooks.drained();
-            let positions = positions.or_else(|| (now >= until).then(|| self.hooks.final_positions()));
-            if let Some(positions) = positions {
-                self.drain_until = None;
-                self.handle(Input::Drained { positions });
-            }
+        // Without a limit: a core that is told of the end would let the next leader open beside a stalled send.
+        if self.is_draining
+            && let Some(positions) = self.hooks.drained()
+        {
+            self.is_draining = false;
+            self.handle(Input::Drained { positions });
         }
         if now >= self.next_state_at {
             // Twice per renewal: a successor's lease counts from the stamp in this state, so each millisecond of its
@@ -202,7 +201,7 @@ where
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
                 Output::PeerOutputEnded { epoch, positions } => self.hooks.on_peer_output_ended(epoch, &positions),
-                Output::Drain => self.drain_until = Some(mono_now().plus(self.options.timing.send_ns_max)),
+                Output::Drain => self.is_draining = true,
                 Output::Request(request) => self.backend.ask(request),
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {

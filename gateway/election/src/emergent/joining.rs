@@ -49,7 +49,8 @@ impl Joining {
 impl Emergent {
     pub(super) fn continue_joining(&mut self, now: MonoNs) {
         let Phase::Joining(joining) = &self.phase else { return };
-        if now < joining.next_at {
+        // With this node the others may be enough to lead, so its own sends end first.
+        if now < joining.next_at || self.outstanding_sends.may_exist() {
             return;
         }
         let (attempts, coordinator) = (joining.attempts, joining.coordinator);

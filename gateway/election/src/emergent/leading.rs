@@ -86,8 +86,9 @@ impl Emergent {
     }
 
     pub(super) fn close_fence(&mut self, reason: CloseReason) {
-        if let Some(Leadership { epoch, .. }) = self.leadership.take() {
-            self.outputs.push(Output::Close { epoch, reason });
+        if let Some(Leadership { epoch, deadline }) = self.leadership.take() {
+            self.outstanding_sends.begin(deadline.plus(self.config.timing.margin_ns));
+            self.outputs.extend([Output::Close { epoch, reason }, Output::Drain]);
         }
     }
 
@@ -130,7 +131,8 @@ impl Emergent {
     }
 
     fn cannot_lead(&self) -> bool {
-        self.membership().is_none_or(|membership| membership.yielding.is_some() || membership.is_leaving)
+        let is_ending = |membership: &Membership| membership.yielding.is_some() || membership.is_leaving;
+        self.is_closing || self.membership().is_none_or(is_ending)
     }
 
     pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
@@ -157,7 +159,6 @@ impl Emergent {
                 if let Some(membership) = self.membership_mut() {
                     membership.is_leaving = true;
                 }
-                self.outputs.push(Output::Drain);
             }
             (Some(_), Some(_)) => self.outputs.push(failed(target, "leadership can only go to the next oldest member")),
             (Some(_), None) => self.outputs.push(failed(target, "no other live member")),
@@ -165,7 +166,13 @@ impl Emergent {
         }
     }
 
+    /// No send is outstanding any more: tells the others what waited for that.
     pub(super) fn drained(&mut self, now: MonoNs, mut positions: BTreeMap<u16, StreamPosition>) {
+        self.outstanding_sends.end();
+        if self.is_closing {
+            return self.close(now);
+        }
+        self.send_yielding_join();
         let Some(Membership { is_leaving: true, list, .. }) = self.membership() else { return };
         let next = list.live().nth(1).map(|listed| (listed.address, listed.member.incarnation));
         if let Some((next, incarnation)) = next {
@@ -179,6 +186,23 @@ impl Emergent {
             self.phase = Phase::Joining(Joining::through(next));
         } else if let Some(membership) = self.membership_mut() {
             membership.is_leaving = false;
+        }
+    }
+
+    /// The promises of the others have ended before the sends of this node: there is nothing to tell them any more.
+    pub(super) fn stop_awaiting_sends(&mut self, now: MonoNs) {
+        if !self.outstanding_sends.outlast_lease(now) {
+            return;
+        }
+        self.outstanding_sends.end();
+        if self.is_closing {
+            self.phase = Phase::Closed;
+        } else if let Some(membership) = self.membership_mut() {
+            membership.yielding = None;
+            if std::mem::take(&mut membership.is_leaving) {
+                let why = "its sends did not end in time";
+                self.outputs.push(Output::Notice(Notice::HandOverFailed { target: None, why }));
+            }
         }
     }
 

@@ -11,7 +11,10 @@ use super::{
     Emergent, Phase, Safeguard,
     message::{Message, PartitionSide},
 };
-use crate::{core::CloseReason, identity::Member};
+use crate::{
+    core::CloseReason,
+    identity::{Incarnation, Member},
+};
 
 /// A side that has met a larger one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +23,11 @@ pub(super) struct Yielding {
     pub(super) nonce: u64,
     /// The other side's coordinator.
     pub(super) to: SocketAddr,
+    /// The start of the other side's coordinator.
+    pub(super) winner: Incarnation,
     pub(super) until: MonoNs,
+    /// The request has been sent.
+    pub(super) has_asked: bool,
 }
 
 impl Emergent {
@@ -48,9 +55,23 @@ impl Emergent {
             return;
         }
         membership.pending.clear();
-        membership.yielding = Some(Yielding { nonce, to, until });
+        membership.yielding =
+            Some(Yielding { nonce, to, winner: theirs.coordinator.incarnation, until, has_asked: false });
         self.close_fence(CloseReason::Lost);
-        self.send(to, Some(theirs.coordinator.incarnation), Message::Join { nonce });
+        self.send_yielding_join();
+    }
+
+    /// Asks the other side for admission, once no send is outstanding: with this node that side may be large enough to
+    /// lead.
+    pub(super) fn send_yielding_join(&mut self) {
+        if self.outstanding_sends.may_exist() {
+            return;
+        }
+        let Some(yielding) = self.membership_mut().and_then(|membership| membership.yielding.as_mut()) else { return };
+        if !std::mem::replace(&mut yielding.has_asked, true) {
+            let Yielding { nonce, to, winner, .. } = *yielding;
+            self.send(to, Some(winner), Message::Join { nonce });
+        }
     }
 
     pub(super) fn expire_yielding(&mut self, now: MonoNs) {

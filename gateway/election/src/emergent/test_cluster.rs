@@ -33,6 +33,8 @@ pub(super) struct SimulatedNetwork {
     sent: u64,
     /// Each notice of where an output ended: the node that received it, and the epoch of that output.
     pub(super) peer_output_ended: Vec<(usize, Epoch)>,
+    /// Sends never return: no request to drain is answered.
+    pub(super) has_stalled_sends: bool,
     minimum_size: usize,
     disabled: Option<Safeguard>,
 }
@@ -63,6 +65,7 @@ impl SimulatedNetwork {
             leaders_max: 0,
             sent: 0,
             peer_output_ended: Vec::new(),
+            has_stalled_sends: false,
             minimum_size,
             disabled,
         }
@@ -135,6 +138,7 @@ impl SimulatedNetwork {
                     self.nodes[index].fence = deadline;
                 }
                 Output::Close { .. } => self.nodes[index].fence = MonoNs(0),
+                Output::Drain if self.has_stalled_sends => {}
                 Output::Drain => self.step(index, Input::Drained { positions: BTreeMap::new() }),
                 Output::Request(outgoing) => {
                     let to = index_of(outgoing.to);

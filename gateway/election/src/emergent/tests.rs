@@ -276,6 +276,33 @@ fn close_leaves_the_member_list_at_once() {
 }
 
 #[test]
+fn the_others_learn_of_an_end_when_no_send_is_outstanding() {
+    let ends = [("close", Input::Close), ("hand-over", Input::HandOver(None))];
+    for (what, input) in ends {
+        let mut network = SimulatedNetwork::formed(3, 2, None);
+        network.has_stalled_sends = true;
+        network.step(0, input.clone());
+        network.run_ms(50);
+        assert_eq!((network.leaders(), network.live_counts()[1]), (vec![], Some(3)), "{what}");
+        network.step(0, Input::Drained { positions: BTreeMap::new() });
+        let drained_at = network.now;
+        network.run_until(|network| network.leaders() == [1]);
+        assert!(network.now.since(drained_at) < EmergentTiming::DEFAULT.heartbeat_ns, "{what}");
+    }
+}
+
+#[test]
+fn sends_that_never_return_end_a_closing_member_in_silence() {
+    let mut network = SimulatedNetwork::formed(3, 2, None);
+    network.has_stalled_sends = true;
+    network.step(0, Input::Close);
+    network.run_ms(100);
+    assert_eq!(network.nodes[0].core.as_ref().unwrap().view().role, Role::Closed);
+    assert!(network.leaders().is_empty(), "its promises have not ended");
+    network.run_until(|network| network.leaders() == [1]);
+}
+
+#[test]
 fn above_eight_members_heartbeats_use_a_ring_and_failures_are_detected() {
     let per_second = |count: usize| {
         let mut network = SimulatedNetwork::formed(count, 2, None);

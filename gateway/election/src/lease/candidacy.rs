@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::{DEATHS_MAX, Leadership, Lease, Phase};
+use super::{DEATHS_MAX, Leadership, Lease, Leaving, Phase};
 use crate::{
     core::{CloseReason, Obstacle, Output, Progress},
     fitness::{Eligibility, FitnessClass},
@@ -26,9 +26,7 @@ impl Lease {
     /// The record that makes this gateway the holder, if its wait is over.
     pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
         if self.is_closing {
-            // Another gateway begins at once when it reads a released record, so no send of ours may be outstanding.
-            let record = self.held_record()?;
-            return (now >= self.sends_end_at).then(|| record.released());
+            return self.record_to_release().map(Record::released);
         }
         if self.acquire_at().is_none_or(|at| now < at) {
             return None;
@@ -40,9 +38,16 @@ impl Lease {
         Some(self.own_record(now, epoch))
     }
 
-    /// The record that a closing gateway still holds: its leadership had expired, or an attempt took effect after all.
-    pub(super) fn held_record(&self) -> Option<&Record> {
-        self.known_record.record().filter(|record| record.is_held_by(&self.config.member))
+    /// The record that a closing gateway still holds and is to release: its leadership had expired, or an attempt took
+    /// effect after all. Another gateway begins at once when it reads a released record, so no send may be outstanding.
+    pub(super) fn record_to_release(&self) -> Option<&Record> {
+        let may_release = !self.outstanding_sends.may_exist() && !self.keeps_record;
+        self.known_record.record().filter(|record| may_release && record.is_held_by(&self.config.member))
+    }
+
+    /// Whether the end of outstanding sends, or of the lease before, changes what this gateway does.
+    pub(super) fn awaits_sends(&self) -> bool {
+        self.is_closing && !self.keeps_record || matches!(self.phase, Phase::Leaving(Leaving { drained: None, .. }))
     }
 
     /// The record under which this gateway leads with `epoch`.

@@ -75,7 +75,7 @@ impl Lease {
         if self.observed_epoch > leadership.epoch && self.observed_epoch > self.highest_opened {
             let (observed_epoch, deadline) = (self.observed_epoch, leadership.deadline);
             self.emit(Output::Notice(Notice::HigherEpochObserved(observed_epoch)));
-            self.begin_leaving(now, CloseReason::Outranked, LeaveMode::Reopen, deadline);
+            self.begin_leaving(CloseReason::Outranked, LeaveMode::Reopen, deadline);
             return;
         }
         let obstacle = self.local_obstacle();
@@ -127,28 +127,30 @@ impl Lease {
 
     /// Ends leadership when there is nothing to release or hand over.
     pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
-        let Some(epoch) = self.leading_epoch() else { return };
+        let Phase::Leading(Leadership { epoch, deadline, .. }) = self.phase else { return };
         self.pin = None;
         self.phase = Phase::Candidate;
-        self.sends_end_at = now.plus(self.config.timing.send_ns_max);
         // Nothing of the old leadership is revived: the gateway waits for its own record as for any other.
         self.known_record.restart_wait(now);
+        self.close_fence(epoch, deadline, reason);
+    }
+
+    fn close_fence(&mut self, epoch: Epoch, deadline: MonoNs, reason: CloseReason) {
+        if self.safeguards.ends_after_sends {
+            self.outstanding_sends.begin(deadline.plus(self.config.timing.margin_ns));
+        }
         self.emit(Output::Close { epoch, reason });
+        self.emit(Output::Drain);
     }
 
     /// Closes the fence and continues by releasing the record or by acquiring it again.
-    pub(super) fn begin_leaving(&mut self, now: MonoNs, reason: CloseReason, mode: LeaveMode, deadline: MonoNs) {
+    pub(super) fn begin_leaving(&mut self, reason: CloseReason, mode: LeaveMode, deadline: MonoNs) {
         let Some(epoch) = self.leading_epoch() else { return };
         self.pin = self.pin.filter(|_| mode == LeaveMode::Reopen);
-        self.sends_end_at = now.plus(self.config.timing.send_ns_max);
-        self.emit(Output::Close { epoch, reason });
-        let drained = match mode {
-            LeaveMode::Reopen => Some(BTreeMap::new()),
-            LeaveMode::HandOver { .. } | LeaveMode::Release { .. } => {
-                self.emit(Output::Drain);
-                None
-            }
-        };
+        self.close_fence(epoch, deadline, reason);
+        // Opening again needs no drain; another gateway's opening does.
+        let needs_drain = mode != LeaveMode::Reopen && self.outstanding_sends.may_exist();
+        let drained = (!needs_drain).then(BTreeMap::new);
         self.phase = Phase::Leaving(Leaving { epoch, deadline, mode, drained });
     }
 

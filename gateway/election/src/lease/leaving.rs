@@ -135,7 +135,7 @@ impl Lease {
         if self.is_ready(&offer, now) {
             let (target, request, cause) = (target.node, *request, *cause);
             let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
-            self.begin_leaving(now, CloseReason::HandedOver, mode, leadership.deadline);
+            self.begin_leaving(CloseReason::HandedOver, mode, leadership.deadline);
         } else if now >= self.offer_expires_at(&offer) {
             let why =
                 if offer.accepted.is_some() { "the store rejected the change" } else { "it did not answer in time" };
@@ -214,6 +214,7 @@ impl Lease {
     }
 
     pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>) {
+        self.outstanding_sends.end();
         let Phase::Leaving(leaving) = &mut self.phase else { return };
         leaving.drained.get_or_insert(positions);
         if let LeaveMode::HandOver { notify_at, release_at, .. } = &mut leaving.mode {
@@ -228,18 +229,11 @@ impl Lease {
         match &mut self.phase {
             Phase::Leading(leadership) => {
                 let deadline = leadership.deadline;
-                self.begin_leaving(
-                    now,
-                    CloseReason::Released,
-                    LeaveMode::Release { cause: OfferCause::Planned },
-                    deadline,
-                );
+                self.begin_leaving(CloseReason::Released, LeaveMode::Release { cause: OfferCause::Planned }, deadline);
             }
             Phase::Leaving(leaving) if leaving.mode == LeaveMode::Reopen => {
                 leaving.mode = LeaveMode::Release { cause: OfferCause::Planned };
-                // Opening again needs no drain; another gateway's opening does.
-                leaving.drained = None;
-                self.emit(Output::Drain);
+                leaving.drained = (!self.outstanding_sends.may_exist()).then(BTreeMap::new);
             }
             Phase::Leaving(_) | Phase::Candidate => self.known_record.restart_wait(now),
         }

@@ -27,6 +27,7 @@ use crate::{
     },
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName, next_epoch},
+    outstanding_sends::OutstandingSends,
     peer::{PeerMessage, PeerState},
     record::{CONFIG_MISMATCH_WAIT_LEASES, ConfigVersion},
     timing::LeaseTiming,
@@ -93,6 +94,7 @@ pub struct Candidate {
     safeguards: QuorumSafeguards,
     voter: Voter,
     phase: Phase,
+    outstanding_sends: OutstandingSends,
     /// A takeover that a leader offered. Independent of the phase, since the voters' answers may never come.
     takeover: Option<PendingTakeover>,
     /// Requests to this gateway's own voter, not processed yet.
@@ -105,6 +107,8 @@ pub struct Candidate {
     answered_at: BTreeMap<NodeId, MonoNs>,
     /// The highest epoch known from voters, the wire and own use. The next epoch is above it.
     highest_known: Epoch,
+    /// The highest epoch observed on the wire: receivers drop what is below it.
+    observed_epoch: Epoch,
     /// Before this time the candidate does not poll. A voter's promise may forbid it for longer.
     retry_at: MonoNs,
     /// Next time at which voters are polled only to check that they answer.
@@ -158,6 +162,7 @@ impl Candidate {
             safeguards: QuorumSafeguards::ALL,
             voter,
             phase: Phase::Waiting,
+            outstanding_sends: OutstandingSends::default(),
             takeover: None,
             own_voter_queue: VecDeque::new(),
             pending: BTreeMap::new(),
@@ -165,6 +170,7 @@ impl Candidate {
             voter_sessions: BTreeMap::new(),
             answered_at: BTreeMap::new(),
             highest_known: highest_known.max(durable.epoch),
+            observed_epoch: Epoch::default(),
             retry_at: now,
             probe_at: now,
             connection: ConnectionState::Starting,
@@ -377,7 +383,7 @@ impl Candidate {
             session,
             lease_ns: self.config.timing.lease_ns,
             fitness: self.fitness,
-            eligibility: if matches!(self.phase, Phase::Closed) { Eligibility::Joining } else { self.eligibility },
+            eligibility: if self.is_closing() { Eligibility::Joining } else { self.eligibility },
             operation,
         }
     }
@@ -441,6 +447,7 @@ impl Core for Candidate {
         let timing = &self.config.timing;
         match &self.phase {
             Phase::Closed => None,
+            Phase::Releasing(_) => self.outstanding_sends.lease_ends_at(),
             Phase::Waiting => {
                 let polls_at = self.polls_at();
                 Some(if self.lasting_obstacle().is_none() { polls_at.min(self.probe_at) } else { self.probe_at })
@@ -484,7 +491,7 @@ impl Core for Candidate {
             pin: self.pin,
             obstacle: self.lasting_obstacle(),
             fitness: self.fitness,
-            can_lead: self.lasting_obstacle().is_none() && !matches!(self.phase, Phase::Closed),
+            can_lead: self.lasting_obstacle().is_none() && !self.is_closing(),
             peers: self.peer_views(),
         }
     }
@@ -513,6 +520,20 @@ impl Candidate {
     /// take over.
     fn may_hand_over_to(&self, node: NodeId) -> bool {
         self.configurations.get(&node).is_none_or(|(theirs, _)| theirs.may_succeed(&self.config.configuration))
+    }
+
+    fn is_closing(&self) -> bool {
+        matches!(self.phase, Phase::Releasing(_) | Phase::Closed)
+    }
+
+    /// Ends this leadership. The caller sets the next phase.
+    fn close_fence(&mut self, reason: CloseReason, outputs: &mut Outputs) {
+        let Phase::Leading(lead) = &self.phase else { return };
+        let timing = &self.config.timing;
+        if self.safeguards.releases_after_sends {
+            self.outstanding_sends.begin(lead.deadline(timing, self.majority()).plus(timing.margin_ns));
+        }
+        outputs.extend([Output::Close { epoch: lead.epoch, reason }, Output::Drain]);
     }
 
     fn report_connection(&mut self, now: MonoNs, outputs: &mut Outputs) {
@@ -549,18 +570,22 @@ impl Candidate {
 
     /// The owner closes the latch: releases what this gateway holds, so that others need not wait.
     fn on_close(&mut self, now: MonoNs, outputs: &mut Outputs) {
-        let held = match std::mem::replace(&mut self.phase, Phase::Closed) {
-            Phase::Leading(LeaderState { epoch, .. }) => {
-                outputs.push(Output::Close { epoch, reason: CloseReason::Released });
-                Some(epoch)
-            }
-            Phase::Voting(VoteRound { epoch, .. }) => Some(epoch),
-            // After the hand-over the promise belongs to the target.
-            Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => None,
-        };
         self.takeover = None;
-        if let Some(epoch) = held {
-            self.release(now, epoch, outputs);
+        match self.phase {
+            Phase::Leading(LeaderState { epoch, .. }) => {
+                self.close_fence(CloseReason::Released, outputs);
+                self.phase = Phase::Releasing(epoch);
+                if !self.outstanding_sends.may_exist() {
+                    self.on_drained(now, BTreeMap::new(), outputs);
+                }
+            }
+            Phase::Voting(VoteRound { epoch, .. }) => {
+                self.phase = Phase::Closed;
+                self.release(now, epoch, outputs);
+            }
+            Phase::Releasing(_) => {}
+            // After the hand-over the promise belongs to the target.
+            Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => self.phase = Phase::Closed,
         }
         self.voter.set_candidate_state(now, self.node(), self.fitness, Eligibility::Joining);
     }

@@ -114,11 +114,21 @@ pub struct QuorumSafeguards {
     pub polls: bool,
     /// An answer counts only for the request whose id it repeats.
     pub checks_tickets: bool,
+    /// A leader that closes releases the voters only when none of its sends is outstanding.
+    pub releases_after_sends: bool,
+    /// A leader compares whole epochs with its own, as receivers do, not counts.
+    pub compares_whole_epochs: bool,
 }
 
 impl QuorumSafeguards {
     /// As in every product.
-    pub const ALL: Self = Self { startup_wait: true, polls: true, checks_tickets: true };
+    pub const ALL: Self = Self {
+        startup_wait: true,
+        polls: true,
+        checks_tickets: true,
+        releases_after_sends: true,
+        compares_whole_epochs: true,
+    };
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

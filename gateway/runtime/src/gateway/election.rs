@@ -483,10 +483,6 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.drained().map(by_number)
     }
 
-    fn final_positions(&mut self) -> BTreeMap<u16, StreamPosition> {
-        by_number(self.handle.positions())
-    }
-
     fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
         self.note_hand_over();
         self.handle.on_peer_output_ended(epoch, positions);

@@ -95,7 +95,7 @@ impl Candidate {
         let from = lead.epoch;
         // The pin was set for this leadership and holds for no later one.
         self.pin = Pin::Free;
-        outputs.extend([Output::Close { epoch: from, reason: CloseReason::HandedOver }, Output::Drain]);
+        self.close_fence(CloseReason::HandedOver, outputs);
         self.phase = Phase::Transferring(PromiseTransfer {
             from,
             to,
@@ -113,10 +113,21 @@ impl Candidate {
 
     /// The last send has ended.
     pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>, outputs: &mut Outputs) {
-        let Phase::Transferring(transfer) = &mut self.phase else { return };
-        transfer.positions = Some(positions);
-        transfer.resend_at = now;
-        self.step_transfer(now, outputs);
+        self.outstanding_sends.end();
+        match &mut self.phase {
+            Phase::Transferring(transfer) => {
+                transfer.positions = Some(positions);
+                transfer.resend_at = now;
+                self.step_transfer(now, outputs);
+            }
+            Phase::Releasing(epoch) => {
+                let epoch = *epoch;
+                self.phase = Phase::Closed;
+                self.release(now, epoch, outputs);
+            }
+            // The gateway may poll again.
+            _ => {}
+        }
     }
 
     pub(super) fn step_transfer(&mut self, now: MonoNs, outputs: &mut Outputs) {
@@ -188,7 +199,9 @@ impl Candidate {
         outputs: &mut Outputs,
     ) {
         let (timing, majority) = (self.config.timing, self.majority());
-        let is_free = matches!(self.phase, Phase::Waiting | Phase::Polling(_)) && self.obstacle_at(now).is_none();
+        let is_free = matches!(self.phase, Phase::Waiting | Phase::Polling(_))
+            && self.obstacle_at(now).is_none()
+            && to > self.observed_epoch;
         let Some(takeover) = self.takeover.as_mut().filter(|takeover| takeover.to == to && verdict == Verdict::Granted)
         else {
             return;

@@ -24,6 +24,8 @@ pub(super) enum Phase {
     Leading(LeaderState),
     /// Has closed its fence to hand over, and no longer leads under that epoch, whatever the result.
     Transferring(PromiseTransfer),
+    /// Closes: its fence is closed, and the voters are told when no send under that epoch is outstanding.
+    Releasing(Epoch),
     /// The candidacy has ended.
     Closed,
 }

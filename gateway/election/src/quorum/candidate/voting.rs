@@ -8,8 +8,14 @@ use crate::{
 
 impl Candidate {
     pub(super) fn on_time(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        if self.outstanding_sends.outlast_lease(now) {
+            self.outstanding_sends.end();
+        }
         match &mut self.phase {
             Phase::Closed => {}
+            // The lease has ended first: there is nothing to release any more.
+            Phase::Releasing(_) if !self.outstanding_sends.may_exist() => self.phase = Phase::Closed,
+            Phase::Releasing(_) => {}
             Phase::Waiting => {
                 if self.obstacle_at(now).is_none() && now >= self.polls_at() {
                     self.poll(now, outputs);
@@ -35,9 +41,10 @@ impl Candidate {
         }
     }
 
-    /// When this gateway may poll next.
+    /// When this gateway may poll next. Not while sends are outstanding: an abandoned vote releases the voters.
     pub(super) fn polls_at(&self) -> MonoNs {
-        self.eligible_from().max(self.retry_at).plus(self.yield_ns)
+        let sends_end_at = self.outstanding_sends.lease_ends_at().unwrap_or_default();
+        self.eligible_from().max(self.retry_at).plus(self.yield_ns).max(sends_end_at)
     }
 
     /// When this gateway may become a candidate: its own voter has waited after its start, and has no running promise
@@ -205,6 +212,9 @@ impl Candidate {
             return;
         };
         let (epoch, promises) = (vote_round.epoch, vote_round.promises.clone());
+        if self.observed_epoch > epoch {
+            return self.abandon_vote(now, outputs);
+        }
         self.open(now, (epoch, deadline), promises, None, outputs);
     }
 
@@ -253,16 +263,19 @@ impl Candidate {
 
     /// Ends this leadership; a new candidacy begins at once.
     fn stop(&mut self, now: MonoNs, reason: CloseReason, outputs: &mut Outputs) {
-        let Phase::Leading(lead) = &self.phase else { return };
-        outputs.push(Output::Close { epoch: lead.epoch, reason });
+        self.close_fence(reason, outputs);
         self.phase = Phase::Waiting;
         self.retry_at = now;
     }
 
     pub(super) fn on_observed_epoch(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
         self.highest_known = self.highest_known.max(epoch);
+        self.observed_epoch = self.observed_epoch.max(epoch);
         let Phase::Leading(lead) = &self.phase else { return };
-        if epoch.count() > lead.epoch.count() {
+        // Receivers compare whole epochs: one of the same count from a higher node silences this gateway too.
+        let is_outranked =
+            if self.safeguards.compares_whole_epochs { epoch > lead.epoch } else { epoch.count() > lead.epoch.count() };
+        if is_outranked {
             // Receivers drop this gateway's packets. The voters' promise to this gateway still runs, so it can lead
             // again under an epoch above the observed one.
             outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));

@@ -298,7 +298,7 @@ pub(super) const TABLES: [Table; 19] = [
                 "send_us_max",
                 Allowed::Number(limits::SEND_US_MAX),
                 Absent::Depends("half of `margin_ms`: 10000 with the profile `default`"),
-                "S, the longest time from the check of the fence to the return of the send. The margin must cover it. Longer sends are counted (`sends_slow`) and logged, not stopped. A hand-over waits at most this long for outstanding sends.",
+                "S, the longest time from the check of the fence to the return of the send. The margin must cover it. Longer sends are counted (`sends_slow`) and logged, not stopped.",
             ),
             number(
                 "rate_error_ppm",
