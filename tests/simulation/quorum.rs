@@ -403,7 +403,7 @@ fn a_leader_that_compares_counts_only_is_muted_by_one_packet() {
                 let mut cluster = QuorumCluster::new(*seed, QuorumSetup { safeguards, ..PAIR });
                 cluster.run_for(200 * MS);
                 let (_, _, epoch) = *cluster.opened.last().expect("a gateway leads");
-                cluster.forge(Epoch::new(epoch.count(), 255));
+                cluster.receive_forged(Epoch::new(epoch.count(), 255));
                 cluster.run_for(100 * MS);
                 assert_eq!((&cluster.violation, cluster.leading().is_some()), (&None, true));
                 !cluster.leader_is_received()

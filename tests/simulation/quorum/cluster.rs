@@ -351,7 +351,7 @@ impl QuorumCluster {
     }
 
     /// Receivers accept a stranger's packet.
-    pub(crate) fn forge(&mut self, epoch: Epoch) {
+    pub(crate) fn receive_forged(&mut self, epoch: Epoch) {
         self.receive(epoch);
     }
 

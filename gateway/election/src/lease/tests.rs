@@ -1,5 +1,7 @@
 //! Single rules, step by step. The simulation and the model check many gateways under faults.
 
+mod closing;
+
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
@@ -468,70 +470,6 @@ fn a_lost_session_ends_leadership_and_the_next_opening_has_a_new_epoch() {
     harness.run(1);
     assert_eq!(harness.opened(), Some(Epoch::new(2, 1)));
     assert!(harness.outputs.contains(&Output::Connection(ConnectionState::Reconnected)));
-}
-
-#[test]
-fn close_drains_then_releases_and_ends_the_candidacy() {
-    let mut harness = Harness::leading(1);
-    harness.step(Input::Close);
-    assert!(matches!(harness.outputs[..], [Output::Close { reason: CloseReason::Released, .. }, Output::Drain]));
-    harness.run(10 * MS);
-    assert!(harness.stored.as_ref().unwrap().record.holder.is_some(), "a send may be outstanding");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
-    harness.run(MS);
-    assert_eq!(harness.stored.as_ref().unwrap().record.holder, None);
-    assert_eq!(harness.core.view().role, Role::Closed);
-    harness.run(10 * WAIT_NS);
-    assert_eq!(harness.opened(), None);
-}
-
-#[test]
-fn an_expired_leader_that_closes_releases_the_record_after_its_last_send() {
-    let mut harness = Harness::leading(1);
-    let deadline = harness.deadline();
-    // Stopped for so long that its deadline has passed; a packet that passed the fence before is sent afterwards.
-    harness.now = deadline;
-    harness.step(Input::Close);
-    assert_eq!(harness.closed(), Some(CloseReason::Expired));
-    harness.step(Input::Time);
-    harness.answer();
-    let is_released = |harness: &Harness| harness.stored.as_ref().is_some_and(|stored| stored.record.holder.is_none());
-    harness.run(LeaseTiming::DEFAULT.send_ns_max);
-    assert!(!is_released(&harness), "a reader of a released record begins at once");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
-    harness.run(MS);
-    assert!(is_released(&harness));
-    assert_eq!(harness.core.view().role, Role::Closed);
-}
-
-#[test]
-fn a_send_that_never_returns_leaves_the_record_to_its_lease() {
-    let mut harness = Harness::leading(1);
-    let lease_ends_at = harness.deadline().plus(LeaseTiming::DEFAULT.margin_ns);
-    harness.step(Input::Close);
-    harness.run(lease_ends_at.since(harness.now) - 1);
-    assert_ne!(harness.core.view().role, Role::Closed);
-    harness.run(1);
-    assert_eq!(harness.core.view().role, Role::Closed);
-    assert!(harness.stored.as_ref().unwrap().record.holder.is_some());
-    harness.step(Input::Drained { positions: BTreeMap::new() });
-    harness.run(MS);
-    assert!(harness.stored.as_ref().unwrap().record.holder.is_some(), "its process has ended by then");
-}
-
-#[test]
-fn a_close_during_reopening_drains_before_releasing_the_record() {
-    let mut harness = Harness::leading(1);
-    harness.step(Input::ObservedEpoch(Epoch::new(9, 2)));
-    harness.step(Input::Time);
-    assert_eq!(harness.closed(), Some(CloseReason::Outranked));
-    harness.outputs.clear();
-    harness.step(Input::Close);
-    harness.run(MS);
-    assert!(harness.stored.as_ref().unwrap().record.holder.is_some());
-    harness.step(Input::Drained { positions: BTreeMap::new() });
-    harness.run(30 * MS);
-    assert!(harness.stored.as_ref().unwrap().record.holder.is_none());
 }
 
 #[test]
