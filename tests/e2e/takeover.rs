@@ -307,8 +307,8 @@ fn a_planned_hand_over_publishes_nothing_twice() {
             && first.channel_status().published == position
             && second.channel_status().logged_through == position
     });
-    wait_until("the peer has reported its position", || {
-        second.channel_status().received.reported_through == log_end(&first)
+    wait_until("the peer has received the output", || {
+        second.channel_status().received.received_through == log_end(&first)
     });
 
     first.handle().fence().close();

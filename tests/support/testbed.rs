@@ -93,7 +93,8 @@ impl Testbed {
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(RECEIVER_ADDRESS_MIN + number));
             // Each receiver requests missing messages first from another gateway.
-            let rotated = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
+            let service_count = if number < plan.requesting_receivers { plan.gateways } else { 0 };
+            let rotated = (0..service_count).map(|index| 1 + (index + number) % plan.gateways);
             let services: Vec<_> = rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
             let capture = fast_dir.path().join(format!("receiver{number}.pcap"));
             let publishers = nodes.clone().map(address).collect();

@@ -30,6 +30,6 @@ pub use publisher::PublishCounts;
 pub use publisher::{Publisher, PublisherConfig};
 pub use sink::{LogSink, SessionProgress, SinkCounts};
 pub use takeover_state::{
-    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, OutputEndShared, ReceiveWatermark,
-    ReceiveWatermarkShared, SentPositionShared, TakeoverShared,
+    DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, ReceiveWatermark, ReceiveWatermarkShared,
+    SentPositionShared, TakeoverShared,
 };

@@ -3,12 +3,13 @@
 //! ```text
 //!  leader's output ──► listener ──► epochs (accepted or not) ──► tracker ──► ReceiveWatermarkShared ──► publisher, when the fence opens
 //!                         ▲                                        ▲
-//!  local publication log ─┘ log follower: this gateway's position   └── positions that the peer reported over the pair link
+//!  local publication log ─┘ log follower: this gateway's position   └── reports over the pair link: they confirm, and lift nothing
 //! ```
 //! All of it runs on one cold thread. It makes no decisions: the fence gates sending, and the election writes the
 //! fence.
 //!
-//! A position too low costs repeated packets, which receivers drop. A position too high loses messages. So the tracker
+//! A position too low costs repeated packets, which receivers drop. A position too high loses messages. So only packets
+//! that arrived here count, whatever the leader reports to have sent, and the tracker
 //! does not count unconfirmed packets as received: packets beyond the local input (any host may write to a multicast
 //! group), packets of an epoch that no trusted source confirms, and, for a while, packets after a hole.
 

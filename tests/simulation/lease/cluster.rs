@@ -59,7 +59,6 @@ pub(crate) enum GatewayEvent {
     Drains,
     /// The end of the output that the previous leader reported, by channel.
     PeerOutputEnded {
-        epoch: Epoch,
         positions: BTreeMap<u16, StreamPosition>,
     },
 }
@@ -475,8 +474,8 @@ impl LeaseCluster {
                 self.send_to_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
-            Output::PeerOutputEnded { epoch, positions } => {
-                self.gateway_events.push_back((gateway, GatewayEvent::PeerOutputEnded { epoch, positions }));
+            Output::PeerOutputEnded { positions, .. } => {
+                self.gateway_events.push_back((gateway, GatewayEvent::PeerOutputEnded { positions }));
             }
             Output::Connection(_) | Output::Notice(_) => {}
         }

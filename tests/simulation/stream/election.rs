@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_election::timing::LeaseTiming;
-use mdgw_feeds::identity::Epoch;
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     CHANNEL, MS, Violation,
@@ -121,17 +121,18 @@ impl StreamSimulation {
                     self.forward_sent(gateway);
                 }
                 GatewayEvent::Drains => {
-                    let reports_sent_position = self.setup.reports_sent_position;
                     let Some(run) = self.running_gateway(gateway) else { continue };
-                    let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
+                    let position = run.sent_position();
                     self.forward_sent(gateway);
                     let positions: BTreeMap<_, _> =
                         position.map(|position| (CHANNEL.0, position)).into_iter().collect();
                     election.cluster.set_final_positions(gateway, positions);
                 }
-                GatewayEvent::PeerOutputEnded { epoch, positions } => {
+                GatewayEvent::PeerOutputEnded { positions } => {
+                    let now = MonoNs(self.now_ns);
                     if let (Some(run), Some(position)) = (self.running_gateway(gateway), positions.get(&CHANNEL.0)) {
-                        run.set_peer_end(epoch, *position);
+                        run.standby.set_reported_position(*position, now);
+                        run.standby.publish_watermark(now);
                     }
                 }
             }

@@ -9,11 +9,12 @@ use mdgw_feeds::{
         packet::{PacketFlags, PacketMeta, write_packet},
         position::StreamPosition,
     },
+    time::MonoNs,
 };
 
 use super::{
     CHANNEL, GROUP, MS, NetworkConditions,
-    simulation::{Event, StreamSimulation, node_of},
+    simulation::{Event, OutputCut, StreamSimulation, node_of},
     venue_script::{FORGED_SESSION, session},
 };
 
@@ -44,7 +45,8 @@ impl StreamSimulation {
         if self.leader.is_some() || vacancy != self.vacancies {
             return;
         }
-        match self.choose(|_| true) {
+        let cut_gateway = self.cut_gateway();
+        match self.choose(|number| Some(number) != cut_gateway) {
             Some(gateway) => self.open(gateway),
             None => self.after(MS, Event::Elect { vacancy }),
         }
@@ -63,11 +65,11 @@ impl StreamSimulation {
 
     /// Hands over to another gateway, which opens its fence as soon as the hand-over message arrives.
     fn hand_over(&mut self, leader: usize) {
-        let (epoch, reports_sent_position) = (self.epoch, self.setup.reports_sent_position);
+        let epoch = self.epoch;
         let Some(to) = self.choose(|number| number != leader) else { return };
         let Some(run) = self.running_gateway(leader) else { return };
         run.close();
-        let position = if reports_sent_position { run.sent_position() } else { run.logged_position() };
+        let position = run.sent_position();
         self.forward_sent(leader);
         self.start_vacancy();
         let delay_ns = self.delay_ns();
@@ -75,10 +77,11 @@ impl StreamSimulation {
     }
 
     pub(super) fn take_over(&mut self, to: usize, epoch: Epoch, position: Option<StreamPosition>) {
-        let is_vacant = self.leader.is_none();
+        let (is_vacant, now) = (self.leader.is_none(), MonoNs(self.now_ns));
         let Some(run) = self.running_gateway(to) else { return };
         if let Some(position) = position {
-            run.set_peer_end(epoch, position);
+            run.standby.set_reported_position(position, now);
+            run.standby.publish_watermark(now);
         }
         if is_vacant && epoch == self.epoch {
             self.open(to);
@@ -157,7 +160,7 @@ impl StreamSimulation {
         let unread = mem::take(&mut slot.unread);
         let held_at_send = slot.gateway.run.as_mut().and_then(|run| run.thread_io.held_at_send.take());
         for (line, bytes) in held_at_send.into_iter().flatten() {
-            self.put_on_wire(line, bytes);
+            self.put_on_wire(gateway, line, bytes);
         }
         for bytes in unread {
             self.receive_at_gateway(gateway, bytes);
@@ -178,7 +181,11 @@ impl StreamSimulation {
             // another gateway that logs it much later.
             return self.send_forged_packet();
         }
-        let kind = self.random.below(8);
+        if self.output_cut.is_some() && self.setup.network == NetworkConditions::Lossless {
+            // The gateway that takes over from the cut one is the only one that can publish what nobody received.
+            return;
+        }
+        let kind = self.random.below(9);
         let any = usize::try_from(self.random.below(self.slots.len() as u64)).expect("few gateways");
         match (kind, self.leader) {
             (0, Some(leader)) => self.kill(leader),
@@ -196,7 +203,33 @@ impl StreamSimulation {
                 self.slots[self.starved_gateway].no_segments_until_ns = until_ns;
             }
             (7, _) => self.send_forged_packet(),
+            (8, Some(leader)) => self.cut_output(leader),
             _ => {}
+        }
+    }
+
+    /// The leader's output cable dies while its kernel still accepts packets. Some time later another gateway takes over.
+    fn cut_output(&mut self, leader: usize) {
+        if self.choose(|number| number != leader).is_none() {
+            return;
+        }
+        self.output_cut = Some(OutputCut { gateway: leader, epoch: self.epoch });
+        let delay_ns = self.random.below(CUT_NS_MAX);
+        self.after(delay_ns, Event::CutLeadershipEnds);
+    }
+
+    /// The gateway whose output is cut.
+    pub(super) fn cut_gateway(&self) -> Option<usize> {
+        self.output_cut.map(|cut| cut.gateway)
+    }
+
+    /// The cut leader is killed in the midst of the cut, hands over because nobody receives it, or loses its lease.
+    pub(super) fn end_cut_leadership(&mut self) {
+        let Some(leader) = self.cut_gateway().filter(|gateway| self.leader == Some(*gateway)) else { return };
+        match self.random.below(3) {
+            0 => self.kill(leader),
+            1 => self.hand_over(leader),
+            _ => self.expire_lease(leader),
         }
     }
 
@@ -221,5 +254,7 @@ impl StreamSimulation {
     }
 }
 
+/// Longest time for which a leader with a dead output cable publishes, ns.
+const CUT_NS_MAX: u64 = 6 * MS;
 /// Mean time between two faults, ns.
 const FAULT_NS: u64 = 7 * MS;

@@ -37,7 +37,7 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     CHANNEL, GROUP, Violation,
-    standby::StandbyReceiver,
+    standby::{StandbyReceiver, StandbySafeguards},
     thread_io::SimulatedThreadIo,
     venue_script::{StreamItem, VenueScript, VenueStep, record_bytes, session},
 };
@@ -60,8 +60,7 @@ pub(super) struct GatewaySetup {
     pub(super) segment_bytes: usize,
     /// Share of send calls that find a socket full.
     pub(super) full_share: f64,
-    /// Received positions beyond the gateway's own input are rejected.
-    pub(super) rejects_beyond_input: bool,
+    pub(super) safeguards: StandbySafeguards,
 }
 
 /// The running process of a gateway.
@@ -90,7 +89,7 @@ impl Gateway {
 
     /// Starts the process on its existing log. The venue or the peer resends the present session from its beginning.
     pub(super) fn start(&mut self) {
-        let GatewaySetup { node, sockets, segment_bytes, full_share, rejects_beyond_input } = &self.setup;
+        let GatewaySetup { node, sockets, segment_bytes, full_share, safeguards } = &self.setup;
         let options = LogOptions {
             segment_bytes: *segment_bytes,
             private_bytes: *segment_bytes,
@@ -124,7 +123,7 @@ impl Gateway {
         };
         let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
-        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), *rejects_beyond_input);
+        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), *safeguards);
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
@@ -291,30 +290,26 @@ impl RunningGateway {
         self.send();
     }
 
-    /// The position up to which everything has been sent, as a hand-over reports it.
+    /// The position up to which the kernel has accepted everything, as a leader reports it.
     pub(super) fn sent_position(&mut self) -> Option<StreamPosition> {
         self.drain_requests += 1;
         self.publisher.acknowledge_drain(self.drain_requests, &self.log);
         self.takeover.drain_ack.get().position
     }
 
-    /// End of the log.
-    pub(super) fn logged_position(&self) -> Option<StreamPosition> {
-        self.log.committed_through()
-    }
-
-    /// The previous leader has reported where its output ended.
-    pub(super) fn set_peer_end(&self, epoch: Epoch, position: StreamPosition) {
-        self.takeover.output_end.advance(epoch, position);
+    /// While this gateway leads: reports its sent position to its own standby receiver.
+    pub(super) fn note_published(&mut self, now: MonoNs) {
+        if !self.fence.is_open_at(now) {
+            return;
+        }
+        if let Some(published) = self.sent_position() {
+            self.standby.set_published(published, self.fence.epoch(), now);
+        }
     }
 
     /// For a negative control: marks everything in the own log as received.
     pub(super) fn assume_all_received(&self, epoch: Epoch) {
-        self.takeover.received_through.set(ReceiveWatermark {
-            received_through: self.log.committed_through(),
-            epoch,
-            reported_through: None,
-        });
+        self.takeover.received_through.set(ReceiveWatermark { received_through: self.log.committed_through(), epoch });
     }
 
     /// The packets that the retransmission service answers with.

@@ -19,16 +19,23 @@ impl StreamSimulation {
         let Some(run) = &mut self.slots[gateway].gateway.run else { return };
         let is_stopped_now = run.thread_io.held_at_send.is_some();
         for (line, bytes) in mem::take(&mut run.thread_io.sent) {
-            self.put_on_wire(line, bytes);
+            self.put_on_wire(gateway, line, bytes);
         }
         if is_stopped_now && !self.slots[gateway].is_stopped {
             self.pause_at_send(gateway);
         }
     }
 
-    pub(super) fn put_on_wire(&mut self, line: Line, bytes: Vec<u8>) {
+    /// Puts a packet on the network, unless the gateway's output is cut.
+    pub(super) fn put_on_wire(&mut self, gateway: usize, line: Line, bytes: Vec<u8>) {
         let packet = parse_packet(&bytes).expect("a packet");
         let epoch = packet.meta.epoch;
+        if self.cut_gateway() == Some(gateway) {
+            self.counts.cut_packets += 1;
+            return;
+        }
+        // Another gateway has taken over from the cut one.
+        self.output_cut.take_if(|cut| epoch > cut.epoch);
         self.published = self.published.max(Some(StreamPosition::range_of_packet(&packet).1));
         // Without network faults no packet to a subscriber is lost, and no gateway misses the first packet of an epoch.
         let is_first = epoch > self.epoch_sent;

@@ -16,6 +16,7 @@ use super::{
     MS, NetworkConditions, StreamSetup, Violation,
     election::SimulatedElection,
     gateway::{self, Gateway, RunningGateway},
+    standby::StandbySafeguards,
     subscriber::{self, Subscriber},
     venue_script::VenueScript,
 };
@@ -41,6 +42,8 @@ pub(super) struct StreamSimulation {
     /// Everything before this position was put on the network.
     pub(super) published: Option<StreamPosition>,
     pub(super) faults_stopped: bool,
+    /// The output cable of this leader is dead.
+    pub(super) output_cut: Option<OutputCut>,
     /// The only gateway whose log maintenance may be suspended, so that its log runs out of segments.
     pub(super) starved_gateway: usize,
     ticks: usize,
@@ -63,6 +66,13 @@ pub(super) struct GatewaySlot {
     pub(super) no_segments_until_ns: u64,
     /// End of the lease: the gateway may send before this time.
     pub(super) may_send_until_ns: u64,
+}
+
+/// A leader's output cable is dead: the kernel accepts its packets, and nobody receives them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OutputCut {
+    pub(super) gateway: usize,
+    pub(super) epoch: Epoch,
 }
 
 pub(super) enum Event {
@@ -91,7 +101,7 @@ pub(super) enum Event {
         subscriber: usize,
         request: ServiceRequest,
     },
-    /// The hand-over message of the previous leader arrives: where its output ended.
+    /// The hand-over message of the previous leader arrives, after its last report.
     HandedOver {
         to: usize,
         epoch: Epoch,
@@ -105,6 +115,8 @@ pub(super) enum Event {
         gateway: usize,
     },
     Fault,
+    /// Leadership of a gateway with a dead output cable ends.
+    CutLeadershipEnds,
     Continue {
         gateway: usize,
         incarnation: u32,
@@ -136,6 +148,8 @@ pub(super) struct Counts {
     pub(super) answers: u64,
     /// Packets that the network dropped.
     pub(super) lost: u64,
+    /// Packets that the kernel accepted and a dead output cable lost.
+    pub(super) cut_packets: u64,
     /// Items that subscribers had to receive.
     pub(super) expected_items: u64,
 }
@@ -164,7 +178,10 @@ impl StreamSimulation {
                 sockets: sockets.clone(),
                 segment_bytes,
                 full_share,
-                rejects_beyond_input: setup.rejects_beyond_input,
+                safeguards: StandbySafeguards {
+                    rejects_beyond_input: setup.rejects_beyond_input,
+                    counts_received_only: setup.counts_received_only,
+                },
             };
             let random = Random::new(random.next_u64());
             let gateway = Gateway::new(gateway_setup, directory.path().join(number.to_string()), &day, random);
@@ -205,6 +222,7 @@ impl StreamSimulation {
             epoch_sent: Epoch::default(),
             published: None,
             faults_stopped: false,
+            output_cut: None,
             starved_gateway,
             ticks: 0,
             counts: Counts::default(),
@@ -269,8 +287,10 @@ impl StreamSimulation {
                 self.receive_at_gateway(number, bytes)
             }
             Event::PositionReported { gateway, position } => {
+                let now = MonoNs(self.now_ns);
                 if let Some(run) = self.running_gateway(gateway) {
-                    run.standby.set_reported_position(position);
+                    run.standby.set_reported_position(position, now);
+                    run.standby.publish_watermark(now);
                 }
             }
             Event::RetransmissionRequested { gateway, subscriber, request } => {
@@ -280,6 +300,7 @@ impl StreamSimulation {
             Event::Elect { vacancy } => self.elect(vacancy),
             Event::LeaseDeadline { gateway } => self.expire_fence(gateway),
             Event::Fault => self.fault(),
+            Event::CutLeadershipEnds => self.end_cut_leadership(),
             Event::Continue { gateway, incarnation } => self.resume(gateway, incarnation),
             Event::Start { gateway } => self.start(gateway),
         }
@@ -329,6 +350,7 @@ impl StreamSimulation {
                 run.run_maintenance(now_ns);
             }
             run.standby.follow(MonoNs(now_ns));
+            run.note_published(MonoNs(now_ns));
             run.standby.publish_watermark(MonoNs(now_ns));
             run.on_deadline(is_heartbeat_due);
             let (is_caught_up, leader_epoch) = (run.is_caught_up(now_ns), run.standby.leader_epoch());
@@ -397,6 +419,7 @@ impl Counts {
             stale_packets: self.stale_packets + other.stale_packets,
             answers: self.answers + other.answers,
             lost: self.lost + other.lost,
+            cut_packets: self.cut_packets + other.cut_packets,
             expected_items: self.expected_items + other.expected_items,
         }
     }

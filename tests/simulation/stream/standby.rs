@@ -23,31 +23,39 @@ pub(super) struct StandbyReceiver {
     logged_through: Option<StreamPosition>,
     reported_through: Option<StreamPosition>,
     takeover: Arc<TakeoverShared>,
-    rejects_beyond_input: bool,
+    safeguards: StandbySafeguards,
+}
+
+/// Safeguards that a negative control switches off.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StandbySafeguards {
+    /// Packets beyond the gateway's own input, and beyond what the leader reports, do not count.
+    pub(super) rejects_beyond_input: bool,
+    /// Reported and handed-over positions do not lift the receive watermark.
+    pub(super) counts_received_only: bool,
 }
 
 impl StandbyReceiver {
-    /// `rejects_beyond_input`: whether received positions beyond the gateway's own input are rejected.
     pub(super) fn new(
         node: u8,
         directory: &Path,
         logged_through: Option<StreamPosition>,
         takeover: Arc<TakeoverShared>,
-        rejects_beyond_input: bool,
+        safeguards: StandbySafeguards,
     ) -> Self {
         let mut reader = Reader::open(directory, CHANNEL.0).expect("the own log");
         reader.seek_end().expect("the own log");
         let mut tracker = ReceiveTracker::new(GAP_NS_MAX);
-        let initial_logged_through = if rejects_beyond_input {
+        let initial_logged_through = if safeguards.rejects_beyond_input {
             logged_through
         } else {
             Some(StreamPosition::at(session(u32::MAX), Sequence(1)))
         };
         if let Some(logged_through) = initial_logged_through {
-            tracker.set_logged_through(logged_through, MonoNs(0));
+            tracker.confirm_through(logged_through, MonoNs(0));
         }
         let epochs = Arc::new(KnownEpochs::new(Epoch::default(), 1_000));
-        Self { node, tracker, epochs, reader, logged_through, reported_through: None, takeover, rejects_beyond_input }
+        Self { node, tracker, epochs, reader, logged_through, reported_through: None, takeover, safeguards }
     }
 
     /// Reads new entries of the gateway's own log.
@@ -59,7 +67,7 @@ impl StandbyReceiver {
             self.logged_through = self.logged_through.max(Some(until));
         }
         if let Some(logged_through) = self.logged_through {
-            self.tracker.set_logged_through(logged_through, now);
+            self.tracker.confirm_through(logged_through, now);
         }
     }
 
@@ -73,21 +81,22 @@ impl StandbyReceiver {
     }
 
     /// The leader has reported its published position.
-    pub(super) fn set_reported_position(&mut self, position: StreamPosition) {
+    pub(super) fn set_reported_position(&mut self, position: StreamPosition, now: MonoNs) {
         self.reported_through = self.reported_through.max(Some(position));
+        self.tracker.confirm_through(position, now);
+    }
+
+    /// This gateway leads under `epoch` and has published everything before that position.
+    pub(super) fn set_published(&mut self, published: StreamPosition, epoch: Epoch, now: MonoNs) {
+        self.tracker.set_published(published, epoch, now);
     }
 
     /// Shares the receive watermark with the publisher.
     pub(super) fn publish_watermark(&mut self, now: MonoNs) {
         self.tracker.on_timer(now);
-        let received_through = self.tracker.position();
-        let reported_through =
-            if self.rejects_beyond_input { self.reported_through } else { self.reported_through.max(received_through) };
-        self.takeover.received_through.set(ReceiveWatermark {
-            received_through,
-            epoch: self.tracker.epoch(),
-            reported_through,
-        });
+        let lifted_through = self.reported_through.filter(|_| !self.safeguards.counts_received_only);
+        let received_through = self.tracker.position().max(lifted_through);
+        self.takeover.received_through.set(ReceiveWatermark { received_through, epoch: self.tracker.epoch() });
     }
 
     /// The epoch of the last accepted packet of another gateway; `None` before the first.

@@ -25,6 +25,14 @@ impl Testbed {
         let [line_a, line_b] = LINES;
         let kernel_fence = self.plan.has_kernel_fence;
         let sentinel = if self.plan.has_sentinel { "spawn" } else { "none" };
+        let retransmission = if self.plan.requesting_receivers > 0 {
+            format!(
+                "[retransmission]\nlisten = \"{own}:{RETRANSMISSION_PORT}\"\nallowed = [\"10.77.0.0/24\"]\n\
+                 requests_per_second = 10000\nbytes_per_second = 100000000\n"
+            )
+        } else {
+            String::new()
+        };
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
              control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n\
@@ -36,8 +44,7 @@ impl Testbed {
              [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
              [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
-             [retransmission]\nlisten = \"{own}:{RETRANSMISSION_PORT}\"\nallowed = [\"10.77.0.0/24\"]\n\
-             requests_per_second = 10000\nbytes_per_second = 100000000\n\
+             {retransmission}\
              [latency]\ndirectory = \"{}\"\n\
              [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
              rate_error_ppm = 500\npriority = {priority}\nrevision = {revision}\nkernel_fence = {kernel_fence}\nbackend = ",

@@ -9,7 +9,7 @@ use std::time::Duration;
 use mdgw_feeds::identity::Epoch;
 
 use super::{
-    Testbed,
+    RECEIVERS, Testbed,
     plan::{ElectionBackend, Plan},
 };
 use crate::{failover::LeaseTimingMs, stores::Store};
@@ -77,7 +77,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 43] = {
+pub const CASES: [FaultCase; 45] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -160,10 +160,25 @@ pub const CASES: [FaultCase; 43] = {
         ),
         FaultCase::new(
             "leader-output-loss",
-            "what the leader publishes does not leave its host; its renewals do",
+            "what the leader publishes does not leave its host, its renewals do; one receiver cannot request messages",
             PeerLeads,
             network::drop_leader_output,
-        ),
+        )
+        .with_plan(|plan| plan.requesting_receivers = RECEIVERS - 1),
+        FaultCase::new(
+            "output-loss-unrequested",
+            "the same, and no receiver can request messages",
+            PeerLeads,
+            network::drop_leader_output,
+        )
+        .with_plan(|plan| plan.requesting_receivers = 0),
+        FaultCase::new(
+            "output-loss-kill",
+            "the same, and the leader is killed in the midst of it",
+            PeerLeads,
+            network::drop_leader_output_and_kill,
+        )
+        .with_plan(|plan| plan.requesting_receivers = 0),
         FaultCase::new(
             "leader-isolated",
             "the leader is partitioned from the other gateway and from the lease authority, not from receivers",

@@ -75,6 +75,9 @@ pub struct Plan {
     pub has_memory_limit: bool,
     /// How long a fault lasts that must change nothing.
     pub stable_for: Duration,
+    /// Receivers that can request missing messages, of [`RECEIVERS`](super::RECEIVERS). With none, gateways have no
+    /// retransmission service.
+    pub requesting_receivers: u8,
     /// Whether only gateway 1 is started.
     pub starts_with_one_gateway: bool,
     /// Directory of publication logs and captures.
@@ -100,6 +103,7 @@ impl Plan {
             has_small_disks: false,
             has_memory_limit: false,
             stable_for: Duration::from_secs(3),
+            requesting_receivers: super::RECEIVERS,
             starts_with_one_gateway: false,
             fast_dir: std::env::temp_dir(),
         }

@@ -101,8 +101,8 @@ pub fn content_hash(body: &[u8]) -> u64 {
 }
 
 impl Receiver {
-    /// Joins the group on that host, and requests missing messages from one of `services`. The capture holds only what
-    /// `publishers` send.
+    /// Joins the group on that host, and requests missing messages from one of `services`; without any, what does not arrive
+    /// is lost. The capture holds only what `publishers` send.
     ///
     /// # Panics
     /// When a socket or the capture can't be opened.
@@ -150,7 +150,7 @@ impl Receiver {
                 lines: 1,
                 window_packets: 16_384,
                 // Many attempts, since a killed gateway may have to be restarted before its service answers.
-                service: Some(ServiceConfig {
+                service: (!services.is_empty()).then(|| ServiceConfig {
                     attempts_max: 400,
                     service_count: u8::try_from(services.len()).expect("few gateways"),
                     ..ServiceConfig::default()

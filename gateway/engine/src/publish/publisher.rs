@@ -300,18 +300,18 @@ impl Publisher {
         }
     }
 
-    /// Every opening is a takeover. Takes the previous leader's watermark, unless this gateway has led since.
+    /// Every opening is a takeover. Begins at the receive watermark of the previous leader's output, unless this gateway has
+    /// led since.
     #[cold]
     fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
         let watermark = self.takeover.received_through.get();
         let has_led_since = self.counts.openings > 1 && watermark.epoch <= self.epoch;
-        let ended = self.takeover.output_end.newer_than(self.epoch);
         self.epoch = epoch;
         self.mode = PublishMode::CatchUp;
         self.catch_up = None;
         let committed_through = log.committed_through();
-        let received_through = watermark.trusted_through(committed_through).filter(|_| !has_led_since).max(ended);
+        let received_through = watermark.received_through.filter(|_| !has_led_since);
         self.opening = FenceOpening { epoch, received_through, committed_through, ..FenceOpening::default() };
         self.catch_up_packets_before = self.counts.catch_up_packets;
         self.takeover.opening.set(self.opening);

@@ -12,40 +12,26 @@ use std::sync::atomic::{AtomicU64, fence};
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_publog::Position;
 
-/// How far another gateway has published a channel. Each position says that every message before it has been published.
-/// A position that is too low repeats messages, which receivers drop; one that is too high loses messages.
+/// How far this gateway has received the output of another gateway, without a hole. A position that is too low repeats
+/// messages, which receivers drop; one that is too high loses messages. So what another gateway reports, or hands over, does
+/// not count: its kernel has accepted those packets, and nobody may have received them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveWatermark {
-    /// Received without a gap, from the output itself. Any host may write to a multicast group, so a position beyond
-    /// the gateway's own input is not trusted.
+    /// Every message before it was received, from the output itself.
     pub received_through: Option<StreamPosition>,
     /// Epoch of the last packet received.
     pub epoch: Epoch,
-    /// Reported by the peer itself, authenticated.
-    pub reported_through: Option<StreamPosition>,
 }
 
 impl ReceiveWatermark {
-    /// The watermark that a gateway trusts whose own log ends at `committed_through`.
-    #[must_use]
-    pub fn trusted_through(&self, committed_through: Option<StreamPosition>) -> Option<StreamPosition> {
-        let received_through = self
-            .received_through
-            .zip(committed_through)
-            .map(|(received_through, committed_through)| received_through.min(committed_through));
-        received_through.max(self.reported_through)
-    }
-
     fn to_u64s(self) -> [u64; WATERMARK_WORDS] {
         let [a, b, c] = self.received_through.map_or([0; 3], StreamPosition::to_u64s);
-        let [d, e, f] = self.reported_through.map_or([0; 3], StreamPosition::to_u64s);
-        [a, b, c, d, e, f, self.epoch.0]
+        [a, b, c, self.epoch.0]
     }
 
-    fn from_u64s([a, b, c, d, e, f, epoch]: [u64; WATERMARK_WORDS]) -> Self {
+    fn from_u64s([a, b, c, epoch]: [u64; WATERMARK_WORDS]) -> Self {
         // No session is all zero.
-        let [received_through, reported_through] = [[a, b, c], [d, e, f]].map(StreamPosition::from_u64s);
-        Self { received_through, epoch: Epoch(epoch), reported_through }
+        Self { received_through: StreamPosition::from_u64s([a, b, c]), epoch: Epoch(epoch) }
     }
 }
 
@@ -54,8 +40,6 @@ impl ReceiveWatermark {
 pub struct TakeoverShared {
     /// Input: receive watermark of another gateway's output.
     pub received_through: ReceiveWatermarkShared,
-    /// Input: end of the previous leader's output.
-    pub output_end: OutputEndShared,
     /// Output: how far this gateway's log has been sent.
     pub sent: SentPositionShared,
     /// Output: position at the last drain acknowledgement.
@@ -147,39 +131,6 @@ impl Default for DrainAckShared {
     }
 }
 
-/// End of the output of a gateway that has given up its leadership, as reported by it; authenticated. Written by the
-/// election thread, read by the holder of the channel's claim.
-#[derive(Debug)]
-#[repr(align(128))]
-pub struct OutputEndShared(Seqlock<4>);
-
-impl OutputEndShared {
-    /// Every message before `position` was sent under `epoch` or an earlier one. Older reports change nothing. Called
-    /// by the election thread alone.
-    pub fn advance(&self, epoch: Epoch, position: StreamPosition) {
-        if self.get().is_none_or(|(before, _)| before < epoch) {
-            let [a, b, c] = position.to_u64s();
-            self.0.set([a, b, c, epoch.0]);
-        }
-    }
-
-    fn get(&self) -> Option<(Epoch, StreamPosition)> {
-        let [a, b, c, epoch] = self.0.get()?;
-        Some((Epoch(epoch), StreamPosition::from_u64s([a, b, c])?))
-    }
-
-    /// The reported end, if its epoch is newer than `epoch`.
-    pub(super) fn newer_than(&self, epoch: Epoch) -> Option<StreamPosition> {
-        self.get().filter(|(ended_epoch, _)| *ended_epoch > epoch).map(|(_, position)| position)
-    }
-}
-
-impl Default for OutputEndShared {
-    fn default() -> Self {
-        Self(Seqlock::new())
-    }
-}
-
 /// Position in a leader's log before which every entry has been handed to the kernel on every line. Written by the
 /// holder of the channel's claim, read by any thread.
 #[derive(Debug)]
@@ -244,7 +195,7 @@ impl Default for ReceiveWatermarkShared {
     }
 }
 
-const WATERMARK_WORDS: usize = 7;
+const WATERMARK_WORDS: usize = 4;
 /// Number of attempts to read. That many writes cannot happen during one read.
 const READ_ATTEMPTS_MAX: usize = 16;
 
@@ -305,11 +256,7 @@ mod tests {
         let shared = ReceiveWatermarkShared::new();
         assert_eq!(shared.get(), ReceiveWatermark::default());
         for sequence in 1..5 {
-            let watermark = ReceiveWatermark {
-                received_through: at(0, sequence),
-                epoch: Epoch(sequence),
-                reported_through: at(1, 9),
-            };
+            let watermark = ReceiveWatermark { received_through: at(0, sequence), epoch: Epoch(sequence) };
             shared.set(watermark);
             assert_eq!(shared.get(), watermark);
         }
@@ -342,32 +289,6 @@ mod tests {
             sent.set(place);
             assert_eq!(sent.get(), Some(place));
         }
-    }
-
-    #[test]
-    fn a_watermark_beyond_own_input_counts_only_if_the_peer_reported_it() {
-        let watermark = |received_through, reported_through| ReceiveWatermark {
-            received_through,
-            epoch: Epoch(1),
-            reported_through,
-        };
-        assert_eq!(watermark(at(0, 5), None).trusted_through(at(0, 9)), at(0, 5));
-        assert_eq!(watermark(at(0, 12), None).trusted_through(at(0, 9)), at(0, 9));
-        assert_eq!(watermark(at(7, 1), None).trusted_through(at(0, 9)), at(0, 9));
-        assert_eq!(watermark(at(0, 12), None).trusted_through(None), None);
-        assert_eq!(watermark(at(0, 5), at(0, 12)).trusted_through(at(0, 9)), at(0, 12));
-        assert_eq!(watermark(None, at(0, 3)).trusted_through(at(0, 9)), at(0, 3));
-        assert_eq!(watermark(None, None).trusted_through(at(0, 9)), None);
-    }
-
-    #[test]
-    fn the_output_end_of_the_highest_epoch_counts() {
-        let shared = OutputEndShared::default();
-        assert_eq!(shared.newer_than(Epoch(0)), None);
-        shared.advance(Epoch(5), at(0, 7).unwrap());
-        shared.advance(Epoch(4), at(0, 3).unwrap());
-        assert_eq!(shared.newer_than(Epoch(4)), at(0, 7));
-        assert_eq!(shared.newer_than(Epoch(5)), None, "this gateway has led since");
     }
 }
 

@@ -150,6 +150,9 @@ pub struct ChannelStatus {
     pub published: Option<StreamPosition>,
     /// The receive watermark of the other gateway's output.
     pub received: ReceiveWatermark,
+    /// How far a leader has reported, authenticated, to have published: what its kernel has accepted. It confirms received
+    /// packets that are ahead of the local input, and lifts nothing.
+    pub reported_through: Option<StreamPosition>,
     /// End of the last packet of the other gateway's output, whether or not the local input has come that far. It
     /// shows that this gateway receives the output at all.
     pub last_received: Option<StreamPosition>,
@@ -185,10 +188,10 @@ impl StatusTable {
         self.lock().clone()
     }
 
-    /// The peer has reported, authenticated, that everything before `position` was published.
+    /// The peer has reported, authenticated, that it published everything before `position`.
     pub(crate) fn confirm(&self, channel: ChannelId, position: StreamPosition) {
         if let Some(status) = self.lock().get_mut(&channel) {
-            status.received.reported_through = status.received.reported_through.max(Some(position));
+            status.reported_through = status.reported_through.max(Some(position));
         }
     }
 
@@ -304,7 +307,7 @@ impl Standby {
                 LogFollower::new(&log_directory, channel, logged_through, retention_hold, Arc::clone(&takeover))?;
             let mut tracker = ReceiveTracker::new(config.hole_ns_max);
             if let Some(logged_through) = logged_through {
-                tracker.set_logged_through(logged_through, mono_now());
+                tracker.confirm_through(logged_through, mono_now());
             }
             let status_table = ChannelStatus { group, logged_through, ..ChannelStatus::default() };
             channels.push(Channel {
@@ -547,7 +550,10 @@ impl Channel {
         let more =
             self.follower.follow(self.fence.is_open_at(now), &mut |window| _ = status_table.windows.force_push(window));
         if let Some(logged_through) = self.follower.logged_through() {
-            self.tracker.set_logged_through(logged_through, now);
+            self.tracker.confirm_through(logged_through, now);
+        }
+        if let Some(published) = self.follower.published() {
+            self.tracker.set_published(published, self.fence.epoch(), now);
         }
         more
     }
@@ -574,19 +580,17 @@ impl Channel {
         self.status_table.followed_from = self.follower.from();
         let mut all = status_table.lock();
         let shared = all.entry(self.id).or_insert(self.status_table);
-        let received = ReceiveWatermark {
-            received_through: self.tracker.position(),
-            epoch: self.tracker.epoch(),
-            // The pair link has reported this position.
-            reported_through: shared.received.reported_through,
-        };
+        self.status_table.reported_through = shared.reported_through;
+        if let Some(reported_through) = shared.reported_through {
+            self.tracker.confirm_through(reported_through, now);
+        }
+        let received = ReceiveWatermark { received_through: self.tracker.position(), epoch: self.tracker.epoch() };
         if received != self.status_table.received {
             self.status_table.received = received;
             self.takeover.received_through.set(received);
         }
         let is_leading = self.fence.is_open_at(now);
-        self.follower
-            .hold_retention(received.trusted_through(self.status_table.logged_through).filter(|_| !is_leading));
+        self.follower.hold_retention(received.received_through.filter(|_| !is_leading));
         *shared = self.status_table;
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   published and received ──────┤ hole ├── received beyond ──┤      ├── not confirmed yet ──
 //!                                ▲                                  ▲
-//!                             position                       local input: `logged_through`
+//!                             position                       `confirmed_through`: local input, or reported
 //! ```
 
 use std::collections::VecDeque;
@@ -26,9 +26,10 @@ pub struct ReceiveTracker {
     ahead: Vec<Span>,
     hole_since: MonoNs,
     hole_ns_max: u64,
-    /// End of the local log: how far the local input has come.
-    logged_through: Option<StreamPosition>,
-    /// Packets beyond the local input, oldest first.
+    /// How far the local input has come, or the leader has reported, authenticated, to have published. Any host may write to
+    /// a multicast group, so packets beyond it do not count.
+    confirmed_through: Option<StreamPosition>,
+    /// Packets beyond it, oldest first.
     unconfirmed: VecDeque<(Span, Epoch)>,
     counts: TrackerCounts,
 }
@@ -45,7 +46,7 @@ pub(crate) struct TrackerCounts {
     pub holes: u64,
     /// Holes that no packet filled in time.
     pub holes_abandoned: u64,
-    /// Packets that were discarded because they were too far beyond the local input, or too many.
+    /// Packets that were discarded because too many waited for their confirmation.
     pub discarded: u64,
 }
 
@@ -59,7 +60,7 @@ impl ReceiveTracker {
             ahead: Vec::with_capacity(SPANS_MAX),
             hole_since: MonoNs(0),
             hole_ns_max,
-            logged_through: None,
+            confirmed_through: None,
             unconfirmed: VecDeque::with_capacity(UNCONFIRMED_MAX),
             counts: TrackerCounts::default(),
         }
@@ -68,7 +69,7 @@ impl ReceiveTracker {
     /// Accepts a packet of an accepted epoch that covers `[from, until)`.
     pub fn accept(&mut self, span: Span, epoch: Epoch, now: MonoNs) {
         self.counts.packets += 1;
-        if self.logged_through.is_some_and(|logged_through| span.1 <= logged_through) {
+        if self.confirmed_through.is_some_and(|confirmed_through| span.1 <= confirmed_through) {
             self.advance(span, epoch, now);
             return;
         }
@@ -79,19 +80,29 @@ impl ReceiveTracker {
         self.unconfirmed.push_back((span, epoch));
     }
 
-    /// The local log has come to `logged_through`. Packets received up to there are now confirmed.
-    pub fn set_logged_through(&mut self, logged_through: StreamPosition, now: MonoNs) {
-        if self.logged_through.is_some_and(|known| logged_through <= known) {
+    /// The local log has come to that position, or the leader has reported it. Packets received up to there are now
+    /// confirmed. What was not received stays so: a leader reports what its kernel has accepted.
+    pub fn confirm_through(&mut self, confirmed_through: StreamPosition, now: MonoNs) {
+        if self.confirmed_through.is_some_and(|known| confirmed_through <= known) {
             return;
         }
-        self.logged_through = Some(logged_through);
+        self.confirmed_through = Some(confirmed_through);
         for _ in 0..self.unconfirmed.len() {
             let Some((span, epoch)) = self.unconfirmed.pop_front() else { break };
-            if span.1 <= logged_through {
+            if span.1 <= confirmed_through {
                 self.advance(span, epoch, now);
             } else {
                 self.unconfirmed.push_back((span, epoch));
             }
+        }
+    }
+
+    /// This gateway leads under `epoch` and has published everything before that position. The next leader's first packet
+    /// tells how much of it was received; without this call, all of it would be a hole before that packet.
+    pub fn set_published(&mut self, published: StreamPosition, epoch: Epoch, now: MonoNs) {
+        if epoch > self.epoch && self.position.is_none_or(|position| position < published) {
+            self.position = Some(published);
+            self.merge_reached(now);
         }
     }
 
@@ -102,7 +113,7 @@ impl ReceiveTracker {
         }
     }
 
-    /// Everything before this position was published.
+    /// Everything before this position was received, or its hole was given up.
     #[must_use]
     pub fn position(&self) -> Option<StreamPosition> {
         self.position
@@ -229,7 +240,7 @@ mod tests {
     /// A tracker whose local input is far ahead.
     fn tracker() -> ReceiveTracker {
         let mut tracker = ReceiveTracker::new(1_000);
-        tracker.set_logged_through(at(9, 0, 0), MonoNs(0));
+        tracker.confirm_through(at(9, 0, 0), MonoNs(0));
         tracker
     }
 
@@ -292,14 +303,14 @@ mod tests {
         let mut tracker = ReceiveTracker::new(1_000);
         tracker.accept(of(1, 3), E, T);
         assert_eq!(tracker.position(), None);
-        tracker.set_logged_through(at(0, 5, 0), T);
+        tracker.confirm_through(at(0, 5, 0), T);
         assert_eq!(tracker.position(), Some(at(0, 3, 0)));
         // A forged sequence, a forged session, then honest packets.
         tracker.accept(of(3, 1 << 40), E, T);
         tracker.accept((at(8, 1, 0), at(8, 2, 0)), E, T);
         for first in 3..20 {
             tracker.accept(of(first, first + 1), E, T);
-            tracker.set_logged_through(at(0, first + 2, 0), T);
+            tracker.confirm_through(at(0, first + 2, 0), T);
             assert_eq!(tracker.position(), Some(at(0, first + 1, 0)));
         }
         for _ in 0..UNCONFIRMED_MAX {
@@ -307,6 +318,35 @@ mod tests {
         }
         assert!(tracker.counts().discarded > 0);
         assert_eq!(tracker.position(), Some(at(0, 20, 0)));
+    }
+
+    #[test]
+    fn a_reported_position_confirms_received_output_and_never_lifts_the_position() {
+        let mut tracker = ReceiveTracker::new(1_000);
+        tracker.confirm_through(at(0, 5, 0), T);
+        tracker.accept(of(1, 5), E, T);
+        // The leader is ahead of the local input. What it reports was accepted by its kernel; [8, 20) reached nobody.
+        tracker.accept(of(5, 8), E, T);
+        assert_eq!(tracker.position(), Some(at(0, 5, 0)));
+        tracker.confirm_through(at(0, 20, 0), T);
+        assert_eq!(tracker.position(), Some(at(0, 8, 0)));
+        tracker.on_timer(MonoNs(1_000_000));
+        assert_eq!(tracker.position(), Some(at(0, 8, 0)), "no packet after it was received: not a hole");
+    }
+
+    #[test]
+    fn own_output_counts_as_far_as_the_next_leader_received_it() {
+        for (start, position) in [(60, 60), (100, 100), (101, 100)] {
+            let mut tracker = tracker();
+            tracker.accept(of(1, 40), E, T);
+            // This gateway leads under epoch 8 and publishes 40 to 99.
+            tracker.set_published(at(0, 100, 0), Epoch(8), T);
+            tracker.set_published(at(0, 90, 0), Epoch(8), T);
+            tracker.accept(of(start, start), Epoch(9), T);
+            assert_eq!(tracker.position(), Some(at(0, position, 0)), "the next leader starts at {start}");
+            tracker.set_published(at(0, 120, 0), Epoch(8), T);
+            assert_eq!(tracker.position(), Some(at(0, position, 0)), "receivers drop the rest of an old epoch");
+        }
     }
 
     #[test]

@@ -483,9 +483,8 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.drained().map(by_number)
     }
 
-    fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+    fn on_peer_output_ended(&mut self, _: Epoch, _: &BTreeMap<u16, StreamPosition>) {
         self.note_hand_over();
-        self.handle.on_peer_output_ended(epoch, positions);
     }
 
     fn on_epoch(&mut self, epoch: Epoch) {

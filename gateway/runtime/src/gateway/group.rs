@@ -13,7 +13,7 @@ use mdgw_engine::{
     publish::{FenceOpening, TakeoverShared},
 };
 use mdgw_feeds::{
-    identity::{ChannelId, Epoch, GroupId},
+    identity::{ChannelId, GroupId},
     published::position::StreamPosition,
 };
 use mdgw_pair::standby::{KnownEpochs, StatusTable};
@@ -102,24 +102,13 @@ impl GroupHandle {
         all_acknowledged.then(|| self.positions())
     }
 
-    /// A gateway that led under `epoch` has reported the end of its output. Channels continue there when the fence
-    /// opens next.
-    pub(crate) fn on_peer_output_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
-        for GroupChannel { id, takeover_shared, .. } in &self.channels {
-            if let Some(position) = positions.get(&id.0) {
-                takeover_shared.output_end.advance(epoch, *position);
-            }
-        }
-    }
-
     /// The known position of each channel's output: the furthest that this gateway has sent or received from the peer.
     #[must_use]
     pub(crate) fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
         let position = |channel: &GroupChannel| {
             let status = self.status_table.as_ref().and_then(|table| table.get(channel.id)).unwrap_or_default();
             let sent = channel.takeover_shared.drain_ack.get().position.max(status.published);
-            let received = status.received.trusted_through(status.logged_through);
-            Some((channel.id, sent.max(received)?))
+            Some((channel.id, sent.max(status.received.received_through)?))
         };
         self.channels.iter().filter_map(position).collect()
     }

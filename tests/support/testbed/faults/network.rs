@@ -86,6 +86,20 @@ pub(super) fn drop_leader_output(testbed: &mut Testbed, _trial: u64) -> Injected
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
 
+/// The leader dies while its kernel accepts packets that nobody receives, before the pair can have noticed that.
+pub(super) fn drop_leader_output_and_kill(testbed: &mut Testbed, trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
+    let injected_ns = now_ns();
+    testbed.switch.drop_to_address(testbed.host(leader), *OUTPUT.ip());
+    std::thread::sleep(Duration::from_millis(50 + trial % 4 * 50));
+    testbed.kill(leader);
+    wait_for_failover(testbed, epoch_before);
+    testbed.switch.heal();
+    testbed.start_gateway(leader);
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
 pub(super) fn isolate_leader(testbed: &mut Testbed, direction: Direction) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
     let injected_ns = now_ns();
