@@ -95,6 +95,20 @@ fn messages_that_a_dead_output_swallowed_are_published_by_the_successor() {
     assert_eq!(result.errors.len(), usize::from(RECEIVERS));
 }
 
+/// The first move of a leader never waits for its tenure; a later one does not if the move before it has helped.
+#[test]
+fn repeated_output_faults_do_not_wait_for_the_minimum_tenure() {
+    let test = "repeated_output_faults_do_not_wait_for_the_minimum_tenure";
+    let Some(result) = inject_faults(test, &["leader-output-loss"; 3], ElectionBackend::File) else { return };
+    for changes in &result.changes {
+        assert!(changes.len() >= 3, "{changes:?}");
+        assert!(changes.iter().all(|change| change.blackout_ns() < MINIMUM_TENURE_NS), "{changes:?}");
+    }
+}
+
+/// The default of the election, ns.
+const MINIMUM_TENURE_NS: u64 = 10_000_000_000;
+
 #[test]
 fn a_receiver_without_requests_loses_nothing_when_the_leaders_output_dies() {
     let test = "a_receiver_without_requests_loses_nothing_when_the_leaders_output_dies";

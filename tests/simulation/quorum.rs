@@ -311,6 +311,69 @@ fn an_unfit_leader_hands_over_with_backoff_unless_pinned() {
     });
 }
 
+/// A leader whose output nobody receives, beside a gateway that receives.
+const UNRECEIVED: Fitness =
+    Fitness { output_not_received: true, channels_failed: 0, channels_behind: 0, log_failing: false, stalled: false };
+
+/// Ends the leader's output, and returns the next leader and how long the leader continued, ns.
+fn move_from_unreceived_leader(cluster: &mut QuorumCluster, limit_ns: u64) -> Result<(NodeId, u64), String> {
+    let leader = cluster.leading().ok_or("no gateway leads")?;
+    let (begun_ns, before) = (cluster.now_ns(), cluster.opened.len());
+    cluster.input(leader, Input::Fitness(UNRECEIVED));
+    cluster.run_until(|cluster| cluster.opened.len() > before || cluster.now_ns() > begun_ns + limit_ns);
+    cluster.input(leader, Input::Fitness(Fitness::default()));
+    match cluster.opened.get(before) {
+        Some((at_ns, next, _)) if *next != leader => Ok((*next, at_ns - begun_ns)),
+        _ => Err(format!("{leader} still leads: {:?} {:?}", cluster.opened, cluster.closed)),
+    }
+}
+
+#[test]
+fn repeated_output_faults_move_leadership_without_tenure_while_moves_help() {
+    let limit_ns = AUTO_MOVES.moves.map_or(0, |moves| moves.tenure_ns);
+    let faults_until_late = |seed: u64, is_received: bool| {
+        let mut cluster = QuorumCluster::new(seed, AUTO_MOVES);
+        cluster.run_for(200 * MS);
+        let mut moves = 0;
+        while moves < 10 {
+            let Ok((next, _)) = move_from_unreceived_leader(&mut cluster, limit_ns) else { break };
+            moves += 1;
+            if is_received {
+                cluster.input(next, Input::OutputReceived);
+            }
+            cluster.run_for(20 * MS);
+        }
+        moves
+    };
+    run_seeds(50, |seed| match (faults_until_late(seed, true), faults_until_late(seed, false)) {
+        (10, 1) => Ok(()),
+        moves => Err(format!("moves within the minimum tenure, received and not: {moves:?}")),
+    });
+}
+
+#[test]
+fn two_dead_outputs_move_leadership_once_in_each_doubled_tenure() {
+    run_seeds(50, |seed| {
+        let mut cluster = QuorumCluster::new(seed, AUTO_MOVES);
+        cluster.run_for(200 * MS);
+        // Moves that help do not lengthen the tenure.
+        for _ in 0..5 {
+            let (next, _) = move_from_unreceived_leader(&mut cluster, 50 * MS)?;
+            cluster.input(next, Input::OutputReceived);
+            cluster.run_for(20 * MS);
+        }
+        move_from_unreceived_leader(&mut cluster, 50 * MS)?;
+        for tenure_ms in [100, 200, 400] {
+            let (_, led_ns) = move_from_unreceived_leader(&mut cluster, 2 * tenure_ms * MS)?;
+            // Tolerance for clock rates, network and disks.
+            if led_ns < tenure_ms * MS - tenure_ms * MS / 1_000 || led_ns > (tenure_ms + 60) * MS {
+                return Err(format!("led for {led_ns} ns instead of {tenure_ms} ms"));
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn a_group_moves_to_its_preferred_leader_and_its_preferred_successor_follows() {
     let successor_took_over = Cell::new(0);

@@ -1,5 +1,9 @@
 //! When leadership moves automatically: to a fitter gateway, or to the preferred one. Moves are slow on purpose, so
 //! that leadership does not flap.
+//!
+//! A leader whose output nobody receives publishes nothing, so no time holds it. Flapping is prevented by the result of the
+//! move that made it leader: if the output of this leadership was received, moving helped, and it moves again at once. If
+//! not, it waits for its minimum tenure, which doubles: with two dead outputs there is one move in each of these times.
 
 use mdgw_feeds::time::MonoNs;
 
@@ -26,17 +30,25 @@ impl AutoMoveConfig {
         Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
     }
 
-    /// The earliest time at which a leader may hand over. It has led since `since`. Another gateway has been fitter, or
-    /// preferred, since `worse_since`. `moves`: automatic moves in a row that led to this leadership. A leader whose
-    /// output nobody receives hands over once without waiting for the minimum tenure.
+    /// The earliest time at which a leader may hand over. Another gateway has been fitter, or preferred, since
+    /// `worse_since`.
     #[must_use]
-    pub(crate) fn move_at(&self, since: MonoNs, worse_since: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
-        if class == FitnessClass::OutputNotReceived && moves == 0 {
+    pub(crate) fn move_at(&self, tenure: &TenureSoFar, worse_since: MonoNs, class: FitnessClass) -> MonoNs {
+        let is_unreceived = class == FitnessClass::OutputNotReceived;
+        if is_unreceived && (tenure.moves == 0 || tenure.move_helped) {
             return worse_since.plus(self.worse_for_ns);
         }
-        let factor = 1_u64.checked_shl(moves).unwrap_or(u64::MAX);
+        let factor = 1_u64.checked_shl(tenure.moves).unwrap_or(u64::MAX);
         let tenure_ns = self.tenure_ns.saturating_mul(factor).clamp(self.tenure_ns, self.tenure_ns_max);
-        worse_since.plus(self.worse_for_ns).max(since.plus(tenure_ns))
+        worse_since.plus(self.worse_for_ns).max(tenure.since.plus(tenure_ns))
+    }
+
+    /// Whether a move of a leader of that class lengthens the minimum tenure of the next leader. A move away from an output
+    /// that nobody receives does not, if the move before it helped. The first one does: a count of 0 means that no move
+    /// led to a leadership.
+    #[must_use]
+    pub(crate) fn counts_move(tenure: &TenureSoFar, class: FitnessClass) -> bool {
+        class != FitnessClass::OutputNotReceived || !tenure.move_helped || tenure.moves == 0
     }
 
     /// Whether a leader has led for so long that earlier moves no longer count.
@@ -44,6 +56,16 @@ impl AutoMoveConfig {
     pub(crate) fn resets_moves(&self, since: MonoNs, now: MonoNs) -> bool {
         now.since(since) >= self.moves_reset_ns
     }
+}
+
+/// A leadership so far, as its automatic moves see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct TenureSoFar {
+    pub(crate) since: MonoNs,
+    /// Automatic moves in a row that led to this leadership.
+    pub(crate) moves: u32,
+    /// The move that led to it has helped: another gateway has received its output. Also if no move led to it.
+    pub(crate) move_helped: bool,
 }
 
 impl Default for AutoMoveConfig {
@@ -64,19 +86,34 @@ mod tests {
 
     #[test]
     fn the_minimum_tenure_doubles_with_each_move_up_to_its_limit() {
-        let moves = AutoMoveConfig::default();
-        let seconds = [0, 1, 2, 4, 5, 30, 63, 64, u32::MAX]
-            .map(|made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::ChannelsBehind).0 / 1_000_000_000);
-        assert_eq!(seconds, [10, 20, 40, 160, 300, 300, 300, 300, 300]);
-        let late = MonoNs(20_000_000_000);
-        assert_eq!(moves.move_at(MonoNs(0), late, 0, FitnessClass::Fit), MonoNs(20_250_000_000));
+        let config = AutoMoveConfig::default();
+        for move_helped in [false, true] {
+            let tenure = |moves| TenureSoFar { since: MonoNs(0), moves, move_helped };
+            let seconds = [0, 1, 2, 4, 5, 30, 63, 64, u32::MAX]
+                .map(|moves| config.move_at(&tenure(moves), MonoNs(0), FitnessClass::ChannelsBehind).0 / 1_000_000_000);
+            assert_eq!(seconds, [10, 20, 40, 160, 300, 300, 300, 300, 300]);
+            let late = MonoNs(20_000_000_000);
+            assert_eq!(config.move_at(&tenure(0), late, FitnessClass::Fit), MonoNs(20_250_000_000));
+        }
     }
 
     #[test]
-    fn an_unreceived_leader_moves_once_without_minimum_tenure() {
-        let moves = AutoMoveConfig::default();
-        let move_at = |made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::OutputNotReceived);
-        assert_eq!(move_at(0), MonoNs(moves.worse_for_ns));
-        assert_eq!(move_at(1), MonoNs(2 * moves.tenure_ns));
+    fn an_unreceived_leader_waits_for_its_tenure_only_if_the_move_to_it_did_not_help() {
+        let config = AutoMoveConfig::default();
+        let class = FitnessClass::OutputNotReceived;
+        let tenure = |moves, move_helped| TenureSoFar { since: MonoNs(0), moves, move_helped };
+        for (moves, move_helped, expected_ns, is_counted) in [
+            (0, false, config.worse_for_ns, true),
+            (0, true, config.worse_for_ns, true),
+            (1, true, config.worse_for_ns, false),
+            (9, true, config.worse_for_ns, false),
+            (1, false, 2 * config.tenure_ns, true),
+            (2, false, 4 * config.tenure_ns, true),
+        ] {
+            let tenure = tenure(moves, move_helped);
+            assert_eq!(config.move_at(&tenure, MonoNs(0), class), MonoNs(expected_ns), "{tenure:?}");
+            assert_eq!(AutoMoveConfig::counts_move(&tenure, class), is_counted, "{tenure:?}");
+            assert!(AutoMoveConfig::counts_move(&tenure, FitnessClass::ChannelsBehind));
+        }
     }
 }

@@ -51,6 +51,8 @@ pub enum Input<E> {
     Died(DeathNotice),
     /// How fit this gateway is.
     Fitness(Fitness),
+    /// Another gateway has received output of this gateway's present leadership.
+    OutputReceived,
     /// Whether this gateway is eligible.
     Eligibility(Eligibility),
     /// The error of this gateway's clock rate, as corrected by the time daemon, parts per million.
@@ -92,6 +94,7 @@ impl Input<Infallible> {
             Self::Peer { from, message } => Input::Peer { from, message },
             Self::Died(notice) => Input::Died(notice),
             Self::Fitness(fitness) => Input::Fitness(fitness),
+            Self::OutputReceived => Input::OutputReceived,
             Self::Eligibility(eligibility) => Input::Eligibility(eligibility),
             Self::ClockRate { error_ppm } => Input::ClockRate { error_ppm },
             Self::Progress(progress) => Input::Progress(progress),

@@ -263,6 +263,11 @@ impl Election {
         (self.send_input)(Input::Placement(place));
     }
 
+    /// Notifies the election that another gateway has received output of the present leadership.
+    pub fn set_output_received(&self) {
+        (self.send_input)(Input::OutputReceived);
+    }
+
     /// Notifies the election whether the two gateways have lately produced different records for one message.
     pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
         (self.send_input)(Input::OutputMismatch(has_output_mismatch));

@@ -423,7 +423,12 @@ impl Core for Emergent {
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
             // There is no admission by an operator, and the pair link has no part in this election.
-            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placement(_) | Input::OutputMismatch(_) => {}
+            Input::Time
+            | Input::Peer { .. }
+            | Input::Admit(..)
+            | Input::Placement(_)
+            | Input::OutputReceived
+            | Input::OutputMismatch(_) => {}
         }
         self.on_time(now);
         std::mem::take(&mut self.outputs)

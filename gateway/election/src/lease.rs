@@ -609,6 +609,11 @@ impl Core for Lease {
             Input::Peer { from, message } => self.on_peer(now, from, message),
             Input::Died(notice) => self.on_death(now, notice),
             Input::Fitness(fitness) => self.fitness = fitness,
+            Input::OutputReceived => {
+                if let Phase::Leading(leadership) = &mut self.phase {
+                    leadership.move_helped = true;
+                }
+            }
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate { error_ppm } => self.on_clock_rate(now, error_ppm),
             Input::Progress(progress) => self.progress = progress,

@@ -287,6 +287,7 @@ impl SessionLatch {
             | Input::HandOver(_)
             | Input::Admit(..)
             | Input::Placement(_)
+            | Input::OutputReceived
             | Input::OutputMismatch(_) => {}
         }
     }

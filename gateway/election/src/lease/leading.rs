@@ -11,6 +11,7 @@ use super::{
     successor::Predecessor,
 };
 use crate::{
+    auto_move::{AutoMoveConfig, TenureSoFar},
     core::{CloseReason, Notice, Output, Pin},
     fitness::Eligibility,
     identity::{Member, NodeId, NodeName},
@@ -38,6 +39,8 @@ pub(super) struct Leadership {
     pub(super) predecessor: Option<Predecessor>,
     /// Since when this gateway should hand over.
     pub(super) worse_since: Option<MonoNs>,
+    /// The move that led to it has helped: another gateway has received its output. Also if no hand-over led to it.
+    pub(super) move_helped: bool,
 }
 
 impl Leadership {
@@ -55,6 +58,7 @@ impl Leadership {
             offer: None,
             predecessor: None,
             worse_since: None,
+            move_helped: true,
         }
     }
 
@@ -176,13 +180,20 @@ impl Lease {
         let from = *leadership.worse_since.get_or_insert(now);
         let Phase::Leading(leadership) = &self.phase else { return };
         if leadership.offer.is_none() && now >= self.move_at(leadership, from) {
-            self.offer(now, target, OfferCause::Automatic);
+            let is_counted = AutoMoveConfig::counts_move(&self.tenure(leadership), self.fitness.class());
+            self.offer(now, target, OfferCause::Automatic { is_counted });
         }
     }
 
     fn move_at(&self, leadership: &Leadership, worse_since: MonoNs) -> MonoNs {
-        let moves = self.known_record.record().map_or(0, |record| record.automatic_moves);
-        self.config.moves.move_at(leadership.since, worse_since, moves, self.fitness.class())
+        self.config.moves.move_at(&self.tenure(leadership), worse_since, self.fitness.class())
+    }
+
+    fn tenure(&self, leadership: &Leadership) -> TenureSoFar {
+        // Until the record shows this leadership, the move that led to it is not counted there.
+        let own = u32::from(leadership.predecessor.is_some_and(|before| before.is_automatic));
+        let moves = self.known_record.record().map_or(0, |record| record.automatic_moves) + own;
+        TenureSoFar { since: leadership.since, moves, move_helped: leadership.move_helped }
     }
 
     /// The gateway that should lead instead: a class fitter, or as fit and preferred.

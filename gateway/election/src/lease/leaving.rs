@@ -65,7 +65,17 @@ pub(super) enum OfferCause {
     /// Requested by an operator or another gateway.
     Planned,
     /// Fitness or preference.
-    Automatic,
+    Automatic {
+        /// The move lengthens the next minimum tenure.
+        is_counted: bool,
+    },
+}
+
+impl OfferCause {
+    /// Whether the record counts the move.
+    pub(super) fn is_counted(self) -> bool {
+        self == Self::Automatic { is_counted: true }
+    }
 }
 
 impl Leaving {
@@ -204,7 +214,7 @@ impl Lease {
             *mode = LeaveMode::Release { cause: *cause };
         } else if now >= *notify_at {
             *notify_at = notify_again_at;
-            let is_automatic = *cause == OfferCause::Automatic;
+            let is_automatic = cause.is_counted();
             let positions =
                 positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
             let message = PeerMessage::LeadershipEnded { request: *request, positions, is_automatic };
@@ -246,10 +256,7 @@ impl Lease {
             LeaveMode::HandOver { .. } => None,
             LeaveMode::Release { cause } => {
                 let released = self.known_record.record()?.released();
-                Some(Record {
-                    automatic_moves: released.automatic_moves + u32::from(cause == OfferCause::Automatic),
-                    ..released
-                })
+                Some(Record { automatic_moves: released.automatic_moves + u32::from(cause.is_counted()), ..released })
             }
             LeaveMode::Reopen if now >= leaving.deadline => {
                 self.phase = Phase::Candidate;

@@ -153,10 +153,12 @@ impl Lease {
         let from = if self.safeguards.lease_from_successor_stamp { MonoNs(successor.stamp.0) } else { now };
         let deadline = self.config.timing.deadline_within(from, lease_ns);
         let Some(epoch) = self.next_own_epoch().filter(|_| (from..deadline).contains(&now)) else { return };
-        let is_automatic = self.announced_end.is_some_and(|ended| ended.leadership == leadership && ended.is_automatic);
+        let announced_end = self.announced_end.filter(|ended| ended.leadership == leadership);
+        let is_automatic = announced_end.is_some_and(|ended| ended.is_automatic);
         self.open(now, epoch, deadline, candidates);
         if let Phase::Leading(leading) = &mut self.phase {
             leading.predecessor = Some(Predecessor { leadership, is_automatic });
+            leading.move_helped = announced_end.is_none();
         }
     }
 

@@ -807,6 +807,35 @@ fn an_unreceived_leader_hands_over_before_its_tenure_ends() {
 }
 
 #[test]
+fn an_unreceived_leader_waits_for_its_tenure_if_the_move_to_it_did_not_help() {
+    for (is_received, offers) in [(true, true), (false, false)] {
+        let stamp = PeerTimestamp(Harness::leading(1).now.0 + 1);
+        let (mut former, request) = handing_over(stamp);
+        former.run(0);
+        let mut leader = Harness::following(2, former.stored.clone().unwrap().record);
+        leader.stored.clone_from(&former.stored);
+        leader.now = MonoNs(stamp.0).plus(3 * MS);
+        leader.changed();
+        leader.run(0);
+        leader.peer_sends(1, PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: true });
+        leader.run(200 * MS);
+        let record = leader.stored.clone().unwrap().record;
+        assert!(record.is_held_by(&member(2, 1)) && record.automatic_moves == 1, "{record:?}");
+        if is_received {
+            leader.step(Input::OutputReceived);
+        }
+        leader.step(Input::Fitness(Fitness { output_not_received: true, ..Fitness::default() }));
+        let offered_ms = (0..12_000).step_by(20).find(|_| {
+            leader.run(20 * MS);
+            leader.peer_is_eligible(1, Fitness::default());
+            leader.messages().iter().any(|(_, message)| matches!(message, PeerMessage::Prepare(_)))
+        });
+        assert_eq!(offered_ms.is_some(), offers, "{offered_ms:?}");
+        assert!(offered_ms.is_none_or(|ms| ms < 400), "{offered_ms:?}");
+    }
+}
+
+#[test]
 fn a_pin_is_stored_in_the_record() {
     let mut leader = Harness::leading(1);
     leader.step(Input::Pin(Pin::Pinned));

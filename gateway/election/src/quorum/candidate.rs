@@ -233,6 +233,11 @@ impl Candidate {
                 self.fitness = fitness;
                 self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
             }
+            Input::OutputReceived => {
+                if let Phase::Leading(LeaderState { tenure: Some(tenure), .. }) = &mut self.phase {
+                    tenure.so_far.move_helped = true;
+                }
+            }
             Input::Eligibility(eligibility) => {
                 self.eligibility = eligibility;
                 self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);

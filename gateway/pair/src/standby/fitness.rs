@@ -40,10 +40,20 @@ pub struct ChannelSample {
 /// Evaluates samples in the order of time.
 #[derive(Debug, Default)]
 pub struct FitnessWatch {
-    /// For each channel, the position that the peer has yet to acknowledge, and since when.
-    unconfirmed: BTreeMap<ChannelId, (StreamPosition, MonoNs)>,
+    /// For each channel that this gateway publishes, what the peer has acknowledged.
+    acknowledgements: BTreeMap<ChannelId, Acknowledgement>,
     log_entries_lost: RecentGrowth,
     stalls: RecentGrowth,
+}
+
+/// What the peer has acknowledged of a channel's output, in the present leadership.
+#[derive(Clone, Copy, Debug)]
+struct Acknowledgement {
+    /// The position that it has yet to acknowledge.
+    unconfirmed: StreamPosition,
+    since: MonoNs,
+    /// The peer has acknowledged a position before.
+    was_received: bool,
 }
 
 /// A counter that has grown recently.
@@ -78,19 +88,26 @@ impl FitnessWatch {
         }
     }
 
+    /// Whether the peer has received output of the present leadership, on every channel that publishes.
+    #[must_use]
+    pub fn was_received(&self) -> bool {
+        !self.acknowledgements.is_empty() && self.acknowledgements.values().all(|channel| channel.was_received)
+    }
+
     /// Whether the peer should have acknowledged by now what this gateway published some time ago, and has not.
     fn is_unconfirmed(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
         let Some(published) = channel.published else {
-            self.unconfirmed.remove(&channel.channel);
+            self.acknowledgements.remove(&channel.channel);
             return false;
         };
-        let (unconfirmed, since) = *self.unconfirmed.entry(channel.channel).or_insert((published, now));
-        if channel.peer_received >= Some(unconfirmed) {
+        let new = Acknowledgement { unconfirmed: published, since: now, was_received: false };
+        let known = self.acknowledgements.entry(channel.channel).or_insert(new);
+        if channel.peer_received >= Some(known.unconfirmed) {
             // The peer has acknowledged. It now owes an acknowledgement of what was published since.
-            self.unconfirmed.insert(channel.channel, (published, now));
+            *known = Acknowledgement { was_received: true, ..new };
             return false;
         }
-        now.since(since) >= CONFIRM_NS_MAX
+        now.since(known.since) >= CONFIRM_NS_MAX
     }
 }
 
@@ -167,6 +184,31 @@ mod tests {
         assert!(!not_received(&sample(channel(None, None)), 9_000), "a standby publishes nothing");
         assert!(!not_received(&sample(channel(at(70), None)), 9_100), "a new leader gets its time");
         assert!(not_received(&sample(channel(at(70), None)), 9_300));
+    }
+
+    #[test]
+    fn output_counts_as_received_when_the_peer_has_acknowledged_this_leadership_on_every_channel() {
+        let channel = |id, published, peer_received| ChannelSample {
+            channel: ChannelId(id),
+            published,
+            peer_received,
+            ..ChannelSample::default()
+        };
+        let mut watch = FitnessWatch::default();
+        let mut was_received = |channels: [ChannelSample; 2]| {
+            let sample = FitnessSample { channels: channels.to_vec(), ..FitnessSample::default() };
+            watch.update(&sample, MonoNs(0));
+            watch.was_received()
+        };
+        // The peer has received an earlier leadership up to 4.
+        assert!(!was_received([channel(1, None, at(4)), channel(2, None, at(4))]), "a standby");
+        assert!(!was_received([channel(1, at(5), at(4)), channel(2, None, at(4))]));
+        assert!(was_received([channel(1, at(6), at(5)), channel(2, None, at(4))]), "channel 2 publishes nothing yet");
+        assert!(!was_received([channel(1, at(7), at(6)), channel(2, at(5), at(4))]));
+        assert!(was_received([channel(1, at(8), at(6)), channel(2, at(6), at(5))]));
+        assert!(was_received([channel(1, at(90), at(6)), channel(2, at(90), at(5))]), "it was received before");
+        assert!(!was_received([channel(1, None, at(6)), channel(2, None, at(5))]));
+        assert!(!was_received([channel(1, at(100), at(6)), channel(2, at(100), at(5))]), "the next leadership");
     }
 
     #[test]

@@ -142,6 +142,9 @@ impl HealthMonitor {
                 "another process leads with this gateway's node number: gateway.node must be unique"
             );
         }
+        if watch.fitness.was_received() {
+            election.set_output_received();
+        }
         election.set_fitness(fitness);
         election.set_eligibility(joining.eligibility);
         lock(&self.newest).insert(group, GroupHealth { fitness, joining });

@@ -77,6 +77,8 @@ fn kill_during_loss(testbed: &mut Testbed) -> InjectedFault {
 }
 
 pub(super) fn drop_leader_output(testbed: &mut Testbed, _trial: u64) -> InjectedFault {
+    // The pair learns meanwhile that the present leader is received.
+    std::thread::sleep(Duration::from_secs(1));
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
     let injected_ns = now_ns();
     testbed.switch.drop_to_address(testbed.host(leader), *OUTPUT.ip());

@@ -2,7 +2,10 @@
 //! leader is gone.
 
 use super::*;
-use crate::{auto_move::AutoMoveConfig, core::PeerView};
+use crate::{
+    auto_move::{AutoMoveConfig, TenureSoFar},
+    core::PeerView,
+};
 
 /// Policy of automatic moves; without it a leader stays until a hand-over is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,9 +17,7 @@ pub(super) struct AutoMovePolicy {
 /// State of a leader's tenure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tenure {
-    pub(super) since: MonoNs,
-    /// Automatic moves that led to this leadership.
-    pub(super) moves: u32,
+    pub(super) so_far: TenureSoFar,
     /// Since when this gateway should hand over.
     pub(super) worse_since: Option<MonoNs>,
 }
@@ -37,10 +38,11 @@ impl Candidate {
             return;
         }
         let worse_since = *tenure.worse_since.get_or_insert(now);
-        if preparing.is_none() && now >= config.move_at(tenure.since, worse_since, tenure.moves, class) {
+        if preparing.is_none() && now >= config.move_at(&tenure.so_far, worse_since, class) {
             // If the hand-over fails, the next one waits.
             tenure.worse_since = Some(now);
-            let moves = self.recent_moves(now).saturating_add(1);
+            let is_counted = AutoMoveConfig::counts_move(&tenure.so_far, class);
+            let moves = self.recent_moves(now).saturating_add(u32::from(is_counted));
             self.begin_hand_over(now, target, moves, outputs);
         }
     }
@@ -49,7 +51,7 @@ impl Candidate {
     pub(super) fn auto_move_due_at(&self, lead: &LeaderState) -> Option<MonoNs> {
         let (auto_move, tenure) = (self.auto_move?, lead.tenure?);
         let worse_since = tenure.worse_since.filter(|_| lead.preparing.is_none())?;
-        Some(auto_move.config.move_at(tenure.since, worse_since, tenure.moves, self.fitness.class()))
+        Some(auto_move.config.move_at(&tenure.so_far, worse_since, self.fitness.class()))
     }
 
     /// Number of recent automatic moves.
@@ -59,7 +61,7 @@ impl Candidate {
         else {
             return 0;
         };
-        if config.resets_moves(tenure.since, now) { 0 } else { tenure.moves }
+        if config.resets_moves(tenure.so_far.since, now) { 0 } else { tenure.so_far.moves }
     }
 
     /// The gateway that should lead instead: a class fitter, or as fit and preferred.

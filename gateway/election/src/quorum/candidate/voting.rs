@@ -2,6 +2,7 @@
 
 use super::{phase::promised_until, *};
 use crate::{
+    auto_move::TenureSoFar,
     identity::DeathNotice,
     quorum::{message::ActivePromise, voter::EndCause},
 };
@@ -229,7 +230,8 @@ impl Candidate {
         outputs.extend(ended.map(|(epoch, positions)| Output::PeerOutputEnded { epoch, positions }));
         outputs.push(Output::Open { epoch, deadline });
         let moves = self.takeover.take().filter(|takeover| takeover.to == epoch).map_or(0, |takeover| takeover.moves);
-        let tenure = self.auto_move.map(|_| Tenure { since: now, moves, worse_since: None });
+        let so_far = TenureSoFar { since: now, moves, move_helped: false };
+        let tenure = self.auto_move.map(|_| Tenure { so_far, worse_since: None });
         self.highest_known = self.highest_known.max(epoch);
         // A voter that has not voted follows the winner's first renewal. It is sent at once, so that all hold the
         // promise.
