@@ -7,9 +7,15 @@ use std::{
     net::{SocketAddrV4, TcpStream},
 };
 
-use mdgw_election::auth::{Nonce, SharedKey};
+use mdgw_election::{
+    auth::{Nonce, SharedKey},
+    identity::Incarnation,
+};
 use mdgw_feeds::identity::Session;
-use mdgw_pair::pair_link::{framing::LinkStream, message::LinkMessage};
+use mdgw_pair::pair_link::{
+    framing::LinkStream,
+    message::{LinkIdentity, LinkMessage},
+};
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     elected_pair::ElectedPair,
@@ -94,7 +100,8 @@ impl RejoinScenario {
 fn abort_copy_midway(from: SocketAddrV4) {
     let mut socket = TcpStream::connect(from).unwrap();
     socket.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    let mut stream = LinkStream::new(SharedKey::new(&[0x5a; 32]), 1, Nonce([7; 16]));
+    let identity = LinkIdentity { node: 1, incarnation: Incarnation(0) };
+    let mut stream = LinkStream::new(SharedKey::new(&[0x5a; 32]), identity, Nonce([7; 16]));
     socket.write_all(&stream.hello()).unwrap();
     let (mut has_requested, mut bytes) = (false, [0; 4_096]);
     loop {

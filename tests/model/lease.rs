@@ -47,6 +47,8 @@ struct LeaseModel {
     version_check: bool,
     receivers_check_epochs: bool,
     observes_epochs: bool,
+    /// Messages between gateways prove their sender. Otherwise a promise of one gateway counts for every other one as well.
+    senders_proved: bool,
     /// Rate of each gateway's clock, in hundredths of true time.
     rates: [u64; 3],
     budget: FaultBudget,
@@ -98,6 +100,7 @@ const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
     version_check: true,
     receivers_check_epochs: true,
     observes_epochs: true,
+    senders_proved: true,
     rates: [99, 101, 101],
     budget: FaultBudget {
         late: 0,
@@ -327,9 +330,17 @@ impl LeaseModel {
                 }
             }
             InFlightMessage::Peer { to, incarnation, input } => {
-                if state.nodes[to].incarnation == incarnation {
-                    self.step(state, to, input);
+                if state.nodes[to].incarnation != incarnation {
+                    return;
                 }
+                if let (Input::Peer { from, message: message @ PeerMessage::Promise(_) }, false) =
+                    (&input, self.senders_proved)
+                {
+                    for other in (0..self.gateways).map(id_of).filter(|other| other != from && *other != id_of(to)) {
+                        self.step(state, to, Input::Peer { from: other, message: message.clone() });
+                    }
+                }
+                self.step(state, to, input);
             }
         }
     }
@@ -771,6 +782,15 @@ fn at_most_one_leader_over_a_store_outage() {
     assert_each_promise_needed(LeaseModel { budget: restarts, ..outage.clone() }, 100_000);
     assert_each_promise_needed(LeaseModel { gateways: 3, outage_until: WARM_UP_END + 150, ..outage.clone() }, 100_000);
     assert_each_promise_needed(LeaseModel { gateways: 3, budget: restarts, ..outage }, 300_000);
+}
+
+/// An attacker on the path, without the key, lets the promise of one gateway count for another one too, unless the pair
+/// link proves which gateway speaks.
+#[test]
+fn a_promise_that_counts_for_two_gateways_is_detected() {
+    let model = LeaseModel { gateways: 3, outage_until: WARM_UP_END + 150, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.senders_proved = false;
+    assert_safeguard_needed("the proof of the sender", model, 150_000, switch_off, &[Violation::TwoLeaders]);
 }
 
 #[track_caller]

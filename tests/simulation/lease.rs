@@ -33,6 +33,7 @@ pub(crate) const PAIR: LeaseSetup = LeaseSetup {
     safeguards: LeaseSafeguards::ALL,
     version_check: true,
     observes_epochs: true,
+    senders_proved: true,
     receivers_check_epochs: true,
     clock_rates_read: true,
     joins: false,
@@ -272,6 +273,15 @@ fn a_skipped_candidate_promise_allows_two_leaders() {
     assert_violation_found(
         "the promise of each candidate",
         LeaseSetup { safeguards, gateways: 3, ..STORM },
+        two_leaders,
+    );
+}
+
+#[test]
+fn a_promise_that_counts_for_two_gateways_allows_two_leaders() {
+    assert_violation_found(
+        "the proof of the sender",
+        LeaseSetup { senders_proved: false, gateways: 3, ..STORM },
         two_leaders,
     );
 }

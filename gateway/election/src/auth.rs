@@ -2,9 +2,11 @@
 //! a key that all of them share. Messages are not encrypted: positions and epochs are not secret, but must not be
 //! forged.
 //!
-//! A tag proves that a holder of the key wrote the bytes at some time. Freshness is proved separately:
-//! - an answer repeats the [`Nonce`] or number of a request that is still outstanding;
-//! - on a connection, [`AuthenticatedSession`] ties each message to both ends' nonces and to its number.
+//! A tag proves that a holder of the key wrote the bytes at some time. Who wrote them, and when, is proved separately:
+//! - an answer repeats the [`Nonce`] or number of a request that is still outstanding; a message without a connection
+//!   names its sender under the tag;
+//! - on a connection, [`AuthenticatedSession`] ties each message to what both ends said of themselves, to both ends'
+//!   nonces and to its number.
 
 use std::{
     fmt,
@@ -83,6 +85,12 @@ impl SharedKey {
         self.mac_over(purpose, parts).verify_slice(tag).is_ok()
     }
 
+    /// A key of its own, from this key and `parts`, for which the rule of [`Self::tag`] holds. HMAC is a pseudorandom
+    /// function: the result tells nothing of this key, and other parts give an unrelated key.
+    fn derive(&self, purpose: Purpose, parts: &[&[u8]]) -> Self {
+        Self::new(&self.tag(purpose, parts))
+    }
+
     fn mac_over(&self, purpose: Purpose, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         mac.update(purpose.label());
@@ -104,7 +112,7 @@ impl Purpose {
     fn label(self) -> &'static [u8; 16] {
         match self {
             Self::Vote => b"mdgw vote      1",
-            Self::PairLink => b"mdgw pair      1",
+            Self::PairLink => b"mdgw pair      2",
             Self::DeathNotice => b"mdgw death     1",
             Self::Membership => b"mdgw members   1",
         }
@@ -166,31 +174,46 @@ impl Nonce {
     }
 }
 
-/// One end of a connection. Each end draws a nonce and sends it in the clear; from then on every message has a tag over
-/// both nonces and its number. So a message from another connection, from another moment of this one, or from the other
-/// direction is refused. Loss is allowed (numbers may be skipped); repetition and reordering are not.
+/// One end of a connection. Each end opens it with a hello in the clear: its nonce, and what it says of itself, such as
+/// its node number. The key of each direction is derived from the shared key and both hellos, the sender's first. So a
+/// tag is valid only between two ends that have seen the same two hellos, in one direction, on one connection. A tag also
+/// covers the message's number. Loss is allowed (numbers may be skipped); repetition and reordering are not.
 #[derive(Debug)]
 pub struct AuthenticatedSession {
-    key: SharedKey,
     purpose: Purpose,
-    ours: Nonce,
-    theirs: Nonce,
+    /// Key of what this end sends.
+    ours: SharedKey,
+    /// Key of what the other end sends.
+    theirs: SharedKey,
     sent: u64,
     received: u64,
 }
 
 impl AuthenticatedSession {
-    /// Begins a session. `None` when both nonces are equal: the other end reflects ours.
+    /// Begins a session. Each hello contains a nonce of its sender. `None` when both hellos are equal: the other end
+    /// reflects ours.
     #[must_use]
-    pub fn new(key: SharedKey, purpose: Purpose, ours: Nonce, theirs: Nonce) -> Option<Self> {
-        (ours != theirs).then_some(Self { key, purpose, ours, theirs, sent: 0, received: 0 })
+    pub fn new<const HELLO_BYTES: usize>(
+        key: &SharedKey,
+        purpose: Purpose,
+        ours: &[u8; HELLO_BYTES],
+        theirs: &[u8; HELLO_BYTES],
+    ) -> Option<Self> {
+        let key_of =
+            |sender: &[u8; HELLO_BYTES], receiver: &[u8; HELLO_BYTES]| key.derive(purpose, &[sender, receiver]);
+        (ours != theirs).then(|| Self {
+            purpose,
+            ours: key_of(ours, theirs),
+            theirs: key_of(theirs, ours),
+            sent: 0,
+            received: 0,
+        })
     }
 
     /// Number and tag for the next outgoing message.
     pub fn seal(&mut self, message: &[u8]) -> (u64, Tag) {
         self.sent += 1;
-        let number = self.sent.to_le_bytes();
-        (self.sent, self.key.tag(self.purpose, &[&self.ours.0, &self.theirs.0, &number, message]))
+        (self.sent, self.ours.tag(self.purpose, &[&self.sent.to_le_bytes(), message]))
     }
 
     /// Verifies that the other end wrote this message in this session, and that it arrives for the first time.
@@ -198,8 +221,7 @@ impl AuthenticatedSession {
     /// # Errors
     /// When the tag is wrong, or the message was repeated or reordered.
     pub fn open(&mut self, number: u64, message: &[u8], tag: &Tag) -> Result<(), AuthError> {
-        let parts: [&[u8]; 4] = [&self.theirs.0, &self.ours.0, &number.to_le_bytes(), message];
-        if !self.key.is_tag(self.purpose, &parts, tag) {
+        if !self.theirs.is_tag(self.purpose, &[&number.to_le_bytes(), message], tag) {
             return Err(AuthError::Forged);
         }
         if number <= self.received {
@@ -214,7 +236,7 @@ impl AuthenticatedSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// Its tag is not valid under our key.
-    #[error("authentication failed (different key)")]
+    #[error("authentication failed (different key, or changed on the way)")]
     Forged,
     /// The message, or a later one, was received before.
     #[error("it was received before, or is older than one that was (replayed)")]
@@ -301,16 +323,16 @@ mod tests {
         assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
     }
 
-    /// Both ends of a connection.
-    fn ends() -> [AuthenticatedSession; 2] {
-        let (key, a, b) = (SharedKey::new(&[1; 32]), Nonce([1; 16]), Nonce([2; 16]));
-        [(a, b), (b, a)]
-            .map(|(ours, theirs)| AuthenticatedSession::new(key.clone(), Purpose::PairLink, ours, theirs).unwrap())
+    /// Both ends of a connection. Each receives the other's hello as `theirs` changes it.
+    fn ends_with(theirs: impl Fn([u8; 4]) -> [u8; 4]) -> [AuthenticatedSession; 2] {
+        let key = SharedKey::new(&[1; 32]);
+        [([1; 4], [2; 4]), ([2; 4], [1; 4])]
+            .map(|(a, b)| AuthenticatedSession::new(&key, Purpose::PairLink, &a, &theirs(b)).unwrap())
     }
 
     #[test]
     fn a_message_is_accepted_once_in_order_and_only_by_the_other_end() {
-        let [mut a, mut b] = ends();
+        let [mut a, mut b] = ends_with(|hello| hello);
         let (first, first_tag) = a.seal(b"one");
         let (second, second_tag) = a.seal(b"two");
         assert_eq!(a.open(first, b"one", &first_tag), Err(AuthError::Forged), "sent back to its writer");
@@ -319,15 +341,39 @@ mod tests {
         assert_eq!(b.open(first, b"one", &first_tag), Err(AuthError::Replayed));
         assert_eq!(b.open(second, b"two", &second_tag), Ok(()));
         assert_eq!(b.open(first, b"one", &first_tag), Err(AuthError::Replayed), "an older one");
-        let other = Nonce([3; 16]);
-        let mut later = AuthenticatedSession::new(b.key.clone(), Purpose::PairLink, other, a.ours).unwrap();
+        let key = SharedKey::new(&[1; 32]);
+        let mut later = AuthenticatedSession::new(&key, Purpose::PairLink, &[3; 4], &[1; 4]).unwrap();
         assert_eq!(later.open(second, b"two", &second_tag), Err(AuthError::Forged), "on another connection");
+    }
+
+    #[test]
+    fn a_message_is_refused_when_either_hello_was_changed() {
+        for byte in 0..4 {
+            for (of_first, of_second) in [(1, 0), (0, 1), (1, 1)] {
+                let change = |mut hello: [u8; 4]| {
+                    hello[byte] ^= if hello[3] == 2 { of_second } else { of_first };
+                    hello
+                };
+                let [mut a, mut b] = ends_with(change);
+                let (number, tag) = a.seal(b"one");
+                assert_eq!(b.open(number, b"one", &tag), Err(AuthError::Forged), "byte {byte}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_tag_of_a_session_is_a_tag_of_the_shared_key() {
+        let (key, [mut a, _]) = (SharedKey::new(&[1; 32]), ends_with(|hello| hello));
+        let (number, tag) = a.seal(b"one");
+        for purpose in [Purpose::Vote, Purpose::PairLink, Purpose::DeathNotice, Purpose::Membership] {
+            assert!(!key.is_tag(purpose, &[&number.to_le_bytes(), b"one"], &tag), "{purpose:?}");
+        }
     }
 
     #[test]
     fn a_reflected_nonce_is_refused() {
         let nonce = Nonce::random().unwrap();
-        assert!(AuthenticatedSession::new(SharedKey::new(&[1; 32]), Purpose::PairLink, nonce, nonce).is_none());
+        assert!(AuthenticatedSession::new(&SharedKey::new(&[1; 32]), Purpose::PairLink, &nonce.0, &nonce.0).is_none());
         assert_ne!(nonce, Nonce::random().unwrap());
     }
 

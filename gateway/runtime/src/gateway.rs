@@ -44,7 +44,10 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use mdgw_pair::{
-    pair_link::{ChannelSender, LinkHandle, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts},
+    pair_link::{
+        ChannelSender, LinkHandle, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts,
+        message::LinkIdentity,
+    },
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
 use mdgw_status::control::ControlServer;
@@ -448,8 +451,9 @@ impl Gateway {
             handle.is_some_and(|handle| handle.send(channel, message).is_ok())
         });
         let (peer_gap_requests, history) = (Arc::clone(&self.peer_gap_requests), Arc::clone(&self.history));
+        let identity = LinkIdentity { node: self.node, incarnation: self.this_start.incarnation };
         let parts = PairParts { status_table, epochs, logs: self.logs.clone(), peer_gap_requests, history, channels };
-        let link = PairLink::start(PairLinkConfig { node: self.node, endpoints }, parts)?;
+        let link = PairLink::start(PairLinkConfig { identity, endpoints }, parts)?;
         let _first = self.link_slot.set(Arc::clone(link.handle()));
         let fitness = Arc::clone(&self.peer_fitness);
         let forwarder = PeerForwarder::start(

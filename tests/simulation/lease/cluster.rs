@@ -34,6 +34,8 @@ pub(crate) struct LeaseSetup {
     pub(crate) version_check: bool,
     /// Gateways observe the published epochs, from the network and from their logs.
     pub(crate) observes_epochs: bool,
+    /// Messages between gateways prove their sender. Otherwise a promise of one gateway counts for every other one as well.
+    pub(crate) senders_proved: bool,
     /// Packets carry their epoch, so that receivers can drop packets of old epochs.
     pub(crate) receivers_check_epochs: bool,
     /// Gateways read the slew of their clocks.
@@ -593,6 +595,11 @@ impl LeaseCluster {
             return;
         }
         let delay_ns = self.delay_ns();
+        if !self.setup.senders_proved && matches!(message, PeerMessage::Promise(_)) {
+            for other in (0..self.gateways.len()).filter(|other| *other != from && *other != to) {
+                self.send(to, Input::Peer { from: node_of(other), message: message.clone() }, delay_ns);
+            }
+        }
         self.send(to, Input::Peer { from: node_of(from), message }, delay_ns);
     }
 

@@ -38,7 +38,7 @@ impl Connection {
     ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let stream = LinkStream::new(config.endpoints.key.clone(), config.node, Nonce::random()?);
+        let stream = LinkStream::new(config.endpoints.key.clone(), config.identity, Nonce::random()?);
         let unsent = stream.hello().to_vec();
         Ok(Self { socket, stream, unsent, dialled, sent_first_message: false, received_at: now })
     }

@@ -11,7 +11,7 @@ use mdgw_feeds::channel::{Channel, ChannelConfig, CopyFault, CopyRestorer};
 
 use super::{
     framing::{LinkFault, LinkStream},
-    message::{CopyEnd, LinkMessage},
+    message::{CopyEnd, LinkIdentity, LinkMessage},
 };
 
 /// Why there is no copy.
@@ -52,7 +52,7 @@ impl CopyError {
 /// [`CopyError`]; the channel is unusable then and is dropped.
 pub fn fetch_copy(
     peer: SocketAddrV4,
-    node: u8,
+    identity: LinkIdentity,
     key: SharedKey,
     config: ChannelConfig,
     timeout: Duration,
@@ -62,7 +62,7 @@ pub fn fetch_copy(
     let mut socket = TcpStream::connect_timeout(&peer.into(), timeout).map_err(CopyError::Unreachable)?;
     socket.set_read_timeout(Some(timeout))?;
     socket.set_write_timeout(Some(timeout))?;
-    let mut stream = LinkStream::new(key, node, Nonce::random()?);
+    let mut stream = LinkStream::new(key, identity, Nonce::random()?);
     socket.write_all(&stream.hello()).map_err(CopyError::Unreachable)?;
     let (mut is_requested, mut slices, mut checksum) = (false, 0, 0);
     let mut bytes = vec![0; 64 << 10];

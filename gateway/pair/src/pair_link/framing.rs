@@ -1,8 +1,10 @@
 //! Messages from and to a stream of bytes. No sockets.
 
 use mdgw_election::auth::{AuthError, AuthenticatedSession, Nonce, Purpose, SharedKey, TAG_BYTES, Tag};
+#[cfg(test)]
+use mdgw_election::identity::Incarnation;
 
-use super::message::{BODY_BYTES_MAX, HELLO_BYTES, Hello, LinkMessage, Malformed};
+use super::message::{BODY_BYTES_MAX, HELLO_BYTES, HELLO_VERSION_BYTES, Hello, LinkIdentity, LinkMessage, Malformed};
 
 /// One end of a connection: hello first, then authenticated messages. After a protocol violation the stream reads no
 /// more.
@@ -13,12 +15,16 @@ pub struct LinkStream {
     /// Received bytes that are not parsed yet.
     bytes: Vec<u8>,
     peer: Option<Peer>,
+    /// The other end has proved the key and its hello, and that it received ours.
     is_authenticated: bool,
+    /// For the test that shows what binding the identities prevents.
+    #[cfg(test)]
+    binds_identities: bool,
 }
 
 #[derive(Debug)]
 struct Peer {
-    node: u8,
+    identity: LinkIdentity,
     stream: AuthenticatedSession,
     /// Authenticates datagrams. They are numbered apart from the stream, since they may be lost or reordered.
     datagrams: AuthenticatedSession,
@@ -33,16 +39,33 @@ pub enum LinkFault {
     /// The peer did not authenticate the bytes.
     #[error("message rejected: {0}")]
     AuthError(#[from] AuthError),
+    /// The first message does not prove what the other end's hello says.
+    #[error(
+        "the first message does not prove the shared key for node {node}: the keys differ, or something between the gateways \
+         changed a node number, an incarnation or a nonce"
+    )]
+    Unproven {
+        /// Node number of the other end's hello, as it arrived.
+        node: u8,
+    },
     /// The other end has our node number or our nonce: it is this gateway itself, or configured with the same number.
     #[error("the other end uses this gateway's node number (or this is a connection to itself)")]
     OwnNode,
 }
 
 impl LinkStream {
-    /// One end of a new connection. `node`: this gateway's node number.
+    /// One end of a new connection of this gateway.
     #[must_use]
-    pub fn new(key: SharedKey, node: u8, nonce: Nonce) -> Self {
-        Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, is_authenticated: false }
+    pub fn new(key: SharedKey, identity: LinkIdentity, nonce: Nonce) -> Self {
+        Self {
+            key,
+            ours: Hello { identity, nonce },
+            bytes: Vec::new(),
+            peer: None,
+            is_authenticated: false,
+            #[cfg(test)]
+            binds_identities: true,
+        }
     }
 
     /// This end's hello, to be sent first.
@@ -62,6 +85,9 @@ impl LinkStream {
     /// The connection has to be closed.
     pub fn next_message(&mut self) -> Result<Option<LinkMessage>, LinkFault> {
         if self.peer.is_none() {
+            if let Some(begin) = self.bytes.first_chunk::<HELLO_VERSION_BYTES>() {
+                Hello::check_version(begin)?;
+            }
             let Some(hello) = self.bytes.first_chunk::<HELLO_BYTES>() else { return Ok(None) };
             let theirs = Hello::parse(hello)?;
             self.accept_hello(theirs)?;
@@ -78,7 +104,12 @@ impl LinkStream {
         }
         let Some(sealed) = rest.get(..length) else { return Ok(None) };
         let Some(peer) = self.peer.as_mut() else { return Ok(None) };
-        let message = open(&mut peer.stream, CARRIER_STREAM, sealed)?;
+        let message = match open(&mut peer.stream, CARRIER_STREAM, sealed) {
+            Err(LinkFault::AuthError(AuthError::Forged)) if !self.is_authenticated => {
+                return Err(LinkFault::Unproven { node: peer.identity.node });
+            }
+            opened => opened?,
+        };
         self.is_authenticated = true;
         self.bytes.drain(..4 + length);
         Ok(Some(message))
@@ -113,21 +144,36 @@ impl LinkStream {
         self.peer.is_some()
     }
 
-    /// The other end's node number, once it has proved the key.
+    /// The other end, once it has proved the key and its hello.
+    #[must_use]
+    pub(crate) fn peer_identity(&self) -> Option<LinkIdentity> {
+        self.peer.as_ref().filter(|_| self.is_authenticated).map(|peer| peer.identity)
+    }
+
+    /// The other end's node number, once it has proved the key and its hello.
     #[must_use]
     pub(crate) fn peer_node(&self) -> Option<u8> {
-        self.peer.as_ref().filter(|_| self.is_authenticated).map(|peer| peer.node)
+        self.peer_identity().map(|identity| identity.node)
     }
 
     fn accept_hello(&mut self, theirs: Hello) -> Result<(), LinkFault> {
-        if theirs.node == self.ours.node {
+        if theirs.identity.node == self.ours.identity.node || theirs.nonce == self.ours.nonce {
             return Err(LinkFault::OwnNode);
         }
-        let conversation =
-            || AuthenticatedSession::new(self.key.clone(), Purpose::PairLink, self.ours.nonce, theirs.nonce);
+        let (ours, theirs_bytes) = (self.bound(self.ours), self.bound(theirs));
+        let conversation = || AuthenticatedSession::new(&self.key, Purpose::PairLink, &ours, &theirs_bytes);
         let (Some(stream), Some(datagrams)) = (conversation(), conversation()) else { return Err(LinkFault::OwnNode) };
-        self.peer = Some(Peer { node: theirs.node, stream, datagrams });
+        self.peer = Some(Peer { identity: theirs.identity, stream, datagrams });
         Ok(())
+    }
+
+    /// What of a hello goes into the keys: all of it, its version too.
+    fn bound(&self, hello: Hello) -> [u8; HELLO_BYTES] {
+        #[cfg(test)]
+        if !self.binds_identities {
+            return Hello { identity: LinkIdentity { node: 0, incarnation: Incarnation(0) }, ..hello }.to_bytes();
+        }
+        hello.to_bytes()
     }
 }
 
@@ -156,16 +202,142 @@ mod tests {
     use super::*;
     use crate::formats::check;
 
+    fn identity(node: u8) -> LinkIdentity {
+        LinkIdentity { node, incarnation: Incarnation(1_000 + u64::from(node)) }
+    }
+
+    /// One end of a connection of that gateway. `nonce` tells the connections of a gateway apart.
+    fn end(node: u8, nonce: u8) -> LinkStream {
+        LinkStream::new(SharedKey::new(&[1; 32]), identity(node), Nonce([nonce; 16]))
+    }
+
+    /// Gives `to` the hello of `from`, as something on the path changes it.
+    fn greet(from: &LinkStream, to: &mut LinkStream, change: impl Fn(&mut Hello)) -> Result<(), LinkFault> {
+        let mut hello = Hello::parse(&from.hello()).unwrap();
+        change(&mut hello);
+        to.push(&hello.to_bytes());
+        to.next_message().map(|message| assert_eq!(message, None))
+    }
+
     fn ends() -> [LinkStream; 2] {
-        let key = SharedKey::new(&[1; 32]);
-        let mut ends = [1, 2].map(|node| LinkStream::new(key.clone(), node, Nonce([node; 16])));
-        let hellos = [0, 1].map(|end: usize| ends[end].hello());
-        ends[0].push(&hellos[1]);
-        ends[1].push(&hellos[0]);
-        for end in &mut ends {
-            assert_eq!(end.next_message(), Ok(None));
+        let [mut first, mut second] = [end(1, 1), end(2, 2)];
+        greet(&first, &mut second, |_| {}).unwrap();
+        greet(&second, &mut first, |_| {}).unwrap();
+        [first, second]
+    }
+
+    /// `from` sends its first message, and `to` reads it.
+    fn first_message(from: &mut LinkStream, to: &mut LinkStream) -> Result<Option<LinkMessage>, LinkFault> {
+        to.push(&from.seal(&message(1)).unwrap());
+        to.next_message()
+    }
+
+    /// What an attacker on the path makes of a hello.
+    type Change = fn(&mut Hello);
+
+    /// Each field of a hello that names the gateway or its start.
+    const CHANGES: [(&str, Change); 3] = [
+        ("node number", |hello| hello.identity.node = 3),
+        ("incarnation", |hello| hello.identity.incarnation.0 += 1),
+        ("nonce", |hello| hello.nonce.0[15] ^= 1),
+    ];
+
+    #[test]
+    fn a_hello_that_was_changed_on_the_way_ends_the_connection_at_the_first_message_in_both_directions() {
+        for (what, change) in CHANGES {
+            for (of_first, of_second) in [(true, false), (false, true), (true, true)] {
+                let [mut first, mut second] = [end(1, 1), end(2, 2)];
+                let changed = |is_changed: bool| {
+                    move |hello: &mut Hello| {
+                        if is_changed {
+                            change(hello)
+                        }
+                    }
+                };
+                greet(&first, &mut second, changed(of_first)).unwrap();
+                greet(&second, &mut first, changed(of_second)).unwrap();
+                for (from, to) in [(0, 1), (1, 0)] {
+                    let ends = [&mut first, &mut second];
+                    let sealed = ends[from].seal(&message(1)).unwrap();
+                    let datagram = ends[from].seal_datagram(&message(1)).unwrap();
+                    ends[to].push(&sealed);
+                    let opened = ends[to].next_message();
+                    assert!(matches!(opened, Err(LinkFault::Unproven { .. })), "{what}, {from} to {to}: {opened:?}");
+                    let opened = ends[to].open_datagram(&datagram);
+                    assert_eq!(opened, Err(LinkFault::AuthError(AuthError::Forged)), "{what}, {from} to {to}");
+                    assert_eq!(ends[to].peer_node(), None, "{what}: no message counts for any node");
+                }
+            }
         }
-        ends
+    }
+
+    /// The control: with keys over the nonces alone, as in version 4, gateway 2 speaks as gateway 3.
+    #[test]
+    fn keys_without_identities_let_one_gateway_speak_as_another() {
+        for (what, change) in CHANGES {
+            let [mut first, mut second] = [end(1, 1), end(2, 2)];
+            for end in [&mut first, &mut second] {
+                end.binds_identities = false;
+            }
+            greet(&first, &mut second, |_| {}).unwrap();
+            greet(&second, &mut first, change).unwrap();
+            let opened = first_message(&mut second, &mut first);
+            if what == "nonce" {
+                assert!(matches!(opened, Err(LinkFault::Unproven { .. })), "{opened:?}");
+            } else {
+                assert_eq!(opened, Ok(Some(message(1))), "{what}");
+                assert_ne!(first.peer_identity(), Some(identity(2)), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_was_joined_to_another_gateways_or_to_another_connection_is_refused() {
+        // Gateway 1 connects to gateways 2 and 3. The attacker joins each connection to the other gateway, and presents
+        // the hello that gateway 1 expects there.
+        let (mut to_second, mut second, mut third) = (end(1, 1), end(2, 3), end(3, 4));
+        greet(&to_second, &mut third, |_| {}).unwrap();
+        greet(&third, &mut to_second, |hello| hello.identity = identity(2)).unwrap();
+        assert!(matches!(first_message(&mut third, &mut to_second), Err(LinkFault::Unproven { node: 2 })));
+        assert_eq!(to_second.peer_node(), None);
+        // The genuine hello of gateway 2 does not help gateway 3.
+        let mut to_second = end(1, 5);
+        greet(&to_second, &mut second, |_| {}).unwrap();
+        greet(&second, &mut to_second, |_| {}).unwrap();
+        assert!(matches!(first_message(&mut third, &mut to_second), Err(LinkFault::Unproven { node: 2 })));
+        // A connection between the same two gateways, of which the attacker recorded everything.
+        let [mut before, mut recorded] = [end(1, 6), end(2, 7)];
+        greet(&before, &mut recorded, |_| {}).unwrap();
+        greet(&recorded, &mut before, |_| {}).unwrap();
+        let sealed = recorded.seal(&message(1)).unwrap();
+        let mut later = end(1, 8);
+        greet(&recorded, &mut later, |_| {}).unwrap();
+        later.push(&sealed);
+        assert!(matches!(later.next_message(), Err(LinkFault::Unproven { node: 2 })));
+    }
+
+    #[test]
+    fn two_connections_of_one_gateway_cannot_be_joined_to_each_other() {
+        let [mut one, mut other] = [end(1, 1), end(1, 2)];
+        assert_eq!(greet(&one, &mut other, |_| {}), Err(LinkFault::OwnNode));
+        let mut other_again = end(1, 2);
+        let as_second: Change = |hello| hello.identity = identity(2);
+        greet(&one, &mut other_again, as_second).unwrap();
+        greet(&other_again, &mut one, as_second).unwrap();
+        assert!(matches!(first_message(&mut one, &mut other_again), Err(LinkFault::Unproven { node: 2 })));
+        assert!(matches!(first_message(&mut other_again, &mut one), Err(LinkFault::Unproven { node: 2 })));
+    }
+
+    #[test]
+    fn the_hello_of_another_version_is_refused_before_it_is_complete() {
+        let mut stream = end(1, 1);
+        stream.push(b"MDGWPAIR\x04");
+        assert_eq!(stream.next_message(), Ok(None));
+        stream.push(&[0]);
+        let refused = stream.next_message().unwrap_err();
+        assert_eq!(refused, LinkFault::Malformed(Malformed::Version { theirs: 4 }));
+        let text = refused.to_string();
+        assert!(text.contains("speaks version 4 of the pair link, and this gateway speaks version 5"), "{text}");
     }
 
     fn message(number: u8) -> LinkMessage {
@@ -196,11 +368,9 @@ mod tests {
     #[test]
     fn a_peer_without_the_key_is_rejected_at_its_first_message() {
         let [mut honest, _] = ends();
-        let mut forger = LinkStream::new(SharedKey::new(&[9; 32]), 2, Nonce([2; 16]));
-        forger.push(&LinkStream::new(SharedKey::new(&[1; 32]), 1, Nonce([1; 16])).hello());
-        assert_eq!(forger.next_message(), Ok(None));
-        honest.push(&forger.seal(&message(1)).unwrap());
-        assert_eq!(honest.next_message(), Err(LinkFault::AuthError(AuthError::Forged)));
+        let mut forger = LinkStream::new(SharedKey::new(&[9; 32]), identity(2), Nonce([2; 16]));
+        greet(&end(1, 1), &mut forger, |_| {}).unwrap();
+        assert_eq!(first_message(&mut forger, &mut honest), Err(LinkFault::Unproven { node: 2 }));
         assert_eq!(honest.peer_node(), None);
         let datagram = forger.seal_datagram(&message(1)).unwrap();
         assert_eq!(honest.open_datagram(&datagram), Err(LinkFault::AuthError(AuthError::Forged)));
@@ -234,13 +404,8 @@ mod tests {
 
     #[test]
     fn a_gateway_rejects_a_connection_to_itself() {
-        let key = SharedKey::new(&[1; 32]);
-        let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
-        end.push(&LinkStream::new(key.clone(), 1, Nonce([2; 16])).hello());
-        assert_eq!(end.next_message(), Err(LinkFault::OwnNode));
-        let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
-        end.push(&LinkStream::new(key, 2, Nonce([1; 16])).hello());
-        assert_eq!(end.next_message(), Err(LinkFault::OwnNode));
+        assert_eq!(greet(&end(1, 2), &mut end(1, 1), |_| {}), Err(LinkFault::OwnNode));
+        assert_eq!(greet(&end(2, 1), &mut end(1, 1), |_| {}), Err(LinkFault::OwnNode));
     }
 
     /// A message, authenticated for the stream or as a datagram.
@@ -251,10 +416,21 @@ mod tests {
     }
 
     #[test]
-    fn messages_sealed_by_0_1_0_are_opened() {
+    fn messages_sealed_by_version_4_are_refused() {
+        let sealed = include_str!("../../../../tests/data/formats/pair_link_sealed.hex");
+        let bytes: Vec<u8> = (0..sealed.lines().nth(1).unwrap().len() / 2)
+            .map(|index| u8::from_str_radix(&sealed.lines().nth(1).unwrap()[2 * index..][..2], 16).unwrap())
+            .collect();
+        let [_, mut theirs] = ends();
+        theirs.push(&bytes);
+        assert_eq!(theirs.next_message(), Err(LinkFault::Unproven { node: 1 }));
+    }
+
+    #[test]
+    fn messages_sealed_by_version_5_are_opened() {
         let message = || LinkMessage::LeadRequest { group: mdgw_feeds::identity::GroupId(259) };
         check(
-            include_str!("../../../../tests/data/formats/pair_link_sealed.hex"),
+            include_str!("../../../../tests/data/formats/pair_link_sealed_5.hex"),
             &[Sealed::Stream(message()), Sealed::Datagram(message())],
             |bytes| {
                 let [mut ours, mut theirs] = ends();

@@ -31,7 +31,7 @@ use super::{
     copy_out::CopySender,
     framing::LinkFault,
     handle::{LinkHandle, Outgoing, add},
-    message::{AvailableInput, ChannelPositions, InputRange, LinkMessage},
+    message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, Malformed},
     mismatch::{Comparison, MismatchWatch},
 };
 use crate::standby::{InputHistory, KnownEpochs, ReceivePath, StatusTable};
@@ -61,8 +61,8 @@ pub struct PeerEndpoint {
 /// Configuration of the link.
 #[derive(Clone, Debug)]
 pub struct PairLinkConfig {
-    /// This gateway's node number.
-    pub node: u8,
+    /// This gateway, and this start of it.
+    pub identity: LinkIdentity,
     /// The addresses of this gateway and its peers, and the shared key.
     pub endpoints: PairEndpoints,
 }
@@ -232,9 +232,8 @@ struct Link {
     unknown_nodes: BTreeSet<u8>,
     /// Node numbers that two gateways use: each is logged once.
     duplicate_nodes: BTreeSet<u8>,
-    /// Addresses of refused connections, and whether the cause was this gateway's own node number: each is logged
-    /// once.
-    refused: BTreeSet<(IpAddr, bool)>,
+    /// Addresses of refused connections, and why: each is logged once.
+    refused: BTreeSet<(IpAddr, Refusal)>,
     status_table: Arc<StatusTable>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     peer_gap_requests: Arc<PeerGapRequests>,
@@ -328,13 +327,20 @@ impl Link {
     /// A connection whose first message is authentic replaces the present connection to that gateway.
     fn receive_pending(&mut self, now: MonoNs) {
         for mut connection in std::mem::take(&mut self.pending) {
-            let first_message = connection
-                .read_available()
-                .and_then(|()| connection.stream.next_message().map_err(CloseCause::Refused));
+            // A peer of another version closes right after its hello: the hello tells why.
+            let is_readable = connection.read_available();
+            let first_message = match connection.stream.next_message() {
+                Ok(None) => is_readable.map(|()| None),
+                other => other.map_err(CloseCause::Refused),
+            };
             match first_message.and_then(|message| self.send_first_message(&mut connection).map(|()| message)) {
                 Ok(Some(message)) => self.establish(connection, message, now),
                 Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.push(connection),
-                Err(CloseCause::Refused(fault)) => self.refuse(&connection, fault),
+                Err(CloseCause::Refused(fault)) => {
+                    // A peer of another version reads from our hello which version we speak.
+                    let _may_fail = connection.flush();
+                    self.refuse(&connection, fault);
+                }
                 // The dialled peer does not run: no refusal.
                 Ok(None) | Err(CloseCause::Closed) if connection.dialled.is_some() => {}
                 Ok(None) | Err(_) => add(&self.handle.counters.refused),
@@ -343,7 +349,7 @@ impl Link {
     }
 
     fn establish(&mut self, mut connection: Connection, message: LinkMessage, now: MonoNs) {
-        let Some(node) = connection.stream.peer_node() else { return };
+        let Some(LinkIdentity { node, incarnation }) = connection.stream.peer_identity() else { return };
         let is_of = |peer: &Peer| peer.end.node.is_none_or(|of| of == node);
         let is_dialled = |index: &usize| connection.dialled.is_none_or(|dialled| dialled == *index);
         let Some(index) = self.peers.iter().position(is_of).filter(is_dialled) else {
@@ -385,7 +391,7 @@ impl Link {
         add(&self.handle.counters.connections);
         self.handle.set_linked(node, true);
         self.peer_gap_requests.set_linked(true);
-        tracing::info!(peer = %self.peers[index].end.address, node, "pair link is up");
+        tracing::info!(peer = %self.peers[index].end.address, node, %incarnation, "pair link is up");
         self.peers[index].overflowed.clear();
         self.peers[index].never_connected_since = None;
         self.peers[index].current = Some(connection);
@@ -399,8 +405,9 @@ impl Link {
     fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
         add(&self.handle.counters.refused);
         let Some(peer) = connection.ip() else { return };
-        let is_own_node = fault == LinkFault::OwnNode;
-        if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, is_own_node)) {
+        let refusal = Refusal::of(fault);
+        if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, refusal)) {
+            let is_own_node = refusal == Refusal::OwnNode;
             let alarm = if is_own_node { Alarm::DuplicateGatewayId } else { Alarm::PairLinkRefused };
             tracing::error!(alarm = alarm.name(), %peer, %fault, "pair link");
         }
@@ -694,6 +701,26 @@ impl Link {
             tracing::error!(alarm = Alarm::PairLinkRefused.name(), %fault, "pair link");
         }
         tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %self.peers[index].end.address, ?cause, "pair link is down");
+    }
+}
+
+/// Why a connection was refused, as far as the log tells it apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Refusal {
+    OwnNode,
+    Version,
+    Unproven,
+    Other,
+}
+
+impl Refusal {
+    fn of(fault: LinkFault) -> Self {
+        match fault {
+            LinkFault::OwnNode => Self::OwnNode,
+            LinkFault::Malformed(Malformed::Version { .. }) => Self::Version,
+            LinkFault::Unproven { .. } => Self::Unproven,
+            LinkFault::Malformed(_) | LinkFault::AuthError(_) => Self::Other,
+        }
     }
 }
 

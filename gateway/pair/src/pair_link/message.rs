@@ -1,14 +1,14 @@
 //! The messages between two gateways, as bytes. No sockets.
 //!
 //! ```text
-//!  hello    | MDGWPAIR | version u16 | node u8 | zero u8 | nonce 16 |            once, in the clear, first on a connection
-//!  message  | length u32 | number u64 | tag 32 | kind u8 | fields … |            tag: over both nonces, number, carrier and body
-//!  datagram |             number u64 | tag 32 | kind u8 | fields … |            promises and deaths, three copies of each
+//!  hello    | MDGWPAIR | version u16 | node u8 | zero u8 | incarnation u64 | nonce 16 |  once, in the clear, first on a connection
+//!  message  | length u32 | number u64 | tag 32 | kind u8 | fields … |  tag: over number, carrier and body, by a key from both hellos
+//!  datagram |             number u64 | tag 32 | kind u8 | fields … |  promises and deaths, three copies of each
 //! ```
 //! Little-endian. All input is treated as hostile: each length is checked, each list has a bound, and a message with
 //! trailing bytes is refused.
 
-use mdgw_election::auth::Nonce;
+use mdgw_election::{auth::Nonce, identity::Incarnation};
 use mdgw_feeds::{
     channel::CopyFault,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
@@ -163,11 +163,19 @@ pub struct WindowContent {
     pub messages: Vec<(Sequence, u64)>,
 }
 
-/// The first bytes on a connection.
+/// What a gateway says of itself when a connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkIdentity {
+    /// The gateway's node number.
+    pub node: u8,
+    /// This start of the gateway; 0 before the start is recorded.
+    pub incarnation: Incarnation,
+}
+
+/// The first bytes on a connection. The keys of the connection are derived from both ends' hellos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The sender's node number.
-    pub node: u8,
+    pub identity: LinkIdentity,
     /// Random, drawn for this connection.
     pub nonce: Nonce,
 }
@@ -181,16 +189,24 @@ pub enum Malformed {
     /// Bytes follow the message.
     #[error("it has trailing bytes")]
     TooLong,
-    /// An unknown kind, version or magic.
-    #[error("it has an unknown kind or version")]
+    /// An unknown kind or magic.
+    #[error("it has an unknown kind")]
     Unknown,
+    /// The other end speaks another version of the link.
+    #[error("the other end speaks version {theirs} of the pair link, and this gateway speaks version {VERSION}")]
+    Version {
+        /// The other end's version.
+        theirs: u16,
+    },
     /// A field with an impossible value.
     #[error("it has an invalid field")]
     Field,
 }
 
 /// Bytes of a [`Hello`].
-pub(crate) const HELLO_BYTES: usize = 28;
+pub(crate) const HELLO_BYTES: usize = 36;
+/// Bytes of a [`Hello`] that every version begins with: magic and version.
+pub(crate) const HELLO_VERSION_BYTES: usize = 10;
 /// Longest body of a message, bytes.
 pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of channels in one message.
@@ -208,9 +224,23 @@ impl Hello {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10] = self.node;
-        bytes[12..].copy_from_slice(&self.nonce.0);
+        bytes[10] = self.identity.node;
+        bytes[12..20].copy_from_slice(&self.identity.incarnation.0.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.nonce.0);
         bytes
+    }
+
+    /// Checks the begin of a hello. The hello of another version may be shorter than ours, so nobody waits for its end.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub(crate) fn check_version(begin: &[u8; HELLO_VERSION_BYTES]) -> Result<(), Malformed> {
+        let mut rest = Fields(begin);
+        if rest.array::<8>()? != *MAGIC {
+            return Err(Malformed::Unknown);
+        }
+        let theirs = rest.u16()?;
+        if theirs == VERSION { Ok(()) } else { Err(Malformed::Version { theirs }) }
     }
 
     /// Parses a hello.
@@ -219,19 +249,19 @@ impl Hello {
     /// [`Malformed`].
     pub(crate) fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
         let mut rest = Fields(bytes);
-        if rest.array::<8>()? != *MAGIC || rest.u16()? != VERSION {
-            return Err(Malformed::Unknown);
-        }
+        Self::check_version(&rest.array()?)?;
         let node = rest.u8()?;
         if rest.u8()? != 0 {
             return Err(Malformed::Field);
         }
-        Ok(Self { node, nonce: Nonce(rest.array()?) })
+        let identity = LinkIdentity { node, incarnation: Incarnation(rest.u64()?) };
+        Ok(Self { identity, nonce: Nonce(rest.array()?) })
     }
 }
 
 const MAGIC: &[u8; 8] = b"MDGWPAIR";
-const VERSION: u16 = 4;
+/// 5: both ends' node numbers and incarnations go into the keys of the connection.
+pub(crate) const VERSION: u16 = 5;
 
 impl LinkMessage {
     /// The body as bytes, with its kind first. Elements beyond a bound are left out: senders keep to the bounds.
@@ -590,9 +620,10 @@ mod tests {
 
     #[test]
     fn a_hello_of_another_version_is_refused() {
-        let hello = Hello { node: 4, nonce: Nonce([5; 16]) };
+        let hello = hello();
         assert_eq!(Hello::parse(&hello.to_bytes()), Ok(hello));
-        for (index, error) in [(0, Malformed::Unknown), (8, Malformed::Unknown), (11, Malformed::Field)] {
+        let other_version = Malformed::Version { theirs: VERSION ^ 1 };
+        for (index, error) in [(0, Malformed::Unknown), (8, other_version), (11, Malformed::Field)] {
             let mut bytes = hello.to_bytes();
             bytes[index] ^= 1;
             assert_eq!(Hello::parse(&bytes), Err(error));
@@ -632,11 +663,15 @@ mod tests {
             LinkMessage::to_bytes,
         );
         check(
-            include_str!("../../../../tests/data/formats/pair_link_hello.hex"),
-            &[Hello { node: 4, nonce: Nonce([5; 16]) }],
+            include_str!("../../../../tests/data/formats/pair_link_hello_5.hex"),
+            &[hello()],
             |bytes| Hello::parse(bytes.try_into().unwrap()).unwrap(),
             |hello| hello.to_bytes().to_vec(),
         );
+    }
+
+    fn hello() -> Hello {
+        Hello { identity: LinkIdentity { node: 4, incarnation: Incarnation(6) }, nonce: Nonce([5; 16]) }
     }
 
     proptest! {

@@ -6,11 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_election::auth::{Nonce, SharedKey};
+use mdgw_election::{
+    auth::{Nonce, SharedKey},
+    identity::Incarnation,
+};
 
 use super::{
     framing::LinkStream,
-    message::{ChannelPositions, LinkMessage},
+    message::{ChannelPositions, LinkIdentity, LinkMessage},
 };
 
 /// Asks the gateway at that address for the positions of its channels. The query does not prove the key, so that
@@ -26,7 +29,9 @@ pub fn query_positions(
 ) -> io::Result<Vec<ChannelPositions>> {
     let until = Instant::now() + timeout;
     let mut socket = TcpStream::connect_timeout(&peer.into(), timeout)?;
-    let mut stream = LinkStream::new(key, node, Nonce::random()?);
+    // The start is recorded later, and this end proves nothing.
+    let identity = LinkIdentity { node, incarnation: Incarnation(0) };
+    let mut stream = LinkStream::new(key, identity, Nonce::random()?);
     socket.write_all(&stream.hello())?;
     let mut bytes = [0; 16 << 10];
     loop {

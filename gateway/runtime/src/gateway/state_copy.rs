@@ -7,7 +7,7 @@ use mdgw_feeds::{
     channel::{Channel, ChannelConfig},
     published::position::StreamPosition,
 };
-use mdgw_pair::pair_link::{CopyError, fetch_copy};
+use mdgw_pair::pair_link::{CopyError, fetch_copy, message::LinkIdentity};
 
 use super::{health::log_end, wiring::log_directory};
 use crate::config::{Resolved, resolved::ChannelSetup};
@@ -15,6 +15,8 @@ use crate::config::{Resolved, resolved::ChannelSetup};
 /// The peers that may supply their state.
 #[derive(Debug)]
 pub(super) struct Donors {
+    /// This start of this gateway.
+    identity: LinkIdentity,
     key: Option<SharedKey>,
     /// Link addresses of the peers, without those that did not answer.
     peers: Vec<SocketAddrV4>,
@@ -22,9 +24,10 @@ pub(super) struct Donors {
 
 impl Donors {
     /// The configured peers, if the gateway is to copy.
-    pub(super) fn of(config: &Resolved, copy_peer_state: bool) -> Self {
+    pub(super) fn of(config: &Resolved, identity: LinkIdentity, copy_peer_state: bool) -> Self {
         let link = config.election.as_ref().and_then(|election| election.link.as_ref()).filter(|_| copy_peer_state);
         Self {
+            identity,
             // A key that cannot be read is reported when the gateway links.
             key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
             peers: link.map_or_else(Vec::new, |link| link.peers.iter().map(|peer| peer.address).collect()),
@@ -49,7 +52,7 @@ impl Donors {
         let key = self.key.as_ref()?;
         let own = log_end(&log_directory(config, setup.id), setup.id);
         for peer in self.peers.clone() {
-            match copy_with_retries(peer, config.gateway.node, key, joining) {
+            match copy_with_retries(peer, self.identity, key, joining) {
                 Ok(channel) => {
                     let (session, next) = channel.position()?;
                     let at = StreamPosition::at(session, next);
@@ -79,13 +82,13 @@ impl Donors {
 /// Copies the state from one peer. A transient error is followed by another attempt.
 fn copy_with_retries(
     peer: SocketAddrV4,
-    node: u8,
+    identity: LinkIdentity,
     key: &SharedKey,
     joining: &ChannelConfig,
 ) -> Result<Channel, CopyError> {
     let mut attempt = 1;
     loop {
-        match fetch_copy(peer, node, key.clone(), joining.clone(), TIMEOUT) {
+        match fetch_copy(peer, identity, key.clone(), joining.clone(), TIMEOUT) {
             Err(error) if error.is_transient() && attempt < ATTEMPTS_MAX => std::thread::sleep(RETRY_INTERVAL),
             outcome => return outcome,
         }

@@ -31,8 +31,12 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
-use mdgw_pair::standby::{
-    ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby, StandbyConfig,
+use mdgw_pair::{
+    pair_link::message::LinkIdentity,
+    standby::{
+        ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby,
+        StandbyConfig,
+    },
 };
 use mdgw_publog::{LogOptions, LogRecovery, Retention};
 use mdgw_status::disclosure::Disclosure;
@@ -152,7 +156,11 @@ impl<'c> Wiring<'c> {
             // Four entries per channel are enough: a channel seldom begins a session, and the maintenance thread reads
             // the queue every few milliseconds.
             sessions: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
-            donors: Donors::of(config, overrides.copy_peer_state),
+            donors: Donors::of(
+                config,
+                LinkIdentity { node: config.gateway.node, incarnation: start.incarnation },
+                overrides.copy_peer_state,
+            ),
             logs: Vec::new(),
             watched: InterfaceDependents {
                 memberships: Vec::new(),

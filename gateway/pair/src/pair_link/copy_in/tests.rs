@@ -7,6 +7,7 @@ use std::{
     thread,
 };
 
+use mdgw_election::identity::Incarnation;
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequests};
 use mdgw_feeds::{
     book::BookLimits,
@@ -56,6 +57,10 @@ fn feed(channel: &mut Channel, generator: &mut ItchGenerator, count: u64) {
     }
 }
 
+fn identity(node: u8) -> LinkIdentity {
+    LinkIdentity { node, incarnation: Incarnation(node.into()) }
+}
+
 fn free_address() -> SocketAddrV4 {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!() };
@@ -89,7 +94,7 @@ fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)
         history: Arc::new(InputHistory::new([], 0)),
         channels,
     };
-    PairLink::start(PairLinkConfig { node: 2, endpoints }, parts).unwrap()
+    PairLink::start(PairLinkConfig { identity: identity(2), endpoints }, parts).unwrap()
 }
 
 #[test]
@@ -110,10 +115,10 @@ fn a_live_channel_is_copied_over_a_link_repeatedly() {
     let _link = donor_link(listen, &channel);
 
     // A joiner with another key receives nothing.
-    let refused = fetch_copy(listen, 1, SharedKey::new(&[8; 32]), config(), TIMEOUT);
+    let refused = fetch_copy(listen, identity(1), SharedKey::new(&[8; 32]), config(), TIMEOUT);
     assert!(matches!(refused, Err(CopyError::Io(_) | CopyError::Link(_))), "{refused:?}");
     for _ in 0..2 {
-        let copied = fetch_copy(listen, 1, key(), config(), TIMEOUT).unwrap();
+        let copied = fetch_copy(listen, identity(1), key(), config(), TIMEOUT).unwrap();
         let (_, next) = copied.position().unwrap();
         assert!(next > Sequence(20_000));
         let (mut reference, mut generator) = (Channel::new(config()), day());
@@ -128,7 +133,7 @@ fn scripted_donor(messages: Vec<LinkMessage>) -> SocketAddrV4 {
     let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
     thread::spawn(move || {
         let (mut socket, _) = listener.accept().unwrap();
-        let mut stream = LinkStream::new(key(), 2, Nonce([9; 16]));
+        let mut stream = LinkStream::new(key(), identity(2), Nonce([9; 16]));
         socket.write_all(&stream.hello()).unwrap();
         let mut bytes = [0; 1_024];
         while !matches!(stream.next_message(), Ok(Some(LinkMessage::CopyRequest { channel: CHANNEL }))) {
@@ -171,7 +176,7 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     };
     let all = slices.iter().fold(0, |checksum, slice| crc32c::crc32c_append(checksum, slice));
     let whole = [slice_messages(&slices), vec![end(slices.len(), all, None)]].concat();
-    let take = |messages| fetch_copy(scripted_donor(messages), 1, key(), config(), TIMEOUT);
+    let take = |messages| fetch_copy(scripted_donor(messages), identity(1), key(), config(), TIMEOUT);
     let copied = take(whole.clone()).unwrap();
     assert_eq!(copied.orders(&|_| true), channel.orders(&|_| true), "the control");
 
@@ -186,7 +191,7 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     // The kernel accepts connections even for a stopped process.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
-    let silent = fetch_copy(address, 1, key(), config(), Duration::from_millis(50));
+    let silent = fetch_copy(address, identity(1), key(), config(), Duration::from_millis(50));
     assert!(matches!(&silent, Err(error @ CopyError::Unreachable(_)) if !error.is_transient()), "{silent:?}");
     assert!(half.is_err_and(|error| error.is_transient()) && changed.is_err_and(|error| !error.is_transient()));
     let early = take(vec![end(0, 0, None)]);

@@ -14,7 +14,7 @@ use mdgw_feeds::identity::Epoch;
 use socket2::{Domain, Socket, Type};
 
 use super::*;
-use crate::pair_link::framing::LinkStream;
+use crate::pair_link::{framing::LinkStream, message::HELLO_BYTES};
 
 fn free_address() -> SocketAddrV4 {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -29,7 +29,11 @@ fn start(node: u8, listen: SocketAddrV4, peer: SocketAddrV4, key: u8) -> (PairLi
     let endpoints =
         PairEndpoints { listen, peers: vec![end(peer)], key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
     let parts = PairParts { epochs: [(GroupId(1), Arc::clone(&epochs))].into(), ..parts() };
-    (PairLink::start(PairLinkConfig { node, endpoints }, parts).unwrap(), epochs)
+    (PairLink::start(PairLinkConfig { identity: identity(node), endpoints }, parts).unwrap(), epochs)
+}
+
+fn identity(node: u8) -> LinkIdentity {
+    LinkIdentity { node, incarnation: Incarnation(node.into()) }
 }
 
 fn end(address: SocketAddrV4) -> PeerEndpoint {
@@ -126,6 +130,99 @@ fn a_peer_without_the_key_neither_joins_nor_breaks_the_link() {
     assert_eq!(first.handle().counts().connections, connections);
 }
 
+/// Joins connections to `listen` to `target`, and passes all bytes on. `change` changes the hello of each direction: 0 from
+/// the connecting end, 1 from the target.
+fn attack(
+    listen: SocketAddrV4,
+    target: SocketAddrV4,
+    change: impl Fn(usize, &mut [u8; HELLO_BYTES]) + Clone + Send + 'static,
+) {
+    let listener = TcpListener::bind(listen).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((near, _)) = listener.accept() {
+            let Ok(far) = TcpStream::connect(target) else { continue };
+            let ends = [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)];
+            for (direction, (mut from, mut to)) in ends.into_iter().enumerate() {
+                let change = change.clone();
+                std::thread::spawn(move || {
+                    let mut hello = [0; HELLO_BYTES];
+                    if from.read_exact(&mut hello).is_ok() {
+                        change(direction, &mut hello);
+                        let _ended = to.write_all(&hello).and_then(|()| io::copy(&mut from, &mut to));
+                    }
+                    let _ended = to.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        }
+    });
+}
+
+/// An attacker on the path, without the key, changes what the gateways say of themselves. No message of such a connection
+/// counts for any gateway: the promise of gateway 2 must not count as that of gateway 3 as well.
+#[test]
+fn an_attacker_on_the_path_cannot_change_which_gateway_speaks() {
+    const NODE: usize = 10;
+    const INCARNATION: usize = 12;
+    // The end with the lower address dials: gateway 1, which knows gateway 2 at the attacker's address.
+    let at = |last| SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, last), free_address().port());
+    let (a, path, b) = (at(1), at(2), at(3));
+    // Byte of the hello that is changed, and whose hello; `None`: all bytes pass as they are.
+    let changed = Arc::new(std::sync::Mutex::new(Some((NODE, 0))));
+    let now_changed = Arc::clone(&changed);
+    attack(path, b, move |direction, hello| {
+        if let Some((byte, of)) = *now_changed.lock().unwrap()
+            && (of == direction || of == BOTH)
+        {
+            hello[byte] ^= 4;
+        }
+    });
+    let (first, _) = start(1, a, path, 7);
+    let (second, _) = start(2, b, a, 7);
+    for byte in [NODE, INCARNATION] {
+        for of in [0, 1, BOTH] {
+            *changed.lock().unwrap() = Some((byte, of));
+            // A connection that began before the change may still be refused after it.
+            let refused = [&first, &second].map(|link| link.handle().counts().refused);
+            wait_until("both ends refuse", || {
+                let counts = [&first, &second].map(|link| link.handle().counts().refused);
+                counts[0] >= refused[0] + 3 && counts[1] >= refused[1] + 3
+            });
+            for link in [&first, &second] {
+                assert_eq!(link.handle().counts().connections, 0, "byte {byte} of {of}");
+                assert!(link.handle().peer_nodes().is_empty(), "byte {byte} of {of}");
+            }
+        }
+    }
+    *changed.lock().unwrap() = None;
+    wait_until("the link is established", || has_met(&first, 2) && has_met(&second, 1));
+    let (requester, incarnation, epoch) = (NodeId(1), Incarnation(1), Epoch::new(5, 1));
+    let promise = PeerMessage::Promise(LeaderRequest { requester, incarnation, epoch, nonce: 9, lease_ns: 1 });
+    assert!(second.handle().send_election(1, GroupId(3), &promise));
+    let mut received = None;
+    wait_until("the promise arrives", || {
+        received = first.handle().take_election();
+        received.is_some()
+    });
+    assert_eq!(received, Some((2, GroupId(3), promise)));
+}
+
+const BOTH: usize = 2;
+
+#[test]
+fn a_gateway_of_another_version_is_refused_by_its_first_bytes() {
+    let (a, b) = (free_address(), free_address());
+    let (first, _) = start(1, a, b, 7);
+    // As version 4 does: its hello, of 28 bytes, then the end of the connection.
+    let mut before = TcpStream::connect(a).unwrap();
+    before.write_all(&[&b"MDGWPAIR\x04\0\x02\0"[..], &[9; 16]].concat()).unwrap();
+    before.shutdown(std::net::Shutdown::Write).unwrap();
+    wait_until("it is refused", || first.handle().counts().refused == 1);
+    let mut answer = Vec::new();
+    before.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.len(), HELLO_BYTES, "the other version reads from our hello which version we speak");
+    assert!(first.handle().peer_nodes().is_empty());
+}
+
 #[test]
 fn each_of_three_gateways_receives_its_messages_with_their_sender() {
     // The end with the lower address dials, as 127.0.0.1 does in the other tests.
@@ -134,7 +231,7 @@ fn each_of_three_gateways_receives_its_messages_with_their_sender() {
         let others = addresses.iter().filter(|(other, _)| *other != node);
         let peers = others.map(|(other, address)| PeerEndpoint { node: Some(*other), address: *address }).collect();
         let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
-        PairLink::start(PairLinkConfig { node, endpoints }, parts()).unwrap()
+        PairLink::start(PairLinkConfig { identity: identity(node), endpoints }, parts()).unwrap()
     };
     let links = addresses.map(|(node, listen)| start_of_three(node, listen));
     wait_until("all links are established", || links.iter().all(|link| link.handle().peer_nodes().len() == 2));
@@ -173,7 +270,7 @@ fn connect_as(node: u8, from: Ipv4Addr, to: SocketAddrV4) -> (TcpStream, LinkStr
     socket.bind(&SocketAddrV4::new(from, 0).into()).unwrap();
     socket.connect(&to.into()).unwrap();
     let mut socket = TcpStream::from(socket);
-    let mut stream = LinkStream::new(SharedKey::new(&[7; 32]), node, Nonce::random().unwrap());
+    let mut stream = LinkStream::new(SharedKey::new(&[7; 32]), identity(node), Nonce::random().unwrap());
     socket.write_all(&stream.hello()).unwrap();
     let mut bytes = [0; 4_096];
     while !stream.has_peer_hello() {
@@ -197,7 +294,7 @@ fn of_two_gateways_with_one_node_id_the_first_keeps_the_link() {
     let peers = vec![PeerEndpoint { node: Some(2), address: free_address() }];
     let listen = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port());
     let endpoints = PairEndpoints { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
-    let link = PairLink::start(PairLinkConfig { node: 1, endpoints }, parts()).unwrap();
+    let link = PairLink::start(PairLinkConfig { identity: identity(1), endpoints }, parts()).unwrap();
     let counts = || link.handle().counts();
     let (mut first, mut stream) = connect_as(2, Ipv4Addr::LOCALHOST, listen);
     wait_until("the first gateway is connected", || counts().connections == 1);
@@ -237,6 +334,6 @@ fn the_same_address_for_both_endpoints_is_refused() {
     let address = free_address();
     let endpoints =
         PairEndpoints { listen: address, peers: vec![end(address)], key: SharedKey::new(&[7; 32]), period_ns: 1 };
-    let refused = PairLink::start(PairLinkConfig { node: 1, endpoints }, parts()).unwrap_err();
+    let refused = PairLink::start(PairLinkConfig { identity: identity(1), endpoints }, parts()).unwrap_err();
     assert!(matches!(refused, PairLinkError::SameAddress(_)));
 }
