@@ -30,14 +30,16 @@ counted_reasons! {
     InstrumentIdCollision = "instrument_id_collision", "Two symbols have the same id; the configuration must resolve it.";
     EpochStale = "epoch_stale", "Published under an epoch below the highest accepted one: the sender no longer leads.";
     EpochJump = "epoch_jump", "An epoch too far above the highest accepted one.";
+    EpochUnconfirmed = "epoch_unconfirmed", "Received while rival epochs were seen at the start, and nothing decided between them.";
+    AnswerUnrequested = "answer_unrequested", "An answer of a retransmission service to a request that is no longer open.";
     ChannelUnknown = "channel_unknown", "For a group or a channel that is not received here.";
 }
 
 impl DropReason {
-    /// Whether the reason is normal for redundant lines and no sign of damage.
+    /// Whether the reason is normal for redundant lines and services and no sign of damage.
     #[must_use]
     pub fn is_expected(self) -> bool {
-        matches!(self, Self::Duplicate)
+        matches!(self, Self::Duplicate | Self::AnswerUnrequested)
     }
 }
 

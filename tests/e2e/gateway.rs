@@ -6,6 +6,7 @@ mod data_path;
 mod day_change;
 mod demo;
 mod determinism;
+mod forged_packets;
 mod ha_control;
 mod late_join;
 mod log_disk_full;

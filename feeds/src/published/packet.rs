@@ -85,6 +85,10 @@ impl PacketFlags {
     /// Nothing follows in this session: `next` is final.
     pub const END_OF_SESSION: Self = Self(1 << 3);
 
+    /// A retransmission service's answer about the epoch: the only packet with all of these flags.
+    pub const EPOCH_ANSWER: Self =
+        Self::HEARTBEAT.with(Self::RETRANSMISSION).with(Self::SNAPSHOT).with(Self::END_OF_SESSION);
+
     /// All defined flags.
     const KNOWN: Self = Self(0b1111);
 

@@ -1,7 +1,7 @@
 //! Turns the datagrams of one group into whole messages: each once, in order, or declared lost. No sockets.
 //!
 //! ```text
-//! datagram → check → epoch filter → channel → session → arbiter (lines, window, gaps) → frames → parts joined → item
+//! datagram → check → epoch → channel → session → arbiter (lines, window, gaps) → frames → parts joined → item
 //!                                                          └ gap → retransmission service → answers are one more line
 //! ```
 //! Output lines are arbitrated by our own [`Arbiter`](crate::arbiter::Arbiter), over positions `sequence << 16 |
@@ -12,11 +12,13 @@
 //! session that the logs still hold.
 //!
 //! Out of scope: filling in values local to the consumer (see [`crate::consumer_edge`]), and authentication of
-//! senders beyond the epoch. The network must protect the groups and the service's address.
+//! senders beyond the epoch. The network must protect the groups and the service's address. Which epoch is believed at
+//! the start, and when a receiver gives up instead: module `epoch_start`.
 
 mod assembly;
 mod channel;
 mod epoch_filter;
+mod epoch_start;
 mod item_stream;
 mod log_extents;
 mod positions;
@@ -33,9 +35,14 @@ use crate::{
     time::{MonoNs, UnixNs},
 };
 
-use self::{channel::ReceiverChannel, epoch_filter::EpochFilter};
+pub use self::epoch_start::RivalEpochs;
+
+use self::{
+    channel::ReceiverChannel,
+    epoch_start::{Admission, EpochStart},
+};
 use super::{
-    packet::{PACKET_BYTES_MAX, PacketFlags, parse_packet},
+    packet::{PACKET_BYTES_MAX, Packet, PacketFlags, parse_packet},
     request::ServiceRequest,
 };
 
@@ -63,6 +70,13 @@ pub struct ReceiverConfig {
     pub start: StartFrom,
     /// Largest step of the epoch's count above the highest accepted one.
     pub epoch_jump_max: u64,
+    /// How long a receiver without an answering service watches for rival epochs after its first packet, ns. Longer than a
+    /// takeover, so that a packet of the gateways comes within it.
+    pub start_window_ns: u64,
+    /// Most bytes of packets held at the start until a service answers.
+    pub start_bytes_max: usize,
+    /// Random bits that the answer about the epoch must repeat. Nobody else may be able to guess them.
+    pub epoch_nonce: u64,
     /// Largest distance of a packet from the known position, in messages, without confirmation by two more packets.
     pub sequence_jump_max: u64,
     /// Maximum bytes of one message's records.
@@ -129,6 +143,9 @@ impl Default for ReceiverConfig {
             service: None,
             start: StartFrom::OldestOfSession,
             epoch_jump_max: 1_000,
+            start_window_ns: 3_000_000_000,
+            start_bytes_max: 16 << 20,
+            epoch_nonce: 0,
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
             line_silence_ns: None,
@@ -202,7 +219,7 @@ pub struct PublishedDatagram<'a> {
 #[derive(Debug)]
 pub struct Receiver {
     config: ReceiverConfig,
-    epochs: EpochFilter,
+    epochs: EpochStart,
     channels: Vec<ReceiverChannel>,
     /// Where the last search for due requests ended.
     poll_cursor: usize,
@@ -241,7 +258,7 @@ impl Receiver {
     pub fn new(config: ReceiverConfig) -> Self {
         let channels = config.channels.iter().map(|id| ReceiverChannel::new(*id, &config)).collect();
         Self {
-            epochs: EpochFilter::new(config.epoch_jump_max),
+            epochs: EpochStart::new(&config),
             channels,
             poll_cursor: 0,
             nonce: 0,
@@ -276,20 +293,37 @@ impl Receiver {
         if !is_allowed_on_line || datagram.bytes.len() > self.config.packet_bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
         }
-        let index = self.index_of(packet.meta.channel).map_err(|reason| self.refuse(reason))?;
-        self.epochs.accept(packet.meta.epoch).map_err(|reason| self.refuse(reason))?;
-        let Some(channel) = self.channels.get_mut(index) else { return Err(DropReason::ChannelUnknown) };
-        channel.accept(&packet, &datagram, now, deliver).inspect_err(|reason| self.drops.count(*reason))
+        let is_answer = datagram.line == Line::RECOVERY;
+        if is_answer && packet.meta.flags == PacketFlags::EPOCH_ANSWER {
+            let outcome = self.epochs.on_epoch_answer(&packet.meta, now).map_err(|reason| self.refuse(reason));
+            self.release_held(now, deliver);
+            return outcome;
+        }
+        if !self.config.channels.is_empty() && !self.config.channels.contains(&packet.meta.channel) {
+            return Err(self.refuse(DropReason::ChannelUnknown));
+        }
+        let admission = if is_answer {
+            self.epochs.admit_answer(packet.meta.epoch).map(|()| Admission::Accepted)
+        } else {
+            self.epochs.admit(&packet.meta, &datagram, now)
+        };
+        match admission.map_err(|reason| self.refuse(reason))? {
+            Admission::Held => Ok(()),
+            Admission::Accepted => self.accept_believed(&packet, &datagram, now, deliver),
+        }
     }
 
     /// When [`Self::on_deadline`] must be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        self.channels.iter().filter_map(ReceiverChannel::next_deadline).min()
+        let channels = self.channels.iter().filter_map(ReceiverChannel::next_deadline);
+        channels.chain(self.epochs.next_deadline()).min()
     }
 
     /// Processes expired deadlines. Drain the sockets before.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        self.epochs.on_deadline(now);
+        self.release_held(now, deliver);
         for channel in &mut self.channels {
             if channel.next_deadline().is_some_and(|deadline| deadline <= now) {
                 channel.on_deadline(now, deliver);
@@ -299,6 +333,10 @@ impl Receiver {
 
     /// Returns a due request to the retransmission service; channels take turns.
     pub fn poll_request(&mut self) -> Option<ServiceRequest> {
+        if let Some(request) = self.epochs.poll_request() {
+            self.nonce += 1;
+            return Some(ServiceRequest { group: self.config.group, nonce: self.nonce, ..request });
+        }
         for _ in 0..self.channels.len() {
             self.poll_cursor = (self.poll_cursor + 1) % self.channels.len();
             let Some(channel) = self.channels.get_mut(self.poll_cursor) else { continue };
@@ -312,6 +350,9 @@ impl Receiver {
 
     /// The input has ended: delivers held messages and reports the missing ones as lost.
     pub fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(last_arrival) = self.epochs.finish() {
+            self.release_held(last_arrival, deliver);
+        }
         self.channels.iter_mut().for_each(|channel| channel.finish(deliver));
     }
 
@@ -319,6 +360,13 @@ impl Receiver {
     #[must_use]
     pub fn epoch(&self) -> Option<Epoch> {
         self.epochs.highest()
+    }
+
+    /// Rival epochs were seen at the start and nothing decided between them. The receiver refuses every packet from now
+    /// on. Its user should report the error and end.
+    #[must_use]
+    pub fn rival_epochs(&self) -> Option<RivalEpochs> {
+        self.epochs.failure()
     }
 
     /// Datagrams received.
@@ -336,6 +384,34 @@ impl Receiver {
     /// Channels known so far.
     pub fn channels(&self) -> impl Iterator<Item = ChannelView<'_>> {
         self.channels.iter().map(|channel| ChannelView { channel })
+    }
+
+    /// Processes a packet of an epoch that is believed.
+    fn accept_believed(
+        &mut self,
+        packet: &Packet<'_>,
+        datagram: &PublishedDatagram<'_>,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Result<(), DropReason> {
+        let index = self.index_of(packet.meta.channel).map_err(|reason| self.refuse(reason))?;
+        let Some(channel) = self.channels.get_mut(index) else { return Err(DropReason::ChannelUnknown) };
+        channel.accept(packet, datagram, now, deliver).inspect_err(|reason| self.drops.count(*reason))
+    }
+
+    /// Processes the packets that waited for the decision on the epoch, if it was made.
+    fn release_held(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        self.drops.count_many(DropReason::EpochUnconfirmed, self.epochs.take_discarded());
+        let Some(held) = self.epochs.release(now) else { return };
+        for datagram in held.datagrams() {
+            let Ok(packet) = parse_packet(datagram.bytes) else { continue };
+            // Refused packets are counted, as at their arrival.
+            let _counted = match self.epochs.admit(&packet.meta, &datagram, now) {
+                Ok(Admission::Accepted) => self.accept_believed(&packet, &datagram, now, deliver),
+                Ok(Admission::Held) => Ok(()),
+                Err(reason) => Err(self.refuse(reason)),
+            };
+        }
     }
 
     fn index_of(&mut self, id: ChannelId) -> Result<usize, DropReason> {

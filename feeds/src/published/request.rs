@@ -6,12 +6,16 @@
 //! | [`RequestKind::Range`] with `first == next` | none | the same |
 //! | [`RequestKind::Definitions`] from index `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the indices of their definitions, in the session's order | heartbeat with `SNAPSHOT`: `[first, next)` are the indices of the remaining ones |
 //! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the log: `[first, next)` is the log's extent in it. If there is none, the requested session |
+//! | [`RequestKind::Epoch`] with `first == next`, drawn at random | none | [`PacketFlags::EPOCH_ANSWER`]: repeats session, `first` and `next` of the request |
 //!
 //! For a session that is not in the log the extent is `[0, 0)`. Every answer has such an end, also one shortened by a
 //! limit, and carries the highest epoch known to its sender. A limit leaves room for all parts of one message, so
-//! that a message can always arrive whole. A request beyond a requester's rate is not answered. The requester
+//! that a message can always arrive whole. A starting receiver believes the answer about the epoch, so that answer repeats
+//! the request's random numbers: who didn't see the request can't forge the answer. A service that knows no epoch doesn't
+//! answer. A request beyond a requester's rate is not answered. The requester
 //! continues from the last position received.
 //!
+//! [`PacketFlags::EPOCH_ANSWER`]: super::packet::PacketFlags::EPOCH_ANSWER
 //! [`PacketFlags::RETRANSMISSION`]: super::packet::PacketFlags::RETRANSMISSION
 //! [`PacketFlags::SNAPSHOT`]: super::packet::PacketFlags::SNAPSHOT
 
@@ -71,6 +75,8 @@ pub enum RequestKind {
     Definitions = 2,
     /// The oldest session in the log from the given one on.
     Sessions = 3,
+    /// The highest epoch that the service knows of the group, whatever the channel.
+    Epoch = 4,
 }
 
 /// A request in native types.
@@ -122,7 +128,7 @@ impl ServiceRequest {
         if !rest.is_empty() {
             return Err(DropReason::TrailingBytes);
         }
-        let kind = [RequestKind::Range, RequestKind::Definitions, RequestKind::Sessions];
+        let kind = [RequestKind::Range, RequestKind::Definitions, RequestKind::Sessions, RequestKind::Epoch];
         let kind = kind.into_iter().find(|kind| *kind as u8 == packet.kind).ok_or(DropReason::ProtocolMismatch)?;
         if packet.magic.get() != REQUEST_MAGIC || packet.version != REQUEST_VERSION || packet.reserved != [0; 6] {
             return Err(DropReason::ProtocolMismatch);

@@ -62,6 +62,13 @@ pub struct ServedChannel {
     pub epochs: Arc<KnownEpochs>,
 }
 
+impl ServedChannel {
+    /// The highest epoch under which packets of the group may have been published, as far as this gateway knows.
+    fn known_epoch(&self) -> Epoch {
+        self.fence.epoch().max(self.epochs.highest_observed().unwrap_or_default())
+    }
+}
+
 /// The service with its socket. Owned by one cold thread.
 #[derive(Debug)]
 pub(crate) struct RetransmissionService {
@@ -234,15 +241,20 @@ impl Responder {
             Ok(request) => request,
             Err(reason) => return self.counts.malformed.count(reason),
         };
-        let is_requested =
-            |channel: &&mut Channel| (channel.served.group, channel.served.channel) == (request.group, request.channel);
+        // The epoch is one of the group.
+        let is_requested = |channel: &&mut Channel| {
+            channel.served.group == request.group
+                && (request.kind == RequestKind::Epoch || channel.served.channel == request.channel)
+        };
         let Some(channel) = self.channels.iter_mut().find(is_requested) else {
             self.counts.unknown += 1;
             return;
         };
         let requested = request.session.map(|session| session.to_bytes());
         let session = match request.kind {
-            RequestKind::Range | RequestKind::Definitions => requested.or_else(|| channel.definitions.session()),
+            RequestKind::Range | RequestKind::Definitions | RequestKind::Epoch => {
+                requested.or_else(|| channel.definitions.session())
+            }
             RequestKind::Sessions => {
                 let is_wanted = |available| {
                     Session::from_bytes(available).is_some_and(|available| Some(available) >= request.session)
@@ -258,6 +270,11 @@ impl Responder {
             self.counts.unknown += 1;
             return;
         };
+        // A gateway that has just started knows nothing about the epoch.
+        if request.kind == RequestKind::Epoch && channel.served.known_epoch() == Epoch::default() {
+            self.counts.unknown += 1;
+            return;
+        }
         let mut answer = Response {
             send,
             served: &channel.served,
@@ -276,6 +293,10 @@ impl Responder {
                 Ok(())
             }
             RequestKind::Sessions => answer.range(&mut channel.reader, &channel.definitions, 0, 0),
+            RequestKind::Epoch => {
+                answer.transmit(&answer.empty(request.first.0, request.next.0), PacketFlags::EPOCH_ANSWER);
+                Ok(())
+            }
         };
         let bytes = answer.bytes;
         self.requesters.consume(requester, bytes);
@@ -378,9 +399,8 @@ impl Response<'_> {
     }
 
     fn transmit(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
-        let epoch: Epoch = self.served.fence.epoch().max(self.served.epochs.highest_observed().unwrap_or_default());
         let header: [u8; HEADER_BYTES] =
-            packet_header(self.served.group, self.served.channel, epoch, unix_now(), entry, flags);
+            packet_header(self.served.group, self.served.channel, self.served.known_epoch(), unix_now(), entry, flags);
         match (self.send)(&header, entry.payload) {
             Ok(bytes) => {
                 self.bytes += bytes as u64;

@@ -18,7 +18,9 @@
 //! [`mdgw_feeds::published`], which has no sockets. This crate adds only the sockets and the clock. For records with
 //! `ts_recv` filled in, pass the output to [`ConsumerEdges`].
 //!
-//! Memory is allocated when the subscriber is opened and when a channel is first observed. No thread is started.
+//! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
+//! held in memory until the service has named the epoch: up to [`ReceiverConfig::start_bytes_max`], at the start only. No
+//! thread is started.
 
 #![forbid(unsafe_code)]
 
@@ -29,18 +31,19 @@ mod sockets;
 mod tests;
 
 pub use mdgw_feeds::published::receiver::{
-    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, SERVICES_MAX,
-    ServiceConfig, StartFrom,
+    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
+    SERVICES_MAX, ServiceConfig, StartFrom,
 };
 
 use std::{
-    io,
+    fs::File,
+    io::{self, Read as _},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mdgw_feeds::{
-    identity::Line,
+    identity::{Epoch, Line},
     time::{MonoNs, UnixNs},
 };
 use rustix::{
@@ -61,7 +64,7 @@ pub struct SubscriberConfig {
     pub services: Vec<SocketAddrV4>,
     /// Receive buffer requested from the kernel per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// All other settings. `lines` and the number of services are set from the fields above. The rest of `service`
+    /// All other settings. `lines` and the number of services are set from the fields above, and `epoch_nonce` at random. The rest of `service`
     /// only applies if there are services.
     pub receiver: ReceiverConfig,
 }
@@ -93,7 +96,7 @@ impl LineAddress {
     }
 }
 
-/// Socket errors. Invalid input on a socket is not an error.
+/// Errors that end a subscription. Invalid input on a socket is not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum SubscriberError {
     /// A line could not be opened or joined.
@@ -120,9 +123,30 @@ pub enum SubscriberError {
     /// The configuration has too many services.
     #[error("{0} retransmission services configured; at most {SERVICES_MAX} are supported")]
     ServiceCount(usize),
+    /// No random number was available.
+    #[error("cannot read /dev/urandom: {0}")]
+    Random(#[source] io::Error),
+    /// Packets under epochs that exclude each other were received at the start. Some are forged, and nothing tells which.
+    #[error("{}", rival_text(.0))]
+    RivalEpochs(RivalEpochs),
     /// Polling or reading a socket failed.
     #[error("cannot receive: {0}")]
     Receive(#[source] io::Error),
+}
+
+fn rival_text(rivals: &RivalEpochs) -> String {
+    let epoch = |epoch: Epoch| format!("{} of node {}", epoch.count(), epoch.node());
+    let (lowest, highest) = (epoch(rivals.lowest), epoch(rivals.highest));
+    if rivals.is_contradicted {
+        return format!(
+            "the retransmission service contradicts the epoch that was accepted at the start: {lowest} and {highest}; \
+             one of them is forged, or belongs to another pair of gateways"
+        );
+    }
+    format!(
+        "rival epochs at the start: {lowest} and {highest}; one of them is forged, or belongs to another pair of \
+         gateways on the same group, and no retransmission service told which"
+    )
 }
 
 /// Statistics of the sockets.
@@ -186,6 +210,11 @@ impl Subscriber {
             ServiceConfig { service_count, ..service }
         });
         let selector = ServiceSelector::new(config.services.len());
+        let mut nonce = [0; 8];
+        File::open("/dev/urandom")
+            .and_then(|mut source| source.read_exact(&mut nonce))
+            .map_err(SubscriberError::Random)?;
+        config.receiver.epoch_nonce = u64::from_ne_bytes(nonce);
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
         let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
@@ -196,7 +225,7 @@ impl Subscriber {
     /// 0 on timeout.
     ///
     /// # Errors
-    /// If polling or reading a socket fails.
+    /// If polling or reading a socket fails, or if rival epochs were received at the start.
     pub fn poll(&mut self, timeout: Duration, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
         let now = mono_now();
         let until = now.plus(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
@@ -214,7 +243,10 @@ impl Subscriber {
             self.receiver.on_deadline(mono_now(), deliver);
         }
         self.send_requests();
-        Ok(count)
+        match self.receiver.rival_epochs() {
+            Some(rivals) => Err(SubscriberError::RivalEpochs(rivals)),
+            None => Ok(count),
+        }
     }
 
     /// Ends the input: delivers held messages and reports the missing ones as lost.

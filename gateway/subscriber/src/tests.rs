@@ -7,7 +7,7 @@ use mdgw_feeds::{
     identity::{ChannelId, Epoch, Feed, GroupId, Sequence, Session},
     published::{
         packet::{PacketFlags, PacketMeta, write_packet},
-        request::ServiceRequest,
+        request::{RequestKind, ServiceRequest},
     },
     time::TradingDate,
 };
@@ -88,14 +88,21 @@ fn lost_messages_are_recovered_from_a_responding_service() {
     }
     let service_thread = std::thread::spawn(move || {
         let mut buffer = [0; 100];
-        let (length, requester) = service.recv_from(&mut buffer).unwrap();
-        let request = ServiceRequest::parse(&buffer[..length]).unwrap();
-        for sequence in request.first.0..request.next.0 {
-            service.send_to(&message(PacketFlags::RETRANSMISSION, sequence), requester).unwrap();
+        loop {
+            let (length, requester) = service.recv_from(&mut buffer).unwrap();
+            let request = ServiceRequest::parse(&buffer[..length]).unwrap();
+            if request.kind == RequestKind::Epoch {
+                let range = (request.first.0, request.next.0);
+                service.send_to(&packet(PacketFlags::EPOCH_ANSWER, range, &[]), requester).unwrap();
+                continue;
+            }
+            for sequence in request.first.0..request.next.0 {
+                service.send_to(&message(PacketFlags::RETRANSMISSION, sequence), requester).unwrap();
+            }
+            let end = packet(PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT), (1, 6), &[]);
+            service.send_to(&end, requester).unwrap();
+            break (request.first.0, request.next.0, request.session);
         }
-        let end = packet(PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT), (1, 6), &[]);
-        service.send_to(&end, requester).unwrap();
-        (request.first.0, request.next.0, request.session)
     });
     poll_until(&mut subscriber, &mut items, |items| items.len() >= 6);
     assert_eq!(items, ["session", "1", "2", "3", "4", "5"]);

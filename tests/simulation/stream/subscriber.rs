@@ -8,7 +8,7 @@ use std::{
 use mdgw_feeds::{
     identity::{Epoch, Line},
     published::{
-        packet::parse_packet,
+        packet::{PacketFlags, parse_packet},
         receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
         request::ServiceRequest,
     },
@@ -89,6 +89,8 @@ impl Subscriber {
     pub(super) fn receive(&mut self, line: Line, service: u8, bytes: &[u8], now_ns: u64) {
         let packet = parse_packet(bytes).expect("a packet");
         let epoch = packet.meta.epoch;
+        // What the receiver delivers then is of the packets that it held, in order of their arrival.
+        let decides_start = packet.meta.flags == PacketFlags::EPOCH_ANSWER;
         let mut bytes = bytes.to_vec();
         if !self.checks_epochs {
             bytes[EPOCH].copy_from_slice(&Epoch::new(1, 1).0.to_le_bytes());
@@ -99,7 +101,7 @@ impl Subscriber {
         let before = checker.next_index;
         // The receiver counts what it refuses.
         let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| checker.take(&output, now_ns));
-        if checker.next_index > before && epoch < self.highest_epoch {
+        if checker.next_index > before && epoch < self.highest_epoch && !decides_start {
             checker.record_violation(Violation::OldEpoch { epoch, after: self.highest_epoch });
         }
         self.stale_packets += u64::from(epoch < self.highest_epoch);

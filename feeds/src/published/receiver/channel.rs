@@ -158,8 +158,10 @@ impl ReceiverChannel {
         }
         let current = self.stream.session;
         if current != Some(packet.meta.session) {
-            // An answer for another session does not match our request.
-            if is_answer || current.is_some_and(|current| packet.meta.session < current) {
+            if is_answer {
+                return Err(DropReason::AnswerUnrequested);
+            }
+            if current.is_some_and(|current| packet.meta.session < current) {
                 return Err(DropReason::SessionStale);
             }
             let is_uncut = packet.part.is_none_or(|part| part.part == 0);

@@ -7,26 +7,45 @@ use crate::{drop_reason::DropReason, identity::Epoch};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EpochFilter {
     highest: Option<Epoch>,
+    /// The highest epoch that a retransmission service named.
+    vouched: Option<Epoch>,
     jump_max: u64,
 }
 
 impl EpochFilter {
     pub(super) fn new(jump_max: u64) -> Self {
-        Self { highest: None, jump_max }
+        Self { highest: None, vouched: None, jump_max }
     }
 
     pub(super) fn highest(&self) -> Option<Epoch> {
         self.highest
     }
 
-    /// The first epoch is accepted as it is, later ones only within a bounded step above the highest. Otherwise one
-    /// damaged packet would block all later valid ones.
+    /// A retransmission service names this epoch: epochs are believed within the bounded step of it.
+    pub(super) fn vouch(&mut self, epoch: Epoch) {
+        self.vouched = self.vouched.max(Some(epoch));
+    }
+
+    pub(super) fn is_vouched(&self) -> bool {
+        self.vouched.is_some()
+    }
+
+    /// Whether no receiver believes both epochs, in whatever order they arrive.
+    pub(super) fn are_rivals(&self, one: Epoch, other: Epoch) -> bool {
+        one.count().abs_diff(other.count()) > self.jump_max
+    }
+
+    /// Accepts an epoch only within a bounded step of the highest accepted epoch or of the vouched one. Otherwise one
+    /// forged packet would block all later valid ones. Without either, [`EpochStart`](super::epoch_start::EpochStart)
+    /// decides what the filter gets.
     pub(super) fn accept(&mut self, epoch: Epoch) -> Result<(), DropReason> {
-        match self.highest {
-            Some(highest) if epoch == highest => return Ok(()),
-            Some(highest) if epoch < highest => return Err(DropReason::EpochStale),
-            Some(highest) if epoch.count() - highest.count() > self.jump_max => return Err(DropReason::EpochJump),
-            _ => {}
+        if self.highest.is_some_and(|highest| epoch < highest) {
+            return Err(DropReason::EpochStale);
+        }
+        if let Some(known) = self.highest.max(self.vouched)
+            && self.are_rivals(known, epoch)
+        {
+            return Err(if epoch < known { DropReason::EpochStale } else { DropReason::EpochJump });
         }
         self.highest = Some(epoch);
         Ok(())
@@ -49,5 +68,27 @@ mod tests {
         assert_eq!(accept(71_000, 2), Ok(()));
         assert_eq!(accept(72_000, 2), Ok(()));
         assert_eq!(accept(70_000, 1), Err(DropReason::EpochStale));
+    }
+
+    #[test]
+    fn a_vouched_epoch_bounds_the_first_one_in_both_directions() {
+        for (count, expected) in [
+            (8_999, Err(DropReason::EpochStale)),
+            (9_000, Ok(())),
+            (11_000, Ok(())),
+            (11_001, Err(DropReason::EpochJump)),
+        ] {
+            let mut filter = EpochFilter::new(1_000);
+            filter.vouch(Epoch::new(10_000, 1));
+            // A service of another gateway knows less: the higher epoch counts.
+            filter.vouch(Epoch::new(20, 1));
+            assert_eq!(filter.accept(Epoch::new(count, 1)), expected, "{count}");
+        }
+        let mut filter = EpochFilter::new(1_000);
+        assert_eq!(filter.accept(Epoch::new(5, 1)), Ok(()));
+        assert_eq!(filter.accept(Epoch::new(5_000, 2)), Err(DropReason::EpochJump));
+        filter.vouch(Epoch::new(5_000, 2));
+        assert_eq!(filter.accept(Epoch::new(5_000, 2)), Ok(()), "the receiver was cut off for many terms");
+        assert_eq!(filter.accept(Epoch::new(5, 1)), Err(DropReason::EpochStale));
     }
 }

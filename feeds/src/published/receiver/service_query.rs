@@ -49,7 +49,11 @@ impl ServiceQuery {
 
     /// Whether the reports suffice: every service has answered or was queried often enough.
     pub(super) fn is_satisfied_by(&self, log_extents: &LogExtents) -> bool {
-        let attempts_max = self.config.unanswered_rounds_max.saturating_mul(self.config.service_count.into());
-        log_extents.all_reported() || log_extents.any_reported() && self.attempt > attempts_max
+        log_extents.all_reported() || log_extents.any_reported() && self.has_asked_enough()
+    }
+
+    /// Whether every service was queried [`ServiceConfig::unanswered_rounds_max`] times.
+    pub(super) fn has_asked_enough(&self) -> bool {
+        self.attempt > self.config.unanswered_rounds_max.saturating_mul(self.config.service_count.into())
     }
 }

@@ -280,10 +280,14 @@ impl ReceiverHarness {
                 continue;
             }
             let session = request.session.unwrap();
-            let epoch = self.receiver.epoch().unwrap();
+            let epoch = self.receiver.epoch().unwrap_or_else(|| Epoch::new(1, 1));
             let flags = PacketFlags::RETRANSMISSION;
             let mut out = Vec::new();
             match request.kind {
+                RequestKind::Epoch => {
+                    let range = (request.first.0, request.next.0);
+                    out.push(datagram(PacketFlags::EPOCH_ANSWER, session, epoch, range, &[]));
+                }
                 RequestKind::Range => {
                     let log = &self.logs[session.restart as usize][1];
                     let log = log.get(start..end.min(log.len())).unwrap_or_default();
@@ -388,6 +392,8 @@ impl ReceiverHarness {
         }
     }
 }
+
+mod epoch_start;
 
 const DEFINITIONS: u64 = 3;
 
@@ -584,17 +590,18 @@ fn a_message_with_a_lost_part_is_reported_lost_once() {
 #[test]
 fn packets_of_a_former_leader_are_refused() {
     let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
-    let mut accept = |epoch, sequence: u64| {
+    let mut accept = |at_s: u64, epoch, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(PacketFlags::default(), session(0), epoch, (sequence, sequence + 1), &body);
         let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
-        harness.receiver.accept(datagram, MonoNs(0), &mut |_| {})
+        harness.receiver.accept(datagram, MonoNs(at_s * 1_000_000_000), &mut |_| {})
     };
-    assert_eq!(accept(Epoch::new(5, 1), 1), Ok(()));
-    assert_eq!(accept(Epoch::new(6, 2), 2), Ok(()));
-    assert_eq!(accept(Epoch::new(5, 1), 3), Err(DropReason::EpochStale));
-    assert_eq!(accept(Epoch::new(2_000, 1), 3), Err(DropReason::EpochJump));
-    assert_eq!(accept(Epoch::new(6, 2), 3), Ok(()));
+    assert_eq!(accept(0, Epoch::new(5, 1), 1), Ok(()));
+    assert_eq!(accept(2, Epoch::new(6, 2), 2), Ok(()));
+    assert_eq!(accept(2, Epoch::new(5, 1), 3), Err(DropReason::EpochStale));
+    // After the start window.
+    assert_eq!(accept(4, Epoch::new(2_000, 1), 3), Err(DropReason::EpochJump));
+    assert_eq!(accept(4, Epoch::new(6, 2), 3), Ok(()));
     assert_eq!(harness.receiver.drops().get(DropReason::EpochStale), 1);
     assert_eq!(harness.receiver.drops().get(DropReason::EpochJump), 1);
 }

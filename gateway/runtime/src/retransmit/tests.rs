@@ -237,6 +237,28 @@ fn limits_truncate_answers_but_keep_the_end_packet() {
 }
 
 #[test]
+fn a_request_for_the_epoch_is_answered_with_its_own_numbers() {
+    let mut fixture = ServiceFixture::new(limits());
+    // No session is in the log yet; the answer repeats the requested one.
+    let answer = fixture.send_request(RequestKind::Epoch, Some(session(3)), 77_777, 77_777);
+    assert_eq!(answer, ["#3 [77777,77777) hse0"]);
+    let request = ServiceRequest {
+        kind: RequestKind::Epoch,
+        group: GROUP,
+        channel: ChannelId(99),
+        session: Some(session(0)),
+        first: Sequence(5),
+        next: Sequence(5),
+        nonce: 1,
+    };
+    let answer = fixture.send_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()));
+    assert_eq!(answer, ["#0 [5,5) hse0"], "a receiver may have seen a forged channel only");
+    let other = ServiceRequest { group: GroupId(77), ..request };
+    assert_eq!(fixture.send_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
+    assert_eq!(fixture.service.counts().unknown, 1);
+}
+
+#[test]
 fn foreign_and_malformed_requests_are_counted_and_not_answered() {
     let mut fixture = ServiceFixture::new(limits());
     fixture.messages(1..10, TRADE);
