@@ -8,7 +8,9 @@ pub mod faults;
 pub mod plan;
 pub mod receiver;
 pub mod slowness;
+pub mod soak;
 pub mod stall;
+pub mod stream_summary;
 pub mod trials;
 
 use std::{
@@ -31,8 +33,9 @@ use tempfile::TempDir;
 
 use self::{
     checker::{ExpectedStream, RunLogs, RunResult, VenueInput},
-    plan::{ElectionBackend, Plan},
-    receiver::{Receiver, ReceiverLog},
+    plan::{ElectionBackend, Plan, VenueBursts},
+    receiver::{ReceivedSummary, Receiver, Recording},
+    stream_summary::BlockHashes,
 };
 use crate::{
     captures::print_to_stderr,
@@ -70,6 +73,8 @@ pub struct Testbed {
     /// Packets of each session that has ended.
     packets_played: Vec<u64>,
     receivers: Vec<Receiver>,
+    /// Host of receivers that come late and leave, see [`Self::start_visitor`].
+    visitor_host: Host,
     expected: Option<JoinHandle<ExpectedStream>>,
     folder: TempDir,
     fast_dir: Arc<TempDir>,
@@ -92,14 +97,18 @@ impl Testbed {
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(RECEIVER_ADDRESS_MIN + number));
-            // Each receiver requests missing messages first from another gateway.
-            let service_count = if number < plan.requesting_receivers { plan.gateways } else { 0 };
-            let rotated = (0..service_count).map(|index| 1 + (index + number) % plan.gateways);
-            let services: Vec<_> = rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
-            let capture = fast_dir.path().join(format!("receiver{number}.pcap"));
+            let capture = fast_dir.path().join(capture_name(number));
+            let recording = match plan.keeps_summaries {
+                true => Recording::Summary { is_permanent: true },
+                false => Recording::Everything(&capture),
+            };
             let publishers = nodes.clone().map(address).collect();
-            receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, &capture));
+            // The others have nobody to ask.
+            let services =
+                if number < plan.requesting_receivers { services(plan.gateways, number) } else { Vec::new() };
+            receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, recording));
         }
+        let visitor_host = switch.host("visitor", address(RECEIVER_ADDRESS_MIN + RECEIVERS));
         let mut disks = Vec::new();
         for node in nodes.clone().filter(|_| plan.has_small_disks) {
             disks.push(TmpfsMount::new(test, folder.path().join(format!("disk{node}")), "256k")?);
@@ -124,6 +133,7 @@ impl Testbed {
             simulator: None,
             packets_played: Vec::new(),
             receivers,
+            visitor_host,
             expected: None,
             folder,
             fast_dir: Arc::new(fast_dir),
@@ -133,8 +143,10 @@ impl Testbed {
             ElectionBackend::Quorum => testbed.start_witnesses(),
             ElectionBackend::Store(store) => testbed.start_store(store, test)?,
         }
-        let day = testbed.venue_input();
-        testbed.expected = Some(std::thread::spawn(move || day.expected()));
+        if !testbed.plan.keeps_summaries {
+            let day = testbed.venue_input();
+            testbed.expected = Some(std::thread::spawn(move || day.expected()));
+        }
         testbed.start_gateway(1);
         if !testbed.plan.starts_with_one_gateway {
             nodes.skip(1).for_each(|node| testbed.start_gateway(node));
@@ -161,7 +173,14 @@ impl Testbed {
             ["sim", "--line", &a, "--line", &b, "--interface", INTERFACE, "--messages", &messages, "--rate", &rate];
         let more = ["--stocks", &stocks, "--seed", &seed, "--request-server", &requests, "--linger-s", "600", "--json"];
         let named = ["--session", &session];
-        let arguments = arguments.iter().chain(&more).chain(&named);
+        let bursts = self.plan.bursts.map(|VenueBursts { messages_per_second, burst_ms, every_ms }| {
+            let rate = (messages_per_second / MESSAGES_PER_PACKET).to_string();
+            [rate, burst_ms.to_string(), every_ms.to_string()]
+        });
+        let bursts = bursts.iter().flat_map(|[rate, burst_ms, every_ms]| {
+            ["--burst-rate", rate, "--burst-ms", burst_ms, "--burst-every-ms", every_ms]
+        });
+        let arguments = arguments.into_iter().chain(more).chain(named).chain(bursts);
         self.simulator = Some(self.venue.namespace.run(|| process::start(arguments)));
     }
 
@@ -182,12 +201,13 @@ impl Testbed {
     pub fn start_gateway(&mut self, node: u8) {
         // A killed gateway may still hold its files, so wait for its end.
         self.outputs.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
-        let path = self.path(&format!("gateway{node}.toml"));
+        let path = self.config_path(node);
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
-        let arguments = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
+        let ts_recv: &[_] = if self.plan.keeps_summaries { &[] } else { &["--ts-recv", "none"] };
+        let arguments = [["run", text(&path), "--date", DATE].as_slice(), ts_recv].concat();
         let start = || match self.memory_cgroups.get(index(node)) {
-            Some(memory) => process::start_in_cgroup(&memory.procs_file(), arguments),
-            None => process::start(arguments),
+            Some(memory) => process::start_in_cgroup(&memory.procs_file(), &arguments),
+            None => process::start(&arguments),
         };
         let gateway = self.host(node).namespace.run(start);
         gateway.wait_for_stderr("gateway running");
@@ -444,11 +464,51 @@ impl Testbed {
         self.outputs.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let audits: Vec<_> =
             self.nodes().map(|node| fs::read_to_string(self.audit_file(node)).unwrap_or_default()).collect();
-        let received: Vec<(PathBuf, ReceiverLog)> = self.receivers.drain(..).map(Receiver::finish).collect();
+        let captures = (0..RECEIVERS).map(|number| self.fast_dir.path().join(capture_name(number)));
+        let received = captures.zip(self.receivers.drain(..).map(Receiver::finish)).collect();
         let log = |node| self.fast_dir.path().join(format!("log{node}")).join(CHANNEL.0.to_string());
         let logs: Vec<_> = self.nodes().map(log).collect();
         let records = RunLogs { logs: &logs, audits: &audits, outputs: &self.outputs };
         RunResult::of(&expected, received, &records, Arc::clone(&self.fast_dir))
+    }
+
+    /// Like [`Self::finish`], for receivers that keep summaries. `visitors`: what receivers got that came and left.
+    ///
+    /// # Panics
+    /// When a part fails.
+    #[must_use]
+    pub fn finish_summaries(mut self, visitors: Vec<ReceivedSummary>) -> SummaryResult {
+        self.end_session_everywhere();
+        for gateway in self.running.iter_mut().filter_map(Option::take) {
+            self.outputs.push(gateway.stop_with(Signal::Terminate).stderr);
+        }
+        let receivers = self.receivers.drain(..).map(Receiver::finish_summary).collect();
+        let expected = self.venue_input().expected_blocks(&self.packets_played);
+        SummaryResult { expected, receivers, visitors }
+    }
+
+    /// Ends the venue's session and waits until every receiver has got its end.
+    pub fn end_session_everywhere(&mut self) {
+        self.end_session();
+        wait_until("receivers get the end of the session", || self.receivers.iter().all(Receiver::has_ended));
+    }
+
+    /// Starts a receiver that comes while the session is open. It keeps a summary.
+    #[must_use]
+    pub fn start_visitor(&self) -> Receiver {
+        let publishers = self.nodes().map(address).collect();
+        let recording = Recording::Summary { is_permanent: false };
+        Receiver::start(&self.visitor_host, OUTPUT, publishers, &services(self.plan.gateways, 0), recording)
+    }
+
+    /// Paths of the gateways' configuration files, node 1 first.
+    #[must_use]
+    pub fn config_paths(&self) -> Vec<PathBuf> {
+        self.nodes().map(|node| self.config_path(node)).collect()
+    }
+
+    fn config_path(&self, node: u8) -> PathBuf {
+        self.path(&format!("gateway{node}.toml"))
     }
 
     /// Path of that file in the testbed's directory.
@@ -518,6 +578,27 @@ impl Drop for Testbed {
             ));
         }
     }
+}
+
+/// Retransmission services for that receiver: each receiver requests missing messages first from another gateway.
+fn services(gateways: u8, receiver: u8) -> Vec<SocketAddrV4> {
+    let rotated = (0..gateways).map(|index| 1 + (index + receiver) % gateways);
+    rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect()
+}
+
+fn capture_name(receiver: u8) -> String {
+    format!("receiver{receiver}.pcap")
+}
+
+/// What receivers got that kept summaries.
+#[derive(Clone, Debug)]
+pub struct SummaryResult {
+    /// Block hashes of the venue's sessions, as far as they were played.
+    pub expected: BlockHashes,
+    /// Receivers that were there all the time.
+    pub receivers: Vec<ReceivedSummary>,
+    /// Receivers that came and left.
+    pub visitors: Vec<ReceivedSummary>,
 }
 
 const STDERR_LINES_SHOWN: usize = 40;

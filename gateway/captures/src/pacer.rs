@@ -10,8 +10,49 @@ pub enum Pace {
     Rate(f64),
     /// Evenly spaced, with a rate that increases step by step.
     Rising(Rising),
+    /// A rate with a burst at the beginning of each period.
+    Bursts(Bursts),
     /// As fast as possible.
     Max,
+}
+
+/// A rate with a burst at the beginning of each period.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bursts {
+    /// Packets per second between bursts; above 0.
+    pub rate: f64,
+    /// Packets per second in a burst; above 0.
+    pub burst_rate: f64,
+    /// Duration of a burst, ns; above 0.
+    pub burst_ns: u64,
+    /// From the beginning of one burst to the beginning of the next, ns; above `burst_ns`.
+    pub period_ns: u64,
+}
+
+impl Bursts {
+    /// When the packet of that number is due, ns after the start.
+    fn offset_ns(&self, number: u64) -> u64 {
+        let [rate, burst_rate] = [self.rate, self.burst_rate].map(|per_second| per_second / 1e9);
+        let burst_packets = packets_in(self.burst_ns, burst_rate);
+        let period_packets = burst_packets + packets_in(self.period_ns - self.burst_ns, rate);
+        let (period, within) = (number / period_packets, number % period_packets);
+        let within_ns = match within.checked_sub(burst_packets) {
+            None => scaled(within, burst_rate),
+            Some(after_burst) => self.burst_ns + scaled(after_burst, rate),
+        };
+        period.saturating_mul(self.period_ns).saturating_add(within_ns)
+    }
+}
+
+/// Packets in that time at a rate per ns; at least one.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "both operands are positive and the cast saturates"
+)]
+fn packets_in(time_ns: u64, per_ns: f64) -> u64 {
+    ((time_ns as f64 * per_ns).round() as u64).max(1)
 }
 
 /// A rate that increases step by step.
@@ -63,6 +104,7 @@ impl Pacer {
         let offset_ns = match self.pace {
             Pace::Max => return None,
             Pace::Rate(per_second) => scaled(self.count, per_second / 1e9),
+            Pace::Bursts(bursts) => bursts.offset_ns(self.count),
             Pace::Rising(ramp) => {
                 let (step, step_start_ns, before) = self.step;
                 let within_ns = scaled(self.count - before, ramp.rate_at_step(step) / 1e9);
@@ -143,6 +185,19 @@ mod tests {
         let in_step = |step: u64| targets.iter().filter(|at_ns| **at_ns / 1_000_000_000 == step).count();
         assert_eq!([0, 1, 2].map(in_step), [10, 20, 40]);
         assert_eq!(ramp.rate_at_step(2), 40.0);
+    }
+
+    #[test]
+    fn each_period_begins_with_a_burst() {
+        let bursts = Bursts { rate: 100.0, burst_rate: 1_000.0, burst_ns: 10_000_000, period_ns: 100_000_000 };
+        let mut pacer = Pacer::new(Pace::Bursts(bursts), 5);
+        // 10 packets in 10 ms, then 9 in 90 ms.
+        let targets = targets(&mut pacer, &[7; 38]);
+        assert_eq!(targets[..3], [5, 1_000_005, 2_000_005]);
+        assert_eq!(targets[9..12], [9_000_005, 10_000_005, 20_000_005]);
+        assert_eq!(targets[18..20], [90_000_005, 100_000_005]);
+        assert!(targets.is_sorted());
+        assert_eq!(targets.iter().filter(|at_ns| **at_ns >= 100_000_005).count(), 19);
     }
 
     #[test]

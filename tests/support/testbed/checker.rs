@@ -26,6 +26,7 @@ use tempfile::TempDir;
 use super::{
     faults::{ExpectedOutcome, InjectedFault},
     receiver::{Delivered, DeliveredItem, ReceiverLog, content_hash},
+    stream_summary::BlockHashes,
 };
 use crate::{
     captures::print_to_stderr,
@@ -65,21 +66,50 @@ impl VenueInput {
     /// When the configuration is invalid.
     #[must_use]
     pub fn expected(&self) -> ExpectedStream {
+        let mut sink = ExpectedSink::default();
+        self.decode(&mut sink, |sink| {
+            sink.expected.after_packets.push(sink.expected.messages.len());
+            true
+        });
+        sink.expected
+    }
+
+    /// Hashes of the blocks of each session, if the venue played the first `played_packets` packets of the day in it.
+    ///
+    /// # Panics
+    /// When the configuration is invalid.
+    #[must_use]
+    pub fn expected_blocks(&self, played_packets: &[u64]) -> BlockHashes {
+        let mut expected = BlockHashes::default();
+        for (restart, packets) in (0..).zip(played_packets) {
+            let (mut sink, mut left) = (BlockSink { restart, session: None, blocks: &mut expected }, *packets);
+            self.decode(&mut sink, |_| {
+                left = left.saturating_sub(1);
+                left > 0
+            });
+            expected.close();
+        }
+        expected
+    }
+
+    /// Decodes the input from one line, without loss, with the channel alone, until `after_packet` returns false.
+    fn decode<S: FrameSink>(&self, sink: &mut S, mut after_packet: impl FnMut(&mut S) -> bool) {
         let config = Resolved::from_text(Path::new("gateway.toml"), &self.config).expect("the configuration is valid");
         let mut config = config.channels[0].channel_config();
         config.arbiter = ArbiterConfig { lines: 1, ..ArbiterConfig::default() };
         config.date = Some(DATE.parse().expect("a date"));
         let day = ItchDay { seed: SEED, message_count: self.messages, stock_count: STOCKS, ..ItchDay::default() };
         let mut packets = ItchPackets::new(ItchGenerator::new(day), SESSION);
-        let (mut channel, mut sink) = (Channel::new(config), ExpectedSink::default());
+        let mut channel = Channel::new(config);
         let mut bytes = Vec::new();
         while let Some(packet) = packets.next_packet(&mut bytes) {
             let datagram = Datagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(packet.time_ns) };
-            channel.accept(datagram, MonoNs(packet.time_ns), &mut sink);
-            sink.expected.after_packets.push(sink.expected.messages.len());
+            channel.accept(datagram, MonoNs(packet.time_ns), sink);
+            if !after_packet(sink) {
+                break;
+            }
         }
-        channel.finish(&mut sink);
-        sink.expected
+        channel.finish(sink);
     }
 }
 
@@ -619,6 +649,30 @@ impl FrameSink for ExpectedSink {
 
     fn session(&mut self, session: Session, _next: Sequence) {
         self.session = Some(session);
+    }
+
+    fn end_of_session(&mut self) {}
+}
+
+struct BlockSink<'a> {
+    restart: u32,
+    session: Option<Session>,
+    blocks: &'a mut BlockHashes,
+}
+
+impl FrameSink for BlockSink<'_> {
+    fn frame(&mut self, meta: &FrameMeta, _record_count: u16, body: &[u8]) {
+        if let Some(session) = self.session
+            && meta.kind == FrameKind::Message
+        {
+            self.blocks.add(session, meta.sequence.0, content_hash(body), true);
+        }
+    }
+
+    fn covered_through(&mut self, _next: Sequence) {}
+
+    fn session(&mut self, session: Session, _next: Sequence) {
+        self.session = Some(Session { restart: self.restart, ..session });
     }
 
     fn end_of_session(&mut self) {}

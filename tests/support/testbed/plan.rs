@@ -82,6 +82,22 @@ pub struct Plan {
     pub starts_with_one_gateway: bool,
     /// Directory of publication logs and captures.
     pub fast_dir: PathBuf,
+    /// Bursts of the venue. `None`: messages are evenly spaced.
+    pub bursts: Option<VenueBursts>,
+    /// Whether receivers keep summaries instead of every delivery, so that a run may last for hours. It ends with
+    /// [`Testbed::finish_summaries`](super::Testbed::finish_summaries).
+    pub keeps_summaries: bool,
+}
+
+/// Bursts of the venue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VenueBursts {
+    /// Messages per second in a burst.
+    pub messages_per_second: f64,
+    /// Duration of a burst, ms.
+    pub burst_ms: u64,
+    /// From the beginning of one burst to the next, ms.
+    pub every_ms: u64,
 }
 
 impl Plan {
@@ -106,6 +122,8 @@ impl Plan {
             requesting_receivers: super::RECEIVERS,
             starts_with_one_gateway: false,
             fast_dir: std::env::temp_dir(),
+            bursts: None,
+            keeps_summaries: false,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
     io::{self, BufWriter},
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::{AsFd as _, AsRawFd as _},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -23,16 +23,19 @@ use mdgw_feeds::{
     published::{packet::parse_packet, position::StreamPosition},
 };
 use mdgw_subscriber::{
-    Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceSelector,
+    Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceSelector, StartFrom,
 };
 use mdgw_sys::{
     batch::ReceiveBatch,
     clock::{mono_now, unix_now},
+    drops::SocketDrops,
     handle::{ChannelIndex, Handle},
     sockets::{ReceiveOptions, ReceiveSocket, open_receive},
 };
+use mdgw_tools::verify::{CapturedPacket, Location, Verdict, Verifier, VerifyOptions};
 use zerocopy::IntoBytes as _;
 
+use super::stream_summary::StreamSummary;
 use crate::{
     namespaces::{Host, INTERFACE},
     pair::GROUP,
@@ -82,14 +85,51 @@ pub struct ReceiverLog {
     pub ends_mid_message: BTreeMap<Epoch, bool>,
 }
 
+/// What a receiver keeps.
+#[derive(Clone, Copy, Debug)]
+pub enum Recording<'a> {
+    /// Every delivery, and every packet in a capture at this path.
+    Everything(&'a Path),
+    /// A summary that does not grow with the stream. `is_permanent`: the receiver starts before the venue.
+    Summary {
+        /// Whether the receiver starts before the venue.
+        is_permanent: bool,
+    },
+}
+
+/// What a receiver that kept a summary has received.
+#[derive(Clone, Debug)]
+pub struct ReceivedSummary {
+    /// Of the deliveries.
+    pub stream: StreamSummary,
+    /// Of the published packets, by the verifier of `mdgw ha verify`.
+    pub verdict: Verdict,
+    /// Datagrams that the library refused.
+    pub refused: u64,
+    /// Datagrams that the kernel dropped, since the receiver was too slow.
+    pub socket_drops: u64,
+}
+
 /// A running receiver.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Path of the capture of every packet that reached the receiver.
-    pub capture: PathBuf,
-    received: Arc<Mutex<ReceiverLog>>,
+    received: Arc<Mutex<Received>>,
     stop: Arc<(AtomicBool, EpollSet)>,
-    thread: Option<JoinHandle<io::Result<()>>>,
+    thread: Option<JoinHandle<io::Result<Verified>>>,
+}
+
+/// Of a receiver that keeps a summary: the verdict on its packets, and the datagrams that its socket dropped.
+type Verified = Option<(Verdict, u64)>;
+
+/// What the deliveries to a receiver have come to.
+#[derive(Debug, Default)]
+struct Received {
+    count: usize,
+    last: Option<Delivered>,
+    last_message_id: Option<(Session, u64)>,
+    log: ReceiverLog,
+    /// Kept instead of [`ReceiverLog::delivered`].
+    summary: Option<StreamSummary>,
 }
 
 /// A hash of one message's records.
@@ -102,7 +142,7 @@ pub fn content_hash(body: &[u8]) -> u64 {
 
 impl Receiver {
     /// Joins the group on that host, and requests missing messages from one of `services`; without any, what does not arrive
-    /// is lost. The capture holds only what `publishers` send.
+    /// is lost. A capture holds only what `publishers` send.
     ///
     /// # Panics
     /// When a socket or the capture can't be opened.
@@ -112,7 +152,7 @@ impl Receiver {
         group: SocketAddrV4,
         publishers: Vec<Ipv4Addr>,
         services: &[SocketAddrV4],
-        capture: &Path,
+        recording: Recording<'_>,
     ) -> Self {
         let set = EpollSet::new().expect("the kernel gives an epoll set");
         let (line, request_sockets) = host.namespace.run(|| {
@@ -135,20 +175,34 @@ impl Receiver {
         for (socket, line) in [(line.as_fd(), Line::A)].into_iter().chain(sockets) {
             set.add(socket, of(line)).expect("sockets are watched");
         }
-        let writer = File::create(capture).and_then(|file| PcapWriter::new(BufWriter::with_capacity(1 << 20, file)));
         let stop = Arc::new((AtomicBool::new(false), set));
-        let received = Arc::new(Mutex::new(ReceiverLog::default()));
+        let (packets, summary, start) = match recording {
+            Recording::Everything(capture) => {
+                let file = File::create(capture).expect("a capture can be created");
+                let writer = PcapWriter::new(BufWriter::with_capacity(1 << 20, file));
+                (PacketSink::Capture(writer.expect("a capture can be begun")), None, StartFrom::OldestOfSession)
+            }
+            Recording::Summary { is_permanent } => {
+                let options = VerifyOptions { names_max: VERIFIED_NAMES_MAX, ..VerifyOptions::default() };
+                let start = if is_permanent { StartFrom::OldestOfSession } else { StartFrom::Live };
+                let verifier = Box::new(Verifier::new(options));
+                (PacketSink::Verifier(verifier), Some(StreamSummary::new(is_permanent)), start)
+            }
+        };
+        let received = Arc::new(Mutex::new(Received { summary, ..Received::default() }));
         let receiving = ReceiverThread {
             sockets: (line, request_sockets),
             selector: ServiceSelector::new(services.len()),
             group,
             services: services.to_vec(),
             publishers,
-            writer: writer.expect("a capture can be begun"),
+            packets,
+            packet_count: 0,
             protocol: Protocol::new(ReceiverConfig {
                 group: GROUP,
                 lines: 1,
                 window_packets: 16_384,
+                start,
                 // Many attempts, since a killed gateway may have to be restarted before its service answers.
                 service: (!services.is_empty()).then(|| ServiceConfig {
                     attempts_max: 400,
@@ -161,50 +215,58 @@ impl Receiver {
             stop: Arc::clone(&stop),
         };
         let thread = std::thread::spawn(move || receiving.run());
-        Self { capture: capture.to_owned(), received, stop, thread: Some(thread) }
+        Self { received, stop, thread: Some(thread) }
     }
 
     /// Number of deliveries, and the epoch of the last delivery.
     #[must_use]
     pub fn progress(&self) -> (usize, Epoch) {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        (received.delivered.len(), received.delivered.last().map(|last| last.epoch).unwrap_or_default())
+        (received.count, received.last.map(|last| last.epoch).unwrap_or_default())
     }
 
     /// Whether the session's end is the last that was delivered.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        received.delivered.last().is_some_and(|last| last.item == DeliveredItem::End)
+        received.last.is_some_and(|last| last.item == DeliveredItem::End)
     }
 
     /// The last message that was delivered.
     #[must_use]
     pub fn last_message_id(&self) -> Option<(Session, u64)> {
-        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
-        received.delivered.iter().rev().find_map(|delivered| match delivered.item {
-            DeliveredItem::Message { id, .. } => Some(id),
-            DeliveredItem::Gap(_) | DeliveredItem::Lost(_) | DeliveredItem::End => None,
-        })
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).last_message_id
     }
 
-    /// Ends the receiver. Returns the path of its capture, and its log.
+    /// Ends the receiver, and returns its log.
     ///
     /// # Panics
     /// When it has failed.
     #[must_use]
-    pub fn finish(mut self) -> (PathBuf, ReceiverLog) {
-        self.end().expect("the receiver records what it receives");
-        let received = std::mem::take(&mut *self.received.lock().unwrap_or_else(PoisonError::into_inner));
-        (self.capture.clone(), received)
+    pub fn finish(mut self) -> ReceiverLog {
+        let _verdict = self.end().expect("the receiver records what it receives");
+        std::mem::take(&mut self.received.lock().unwrap_or_else(PoisonError::into_inner).log)
     }
 
-    fn end(&mut self) -> io::Result<()> {
+    /// Ends the receiver, and returns its summary.
+    ///
+    /// # Panics
+    /// When it has failed, or keeps everything.
+    #[must_use]
+    pub fn finish_summary(mut self) -> ReceivedSummary {
+        let verified = self.end().expect("the receiver receives");
+        let (verdict, socket_drops) = verified.expect("the receiver keeps a summary");
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = received.summary.take().expect("the receiver keeps a summary");
+        ReceivedSummary { stream, verdict, refused: received.log.refused, socket_drops }
+    }
+
+    fn end(&mut self) -> io::Result<Verified> {
         self.stop.0.store(true, Ordering::Release);
         self.stop.1.wake();
         self.thread
             .take()
-            .map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .map_or(Ok(None), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     }
 }
 
@@ -215,20 +277,47 @@ impl Drop for Receiver {
     }
 }
 
+/// Where a receiver's packets go.
+enum PacketSink {
+    Capture(PcapWriter<BufWriter<File>>),
+    Verifier(Box<Verifier>),
+}
+
+impl PacketSink {
+    fn accept(
+        &mut self,
+        number: u64,
+        time_ns: u64,
+        src: SocketAddrV4,
+        dst: SocketAddrV4,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        match self {
+            Self::Capture(writer) => writer.datagram(time_ns, src, dst, payload),
+            Self::Verifier(verifier) => {
+                let location = Location { file: 0, number };
+                verifier.accept(&CapturedPacket { location, time_ns, dst: dst.into(), payload });
+                Ok(())
+            }
+        }
+    }
+}
+
 struct ReceiverThread {
     sockets: (ReceiveSocket, Vec<UdpSocket>),
     selector: ServiceSelector,
     group: SocketAddrV4,
     services: Vec<SocketAddrV4>,
     publishers: Vec<Ipv4Addr>,
-    writer: PcapWriter<BufWriter<File>>,
+    packets: PacketSink,
+    packet_count: u64,
     protocol: Protocol,
-    received: Arc<Mutex<ReceiverLog>>,
+    received: Arc<Mutex<Received>>,
     stop: Arc<(AtomicBool, EpollSet)>,
 }
 
 impl ReceiverThread {
-    fn run(mut self) -> io::Result<()> {
+    fn run(mut self) -> io::Result<Verified> {
         let shared = Arc::clone(&self.stop);
         let (is_stopped, set) = &*shared;
         let mut thread = set.thread_io()?;
@@ -260,7 +349,10 @@ impl ReceiverThread {
             }
             if is_last {
                 self.protocol.finish(&mut |output| deliver(received, &output, now, None));
-                return self.writer.finish().map(drop);
+                return match self.packets {
+                    PacketSink::Capture(writer) => writer.finish().map(|_writer| None),
+                    PacketSink::Verifier(verifier) => Ok(Some((verifier.finish(), socket_drops(&self.sockets.0)?))),
+                };
             }
             set.set_timer(self.protocol.next_deadline());
             events.clear();
@@ -271,7 +363,8 @@ impl ReceiverThread {
     fn accept_datagram(&mut self, line: Line, bytes: &[u8], time_ns: u64, source: SocketAddrV4) -> io::Result<()> {
         let local = if line == Line::A { self.group } else { address_of(&self.sockets.1[0])? };
         if self.publishers.contains(source.ip()) {
-            self.writer.datagram(time_ns, source, local, bytes)?;
+            self.packet_count += 1;
+            self.packets.accept(self.packet_count, time_ns, source, local, bytes)?;
         }
         let before = self.protocol.epoch();
         let received = &self.received;
@@ -283,6 +376,7 @@ impl ReceiverThread {
         let accepted =
             self.protocol.accept(datagram, mono_now(), &mut |output| deliver(received, &output, time_ns, epoch));
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        let received = &mut received.log;
         received.refused += u64::from(accepted.is_err());
         if let Some(packet) = packet.filter(|_| line == Line::A && accepted.is_ok()) {
             let is_mid_message = StreamPosition::range_of_packet(&packet).1.part > 0;
@@ -297,6 +391,14 @@ impl ReceiverThread {
     }
 }
 
+/// Datagrams that the kernel has dropped since the socket was opened.
+fn socket_drops(socket: &ReceiveSocket) -> io::Result<u64> {
+    let mut drops = SocketDrops::default();
+    let total = drops.add(Handle { channel: ChannelIndex(0), line: Line::A }, Arc::clone(socket.socket()));
+    drops.read(|_, _| {})?;
+    Ok(total.load(Ordering::Relaxed))
+}
+
 fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
     match socket.local_addr()? {
         std::net::SocketAddr::V4(address) => Ok(address),
@@ -305,19 +407,35 @@ fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
 }
 
 /// `epoch`: epoch of the datagram that delivered the item; for an item from a deadline, the last known epoch.
-fn deliver(received: &Mutex<ReceiverLog>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
+fn deliver(received: &Mutex<Received>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
+    let mut ts_recv_ns = 0;
     let item = match output.item {
-        Item::Message { header, body } => DeliveredItem::Message {
-            id: (output.session, header.sequence.get()),
-            content_hash: content_hash(body),
-            is_suspect: FrameFlags(header.flags).contains(FrameFlags::SUSPECT),
-        },
+        Item::Message { header, body } => {
+            ts_recv_ns = header.ts_recv.get();
+            DeliveredItem::Message {
+                id: (output.session, header.sequence.get()),
+                content_hash: content_hash(body),
+                is_suspect: FrameFlags(header.flags).contains(FrameFlags::SUSPECT),
+            }
+        }
         Item::Gap(gap) => DeliveredItem::Gap(gap.count()),
         Item::Lost(gap) => DeliveredItem::Lost(gap.count()),
         Item::EndOfSession => DeliveredItem::End,
         Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return,
     };
     let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
-    let epoch = epoch.or_else(|| received.delivered.last().map(|last| last.epoch)).unwrap_or_default();
-    received.delivered.push(Delivered { time_ns, epoch, item });
+    let epoch = epoch.or_else(|| received.last.map(|last| last.epoch)).unwrap_or_default();
+    let delivered = Delivered { time_ns, epoch, item };
+    received.count += 1;
+    received.last = Some(delivered);
+    if let DeliveredItem::Message { id, .. } = item {
+        received.last_message_id = Some(id);
+    }
+    match &mut received.summary {
+        Some(summary) => summary.add(&delivered, ts_recv_ns),
+        None => received.log.delivered.push(delivered),
+    }
 }
+
+/// Items whose content each receiver's verifier remembers.
+const VERIFIED_NAMES_MAX: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use mdgw_captures::{
     impairment::{LineImpairment, LossPolicy},
-    pacer::Pace,
+    pacer::{Bursts, Pace},
 };
 use mdgw_feeds::{time::TradingDate, transport::moldudp64::MoldSession};
 use mdgw_simulator::{
@@ -25,6 +25,7 @@ use super::{Outcome, print};
 #[command(after_help = "\
 Examples:
   mdgw sim --line 239.1.1.1:26477 --line 239.1.1.2:26477 --loss 0.1 --request-server 10.0.0.1:9000
+  mdgw sim --line 239.1.1.1:26477 --rate 4500 --burst-rate 45000 --burst-ms 10 --burst-every-ms 1000
   mdgw sim --capture day.pcap --line 239.1.1.1:16648 --line 239.1.1.2:16648 --skew-us 0,30 --speed 9")]
 pub(super) struct Args {
     /// Send this capture or day file instead of a synthetic Nasdaq session.
@@ -78,6 +79,15 @@ pub(super) struct Args {
     /// Packets per second.
     #[arg(long, conflicts_with = "max", value_name = "PPS")]
     rate: Option<f64>,
+    /// Packets per second in bursts; --rate is the rate between them.
+    #[arg(long, requires = "rate", value_name = "PPS")]
+    burst_rate: Option<f64>,
+    /// Duration of a burst, milliseconds.
+    #[arg(long, requires = "burst_rate", default_value_t = 10, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    burst_ms: u64,
+    /// From the beginning of one burst to the next, milliseconds; more than --burst-ms.
+    #[arg(long, requires = "burst_rate", default_value_t = 1_000, value_name = "MS", value_parser = clap::value_parser!(u64).range(2..))]
+    burst_every_ms: u64,
     /// Send as fast as possible.
     #[arg(long)]
     max: bool,
@@ -156,11 +166,17 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     });
     let pace = match (args.speed, args.rate, args.max) {
         (_, _, true) => Pace::Max,
-        (_, Some(rate), _) => Pace::Rate(rate),
+        (_, Some(rate), _) => args.burst_rate.map_or(Pace::Rate(rate), |burst_rate| {
+            let [burst_ns, period_ns] = [args.burst_ms, args.burst_every_ms].map(|ms| ms.saturating_mul(1_000_000));
+            Pace::Bursts(Bursts { rate, burst_rate, burst_ns, period_ns })
+        }),
         (speed, None, false) => Pace::Original(speed.unwrap_or(1.0)),
     };
     let pace_number = args.speed.or(args.rate).unwrap_or(1.0);
     ensure!(pace_number.is_finite() && pace_number > 0.0, "--speed and --rate must be above 0");
+    let burst_rate = args.burst_rate.unwrap_or(1.0);
+    ensure!(burst_rate.is_finite() && burst_rate > 0.0, "--burst-rate must be above 0");
+    ensure!(args.burst_every_ms > args.burst_ms, "--burst-every-ms must be more than --burst-ms");
     ensure!((0.0..=1.0).contains(&args.answer_loss), "--answer-loss must be between 0 and 1");
     Ok(ExchangeConfig {
         feed,
