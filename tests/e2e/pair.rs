@@ -2,6 +2,7 @@
 
 mod configuration_conflicts;
 mod election;
+mod forged_epochs;
 mod mixed_versions;
 mod rejoin;
 mod takeover;

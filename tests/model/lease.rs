@@ -88,6 +88,8 @@ struct FaultBudget {
     packets: u8,
     /// State messages from the other nodes to node 1.
     states: u8,
+    /// Forged packets with a higher epoch that node 1 receives, and no other node.
+    forged: u8,
 }
 
 const LEASE: u64 = 100;
@@ -111,6 +113,7 @@ const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
         closes: 0,
         packets: 0,
         states: 0,
+        forged: 0,
     },
     may_restart: &[0, 1, 2],
     outage_until: 0,
@@ -185,6 +188,7 @@ enum Action {
     Restore,
     InDoubt(usize),
     HandOver,
+    Forge,
     State(usize),
     Close(usize),
     Drained(usize),
@@ -560,6 +564,9 @@ impl Model for LeaseModel {
         if left.hand_overs > 0 && self.may_send(state, 0).is_some() {
             actions.push(Action::HandOver);
         }
+        if left.forged > 0 && self.may_send(state, 0).is_some() {
+            actions.push(Action::Forge);
+        }
         if left.states > 0 {
             actions.extend((1..self.gateways).map(Action::State));
         }
@@ -623,6 +630,12 @@ impl Model for LeaseModel {
             Action::HandOver => {
                 state.left.hand_overs -= 1;
                 self.hand_over(&mut state);
+            }
+            Action::Forge => {
+                state.left.forged -= 1;
+                let forged = Epoch::new(state.highest_opened.count() + 2, u8::MAX);
+                self.step(&mut state, 0, Input::ObservedEpoch(forged));
+                self.step(&mut state, 0, Input::Time);
             }
             Action::State(node) => {
                 state.left.states -= 1;
@@ -823,6 +836,28 @@ fn epochs_never_regress_with_an_unobserved_successor() {
         LeaseModel { budget, successor: Some(1), observes_epochs: false, ..ALL_SAFEGUARDS },
     );
     assert_safe("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
+}
+
+#[test]
+fn at_most_one_leader_and_ascending_epochs_over_raises() {
+    let budget = FaultBudget { forged: 2, late: 1, unknown: 1, ..NO_FAULTS };
+    assert_safe("raised epochs", LeaseModel { budget, ..ALL_SAFEGUARDS });
+    let budget = FaultBudget { forged: 1, late: 1, ..NO_FAULTS };
+    assert_safe(
+        "raised epochs, hand-over",
+        LeaseModel { budget: FaultBudget { hand_overs: 1, ..budget }, ..ALL_SAFEGUARDS },
+    );
+    // The other gateway receives no packet of node 1: it knows the store's epoch only.
+    let budget = FaultBudget { forged: 1, ..NO_FAULTS };
+    let model = LeaseModel { budget, observes_epochs: false, ..ALL_SAFEGUARDS };
+    let switch_off = |search: &mut LeaseModel| search.safeguards.raises_once_stored = false;
+    assert_safeguard_needed(
+        "opening a raised epoch when it is stored",
+        model,
+        STATES,
+        switch_off,
+        &[Violation::EpochRegressed],
+    );
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //!
 //! Simulated: clocks of different rates, and slewed clocks; requests, answers and packets that are late, lost or
 //! reordered; a store that is down, or restored from a backup; gateways that are killed (with or without a death
-//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs.
+//! notice), paused between the fence check and the send, closed, and partitioned in one or both directions; hand-overs;
+//! forged packets.
 //!
 //! Checked: no two gateways may send at the same time, with the longest send included; each opening has a higher epoch
 //! than any before; receivers deliver nothing of an old epoch; and, separately, a gateway leads once the faults have
@@ -21,9 +22,13 @@ use mdgw_election::{
     lease::LeaseSafeguards,
     timing::{LeaseTiming, drift_ns},
 };
+use mdgw_feeds::identity::Epoch;
 use mdgw_tests::captures::print_to_stderr;
 
-use crate::seeds::for_seeds;
+use crate::{
+    forger::{ForgedGroup, ForgedMinute, Offset},
+    seeds::for_seeds,
+};
 
 /// Two gateways at 20/4 ms.
 pub(crate) const PAIR: LeaseSetup = LeaseSetup {
@@ -174,6 +179,45 @@ fn blackout_stays_within_the_calculated_bound() {
             "the successor did not wait for the lease: {worst_ns} ns"
         );
     }
+}
+
+impl ForgedGroup for LeaseCluster {
+    fn run_for(&mut self, ns: u64) {
+        Self::run_for(self, ns);
+    }
+
+    fn observe(&mut self, epoch: Epoch) {
+        (0..usize::from(PAIR.gateways)).for_each(|gateway| self.observe_epoch(gateway, epoch));
+    }
+
+    fn open_epoch(&self) -> Option<Epoch> {
+        self.leading_epoch()
+    }
+}
+
+/// A pair in which a gateway leads.
+fn leading_pair(safeguards: LeaseSafeguards) -> LeaseCluster {
+    let mut cluster = LeaseCluster::new(1, LeaseSetup { timing: LeaseTiming::DEFAULT, safeguards, ..PAIR });
+    cluster.run_for(1_000 * MS);
+    cluster
+}
+
+#[test]
+fn forged_epochs_do_not_silence_a_group() {
+    for offset in Offset::BELIEVED.into_iter().chain([Offset::Unbelieved]) {
+        let mut cluster = leading_pair(LeaseSafeguards::ALL);
+        let minute = ForgedMinute::run("register", 1, offset, &mut cluster);
+        assert_eq!(cluster.violation, None);
+        assert!(minute.closed.share < 0.001 && minute.closed.longest_ns < MS, "{minute:?}");
+        assert!(minute.muted.share < 0.3 && minute.muted.longest_ns < 25 * MS, "{minute:?}");
+    }
+}
+
+#[test]
+fn forged_epochs_close_a_leader_that_closes_before_it_swaps() {
+    let mut cluster = leading_pair(LeaseSafeguards { raises_in_place: false, ..LeaseSafeguards::ALL });
+    let minute = ForgedMinute::run("register, closing first", 1, Offset::One, &mut cluster);
+    assert!(minute.closed.share > 0.02, "{minute:?}");
 }
 
 // ---- a violation is found with each safeguard switched off ----

@@ -18,6 +18,8 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::Epoch;
 
+use crate::forger::{ForgedGroup, ForgedMinute, Offset};
+
 const MS: u64 = 1_000_000;
 
 /// Two gateways and a witness at 20/4 ms.
@@ -474,6 +476,50 @@ fn a_leader_that_compares_counts_only_is_muted_by_one_packet() {
             .count()
     };
     assert_eq!((muted(true), muted(false)), (0, 50));
+}
+
+impl ForgedGroup for QuorumCluster {
+    fn run_for(&mut self, ns: u64) {
+        Self::run_for(self, ns);
+    }
+
+    fn observe(&mut self, epoch: Epoch) {
+        (1..=PAIR.gateways).for_each(|node| self.input(NodeId(node), Input::ObservedEpoch(epoch)));
+    }
+
+    fn open_epoch(&self) -> Option<Epoch> {
+        self.leading_epoch()
+    }
+}
+
+/// A pair in which a gateway leads. `store_ns`: mean duration of a disk write.
+fn leading_pair(safeguards: QuorumSafeguards, store_ns: u64) -> QuorumCluster {
+    let faults = Faults { store_ns, ..Faults::NONE };
+    let mut cluster = QuorumCluster::new(1, QuorumSetup { timing: LeaseTiming::DEFAULT, safeguards, faults, ..PAIR });
+    cluster.run_for(1_000 * MS);
+    cluster
+}
+
+#[test]
+fn forged_epochs_do_not_silence_a_group() {
+    // Receivers follow a forger that is faster than the votes. No disk makes the leader close its fence.
+    for (store_ns, share_max, longest_ns_max) in [(300_000, 0.1, 25 * MS), (5 * MS, 1.0, u64::MAX)] {
+        for offset in Offset::BELIEVED.into_iter().chain([Offset::Unbelieved]) {
+            let mut cluster = leading_pair(QuorumSafeguards::ALL, store_ns);
+            let what = format!("votes, disk writes of {} us", store_ns / 1_000);
+            let minute = ForgedMinute::run(&what, 1, offset, &mut cluster);
+            assert_eq!(cluster.violation, None);
+            assert!(minute.closed.share < 0.001 && minute.closed.longest_ns < MS, "{minute:?}");
+            assert!(minute.muted.share <= share_max && minute.muted.longest_ns < longest_ns_max, "{minute:?}");
+        }
+    }
+}
+
+#[test]
+fn forged_epochs_close_a_leader_that_closes_before_it_votes() {
+    let mut cluster = leading_pair(QuorumSafeguards { raises_in_place: false, ..QuorumSafeguards::ALL }, 300_000);
+    let minute = ForgedMinute::run("votes, closing first", 1, Offset::One, &mut cluster);
+    assert!(minute.closed.share > 0.02, "{minute:?}");
 }
 
 #[test]

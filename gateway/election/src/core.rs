@@ -132,7 +132,8 @@ pub enum Output<R> {
         /// Why the leadership ends.
         reason: CloseReason,
     },
-    /// The fence has been closed. Answer with [`Input::Drained`] once no send is outstanding, however long that takes.
+    /// The fence has been closed. Answer with [`Input::Drained`] once no send is outstanding, however long that takes. One
+    /// answer, after the last request, serves all requests before it: a fence may have opened in between.
     Drain,
     /// A former leader reported where its output ended.
     PeerOutputEnded {
@@ -199,7 +200,7 @@ pub enum CloseReason {
     HandedOver,
     /// This gateway closed its latch.
     Released,
-    /// A credible higher epoch was observed. This gateway may win again, under an epoch above that one.
+    /// A credible higher epoch was observed. This gateway opens again above that one, mostly in the same step.
     Outranked,
 }
 
@@ -368,7 +369,7 @@ pub enum Notice {
     StoreReachable,
     /// From now on this gateway is not eligible or does not renew.
     Obstacle(Obstacle),
-    /// An epoch observed on the wire superseded this leadership.
+    /// An epoch observed on the wire is higher than this leadership's.
     HigherEpochObserved(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
@@ -396,7 +397,7 @@ impl fmt::Display for Notice {
             Self::StoreReachable => f.write_str("the store answers again"),
             Self::Obstacle(obstacle) => write!(f, "not eligible: {obstacle}"),
             Self::HigherEpochObserved(epoch) => {
-                write!(f, "stepping down: received output of a higher epoch {} (node {})", epoch.count(), epoch.node())
+                write!(f, "received output of epoch {} (node {}); raises its own above it", epoch.count(), epoch.node())
             }
             Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
             Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),

@@ -97,7 +97,8 @@ pub trait ElectionHooks: Send {
         let _ = epoch;
     }
 
-    /// Returns the highest credible epoch observed on the wire.
+    /// Returns the highest credible epoch observed on the wire. The election asks at most once in
+    /// [`OBSERVATION_INTERVAL_NS`] after a change; [`Election::wake`] makes it ask sooner than at its next turn.
     fn observed_epoch(&mut self) -> Option<Epoch> {
         None
     }
@@ -253,6 +254,11 @@ impl Election {
         (self.send_input)(Input::Died(notice));
     }
 
+    /// A higher epoch was observed on the wire: the election asks for it at once.
+    pub fn wake(&self) {
+        (self.send_input)(Input::Time);
+    }
+
     /// Notifies the election whether the hot threads make progress.
     pub fn set_progress(&self, progress: super::core::Progress) {
         (self.send_input)(Input::Progress(progress));
@@ -321,6 +327,9 @@ impl Election {
         Duration::from_nanos(self.shared.timing.lease_ns)
     }
 }
+
+/// Shortest time between two observed epochs that reach a core, ns.
+pub const OBSERVATION_INTERVAL_NS: u64 = thread::OBSERVATION_INTERVAL_NS;
 
 impl LeaderLatch for Election {
     fn start(&self) -> Result<(), Closed> {

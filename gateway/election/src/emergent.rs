@@ -60,7 +60,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
     joining::Joining,
-    leading::{Leadership, OutrankedBackoff},
+    leading::{Leadership, OutrankedTurns},
     member_list::{ListVersion, MemberList},
     membership::MemberLiveness,
     message::{Envelope, Message},
@@ -173,7 +173,7 @@ pub struct Emergent {
     outstanding_sends: OutstandingSends,
     /// The owner closes the latch; the others are told when no send is outstanding.
     is_closing: bool,
-    outranked: OutrankedBackoff,
+    outranked: OutrankedTurns,
     eligibility: Eligibility,
     fitness: Fitness,
     progress: Progress,
@@ -192,8 +192,7 @@ pub struct Emergent {
     /// Processes known to have ended.
     dead_members: BTreeSet<(NodeId, Incarnation)>,
     outputs: Vec<Output<OutgoingMessage>>,
-    #[cfg(test)]
-    pub(crate) disabled: Option<Safeguard>,
+    disabled: Option<Safeguard>,
 }
 
 /// What a gateway is doing. State that belongs to a phase ends with the phase.
@@ -229,9 +228,10 @@ struct Membership {
     is_leaving: bool,
 }
 
-/// Rules that tests can switch off, to show that each is needed. The docs say what happens without the rule.
+/// Rules that a check may switch off, to show that the check would notice. All are on in every product. The docs say
+/// what happens without the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Safeguard {
+pub enum Safeguard {
     /// A side of any size leads.
     MinimumSize,
     /// A leader's fence stays open, whichever heartbeats it receives.
@@ -244,6 +244,12 @@ pub(crate) enum Safeguard {
     RequireEcho,
     /// A member that has just started promises at once.
     StartupWait,
+    /// The others learn of an end while sends may be outstanding.
+    EndAfterSends,
+    /// A coordinator probes failed members only.
+    ProbeSeeds,
+    /// Each outranking is answered by a wait that doubles, whether another side can exist or not.
+    RaiseInPlace,
 }
 
 impl Emergent {
@@ -258,7 +264,7 @@ impl Emergent {
             leadership: None,
             outstanding_sends: OutstandingSends::default(),
             is_closing: false,
-            outranked: OutrankedBackoff::default(),
+            outranked: OutrankedTurns::default(),
             eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
             progress: Progress::Running,
@@ -272,10 +278,15 @@ impl Emergent {
             last_received: BTreeMap::new(),
             dead_members: BTreeSet::new(),
             outputs: Vec::new(),
-            #[cfg(test)]
             disabled: None,
             config,
         })
+    }
+
+    /// For checks that show the effect of each safeguard.
+    #[must_use]
+    pub fn without(self, safeguard: Safeguard) -> Self {
+        Self { disabled: Some(safeguard), ..self }
     }
 
     /// Takes the actions that are due at `now`, or that an input has made possible.
@@ -392,15 +403,8 @@ impl Emergent {
         }
     }
 
-    #[cfg(test)]
     fn is_disabled(&self, safeguard: Safeguard) -> bool {
         self.disabled == Some(safeguard)
-    }
-
-    #[cfg(not(test))]
-    #[allow(clippy::unused_self, reason = "in tests it is used")]
-    fn is_disabled(&self, _: Safeguard) -> bool {
-        false
     }
 }
 

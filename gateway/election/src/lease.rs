@@ -5,7 +5,7 @@
 //!              successor of an ended leader    hand-over, close
 //!   Candidate ─────────────────────► Leading ──────────────────► Leaving ── end sent, swap ──► Candidate, Closed
 //!       ▲                               │                           │
-//!       └── expired, lost, outranked ───┴──── swap not in force ────┘
+//!       └── expired, lost ──────────────┴──── swap not in force ────┘
 //! ```
 //! L is the lease, M the margin, ρ the bound on a clock's rate error: see [`timing`](super::timing).
 //!
@@ -215,6 +215,10 @@ pub struct LeaseSafeguards {
     pub forgets_on_disconnect: bool,
     /// Another gateway learns that this leadership has ended only when none of its sends is outstanding.
     pub ends_after_sends: bool,
+    /// An outranked leader keeps its fence open until the store has its higher epoch.
+    pub raises_in_place: bool,
+    /// The fence takes a raised epoch only when the store has it.
+    pub raises_once_stored: bool,
 }
 
 impl LeaseSafeguards {
@@ -229,6 +233,8 @@ impl LeaseSafeguards {
         ignores_unknown_outcome: true,
         forgets_on_disconnect: true,
         ends_after_sends: true,
+        raises_in_place: true,
+        raises_once_stored: true,
     };
 }
 
@@ -526,6 +532,10 @@ impl Lease {
                 if ran_on_promises {
                     self.emit(Output::Notice(Notice::StoreReachable));
                 }
+            }
+            Phase::Leading(leadership) if leadership.epoch < record.epoch && record.epoch > self.highest_opened => {
+                let candidates = record.candidates.clone();
+                self.raise(now, record.epoch, deadline, candidates);
             }
             // This gateway opened as the successor under this epoch, and the answer came after its deadline. It may
             // swap again without waiting a lease.

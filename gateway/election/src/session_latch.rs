@@ -6,7 +6,7 @@
 //! ```text
 //!            join               first, epoch taken                 hand-over, close
 //!   Outside ──────► In queue ─────────────────────► Leading ─────────────────────────► Leaving ──────► Outside
-//!      ▲               ▲ deadline passed, outranked  │
+//!      ▲               ▲ deadline passed             │
 //!      └───────────────┴───────── session or entry gone
 //! ```
 //! T is the session's time-out. The rules; section 12 of `gateway/election/SAFETY.md` gives the argument for each:
@@ -158,6 +158,11 @@ pub struct SessionLatch {
     clock_error_ppm: u32,
     fitness: Fitness,
     observed_epoch: Epoch,
+    /// The highest observed epoch that outranked this gateway while it led.
+    outranked_by: Epoch,
+    /// An outranked leader closes its fence before it takes a higher epoch: the control of a test.
+    #[cfg(test)]
+    closes_when_outranked: bool,
     pin: Pin,
     obstacle: Option<Obstacle>,
     /// No request before this time, so that a store that refuses is not flooded.
@@ -234,6 +239,9 @@ impl SessionLatch {
             clock_error_ppm: 0,
             fitness: Fitness::default(),
             observed_epoch: Epoch::default(),
+            outranked_by: Epoch::default(),
+            #[cfg(test)]
+            closes_when_outranked: false,
             pin: Pin::default(),
             obstacle: None,
             backoff_until: MonoNs(0),
@@ -252,9 +260,13 @@ impl SessionLatch {
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => {
                 self.observed_epoch = self.observed_epoch.max(epoch);
-                if self.leading.is_some_and(|leading| leading.epoch < epoch) {
+                if self.outranked_by != self.observed_epoch && self.is_outranked() {
+                    self.outranked_by = self.observed_epoch;
                     self.outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
-                    self.close(CloseReason::Outranked);
+                    #[cfg(test)]
+                    if self.closes_when_outranked {
+                        self.close(CloseReason::Outranked);
+                    }
                 }
             }
             Input::HandOver(target) if self.leading.is_some() && self.leaving == LeaveState::Staying => {
@@ -350,7 +362,9 @@ impl SessionLatch {
             (RequestKind::TakeEpoch(epoch), SessionAnswer::Done) => {
                 self.epoch = epoch;
                 let deadline = self.deadline();
-                if now < deadline
+                if self.leading.is_some_and(|leading| leading.epoch < epoch) {
+                    self.raise(epoch, deadline);
+                } else if now < deadline
                     && epoch > self.observed_epoch
                     && self.is_eligible()
                     && self.leaving == LeaveState::Staying
@@ -388,7 +402,8 @@ impl SessionLatch {
         if let LeaveState::HandOver(target) = self.leaving {
             return self.hand_over(own, target);
         }
-        if own > 0 || self.leading.is_some() || !self.is_eligible() || self.leaving != LeaveState::Staying {
+        let leads_in_rank = self.leading.is_some() && !self.is_outranked();
+        if own > 0 || leads_in_rank || !self.is_eligible() || self.leaving != LeaveState::Staying {
             return;
         }
         if self.deadline() <= now
@@ -444,6 +459,9 @@ impl SessionLatch {
                 }
             }
             if !matches!(self.leaving, LeaveState::HandOver(_)) {
+                if self.raise_at().is_some_and(|at| at <= now) {
+                    self.ask(now, RequestKind::ReadQueue, SessionRequest::ReadQueue);
+                }
                 return;
             }
         }
@@ -514,6 +532,32 @@ impl SessionLatch {
         self.pending.insert(request_id, (kind, now));
         self.last_request_at = now;
         self.outputs.push(Output::Request(request(request_id)));
+    }
+
+    /// Whether receivers drop this leader's packets.
+    fn is_outranked(&self) -> bool {
+        self.leading.is_some_and(|leading| leading.epoch < self.observed_epoch)
+    }
+
+    /// When an outranked leader reads the queue, to take a higher epoch while it leads: nobody else leads while its
+    /// entry is the first, so the observed epoch is forged, or of a leadership that has ended.
+    fn raise_at(&self) -> Option<MonoNs> {
+        let is_asking =
+            |(kind, _): &(RequestKind, MonoNs)| matches!(kind, RequestKind::ReadQueue | RequestKind::TakeEpoch(_));
+        let is_due = self.is_outranked()
+            && self.is_eligible()
+            && self.leaving == LeaveState::Staying
+            && !self.pending.values().any(is_asking);
+        is_due.then_some(self.backoff_until)
+    }
+
+    /// The store has the higher epoch: the fence opens under it at once.
+    fn raise(&mut self, epoch: Epoch, deadline: MonoNs) {
+        let Some(Leading { renew_at, deadline: former_deadline, .. }) = self.leading else { return };
+        self.close(CloseReason::Outranked);
+        let deadline = deadline.max(former_deadline);
+        self.leading = Some(Leading { epoch, deadline, renew_at });
+        self.outputs.push(Output::Open { epoch, deadline });
     }
 
     fn close(&mut self, reason: CloseReason) {
@@ -602,7 +646,9 @@ impl Core for SessionLatch {
     fn next_deadline(&self) -> Option<MonoNs> {
         self.session_ns?;
         match &self.leading {
-            Some(Leading { deadline, renew_at, .. }) if self.is_eligible() => Some(*deadline.min(renew_at)),
+            Some(Leading { deadline, renew_at, .. }) if self.is_eligible() => {
+                self.raise_at().into_iter().chain([*deadline, *renew_at]).min()
+            }
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
                 let awaits_sends = self.must_leave() && self.outstanding_sends.may_exist();

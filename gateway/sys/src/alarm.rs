@@ -46,5 +46,6 @@ alarms! {
     NotEligible = "not-eligible", "a gateway would not take over";
     DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";
     ElectionThreadStall = "election-thread-stall", "the thread that renews the lease did not run in time";
+    Outranked = "outranked", "receivers may drop the leader's packets: a higher epoch than its own was received";
     EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";
 }

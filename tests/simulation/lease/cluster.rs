@@ -143,6 +143,8 @@ pub(super) struct SimulatedGateway {
     deadline: MonoNs,
     /// Latest end of sends of the last leadership, in true time.
     pub(super) sends_end_ns: u64,
+    /// Requests to drain. Only the last one is answered, when all sends have ended.
+    drains: u64,
     /// Epoch of a packet that had passed the fence check and was not sent when the process was paused.
     pub(super) unsent_packet: Option<Epoch>,
     /// Where the gateway's output ended, by channel.
@@ -176,6 +178,7 @@ pub(super) enum Event {
     Drained {
         gateway: usize,
         incarnation: u64,
+        drain: u64,
     },
     /// A gateway reports its state to its peers.
     PeerState(usize),
@@ -223,6 +226,7 @@ impl LeaseCluster {
                 leading_epoch: None,
                 deadline: MonoNs(0),
                 sends_end_ns: 0,
+                drains: 0,
                 unsent_packet: None,
                 final_positions: BTreeMap::new(),
                 timer: 0,
@@ -318,6 +322,12 @@ impl LeaseCluster {
         self.epoch_receiver.stale()
     }
 
+    /// The epoch under which a gateway may send now.
+    pub(crate) fn leading_epoch(&self) -> Option<Epoch> {
+        let leading = self.leading()?;
+        self.gateways[leading].fence.epoch_if_open(self.local_time(leading))
+    }
+
     /// The gateway that may send now.
     pub(crate) fn leading(&self) -> Option<usize> {
         (0..self.gateways.len()).find(|gateway| {
@@ -351,8 +361,9 @@ impl LeaseCluster {
             }
             Event::Packet(epoch) => self.receive(epoch),
             Event::HotThread(gateway) => self.hot_thread(gateway),
-            Event::Drained { gateway, incarnation } => {
-                if self.gateways[gateway].incarnation == incarnation {
+            Event::Drained { gateway, incarnation, drain } => {
+                let SimulatedGateway { incarnation: running, drains, .. } = self.gateways[gateway];
+                if (running, drains) == (incarnation, drain) {
                     let positions = self.gateways[gateway].final_positions.clone();
                     self.deliver_input(gateway, Some(Input::Drained { positions }));
                 }
@@ -464,8 +475,9 @@ impl LeaseCluster {
                 // Learned a little later than the last send returns.
                 let sends_ns = self.gateways[gateway].sends_end_ns.saturating_sub(self.now_ns);
                 let drain_ns = sends_ns + self.random.below(DRAIN_POLL_NS);
-                let incarnation = self.gateways[gateway].incarnation;
-                self.after(drain_ns, Event::Drained { gateway, incarnation });
+                self.gateways[gateway].drains += 1;
+                let SimulatedGateway { incarnation, drains: drain, .. } = self.gateways[gateway];
+                self.after(drain_ns, Event::Drained { gateway, incarnation, drain });
                 self.gateway_events.push_back((gateway, GatewayEvent::Drains));
             }
             Output::Request(request) => {
@@ -544,7 +556,7 @@ impl LeaseCluster {
         let gateway = &mut self.gateways[number];
         gateway.fence.close();
         gateway.leading_epoch = None;
-        gateway.sends_end_ns = until_ns;
+        gateway.sends_end_ns = gateway.sends_end_ns.max(until_ns);
         self.gateway_events.push_back((number, GatewayEvent::Closed));
     }
 

@@ -5,6 +5,8 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation},
 };
 
+use mdgw_feeds::identity::Epoch;
+
 use super::cluster::{Event, GatewayEvent, LeaseCluster, MS, node_of};
 
 /// Rates and kinds of faults.
@@ -53,6 +55,7 @@ impl FaultConfig {
             Fault::HandOver,
             Fault::Close,
             Fault::StoreDown,
+            Fault::Forge,
         ],
         lasts_ns: 40 * MS,
         late: 0.05,
@@ -65,15 +68,17 @@ impl FaultConfig {
     /// Frequent hand-overs, with very late messages.
     pub(crate) const HAND_OVERS: Self = Self {
         fault_interval_ns: 3 * MS,
-        kinds: &[Fault::HandOver, Fault::HandOver, Fault::CutToStore, Fault::CutFromStore],
+        kinds: &[Fault::HandOver, Fault::HandOver, Fault::CutToStore, Fault::CutFromStore, Fault::Forge],
         lasts_ns: 20 * MS,
         late: 0.1,
         long_delay_ns: 60 * MS,
         ..Self::STORM
     };
     /// A store that is rarely reachable, so that leaders extend their lease by promises of the candidates.
-    pub(crate) const STORE_UNREACHABLE: Self =
-        Self { kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause], ..Self::STORM };
+    pub(crate) const STORE_UNREACHABLE: Self = Self {
+        kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause, Fault::Forge],
+        ..Self::STORM
+    };
     /// Clocks that are slewed at the highest rate of a time daemon.
     pub(crate) const SLEWS: Self = Self {
         kinds: &[
@@ -128,6 +133,8 @@ pub(crate) enum Fault {
     BackUp,
     /// The store is restored from its backup.
     Restore,
+    /// A stranger's packet with a slightly higher epoch reaches receivers and most gateways.
+    Forge,
 }
 
 /// Rate of a slew, ppm: close to the maximum of chrony.
@@ -174,6 +181,19 @@ impl LeaseCluster {
             }
             Fault::BackUp => self.back_up(),
             Fault::Restore => self.restore(lasts_ns),
+            Fault::Forge => self.send_forged_packet(),
+        }
+    }
+
+    fn send_forged_packet(&mut self) {
+        let highest = self.opened.iter().map(|opening| opening.epoch).max().unwrap_or_default();
+        let node = u8::try_from(self.random.below(256)).expect("below 256");
+        let forged = Epoch::new(highest.count() + self.random.below(3), node);
+        self.after(20_000, Event::Packet(forged));
+        for gateway in 0..self.gateways.len() {
+            if self.setup.observes_epochs && self.random.chance(0.8) {
+                self.observe_epoch(gateway, forged);
+            }
         }
     }
 

@@ -125,6 +125,8 @@ struct Node {
     fence: Option<(Epoch, MonoNs)>,
     /// Until when a send that passed the fence before it closed is outstanding, on the node's clock.
     sends_end_at: MonoNs,
+    /// Requests to drain. Only the last one is answered, when all sends have ended.
+    drains: u64,
     /// Number of the current timer; earlier timers are void.
     timer: u64,
 }
@@ -151,6 +153,7 @@ enum Event {
     Drained {
         node: NodeId,
         incarnation: u64,
+        drain: u64,
     },
     /// A packet that passed the fence arrives at the receiver.
     Packet {
@@ -240,6 +243,7 @@ impl QuorumCluster {
                     paused_until_ns: 0,
                     fence: None,
                     sends_end_at: MonoNs(0),
+                    drains: 0,
                     timer: 0,
                 };
                 (id, node)
@@ -276,7 +280,10 @@ impl QuorumCluster {
     /// Runs for `ns`, or until a violation.
     pub(crate) fn run_for(&mut self, ns: u64) {
         let until_ns = self.now_ns + ns;
-        self.run_until(|cluster| cluster.now_ns >= until_ns);
+        let is_due = |cluster: &Self| cluster.queue.peek().is_some_and(|Reverse((at_ns, _, _))| *at_ns <= until_ns);
+        if self.run_until(|cluster| !is_due(cluster)) {
+            self.now_ns = until_ns;
+        }
     }
 
     /// Runs until `done` or a violation. Returns whether there was no violation.
@@ -310,6 +317,11 @@ impl QuorumCluster {
 
     pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns
+    }
+
+    /// The epoch under which a gateway may send now.
+    pub(crate) fn leading_epoch(&self) -> Option<Epoch> {
+        self.nodes.values().find(|node| self.may_send(node)).and_then(|node| Some(node.fence?.0))
     }
 
     /// The gateway that may send now.
@@ -464,8 +476,9 @@ impl QuorumCluster {
                 }
                 self.stored(node, VoteWriteId(write_id), fails);
             }
-            Event::Drained { node, incarnation } => {
-                if self.nodes[&node].incarnation == incarnation && self.is_gateway(node) {
+            Event::Drained { node, incarnation, drain } => {
+                let Node { incarnation: running, drains, .. } = self.nodes[&node];
+                if (running, drains) == (incarnation, drain) && self.is_gateway(node) {
                     self.step(node, Input::Drained { positions: BTreeMap::new() });
                 }
             }
@@ -672,16 +685,19 @@ impl QuorumCluster {
                 let node = self.nodes.get_mut(&id).expect("a configured node");
                 if let Some((_, deadline)) = node.fence.take() {
                     let latest = deadline.plus(self.setup.timing.send_ns_max);
-                    node.sends_end_at = if is_stalled { latest } else { now.plus(send_ns).min(latest) };
+                    let until = if is_stalled { latest } else { now.plus(send_ns).min(latest) };
+                    node.sends_end_at = node.sends_end_at.max(until);
                 }
             }
             Output::Drain => {
                 let poll_ns = self.random.exponential(50_000);
-                let node = &self.nodes[&id];
+                let node = self.nodes.get_mut(&id).expect("a configured node");
+                node.drains += 1;
+                let drain = node.drains;
                 let sent_at_ns = from_local_clock(node.sends_end_at.0.saturating_sub(node.offset_ns), node.rate_ppm);
                 let incarnation = node.incarnation;
                 let drain_ns = sent_at_ns.saturating_sub(at_ns) + poll_ns;
-                self.after(drain_ns, Event::Drained { node: id, incarnation });
+                self.after(drain_ns, Event::Drained { node: id, incarnation, drain });
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
             Output::Request(QuorumRequest::Store { write_id, durable }) => self.store(id, write_id, durable),

@@ -25,20 +25,25 @@ use crate::{
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TIMING: LeaseTiming = LeaseTiming::CALM;
 
-/// Delivers messages to the other election of a pair.
+/// Delivers messages to the other election of a pair. The epoch was observed on the wire.
 #[derive(Clone, Default)]
-struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>);
+struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>, Arc<Mutex<Epoch>>);
 
 struct TestHooks {
     node: NodeId,
     network: PeerNetwork,
     /// Extra delay of each iteration of the election thread.
     iteration_delay: Duration,
+    observed: Arc<Mutex<Epoch>>,
 }
 
 impl ElectionHooks for TestHooks {
     fn on_iteration(&mut self) {
         std::thread::sleep(self.iteration_delay);
+    }
+
+    fn observed_epoch(&mut self) -> Option<Epoch> {
+        Some(*self.observed.lock().unwrap())
     }
 
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
@@ -75,7 +80,8 @@ fn election_with_delays(
     let (inbox, waiting) = inbox();
     let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.register_sender()).unwrap());
     let fence = Arc::new(Fence::closed());
-    let hooks = Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay });
+    let observed = Arc::clone(&network.1);
+    let hooks = Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay, observed });
     let options = ElectionOptions {
         name: node.to_string(),
         timing: TIMING,
@@ -234,4 +240,30 @@ fn an_election_closed_before_start_never_starts() {
     election.close();
     assert_eq!(election.start(), Err(Closed));
     assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
+}
+
+#[test]
+fn an_observed_epoch_outranks_the_leader_which_leads_on_above_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let network = PeerNetwork::default();
+    let (election, _) = election(1, 1, directory.path(), &network);
+    election.start().unwrap();
+    let mut epoch = election.await_leadership().unwrap();
+    for _ in 0..20 {
+        let above = Epoch::new(epoch.count() + 7, 9);
+        *network.1.lock().unwrap() = above;
+        election.wake();
+        let opened = election.wait(Some(TEST_TIMEOUT), |state| {
+            let is_above = state.view.role == Role::Leader && state.view.epoch > above;
+            is_above.then_some(state.view.epoch)
+        });
+        epoch = opened.unwrap();
+        // The view is of the moment before the fence opens.
+        let until = Instant::now() + TEST_TIMEOUT;
+        while !election.has_leadership() {
+            assert!(Instant::now() < until, "the fence stays closed under {epoch:?}");
+            std::thread::yield_now();
+        }
+    }
+    election.close();
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::time::MonoNs;
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{
     affinity::pin_to,
     alarm::Alarm,
@@ -31,6 +31,10 @@ pub(super) struct ElectionThread<C: Core, B> {
     /// The fence was closed, and sends may be outstanding.
     is_draining: bool,
     next_state_at: MonoNs,
+    /// The last epoch that the hooks reported as observed, and when they are asked again at the earliest.
+    observed: Option<Epoch>,
+    observe_at: MonoNs,
+    outranked: OutrankedAlarm,
     stalls: Histogram<u64>,
     alarming_stalls: u64,
     is_closing: bool,
@@ -60,6 +64,9 @@ where
             options,
             is_draining: false,
             next_state_at: MonoNs(0),
+            observed: None,
+            observe_at: MonoNs(0),
+            outranked: OutrankedAlarm::default(),
             stalls,
             alarming_stalls: 0,
             is_closing: false,
@@ -129,7 +136,8 @@ where
 
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.is_draining.then(|| now.plus(DRAIN_POLL_NS));
-        let next = [self.core.next_deadline(), drain, Some(self.next_state_at)].into_iter().flatten().min();
+        let observe = (self.observe_at > now).then_some(self.observe_at);
+        let next = [self.core.next_deadline(), drain, observe, Some(self.next_state_at)].into_iter().flatten().min();
         // The core was given the time a moment ago, so a core that wants the time at once waits for the shortest step.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
         next.map_or(latest, |next| next.clamp(earliest, latest))
@@ -150,14 +158,14 @@ where
             self.is_draining = false;
             self.handle(Input::Drained { positions });
         }
+        if now >= self.observe_at {
+            self.read_observed_epoch(now);
+        }
         if now >= self.next_state_at {
             // Twice per renewal: a successor's lease counts from the stamp in this state, so each millisecond of its
             // age is lost.
             self.next_state_at = now.plus(self.options.timing.renew_ns / 2);
             self.handle(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
-            if let Some(epoch) = self.hooks.observed_epoch() {
-                self.handle(Input::ObservedEpoch(epoch));
-            }
             let state = self.core.peer_state(now);
             for peer in &self.options.peers {
                 self.hooks.to_peer(*peer, PeerMessage::State(state.clone()));
@@ -170,6 +178,18 @@ where
         if has_changed {
             self.hooks.on_epoch(view.epoch);
             self.shared.change(|state| state.view = view);
+        }
+    }
+
+    /// A higher epoch is passed on at once, then none for a while: a flood of forged packets costs a bounded number of
+    /// elections.
+    fn read_observed_epoch(&mut self, now: MonoNs) {
+        let observed = self.hooks.observed_epoch();
+        if observed > self.observed {
+            (self.observed, self.observe_at) = (observed, now.plus(OBSERVATION_INTERVAL_NS));
+            if let Some(epoch) = observed {
+                self.handle(Input::ObservedEpoch(epoch));
+            }
         }
     }
 
@@ -216,6 +236,10 @@ where
 
     fn report(&mut self, notice: &Notice) {
         match notice {
+            Notice::HigherEpochObserved(_) => {
+                let Some(count) = self.outranked.record(mono_now()) else { return };
+                tracing::error!(alarm = Alarm::Outranked.name(), group = self.options.name, count, "{notice}");
+            }
             Notice::RunsOnPromises => {
                 tracing::error!(alarm = Alarm::StoreUnreachable.name(), group = self.options.name, "{notice}")
             }
@@ -280,6 +304,26 @@ where
     }
 }
 
+/// Limits the alarm of an outranked leader to one a second.
+#[derive(Debug, Default)]
+struct OutrankedAlarm {
+    /// Times that this gateway was outranked, since its start.
+    count: u64,
+    next_at: MonoNs,
+}
+
+impl OutrankedAlarm {
+    /// Returns the count if an alarm is due.
+    fn record(&mut self, now: MonoNs) -> Option<u64> {
+        self.count += 1;
+        if now < self.next_at {
+            return None;
+        }
+        self.next_at = now.plus(ALARM_INTERVAL_NS);
+        Some(self.count)
+    }
+}
+
 struct EndOnDrop(Arc<Shared>);
 
 impl Drop for EndOnDrop {
@@ -292,6 +336,11 @@ impl Drop for EndOnDrop {
 const STALL_NS_MAX: u64 = 60_000_000_000;
 /// Longest wait for an input, ns.
 const IDLE_NS_MAX: u64 = 100_000_000;
+/// Shortest time between two alarms of an outranked leader, ns.
+const ALARM_INTERVAL_NS: u64 = 1_000_000_000;
+/// Shortest time between two observed epochs that reach the core, ns: less than the interval of most floods, and more
+/// than a swap or vote takes.
+pub(super) const OBSERVATION_INTERVAL_NS: u64 = 5_000_000;
 /// Shortest wait for an input, ns, so that no core can keep the thread from its inbox.
 const STEP_NS_MIN: u64 = 20_000;
 /// Interval at which the thread checks whether sends are outstanding, ns.

@@ -1,11 +1,11 @@
 //! The coordinator, which is the oldest live member: admits nodes, marks members failed, probes failed members.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr};
 
 use mdgw_feeds::time::MonoNs;
 
 use super::{
-    Emergent,
+    Emergent, Safeguard,
     member_list::ListVersion,
     membership::MemberLiveness,
     message::{Message, PartitionSide},
@@ -153,7 +153,8 @@ impl Emergent {
         self.send(address, Some(member.incarnation), Message::JoinAccepted { nonce, list, epoch });
     }
 
-    /// Probes failed members: they may have come back, or live on the other side of a cut.
+    /// Probes failed members: they may have come back, or live on the other side of a cut. Probes absent seeds too: a
+    /// node that left the list and bootstrapped or inherited a list alone is on nobody's list as failed.
     fn probe(&mut self, now: MonoNs) {
         let probe_ns = self.config.timing.probe_ns;
         let Some(side) = self.own_side() else { return };
@@ -162,8 +163,13 @@ impl Emergent {
             return;
         }
         membership.probe_at = now.plus(probe_ns);
-        let failed: Vec<_> = membership.list.failed().map(|listed| listed.address).collect();
-        for address in failed {
+        let live: Vec<_> = membership.list.live().map(|listed| listed.address).collect();
+        let mut absent: BTreeSet<_> = membership.list.failed().map(|listed| listed.address).collect();
+        if !self.is_disabled(Safeguard::ProbeSeeds) {
+            absent.extend(self.config.seeds.iter().filter(|seed| !live.contains(seed)));
+        }
+        absent.remove(&self.config.address);
+        for address in absent {
             self.send(address, None, Message::Probe(side.clone()));
         }
     }

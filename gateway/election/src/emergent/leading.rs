@@ -19,32 +19,39 @@ pub(super) struct Leadership {
     pub(super) deadline: MonoNs,
 }
 
-/// Two sides of a split whose output reaches the same receivers outrank each other. A side that is outranked repeatedly
-/// lets the other lead for a while, longer each time. So receivers accept one side, not both in turns.
+/// Turns of a side that may have a rival: two sides of a split whose output reaches the same receivers outrank each
+/// other. A side that is outranked repeatedly lets the other lead for a while, longer each time up to a limit. Then it
+/// leads for as long itself, whatever it observes. So receivers accept one side, not both in turns, and forged packets
+/// close no side for more than half of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct OutrankedBackoff {
-    /// How often the side was outranked in short succession.
+pub(super) struct OutrankedTurns {
+    /// How often the side let the other lead, in short succession.
     repeat_count: u32,
     last: MonoNs,
     /// The node does not lead before this time.
     until: MonoNs,
+    /// Before this time the side leads on when it is outranked.
+    keeps_until: MonoNs,
 }
 
-impl OutrankedBackoff {
-    fn record(&mut self, now: MonoNs, failure_ns: u64) {
-        let longest_ns = failure_ns << DOUBLINGS_MAX;
-        if now.since(self.last) > 4 * longest_ns {
+impl OutrankedTurns {
+    fn record(&mut self, now: MonoNs, failure_ns: u64, doublings_max: u32) {
+        if now.since(self.last) > 4 * (failure_ns << doublings_max) {
             self.repeat_count = 0;
         }
-        // The first time costs no wait, so that one forged packet does not stop a leader.
+        // The first time costs no wait: a split may have healed, or one packet may have been forged.
         let wait_ns =
-            self.repeat_count.checked_sub(1).map_or(0, |repeat_count| failure_ns << repeat_count.min(DOUBLINGS_MAX));
-        *self = Self { repeat_count: self.repeat_count.saturating_add(1), last: now, until: now.plus(wait_ns) };
+            self.repeat_count.checked_sub(1).map_or(0, |repeat_count| failure_ns << repeat_count.min(doublings_max));
+        let until = now.plus(wait_ns);
+        let repeat_count = self.repeat_count.saturating_add(1);
+        *self = Self { repeat_count, last: now, until, keeps_until: until.plus(wait_ns) };
     }
 }
 
-/// 32 failure time-outs: 3 s with the default timing.
-const DOUBLINGS_MAX: u32 = 5;
+/// A side lets another lead for 4 failure time-outs at most: 0.4 s with the default timing.
+const DOUBLINGS_MAX: u32 = 2;
+/// Without [`Safeguard::RaiseInPlace`]: 32 failure time-outs.
+const DOUBLINGS_MAX_UNBOUNDED: u32 = 5;
 
 impl Emergent {
     /// Opens, renews or closes the fence, as needed.
@@ -57,10 +64,16 @@ impl Emergent {
         let is_clear = obstacle.is_none();
         self.set_obstacle(obstacle);
         match self.leadership {
-            // Another side has led under a higher epoch meanwhile: receivers would drop our packets.
+            // Receivers drop our packets. The fence opens again below, at once unless another side may lead.
             Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
+                let failure_ns = self.config.timing.failure_ns;
+                if self.is_disabled(Safeguard::RaiseInPlace) {
+                    self.outranked.record(now, failure_ns, DOUBLINGS_MAX_UNBOUNDED);
+                } else if self.may_have_rival() && now >= self.outranked.keeps_until {
+                    self.outranked.record(now, failure_ns, DOUBLINGS_MAX);
+                }
+                self.outputs.push(Output::Notice(Notice::HigherEpochObserved(self.known_epoch)));
                 self.close_fence(CloseReason::Outranked);
-                self.outranked.record(now, self.config.timing.failure_ns);
             }
             Some(leadership) if is_clear && deadline > leadership.deadline => {
                 self.leadership = Some(Leadership { deadline, ..leadership });
@@ -78,6 +91,15 @@ impl Emergent {
         }
     }
 
+    /// Whether the highest known epoch may be that of another side's leader: enough members are missing here for a side
+    /// of their own, and the epoch's node does not follow this one. Otherwise that epoch is forged, or of a leadership
+    /// that has ended.
+    fn may_have_rival(&self) -> bool {
+        let Some(Membership { list, .. }) = self.membership() else { return false };
+        let node = NodeId::of(self.known_epoch);
+        list.failed().count() >= self.config.minimum_size && list.live().all(|listed| listed.member.node != node)
+    }
+
     /// Closes an expired fence before anything else is decided.
     pub(super) fn close_if_expired(&mut self, now: MonoNs) {
         if self.leadership.is_some_and(|leadership| now >= leadership.deadline) {
@@ -87,7 +109,9 @@ impl Emergent {
 
     pub(super) fn close_fence(&mut self, reason: CloseReason) {
         if let Some(Leadership { epoch, deadline }) = self.leadership.take() {
-            self.outstanding_sends.begin(deadline.plus(self.config.timing.margin_ns));
+            if !self.is_disabled(Safeguard::EndAfterSends) {
+                self.outstanding_sends.begin(deadline.plus(self.config.timing.margin_ns));
+            }
             self.outputs.extend([Output::Close { epoch, reason }, Output::Drain]);
         }
     }

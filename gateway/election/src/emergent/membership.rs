@@ -105,6 +105,16 @@ impl Emergent {
         if is_coordinator && heartbeat.version > membership.list.version {
             return self.observe_epoch(heartbeat.epoch);
         }
+        // Our list made that member coordinator, and it has not received the list.
+        if heartbeat.coordinator == ours
+            && heartbeat.version < membership.list.version
+            && membership.list.version.by == ours.node
+            && !is_coordinator
+        {
+            let list = membership.list.clone();
+            self.send(address, Some(from.incarnation), Message::List(list));
+        }
+        let Some(membership) = self.membership_mut() else { return };
         let mut behind = Vec::new();
         for beat in &heartbeat.beats {
             if let Some(liveness) = membership.liveness.get_mut(&beat.node)
@@ -179,18 +189,23 @@ impl Emergent {
         })
     }
 
-    /// The next in age claims when all older members are silent.
+    /// The next in age claims when all older members are silent. An older member that follows this one still has an
+    /// older list, on which this member is coordinator: it stays on the list and leads the side that this one gathers.
     pub(super) fn claim_if_older_are_silent(&mut self, now: MonoNs) {
         let claim_ns = self.config.timing.claim_ns().saturating_add(self.ring_ns());
         let Some(membership) = self.membership() else { return };
         let older: Vec<_> =
             membership.list.live().take_while(|listed| listed.member != self.config.member).cloned().collect();
-        let all_silent = older.iter().all(|listed| self.is_silent(membership, listed, now, claim_ns));
-        if older.is_empty() || !all_silent {
-            return;
+        let is_silent = |listed: &&ListedMember| self.is_silent(membership, listed, now, claim_ns);
+        let follows_us = |listed: &ListedMember| {
+            let liveness = membership.liveness.get(&listed.member.node);
+            liveness.is_some_and(|liveness| liveness.beat.follows == self.config.member.node)
+        };
+        let silent: Vec<_> = older.iter().filter(is_silent).map(|listed| listed.member.node).collect();
+        let all_gone = older.iter().all(|listed| silent.contains(&listed.member.node) || follows_us(listed));
+        if all_gone && !silent.is_empty() {
+            self.mark_members_failed(now, &silent);
         }
-        let nodes: Vec<_> = older.iter().map(|listed| listed.member.node).collect();
-        self.mark_members_failed(now, &nodes);
     }
 
     /// Marks those members as failed and notifies the others.

@@ -35,13 +35,21 @@ impl Emergent {
         if let Phase::Joining(joining) = &mut self.phase {
             joining.ask_also(now, theirs.address);
         } else if self.is_coordinator() {
-            // Two coordinators are two sides, whatever their lists say of each other. Of other members, the coordinator
-            // is probed as well.
+            // Two coordinators are two sides, whatever their lists say of each other.
             self.resolve_split(now, theirs);
+        } else if let Some(ours) = self.membership().and_then(|membership| membership.list.coordinator())
+            && ours.member != theirs.coordinator
+        {
+            // The other side may know no address of our coordinator.
+            let (address, incarnation) = (ours.address, ours.member.incarnation);
+            self.send(address, Some(incarnation), Message::Probe(theirs.clone()));
         }
     }
 
     fn resolve_split(&mut self, now: MonoNs, theirs: &PartitionSide) {
+        if theirs.coordinator == self.config.member {
+            return;
+        }
         self.observe_epoch(theirs.epoch);
         let Some(ours) = self.own_side() else { return };
         if ours.wins_over(theirs) {

@@ -98,7 +98,9 @@ impl SimulatedNetwork {
             allow_split: true,
         };
         let mut core = Emergent::new(config).unwrap();
-        core.disabled = self.disabled;
+        if let Some(safeguard) = self.disabled {
+            core = core.without(safeguard);
+        }
         node.core = Some(core);
         self.step(index, Input::Eligibility(Eligibility::Eligible));
     }

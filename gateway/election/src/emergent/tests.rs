@@ -240,8 +240,10 @@ fn a_hand_over_goes_to_the_next_oldest_without_a_wait() {
 }
 
 #[test]
-fn a_repeatedly_outranked_leader_backs_off_exponentially() {
+fn a_side_that_may_have_a_rival_lets_it_lead_for_as_long_as_itself() {
     let mut network = SimulatedNetwork::formed(2, 1, None);
+    network.kill(1);
+    network.run_until(|network| network.live_counts()[0] == Some(1));
     let failure_ns = EmergentTiming::DEFAULT.failure_ns;
     let mut waits = Vec::new();
     for _ in 0..9 {
@@ -253,12 +255,37 @@ fn a_repeatedly_outranked_leader_backs_off_exponentially() {
         assert!(epoch > above && by == 0);
         // The leader acts at its heartbeats.
         waits.push(opened.since(asked) / failure_ns);
+        // Outranked again within its turn, the side leads on at once.
+        let count = network.openings.len();
+        if waits.len() > 1 {
+            let above = Epoch::new(network.openings[count - 1].0.count() + 1, 9);
+            network.step(0, Input::ObservedEpoch(above));
+            assert_eq!((network.openings.len(), network.leaders()), (count + 1, vec![0]));
+            network.run_ms(waits[waits.len() - 1] * failure_ns / 1_000_000 + 20);
+        }
     }
-    assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 32, 32].map(|times: u64| times), "failure time-outs");
+    assert_eq!(waits, [0, 1, 2, 4, 4, 4, 4, 4, 4].map(|times: u64| times), "failure time-outs");
     network.run_ms(20_000);
     let (asked, count) = (network.now, network.openings.len());
     network.step(0, Input::ObservedEpoch(Epoch::new(network.openings[count - 1].0.count() + 1, 9)));
     assert_eq!((network.openings.len(), network.openings[count].1), (count + 1, asked), "long after, at once");
+}
+
+#[test]
+fn a_leader_without_a_possible_rival_is_outranked_without_a_pause() {
+    // With all members present, any node's epoch is forged; with one absent, that of a member that follows.
+    for (absent, node) in [(None, 9), (Some(2), 2)] {
+        let mut network = SimulatedNetwork::formed(3, 1, None);
+        absent.into_iter().for_each(|index| network.kill(index));
+        network.run_ms(500);
+        for _ in 0..20 {
+            let count = network.openings.len();
+            let above = Epoch::new(network.openings[count - 1].0.count() + 1, node);
+            network.step(0, Input::ObservedEpoch(above));
+            assert_eq!((network.openings.len(), network.leaders()), (count + 1, vec![0]), "{absent:?}");
+            assert!(network.openings[count].0 > above);
+        }
+    }
 }
 
 #[test]

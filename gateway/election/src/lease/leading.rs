@@ -41,6 +41,8 @@ pub(super) struct Leadership {
     pub(super) worse_since: Option<MonoNs>,
     /// The move that led to it has helped: another gateway has received its output. Also if no hand-over led to it.
     pub(super) move_helped: bool,
+    /// The highest observed epoch above which this leader has begun to renew.
+    outranked_by: Epoch,
 }
 
 impl Leadership {
@@ -59,7 +61,13 @@ impl Leadership {
             predecessor: None,
             worse_since: None,
             move_helped: true,
+            outranked_by: Epoch::default(),
         }
+    }
+
+    /// Whether receivers drop this leader's packets.
+    fn is_outranked_by(&self, observed_epoch: Epoch) -> bool {
+        observed_epoch > self.epoch
     }
 
     /// The store has confirmed a renewal. Returns whether the store had been lost before.
@@ -76,16 +84,67 @@ impl Lease {
     /// Takes the leader's own decisions: those that no request of another gateway causes.
     pub(super) fn step_leading(&mut self, now: MonoNs) {
         let Phase::Leading(leadership) = &self.phase else { return };
-        if self.observed_epoch > leadership.epoch && self.observed_epoch > self.highest_opened {
-            let (observed_epoch, deadline) = (self.observed_epoch, leadership.deadline);
-            self.emit(Output::Notice(Notice::HigherEpochObserved(observed_epoch)));
-            self.begin_leaving(CloseReason::Outranked, LeaveMode::Reopen, deadline);
-            return;
+        let (observed_epoch, deadline) = (self.observed_epoch, leadership.deadline);
+        if leadership.is_outranked_by(observed_epoch) {
+            if !self.safeguards.raises_in_place {
+                self.emit(Output::Notice(Notice::HigherEpochObserved(observed_epoch)));
+                self.begin_leaving(CloseReason::Outranked, LeaveMode::Reopen, deadline);
+                return;
+            }
+            self.renew_above(now, observed_epoch);
         }
         let obstacle = self.local_obstacle();
         self.set_obstacle(obstacle);
         self.step_offer(now);
         self.step_auto_move(now);
+    }
+
+    /// Receivers drop this leader's packets. While the record names this gateway, nobody else leads; so the epoch that
+    /// was observed is forged, or of a leadership that has ended. The next renewal carries an epoch above it, at once.
+    /// The fence stays open meanwhile: receivers that did not accept the observed epoch lose nothing.
+    fn renew_above(&mut self, now: MonoNs, observed_epoch: Epoch) {
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        if std::mem::replace(&mut leadership.outranked_by, observed_epoch) != observed_epoch {
+            leadership.renew_at = now;
+            let (deadline, candidates) = (leadership.deadline, leadership.candidates.clone());
+            self.emit(Output::Notice(Notice::HigherEpochObserved(observed_epoch)));
+            if !self.safeguards.raises_once_stored
+                && let Some(epoch) = self.next_own_epoch()
+            {
+                self.raise(now, epoch, deadline, candidates);
+            }
+        }
+    }
+
+    /// The epoch that the next renewal carries: higher than the present one if that one is outranked. An offer names
+    /// the present epoch, so the epoch stays until the hand-over has ended; the successor opens above the observed one.
+    fn epoch_to_renew(&self, leadership: &Leadership) -> Epoch {
+        let is_outranked = self.safeguards.raises_in_place && leadership.is_outranked_by(self.observed_epoch);
+        let raised = if is_outranked && leadership.offer.is_none() { self.next_own_epoch() } else { None };
+        raised.unwrap_or(leadership.epoch)
+    }
+
+    /// The store has this gateway's renewal under a higher epoch: an opening like any other, without a wait in between.
+    pub(super) fn raise(
+        &mut self,
+        now: MonoNs,
+        epoch: Epoch,
+        deadline: MonoNs,
+        candidates: BTreeMap<NodeId, NodeName>,
+    ) {
+        let Phase::Leading(former) = &self.phase else { return };
+        let Leadership { since, worse_since, renew_at, runs_on_promises, move_helped, .. } = *former;
+        let (former_epoch, former_deadline) = (former.epoch, former.deadline);
+        self.close_fence(former_epoch, former_deadline, CloseReason::Outranked);
+        self.open(now, epoch, deadline.max(former_deadline), candidates);
+        if let Phase::Leading(leadership) = &mut self.phase {
+            // For tenure and renewals it is the same leadership.
+            (leadership.since, leadership.worse_since, leadership.renew_at) = (since, worse_since, renew_at);
+            leadership.move_helped = move_helped;
+        }
+        if runs_on_promises {
+            self.emit(Output::Notice(Notice::StoreReachable));
+        }
     }
 
     /// When [`Self::step_leading`] or the end of the lease is due.
@@ -112,7 +171,7 @@ impl Lease {
             return None;
         }
         let resets_moves = self.config.moves.resets_moves(leadership.since, now);
-        let epoch = leadership.epoch;
+        let epoch = self.epoch_to_renew(leadership);
         // The other gateways must be able to read the new leadership first: until then, the renewal is retried at once.
         let predecessor = leadership.predecessor;
         self.choose_successor(now);

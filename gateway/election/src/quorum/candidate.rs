@@ -3,6 +3,7 @@
 mod auto_move;
 mod hand_over;
 mod phase;
+mod raise;
 mod voting;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -452,7 +453,7 @@ impl Core for Candidate {
         let timing = &self.config.timing;
         match &self.phase {
             Phase::Closed => None,
-            Phase::Releasing(_) => self.outstanding_sends.lease_ends_at(),
+            Phase::Releasing { .. } => self.outstanding_sends.lease_ends_at(),
             Phase::Waiting => {
                 let polls_at = self.polls_at();
                 Some(if self.lasting_obstacle().is_none() { polls_at.min(self.probe_at) } else { self.probe_at })
@@ -463,7 +464,10 @@ impl Core for Candidate {
                 let transfer = lead.preparing.as_ref().map(|preparing| preparing.until);
                 let renew_at = self.may_renew().then_some(lead.renew_at);
                 let deadline = Some(lead.deadline(timing, self.majority()));
-                [deadline, renew_at, transfer, self.auto_move_due_at(lead)].into_iter().flatten().min()
+                [deadline, renew_at, transfer, self.auto_move_due_at(lead), self.raise_due_at(lead)]
+                    .into_iter()
+                    .flatten()
+                    .min()
             }
             Phase::Transferring(transfer) => {
                 Some(if transfer.positions.is_some() { transfer.resend_at.min(transfer.until) } else { transfer.until })
@@ -528,7 +532,7 @@ impl Candidate {
     }
 
     fn is_closing(&self) -> bool {
-        matches!(self.phase, Phase::Releasing(_) | Phase::Closed)
+        matches!(self.phase, Phase::Releasing { .. } | Phase::Closed)
     }
 
     /// Ends this leadership. The caller sets the next phase.
@@ -576,19 +580,21 @@ impl Candidate {
     /// The owner closes the latch: releases what this gateway holds, so that others need not wait.
     fn on_close(&mut self, now: MonoNs, outputs: &mut Outputs) {
         self.takeover = None;
-        match self.phase {
-            Phase::Leading(LeaderState { epoch, .. }) => {
+        match &self.phase {
+            Phase::Leading(LeaderState { epoch, raise, .. }) => {
+                let (epoch, raised) = (*epoch, raise.as_ref().map(|raise| raise.epoch));
                 self.close_fence(CloseReason::Released, outputs);
-                self.phase = Phase::Releasing(epoch);
+                self.phase = Phase::Releasing { epoch, raised };
                 if !self.outstanding_sends.may_exist() {
                     self.on_drained(now, BTreeMap::new(), outputs);
                 }
             }
             Phase::Voting(VoteRound { epoch, .. }) => {
+                let epoch = *epoch;
                 self.phase = Phase::Closed;
                 self.release(now, epoch, outputs);
             }
-            Phase::Releasing(_) => {}
+            Phase::Releasing { .. } => {}
             // After the hand-over the promise belongs to the target.
             Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => self.phase = Phase::Closed,
         }

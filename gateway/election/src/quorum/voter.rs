@@ -118,6 +118,8 @@ pub struct QuorumSafeguards {
     pub releases_after_sends: bool,
     /// A leader compares whole epochs with its own, as receivers do, not counts.
     pub compares_whole_epochs: bool,
+    /// An outranked leader keeps its fence open until a majority has voted for its higher epoch.
+    pub raises_in_place: bool,
 }
 
 impl QuorumSafeguards {
@@ -128,6 +130,7 @@ impl QuorumSafeguards {
         checks_tickets: true,
         releases_after_sends: true,
         compares_whole_epochs: true,
+        raises_in_place: true,
     };
 }
 

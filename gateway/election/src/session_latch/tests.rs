@@ -328,3 +328,66 @@ fn the_queue_entry_stays_while_sends_may_be_outstanding() {
     harness.step(Input::Drained { positions: BTreeMap::new() });
     assert!(harness.requests(SessionRequest::Leave));
 }
+
+/// A minute in which one packet in 10 ms carries an epoch above the leader's. The store answers after 2 ms. Returns the
+/// milliseconds without an open fence, in all and at the longest, and the openings.
+fn forge_for_a_minute(closes_when_outranked: bool, offset: u64) -> (u64, u64, u64) {
+    let (mut harness, mut stored) = Harness::leading();
+    harness.latch.closes_when_outranked = closes_when_outranked;
+    let (mut version, mut answers) = (4, Vec::new());
+    let (mut closed_ms, mut current_ms, mut longest_ms, mut openings) = (0, 0, 0, 0);
+    let start_ms = harness.now_ms;
+    for now_ms in start_ms..start_ms + 60_000 {
+        harness.now_ms = now_ms;
+        let mut inputs = vec![Input::Time];
+        if now_ms.is_multiple_of(10) {
+            inputs.push(Input::ObservedEpoch(Epoch::new(stored.count() + offset, 255)));
+        }
+        let (due, later): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(at_ms, _, _)| *at_ms <= now_ms);
+        answers = later;
+        inputs.extend(due.into_iter().map(|(_, id, answer)| Input::Backend(SessionEvent::Answer(id, answer))));
+        for input in inputs {
+            harness.step(input);
+            for output in std::mem::take(&mut harness.outputs) {
+                openings += u64::from(matches!(output, Output::Open { .. }));
+                let (id, answer) = match output {
+                    Output::Request(SessionRequest::ReadQueue(id)) => {
+                        let entries = vec![QueueEntry { name: "place-1".to_owned(), member: Some(member(1, 1)) }];
+                        let version = Version(version);
+                        (id, SessionAnswer::Queue { entries, own: Some(0), epoch: stored, version })
+                    }
+                    Output::Request(SessionRequest::TakeEpoch { request_id, expected, epoch }) => {
+                        assert_eq!(expected, Version(version));
+                        (stored, version) = (epoch, version + 1);
+                        (request_id, SessionAnswer::Done)
+                    }
+                    Output::Request(SessionRequest::Renew(id) | SessionRequest::KeepAlive(id)) => {
+                        (id, SessionAnswer::Done)
+                    }
+                    _ => continue,
+                };
+                answers.push((now_ms + 2, id, answer));
+            }
+        }
+        current_ms = if harness.latch.leading.is_some() { 0 } else { current_ms + 1 };
+        closed_ms += u64::from(current_ms > 0);
+        longest_ms = longest_ms.max(current_ms);
+    }
+    (closed_ms, longest_ms, openings)
+}
+
+#[test]
+fn forged_epochs_do_not_close_a_leader() {
+    for offset in [0, 1, 1_000] {
+        let (closed_ms, longest_ms, openings) = forge_for_a_minute(false, offset);
+        assert_eq!((closed_ms, longest_ms), (0, 0));
+        assert!(openings > 5_900, "the leader goes above each forged epoch: {openings}");
+    }
+}
+
+#[test]
+fn forged_epochs_close_a_leader_that_closes_before_it_takes_an_epoch() {
+    // Each forged packet costs the 4 ms of two requests.
+    let (closed_ms, longest_ms, _) = forge_for_a_minute(true, 1);
+    assert!(closed_ms > 20_000 && longest_ms >= 4, "{closed_ms} ms, {longest_ms} ms");
+}

@@ -1,6 +1,15 @@
 //! Which epochs a gateway accepts.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    fmt,
+    sync::{
+        OnceLock,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Relaxed},
+        },
+    },
+};
 
 use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
 
@@ -13,13 +22,23 @@ use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
 /// outlast such an attack.
 ///
 /// Any thread may record an authenticated epoch, one thread observes packets, and any thread may read. Each atomic is
-/// independent; none orders another.
-#[derive(Debug)]
+/// independent, except that the wake-up orders the observed epoch.
 pub struct KnownEpochs {
     authenticated: AtomicU64,
     observed: AtomicU64,
     rejected_jumps: AtomicU64,
     jump_max: u64,
+    waker: OnceLock<Waker>,
+    /// The waker was called, and the election has not read the observed epoch since.
+    is_wake_pending: AtomicBool,
+}
+
+type Waker = Box<dyn Fn() + Send + Sync>;
+
+impl fmt::Debug for KnownEpochs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KnownEpochs").field(&self.highest()).finish()
+    }
 }
 
 impl KnownEpochs {
@@ -27,7 +46,19 @@ impl KnownEpochs {
     #[must_use]
     pub fn new(start: Epoch, jump_max: u64) -> Self {
         let word = AtomicU64::new;
-        Self { authenticated: word(start.0), observed: word(0), rejected_jumps: word(0), jump_max }
+        Self {
+            authenticated: word(start.0),
+            observed: word(0),
+            rejected_jumps: word(0),
+            jump_max,
+            waker: OnceLock::new(),
+            is_wake_pending: AtomicBool::new(false),
+        }
+    }
+
+    /// Calls `waker` when a higher epoch was observed, once until [`Self::take_observed`]. The first waker stays.
+    pub fn wake_with(&self, waker: impl Fn() + Send + Sync + 'static) {
+        let _first_stays = self.waker.set(Box::new(waker));
     }
 
     /// The election's record, its votes or the pair link name this epoch.
@@ -48,8 +79,21 @@ impl KnownEpochs {
             self.rejected_jumps.fetch_add(1, Relaxed);
             return Err(DropReason::EpochJump);
         }
-        self.observed.fetch_max(epoch.0, Relaxed);
+        let is_higher = self.observed.fetch_max(epoch.0, Relaxed) < epoch.0;
+        if is_higher
+            && let Some(waker) = self.waker.get()
+            && !self.is_wake_pending.swap(true, AcqRel)
+        {
+            waker();
+        }
         Ok(())
+    }
+
+    /// As [`Self::highest_observed`], for the election. The next higher epoch wakes the election again.
+    pub fn take_observed(&self) -> Option<Epoch> {
+        // A packet whose epoch is not seen below finds `false`, and wakes.
+        self.is_wake_pending.swap(false, AcqRel);
+        self.highest_observed()
     }
 
     /// The highest epoch accepted from the network. Receivers ignore a leader whose epoch is below it; that leader has
@@ -74,6 +118,8 @@ impl KnownEpochs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -95,6 +141,25 @@ mod tests {
             assert_eq!(known.observe(Epoch::new(count, 9)), expected, "{count}");
         }
         assert_eq!(known.highest_observed(), Some(Epoch::new(3_005, 9)), "a leader has to go above it");
+    }
+
+    #[test]
+    fn a_flood_of_higher_epochs_wakes_the_election_once_until_it_reads() {
+        let known = KnownEpochs::new(Epoch::new(5, 1), 1_000);
+        let wakes = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&wakes);
+        known.wake_with(move || {
+            counted.fetch_add(1, Relaxed);
+        });
+        for expected in 1..4 {
+            let first = known.highest().count();
+            for count in first + 1..first + 1_000 {
+                assert_eq!(known.observe(Epoch::new(count, 9)), Ok(()));
+            }
+            assert_eq!(known.observe(known.highest()), Ok(()), "the same epoch again");
+            assert_eq!(wakes.load(Relaxed), expected);
+            assert_eq!(known.take_observed(), Some(known.highest()));
+        }
     }
 
     #[test]

@@ -101,6 +101,8 @@ pub(super) fn start(
         let started = start_one(config, election, &transport, this_start, hooks, context.audit);
         match started {
             Ok(started) => {
+                let woken = started.clone();
+                handle.epochs().wake_with(move || woken.wake());
                 elections.insert(*group, started);
             }
             Err(error) => {
@@ -492,7 +494,7 @@ impl ElectionHooks for GroupElectionHooks {
     }
 
     fn observed_epoch(&mut self) -> Option<Epoch> {
-        self.handle.epochs().highest_observed()
+        self.handle.epochs().take_observed()
     }
 
     fn on_leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {

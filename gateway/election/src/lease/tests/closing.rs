@@ -52,11 +52,11 @@ fn a_send_that_never_returns_leaves_the_record_to_its_lease() {
 }
 
 #[test]
-fn a_close_during_reopening_drains_before_releasing_the_record() {
+fn a_close_after_a_raise_drains_before_releasing_the_record() {
     let mut harness = Harness::leading(1);
     harness.step(Input::ObservedEpoch(Epoch::new(9, 2)));
-    harness.step(Input::Time);
-    assert_eq!(harness.closed(), Some(CloseReason::Outranked));
+    harness.run(MS);
+    assert_eq!((harness.closed(), harness.opened()), (Some(CloseReason::Outranked), Some(Epoch::new(10, 1))));
     harness.outputs.clear();
     harness.step(Input::Close);
     harness.run(MS);

@@ -32,6 +32,11 @@ impl Candidate {
         if lead.preparing.is_some() {
             return outputs.push(failed(Some(chosen), "another hand-over is in progress"));
         }
+        if lead.raise.is_some() {
+            // Voters may have moved their promise to the higher epoch, so nothing can be handed over under this one.
+            lead.hand_over_next = Some((target, moves));
+            return;
+        }
         let from = lead.epoch;
         lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
         // This gateway never uses that epoch for itself, whatever the result.
@@ -120,10 +125,12 @@ impl Candidate {
                 transfer.resend_at = now;
                 self.step_transfer(now, outputs);
             }
-            Phase::Releasing(epoch) => {
-                let epoch = *epoch;
+            Phase::Releasing { epoch, raised } => {
+                let (epoch, raised) = (*epoch, *raised);
                 self.phase = Phase::Closed;
-                self.release(now, epoch, outputs);
+                for epoch in [Some(epoch), raised].into_iter().flatten() {
+                    self.release(now, epoch, outputs);
+                }
             }
             // The gateway may poll again.
             _ => {}

@@ -24,8 +24,8 @@ pub(super) enum Phase {
     Leading(LeaderState),
     /// Has closed its fence to hand over, and no longer leads under that epoch, whatever the result.
     Transferring(PromiseTransfer),
-    /// Closes: its fence is closed, and the voters are told when no send under that epoch is outstanding.
-    Releasing(Epoch),
+    /// Closes: its fence is closed, and the voters are told when no send under its epoch is outstanding.
+    Releasing { epoch: Epoch, raised: Option<Epoch> },
     /// The candidacy has ended.
     Closed,
 }
@@ -58,6 +58,12 @@ pub(super) struct LeaderState {
     pub(super) preparing: Option<Preparing>,
     /// `None`: leadership does not move automatically.
     pub(super) tenure: Option<Tenure>,
+    /// The vote for a higher epoch of this leader, which is outranked.
+    pub(super) raise: Option<VoteRound>,
+    /// No raise begins before this time.
+    pub(super) raise_at: MonoNs,
+    /// A hand-over that begins when the raise has ended: its target, and the number of recent automatic moves.
+    pub(super) hand_over_next: Option<(Option<NodeId>, u32)>,
 }
 
 /// The leader has asked another gateway to take over.

@@ -15,8 +15,8 @@ impl Candidate {
         match &mut self.phase {
             Phase::Closed => {}
             // The lease has ended first: there is nothing to release any more.
-            Phase::Releasing(_) if !self.outstanding_sends.may_exist() => self.phase = Phase::Closed,
-            Phase::Releasing(_) => {}
+            Phase::Releasing { .. } if !self.outstanding_sends.may_exist() => self.phase = Phase::Closed,
+            Phase::Releasing { .. } => {}
             Phase::Waiting => {
                 if self.obstacle_at(now).is_none() && now >= self.polls_at() {
                     self.poll(now, outputs);
@@ -190,6 +190,9 @@ impl Candidate {
                     }
                 }
             }
+            Phase::Leading(lead) if lead.raise.as_ref().is_some_and(|raise| raise.epoch == epoch) => {
+                self.on_raise_reply(now, from, sent, verdict, outputs);
+            }
             Phase::Leading(lead) if lead.epoch == epoch && verdict == Verdict::Granted => {
                 let before = lead.deadline(&timing, majority);
                 // After the deadline nothing revives the leadership.
@@ -235,14 +238,22 @@ impl Candidate {
         self.highest_known = self.highest_known.max(epoch);
         // A voter that has not voted follows the winner's first renewal. It is sent at once, so that all hold the
         // promise.
-        self.phase = Phase::Leading(LeaderState { epoch, promises, renew_at: now, preparing: None, tenure });
+        self.phase = Phase::Leading(LeaderState {
+            epoch,
+            promises,
+            renew_at: now,
+            preparing: None,
+            tenure,
+            raise: None,
+            raise_at: now,
+            hand_over_next: None,
+        });
     }
 
     fn step_leading(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let (timing, majority) = (self.config.timing, self.majority());
         let may_renew = self.may_renew();
         let Phase::Leading(lead) = &mut self.phase else { return };
-        let epoch = lead.epoch;
         if now >= lead.deadline(&timing, majority) {
             return self.stop(now, CloseReason::Expired, outputs);
         }
@@ -250,6 +261,9 @@ impl Candidate {
             let why = "it did not answer";
             outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
         }
+        self.step_raise(now, outputs);
+        let Phase::Leading(lead) = &mut self.phase else { return };
+        let epoch = lead.epoch;
         if now < lead.renew_at || !may_renew {
             return self.step_auto_move(now, outputs);
         }
@@ -273,13 +287,7 @@ impl Candidate {
     pub(super) fn on_observed_epoch(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
         self.highest_known = self.highest_known.max(epoch);
         self.observed_epoch = self.observed_epoch.max(epoch);
-        let Phase::Leading(lead) = &self.phase else { return };
-        // Receivers compare whole epochs: one of the same count from a higher node silences this gateway too.
-        let is_outranked =
-            if self.safeguards.compares_whole_epochs { epoch > lead.epoch } else { epoch.count() > lead.epoch.count() };
-        if is_outranked {
-            // Receivers drop this gateway's packets. The voters' promise to this gateway still runs, so it can lead
-            // again under an epoch above the observed one.
+        if self.is_outranked() && !self.safeguards.raises_in_place {
             outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
             self.stop(now, CloseReason::Outranked, outputs);
         }

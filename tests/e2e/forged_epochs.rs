@@ -1,0 +1,207 @@
+//! A stranger on the output network forges packets with epochs above the leader's: its output goes on.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use mdgw_captures::random::Random;
+use mdgw_feeds::{
+    identity::Epoch,
+    published::packet::{PacketFlags, PacketMeta, parse_packet, write_packet},
+};
+use mdgw_pair::standby::KnownEpochs;
+use mdgw_tests::{
+    captures::print_to_stderr,
+    feeds::{self, MIDNIGHT_NS, SESSION},
+    gateway_fixture::{GatewayFixture, GatewayOptions},
+    pair::VenueSender,
+    process::{self, MdgwProcess, Signal},
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// J, as in the product.
+const JUMP_MAX: u64 = 1_000;
+const FORGE_EVERY: Duration = Duration::from_millis(10);
+const FORGED_FOR: Duration = Duration::from_secs(4);
+const PACKET_BYTES_MAX: usize = 65_536;
+
+/// A receiver on the output group that forges packets there too. It believes epochs as receivers do.
+struct Forger {
+    socket: UdpSocket,
+    gateway: u8,
+    output: std::net::SocketAddrV4,
+    known: Option<KnownEpochs>,
+    /// The newest packet of the gateway with records, and the newest of any kind.
+    records: Option<(PacketMeta, Vec<u8>)>,
+    newest: Option<PacketMeta>,
+    accepted: u64,
+    refused: u64,
+    accepted_at: Instant,
+    longest_silence: Duration,
+}
+
+impl Forger {
+    fn join(fixture: &GatewayFixture) -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
+        socket.set_reuse_address(true).expect("the address is shared");
+        socket.bind(&fixture.output.into()).expect("the group's port");
+        socket.join_multicast_v4(fixture.output.ip(), &Ipv4Addr::LOCALHOST).expect("the group is joined");
+        socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).expect("loopback is an interface");
+        socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a time-out");
+        Self {
+            socket: socket.into(),
+            gateway: fixture.node,
+            output: fixture.output,
+            known: None,
+            records: None,
+            newest: None,
+            accepted: 0,
+            refused: 0,
+            accepted_at: Instant::now(),
+            longest_silence: Duration::ZERO,
+        }
+    }
+
+    /// Receives one packet, if one comes in time.
+    fn receive(&mut self) {
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
+        let Ok(length) = self.socket.recv(&mut bytes) else { return };
+        let Ok(packet) = parse_packet(&bytes[..length]) else { return };
+        let meta = packet.meta;
+        let known = self.known.get_or_insert_with(|| KnownEpochs::new(meta.epoch, JUMP_MAX));
+        let is_accepted = known.observe(meta.epoch).is_ok();
+        if meta.epoch.node() != self.gateway {
+            return;
+        }
+        if !meta.flags.contains(PacketFlags::HEARTBEAT) {
+            self.records = Some((meta, packet.body.to_vec()));
+        }
+        self.newest = Some(meta);
+        if is_accepted {
+            self.longest_silence = self.longest_silence.max(self.accepted_at.elapsed());
+            self.accepted_at = Instant::now();
+            self.accepted += 1;
+        } else {
+            self.refused += 1;
+        }
+    }
+
+    /// Receives until `count` more of the gateway's packets were accepted.
+    fn receive_accepted(&mut self, count: u64) {
+        let before = self.accepted;
+        process::wait_until("the gateway's packets are accepted", || {
+            self.receive();
+            self.accepted >= before + count
+        });
+    }
+
+    fn highest(&self) -> Epoch {
+        self.known.as_ref().map(KnownEpochs::highest).expect("a packet was received")
+    }
+
+    /// Sends a packet every 10 ms, heartbeats and records in turn, under the epochs that `next_epoch` returns.
+    fn send_packets(&mut self, mut next_epoch: impl FnMut(Epoch) -> Epoch) {
+        let (started, mut sent) = (Instant::now(), 0_u32);
+        let mut bytes = vec![0; PACKET_BYTES_MAX];
+        while started.elapsed() < FORGED_FOR {
+            self.receive();
+            if started.elapsed() < sent * FORGE_EVERY {
+                continue;
+            }
+            sent += 1;
+            let epoch = next_epoch(self.highest());
+            let heartbeat = self.newest.map(|meta| (PacketMeta { flags: PacketFlags::HEARTBEAT, ..meta }, Vec::new()));
+            let template = if sent.is_multiple_of(2) { self.records.clone() } else { None };
+            let (meta, body) = template.or(heartbeat).expect("a packet was received");
+            let first = if body.is_empty() { meta.next } else { meta.first };
+            let length = write_packet(&PacketMeta { epoch, first, ..meta }, &body, &mut bytes).expect("it fits");
+            self.socket.send_to(&bytes[..length], self.output).expect("loopback takes a datagram");
+        }
+    }
+}
+
+fn start_with(fixture: &GatewayFixture, backend: &str, keys: &str) -> MdgwProcess {
+    let election = format!("\n[election]\nbackend = \"{backend}\"\nname = \"gw1\"\n\n{keys}\n");
+    let path = fixture.path("gateway.toml");
+    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &election)
+        .expect("the configuration can be written");
+    process::start([Path::new("run"), &path])
+}
+
+fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwProcess) {
+    gateway.wait_for_stderr("gateway running");
+    gateway.wait_for_stderr("INFO leads ");
+    let mut forger = Forger::join(fixture);
+    let day = feeds::itch_packets(feeds::itch_day(400, 1), SESSION, MIDNIGHT_NS);
+    VenueSender::default().send(fixture.lines[0], &day);
+    process::wait_until("the gateway publishes records", || {
+        forger.receive();
+        forger.records.is_some()
+    });
+
+    // Epochs that nobody believes change nothing.
+    let before = forger.highest();
+    let mut turn = 0_u64;
+    forger.send_packets(|highest| {
+        turn += 1;
+        if turn.is_multiple_of(2) { Epoch(u64::MAX) } else { Epoch::new(highest.count() + JUMP_MAX + 1, 200) }
+    });
+    assert_eq!(forger.highest(), before);
+    gateway.wait_for_stderr("alarm=\"epoch-jump\"");
+    assert!(!gateway.stderr_so_far().contains("reason=Outranked"), "{}", gateway.stderr_so_far());
+
+    // Believed ones: the edges +1 and J, and random ones.
+    let mut random = Random::new(7);
+    (forger.accepted, forger.refused, forger.longest_silence) = (0, 0, Duration::ZERO);
+    forger.accepted_at = Instant::now();
+    forger.send_packets(|highest| {
+        let offset = match random.below(4) {
+            0 => 1,
+            1 => JUMP_MAX,
+            _ => 1 + random.below(JUMP_MAX),
+        };
+        Epoch::new(highest.count() + offset, u8::try_from(random.below(256)).expect("below 256"))
+    });
+    let (accepted, refused, longest) = (forger.accepted, forger.refused, forger.longest_silence);
+    // Soon after the last forged packet the leader is above it for good.
+    forger.receive_accepted(20);
+    assert_eq!(forger.highest().node(), fixture.node);
+    assert!(forger.highest().count() > before.count() + 100 * FORGED_FOR.as_secs());
+    gateway.wait_for_stderr("alarm=\"outranked\"");
+    print_to_stderr(&format!(
+        "{what}, one forged packet in 10 ms for {} s: {accepted} packets of the leader accepted, {refused} refused, longest \
+         silence {:.1} ms",
+        FORGED_FOR.as_secs(),
+        longest.as_secs_f64() * 1e3
+    ));
+}
+
+#[test]
+fn forged_epochs_leave_a_leader_over_a_record_received() {
+    let fixture = GatewayFixture::with_node(1);
+    let keys = format!("[election.file]\ndirectory = \"{}\"\n", fixture.path("records").display());
+    let gateway = start_with(&fixture, "file", &keys);
+    assert_output_goes_on("file", &fixture, &gateway);
+    let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn forged_epochs_leave_a_leader_without_a_store_received() {
+    let fixture = GatewayFixture::with_node(1);
+    let key = fixture.path("key");
+    fs::write(&key, "07".repeat(32)).expect("the key can be written");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
+    let keys = format!(
+        "[election.emergent]\nallow_split = true\nlisten = \"127.0.0.11:{}\"\nkey_file = \"{}\"\nminimum_size = 1\n\
+         found = true\nseeds = []\n",
+        fixture.output.port(),
+        key.display()
+    );
+    let gateway = start_with(&fixture, "emergent", &keys);
+    assert_output_goes_on("emergent", &fixture, &gateway);
+    let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
