@@ -11,9 +11,9 @@ use std::{
 
 use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
-    captures::print_to_stderr,
     gateway_fixture::{GatewayFixture, text},
     process::{self, MdgwProcess, Signal, program, wait_until},
+    skip::skip,
 };
 use serde_json::Value;
 
@@ -25,8 +25,7 @@ fn wireshark_tools_read_captures_from_sockets() {
 #[test]
 fn wireshark_tools_read_captures_from_packet_rings() {
     if !rustix::process::geteuid().is_root() {
-        print_to_stderr("SKIPPED: capture --raw: takes root");
-        return;
+        return skip("wireshark_tools_read_captures_from_packet_rings", "capture --raw takes root");
     }
     check_with_wireshark("raw", &["--raw"]);
 }
@@ -90,8 +89,7 @@ fn drops_of_a_full_socket_are_reported_per_line() {
 #[test]
 fn drops_of_a_full_packet_ring_are_reported_per_line() {
     if !rustix::process::geteuid().is_root() {
-        print_to_stderr("SKIPPED: capture --raw: takes root");
-        return;
+        return skip("drops_of_a_full_packet_ring_are_reported_per_line", "capture --raw takes root");
     }
     check_drops("raw", &["--raw", "--buffer", "256KiB"]);
 }
@@ -298,7 +296,7 @@ fn files(fixture: &GatewayFixture) -> Vec<PathBuf> {
 /// Output of a tool of Wireshark; `None`, with a message on standard error, if it is not installed.
 fn wireshark(tool: &str, arguments: &[&str]) -> Option<String> {
     let Ok(ran) = Command::new(tool).args(arguments).output() else {
-        print_to_stderr(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
+        skip(tool, "the package tshark of Debian is not installed");
         return None;
     };
     let output = String::from_utf8_lossy(&ran.stdout).into_owned();

@@ -12,6 +12,7 @@ use mdgw_tests::{
     feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, ExitedProcess},
+    skip::skip_without_captures,
 };
 use tempfile::TempDir;
 
@@ -299,7 +300,7 @@ fn iex_capture(test: &str, name: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    captures::print_to_stderr(&format!("SKIPPED: {test}: no {}", path.display()));
+    skip_without_captures(test, &format!("no {}", path.display()));
     None
 }
 

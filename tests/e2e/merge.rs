@@ -26,6 +26,7 @@ use mdgw_tests::{
     feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
     gateway_fixture::text,
     process::{self, ExitedProcess},
+    skip::skip,
 };
 use serde_json::Value;
 
@@ -438,7 +439,7 @@ fn ipv6_lines_are_merged() {
     let Ok(reported) =
         Command::new("tshark").args(["-r", text(&out), "-o", "udp.check_checksum:TRUE"]).args(BAD_SUM).output()
     else {
-        return captures::print_to_stderr("SKIPPED: tshark (package of Debian) is not installed");
+        return skip("tshark", "the package tshark of Debian is not installed");
     };
     assert!(reported.status.success() && reported.stdout.is_empty(), "{}", String::from_utf8_lossy(&reported.stdout));
 }

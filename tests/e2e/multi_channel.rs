@@ -10,10 +10,10 @@ use std::{
 
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_tests::{
-    captures,
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, MdgwProcess, Signal},
     relay::LossyRelay,
+    skip::skip,
     trading_day::{DATE, TradingDay},
 };
 
@@ -57,7 +57,10 @@ fn a_single_lossy_line_loses_packets() {
 #[test]
 fn a_failed_channel_is_reported_and_the_others_continue() {
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
-        return captures::print_to_stderr("SKIPPED: no strace, which makes a system call fail");
+        return skip(
+            "a_failed_channel_is_reported_and_the_others_continue",
+            "no strace, which makes a system call fail",
+        );
     }
     let scenario = MultiChannelScenario::start(1);
     let service = scenario.fixtures[0].retransmission.to_string();

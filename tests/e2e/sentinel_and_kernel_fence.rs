@@ -1,6 +1,5 @@
 //! Safeguards against a faulty gateway: the sentinel kills a gateway that hangs, and the kernel fence drops the packets of a
 //! gateway that was paused past its lease.
-#![allow(clippy::print_stderr, reason = "a skipped test prints it")]
 
 use std::{
     fs,
@@ -16,6 +15,7 @@ use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions},
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT, wait_until},
+    skip::skip,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -79,7 +79,7 @@ fn a_hung_gateway_is_killed_and_replaced_before_its_lease_ends() {
 fn a_sentinel_runs_in_its_own_cgroup() {
     let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts can be read");
     if !rustix::process::geteuid().is_root() || !mounts.lines().any(|line| line.split(' ').nth(2) == Some("cgroup2")) {
-        return eprintln!("SKIPPED: a cgroup for the sentinel takes cgroup v2 and root");
+        return skip("a_sentinel_runs_in_its_own_cgroup", "a cgroup for the sentinel takes cgroup v2 and root");
     }
     let fixture = GatewayFixture::with_node(1);
     let key = fixture.path("key");
@@ -154,10 +154,10 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
 #[test]
 fn the_kernel_fence_drops_sends_after_the_deadline() {
     if let Err(error) = KernelFence::probe() {
-        return eprintln!("SKIPPED: {error}");
+        return skip("the_kernel_fence_drops_sends_after_the_deadline", &error.to_string());
     }
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
-        return eprintln!("SKIPPED: no strace");
+        return skip("the_kernel_fence_drops_sends_after_the_deadline", "no strace");
     }
     assert_eq!(packets_sent_after_deadline(true), 0);
     let leaks_without_fence = (0..3).any(|_| packets_sent_after_deadline(false) > 0);

@@ -8,6 +8,8 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
+use crate::skip::skip_without_captures;
+
 /// A capture and its expected decode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureWithDecode {
@@ -26,7 +28,7 @@ pub fn root(test: &str) -> Option<PathBuf> {
     if root.is_dir() {
         return Some(root);
     }
-    print_to_stderr(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
+    skip_without_captures(test, &format!("no captures at {} (set MDGW_CAPTURES)", root.display()));
     None
 }
 

@@ -16,6 +16,7 @@ pub mod pair;
 pub mod process;
 pub mod python;
 pub mod relay;
+pub mod skip;
 pub mod stalling_relay;
 pub mod stores;
 pub mod tap;

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use crate::captures::print_to_stderr;
+use crate::skip::skip;
 
 /// A memory cgroup, of version 1 or 2. Dropping it removes it, once no process is in it.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl MemoryCgroup {
                 .filter(|cgroup| cgroup.path.join(files.limit).exists())
         });
         if cgroup.is_none() {
-            print_to_stderr(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
+            skip(test, "counting memory takes a cgroup of that kind, and root");
         }
         cgroup
     }

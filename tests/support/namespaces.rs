@@ -19,7 +19,7 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::captures::print_to_stderr;
+use crate::skip::skip;
 
 /// A network namespace.
 #[derive(Clone, Debug)]
@@ -122,18 +122,17 @@ impl Switch {
     #[must_use]
     pub fn new(test: &str) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            print_to_stderr(&format!("SKIPPED: {test}: network namespaces take root"));
+            skip(test, "network namespaces take root");
             return None;
         }
         if Command::new("nft").arg("--version").stdout(Stdio::null()).status().is_err() {
-            assert!(std::env::var_os("CI").is_none(), "{test}: nftables must be installed here");
-            print_to_stderr(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
+            skip(test, "nftables (package of Debian) is not installed");
             return None;
         }
         let namespace = match Namespace::new() {
             Ok(namespace) => namespace,
             Err(error) => {
-                print_to_stderr(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
+                skip(test, &format!("no network namespaces here ({error})"));
                 return None;
             }
         };

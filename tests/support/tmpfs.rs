@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::{captures::print_to_stderr, gateway_fixture::text};
+use crate::{gateway_fixture::text, skip::skip};
 
 /// A file system in memory. Unmounted when it is dropped, by a panicking test too.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct TmpfsMount(PathBuf);
 
 impl TmpfsMount {
     /// Creates `path` and mounts a file system of that size (`256k`, `64m`) there. Without the permission to mount it
-    /// prints on standard error that `test` is skipped, and returns `None`.
+    /// returns `None`: `test` is then skipped.
     ///
     /// # Panics
     /// When the directory can't be made.
@@ -24,7 +24,7 @@ impl TmpfsMount {
         fs::create_dir_all(&path).expect("a directory can be made");
         let options = format!("size={size}");
         if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", text(&path)]) {
-            print_to_stderr(&format!("SKIPPED: {test}: mounting a small file system takes root"));
+            skip(test, "mounting a small file system takes root");
             return None;
         }
         Some(Self(path))

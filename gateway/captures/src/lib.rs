@@ -10,3 +10,6 @@ pub mod impairment;
 pub mod output_file;
 pub mod pacer;
 pub mod random;
+#[cfg(test)]
+#[path = "../../../tests/support/skip.rs"]
+mod skip;

@@ -6,3 +6,6 @@ pub mod dispatch;
 pub mod handle_set;
 pub mod pipeline;
 pub mod publish;
+#[cfg(test)]
+#[path = "../../../tests/support/skip.rs"]
+mod skip;

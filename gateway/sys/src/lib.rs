@@ -25,5 +25,8 @@ pub mod progress;
 pub mod robust_mutex;
 pub mod scheduler;
 pub mod shared_atomics;
+#[cfg(test)]
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
 pub(crate) mod socket_options;
 pub mod sockets;

@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code, reason = "unshare(2), unsafe in rustix too")]
 
-use std::{io, process::Command};
+use std::{io, process::Command, thread};
+
+use crate::skip::skip;
 
 /// Moves the calling thread into a new namespace. `None`, with a message on standard error, if the process may not: the
 /// test is skipped.
@@ -10,10 +12,10 @@ pub(crate) fn enter() -> Option<()> {
     // SAFETY: unshare(2) takes no pointer; of this thread's state only the network namespace changes.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         let error = io::Error::last_os_error();
-        #[allow(clippy::print_stderr, reason = "a skipped test says so")]
-        {
-            eprintln!("SKIPPED: no network namespace of its own ({error}); run as root");
-        }
+        skip(
+            thread::current().name().unwrap_or("a test"),
+            &format!("no network namespace of its own ({error}); run as root"),
+        );
         return None;
     }
     ip("link set lo up");

@@ -10,5 +10,8 @@ pub mod inspect;
 pub mod merge;
 pub mod replay;
 pub mod report;
+#[cfg(test)]
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
 mod summary_table;
 pub mod verify;

@@ -6,6 +6,7 @@ use super::{
     fixture::{self, Order},
     *,
 };
+use crate::skip::skip_without_captures;
 
 /// Frame, time, VLANs, receiver, payload.
 type DatagramRow = (u64, u64, Vec<u16>, String, Vec<u8>);
@@ -486,8 +487,10 @@ fn the_date_of_a_day_file_comes_from_the_option_or_its_name() {
 #[test]
 fn real_captures_are_read_up_to_their_truncation() {
     let Some(folder) = captures() else {
-        let _ = writeln!(std::io::stderr(), "skipped: no captures (set MDGW_CAPTURES)");
-        return;
+        return skip_without_captures(
+            "real_captures_are_read_up_to_their_truncation",
+            "no captures (set MDGW_CAPTURES)",
+        );
     };
     let check = |name: &str, packets: usize, cut_at: Option<u64>| {
         let reading = read_path(&folder.join(name), &OpenOptions::default());

@@ -30,8 +30,9 @@ use crate::{
     handle_set::{
         HandleSet, ThreadIo, backend_choice,
         epoll::EpollSet,
-        ring::{MultishotSet, RingSet, SharedRingSet},
+        ring::{EpollWaitMethod, MultishotSet, RingSet, SharedRingSet},
     },
+    skip::skip,
 };
 
 /// A channel with one line, whose packets are numbered.
@@ -205,6 +206,12 @@ fn check_spinning<S: HandleSet + 'static>(make: impl Fn() -> S, thread_count: us
     }
 }
 
+/// How rings wait here. Without io_uring `test` is skipped.
+fn io_uring(test: &str) -> Option<EpollWaitMethod> {
+    let wait = backend_choice::probe_io_uring();
+    wait.map_err(|error| skip(test, &error.to_string())).ok()
+}
+
 #[test]
 fn with_epoll_each_voluntary_switch_is_a_leader_wait_or_a_follower_sleep() {
     for thread_count in [1, 2, 4] {
@@ -214,7 +221,7 @@ fn with_epoll_each_voluntary_switch_is_a_leader_wait_or_a_follower_sleep() {
 
 #[test]
 fn with_rings_each_voluntary_switch_is_a_leader_wait_or_a_follower_sleep() {
-    let Ok(wait) = backend_choice::probe_io_uring() else { return };
+    let Some(wait) = io_uring("with_rings_each_voluntary_switch_is_a_leader_wait_or_a_follower_sleep") else { return };
     for thread_count in [2, 4] {
         check_sleeping(|| RingSet::new(wait).unwrap(), thread_count);
     }
@@ -222,7 +229,7 @@ fn with_rings_each_voluntary_switch_is_a_leader_wait_or_a_follower_sleep() {
 
 #[test]
 fn a_ring_shared_under_a_rotating_leader_is_caught() {
-    if backend_choice::probe_io_uring().is_err() {
+    if io_uring("a_ring_shared_under_a_rotating_leader_is_caught").is_none() {
         return;
     }
     // The thread that armed the ring sleeps while another thread waits, but not in every run.
@@ -235,7 +242,7 @@ fn a_ring_shared_under_a_rotating_leader_is_caught() {
 
 #[test]
 fn with_multishot_each_voluntary_switch_is_a_wait() {
-    if backend_choice::probe_io_uring().is_ok() {
+    if io_uring("with_multishot_each_voluntary_switch_is_a_wait").is_some() {
         check_sleeping(|| MultishotSet::new(MultishotSet::BUFFERS).unwrap(), 1);
     }
 }
@@ -245,7 +252,7 @@ fn a_spinning_pool_makes_no_voluntary_context_switch() {
     for thread_count in [1, 2] {
         check_spinning(|| EpollSet::new().unwrap(), thread_count);
     }
-    let Ok(wait) = backend_choice::probe_io_uring() else { return };
+    let Some(wait) = io_uring("a_spinning_pool_makes_no_voluntary_context_switch") else { return };
     check_spinning(|| RingSet::new(wait).unwrap(), 2);
     check_spinning(|| MultishotSet::new(MultishotSet::BUFFERS).unwrap(), 1);
 }

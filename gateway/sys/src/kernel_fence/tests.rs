@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use zerocopy::IntoBytes as _;
 
 use super::*;
-use crate::{clock::mono_now, namespace};
+use crate::{clock::mono_now, namespace, skip::skip};
 
 const GROUPS: [GroupId; 2] = [GroupId(3), GroupId(0x1234)];
 const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 255, 72, 1), 9_100);
@@ -56,10 +56,7 @@ impl Gateway {
         let mut gateway = Self { child, to, from, cgroup: PathBuf::new() };
         let answer = gateway.answer();
         if let Some(why) = answer.strip_prefix("not permitted: ") {
-            #[allow(clippy::print_stderr, reason = "a skipped test says so")]
-            {
-                eprintln!("SKIPPED: {why}");
-            }
+            skip(std::thread::current().name().unwrap_or("a test"), why);
             return None;
         }
         gateway.cgroup = PathBuf::from(answer.strip_prefix("fenced in ").unwrap_or_else(|| panic!("{answer}")));

@@ -1,4 +1,4 @@
-use std::{cell::Cell, fs, io::Write as _, net::SocketAddrV4};
+use std::{cell::Cell, fs, net::SocketAddrV4};
 
 use dbn::{
     Metadata, PitSymbolMap,
@@ -12,6 +12,7 @@ use mdgw_feeds::{identity::Sequence as InputSequence, transport::moldudp64};
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets, OrderIds, write_day_file};
 
 use super::*;
+use crate::skip::skip_without_captures;
 
 /// Midnight New York of 2019-01-30.
 const MIDNIGHT_NS: u64 = 1_548_824_400_000_000_000;
@@ -357,8 +358,10 @@ fn real_captures_are_replayed_with_the_expected_counts() {
     let folder = std::env::var_os("MDGW_CAPTURES")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/captures"), PathBuf::from);
     if !folder.is_dir() {
-        let _ = writeln!(io::stderr(), "skipped: no captures (set MDGW_CAPTURES)");
-        return;
+        return skip_without_captures(
+            "real_captures_are_replayed_with_the_expected_counts",
+            "no captures (set MDGW_CAPTURES)",
+        );
     }
     let bench = TestFolder::new();
     let check = |name: &str, packets: u64, sessions: u64| {
