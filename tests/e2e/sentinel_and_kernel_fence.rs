@@ -38,7 +38,7 @@ fn start_member(fixture: &GatewayFixture, key: &Path) -> MdgwProcess {
     let (own, other) = (fixture.node, 3 - fixture.node);
     let key = key.display();
     let election = format!(
-        "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 1000\n\n\
+        "backend = \"emergent\"\nlease_ms = 600000\nrenew_ms = 1000\nmargin_ms = 2000\n\n\
          [election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{key}\"\nminimum_size = 1\n\
          bootstrap = {}\nseeds = [\"{}\", \"{}\"]\n\n\
          [election.link]\nlisten = \"{}\"\npeer = \"{}\"\nkey_file = \"{key}\"\nhang_limit_ms = 1000\n",

@@ -20,7 +20,7 @@ use faults::{Fault, FaultConfig};
 use mdgw_captures::random::Random;
 use mdgw_election::{
     lease::LeaseSafeguards,
-    timing::{LeaseTiming, drift_ns},
+    timing::{LeaseTiming, RATE_ERROR_PPM, RATE_ERROR_PPM_MAX, drift_ns},
 };
 use mdgw_feeds::identity::Epoch;
 use mdgw_tests::captures::print_to_stderr;
@@ -40,6 +40,7 @@ pub(crate) const PAIR: LeaseSetup = LeaseSetup {
     observes_epochs: true,
     senders_proved: true,
     receivers_check_epochs: true,
+    clock_error_ppm_max: RATE_ERROR_PPM,
     clock_rates_read: true,
     joins: false,
 };
@@ -122,6 +123,63 @@ fn receivers_accept_nothing_from_a_resumed_leader() {
         "paused leaders: {pauses} pauses of 0.2 to 3 s; {stale_packets} records of the old epoch arrived, 0 accepted"
     ));
     assert!(stale_packets >= pauses, "each pause delays one packet past the fence check");
+}
+
+/// A hypervisor pauses the leader's machine with its clock. After the pause the fence is open, as the kernel fence would be, so two
+/// leaders send: nothing within the machine protects. Receivers that have observed the next leader do. Returns how many packets of the
+/// old epoch arrived, and whether a receiver accepted one.
+fn resume_a_frozen_leader(seed: u64, setup: LeaseSetup) -> Result<(u64, Option<Violation>), String> {
+    let mut cluster = LeaseCluster::new(seed, setup);
+    let mut random = Random::new(seed);
+    cluster.run_for(500 * MS + random.below(setup.timing.renew_ns));
+    let leader = cluster.leading().ok_or("no gateway leads")?;
+    let lasts_ns = 200 * MS + random.below(700 * MS);
+    cluster.fault(Fault::Freeze, leader, lasts_ns);
+    let resumes_ns = cluster.now_ns() + lasts_ns;
+    let overlaps = run_despite_two_leaders(&mut cluster, resumes_ns - MS);
+    if overlaps == 0 {
+        return Err(format!("the frozen leader's fence does not count as open: {:?}", cluster.violation));
+    }
+    let late_before = cluster.stale_packets();
+    run_despite_two_leaders(&mut cluster, resumes_ns + 300 * MS);
+    if cluster.violation.is_none() && cluster.leading().is_none_or(|now| now == leader) {
+        return Err("the other gateway does not lead".to_owned());
+    }
+    Ok((cluster.stale_packets() - late_before, cluster.violation))
+}
+
+/// Runs until that time, or a violation other than two leaders. Returns how often two leaders were found.
+fn run_despite_two_leaders(cluster: &mut LeaseCluster, end_ns: u64) -> u64 {
+    let mut overlaps = 0;
+    loop {
+        cluster.run_for(end_ns - cluster.now_ns());
+        if cluster.violation.take_if(|violation| two_leaders(violation)).is_none() {
+            return overlaps;
+        }
+        overlaps += 1;
+    }
+}
+
+#[test]
+fn receivers_accept_nothing_from_a_leader_whose_clock_was_frozen() {
+    let setup = LeaseSetup { timing: LeaseTiming::DEFAULT, ..PAIR };
+    let stale_packets = for_seeds("frozen leaders", 300, |seed| match resume_a_frozen_leader(seed, setup)? {
+        (0, _) => Err("the frozen leader sent nothing after the pause".to_owned()),
+        (stale_packets, None) => Ok(stale_packets),
+        (_, Some(violation)) => Err(format!("not safe: {violation:?}")),
+    });
+    // The packet that had passed the fence check, and those that pass it after the pause.
+    assert!(stale_packets.iter().any(|stale_packets| *stale_packets > 1), "no fence was open after the pause");
+}
+
+#[test]
+fn receivers_that_ignore_epochs_accept_records_of_a_frozen_leader() {
+    let setup = LeaseSetup { timing: LeaseTiming::DEFAULT, receivers_check_epochs: false, ..PAIR };
+    let accepts = |seed| {
+        let (_, violation) = resume_a_frozen_leader(seed, setup).unwrap();
+        matches!(violation, Some(Violation::StaleRecordAccepted { .. }))
+    };
+    assert!((0..100).any(accepts), "the search before could not fail");
 }
 
 /// The election's share of a failover: from a kill without a death notice until the next leader opens its fence. Message
@@ -257,11 +315,47 @@ fn without_margin_there_are_two_leaders() {
 
 #[test]
 fn half_the_minimum_margin_allows_two_leaders() {
-    let least = LeaseTiming { margin_ns: 4 * MS + 9_000, send_ns_max: 4 * MS, ..PAIR.timing };
+    let least = LeaseTiming { margin_ns: 4 * MS + 25_000, send_ns_max: 4 * MS, ..PAIR.timing };
     assert_eq!(least.check(), Ok(()));
     let timing = LeaseTiming { margin_ns: least.margin_ns / 2, ..least };
     assert!(timing.check().is_err());
     assert_violation_found("half of the minimum margin", LeaseSetup { timing, ..STORM }, two_leaders);
+}
+
+/// The smallest margin for clocks with the largest allowed error.
+const LEAST_MARGIN: LeaseSetup = LeaseSetup {
+    timing: LeaseTiming {
+        margin_ns: 4 * MS + 401_000,
+        send_ns_max: 4 * MS,
+        rate_error_ppm: RATE_ERROR_PPM_MAX,
+        ..PAIR.timing
+    },
+    clock_error_ppm_max: RATE_ERROR_PPM_MAX,
+    ..STORM
+};
+
+#[test]
+fn the_smallest_margin_pays_for_clocks_within_the_bound() {
+    let timing = LEAST_MARGIN.timing;
+    assert_eq!(timing.check(), Ok(()));
+    assert!(LeaseTiming { margin_ns: timing.margin_ns - 1, ..timing }.check().is_err());
+    for_seeds("the smallest margin", CONTROL_SEEDS / 2, |seed| {
+        let mut cluster = LeaseCluster::new(seed, LEAST_MARGIN);
+        cluster.run_for(600 * MS);
+        cluster.violation.map_or(Ok(()), |violation| Err(format!("not safe: {violation:?}")))
+    });
+}
+
+/// The control of the search before: clocks that may be off by four times the bound.
+#[test]
+fn clocks_beyond_the_bound_allow_two_leaders() {
+    let beyond = LeaseSetup { clock_error_ppm_max: 4 * RATE_ERROR_PPM_MAX, ..LEAST_MARGIN };
+    let found = (0..CONTROL_SEEDS / 2).find_map(|seed| {
+        let mut cluster = LeaseCluster::new(seed, beyond);
+        cluster.run_for(600 * MS);
+        cluster.violation
+    });
+    assert!(found.as_ref().is_some_and(two_leaders), "{found:?}");
 }
 
 #[test]

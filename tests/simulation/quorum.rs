@@ -424,7 +424,7 @@ fn without_initial_wait_and_stored_votes_there_are_two_leaders() {
 
 #[test]
 fn half_the_margin_allows_two_leaders() {
-    let timing = LeaseTiming { send_ns_max: 4 * MS, margin_ns: 4 * MS + 20_000, ..PAIR.timing };
+    let timing = LeaseTiming { send_ns_max: 4 * MS, margin_ns: 4 * MS + 25_000, ..PAIR.timing };
     assert_eq!(timing.check(), Ok(()));
     let setup = QuorumSetup { faults: HEAVY_FAULTS, ..PAIR };
     assert_eq!(first_violation(QuorumSetup { timing, ..setup }, 300), None);

@@ -118,7 +118,8 @@ impl ClusterProcess {
         let votes = self.directory.join(format!("votes-{}", self.node));
         let stop = Arc::new(AtomicBool::new(false));
         if self.node == 3 {
-            let options = WitnessOptions { node: NodeId(3), vote_directory: votes, rate_error_ppm: 500, groups_max: 4 };
+            let options =
+                WitnessOptions { node: NodeId(3), vote_directory: votes, rate_error_ppm: 1_000, groups_max: 4 };
             let witness = Witness::new(link, options)?;
             write_event("ready");
             let ends = Arc::clone(&stop);
@@ -155,7 +156,7 @@ impl ClusterProcess {
 
     fn timing(&self) -> LeaseTiming {
         // Clocks of virtual machines are slewed more than those of real machines.
-        LeaseTiming { rate_error_ppm: 500, ..self.timing.lease() }
+        LeaseTiming { rate_error_ppm: 1_000, ..self.timing.lease() }
     }
 
     fn config(&self, nonce: u64) -> CandidateConfig {

@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, convert::Infallible, fmt};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use super::{
     fitness::{Eligibility, Fitness},
@@ -55,11 +56,8 @@ pub enum Input<E> {
     OutputReceived,
     /// Whether this gateway is eligible.
     Eligibility(Eligibility),
-    /// The error of this gateway's clock rate, as corrected by the time daemon, parts per million.
-    ClockRate {
-        /// Absolute value, parts per million.
-        error_ppm: u32,
-    },
+    /// The error of this gateway's clock rate.
+    ClockRate(ClockRate),
     /// Whether the hot threads make progress. A leader whose hot threads are stuck stops renewing.
     Progress(Progress),
     /// The highest credible epoch observed on the wire.
@@ -96,7 +94,7 @@ impl Input<Infallible> {
             Self::Fitness(fitness) => Input::Fitness(fitness),
             Self::OutputReceived => Input::OutputReceived,
             Self::Eligibility(eligibility) => Input::Eligibility(eligibility),
-            Self::ClockRate { error_ppm } => Input::ClockRate { error_ppm },
+            Self::ClockRate(rate) => Input::ClockRate(rate),
             Self::Progress(progress) => Input::Progress(progress),
             Self::ObservedEpoch(epoch) => Input::ObservedEpoch(epoch),
             Self::HandOver(target) => Input::HandOver(target),
@@ -295,6 +293,8 @@ pub enum Obstacle {
         /// The allowed rate error, parts per million.
         error_ppm_max: u32,
     },
+    /// The kernel does not report how it corrects the clock.
+    ClockUnreadable,
     /// The store grants sessions too short for three renewals before the deadline.
     SessionTooShort {
         /// The granted session time-out, ns.
@@ -315,6 +315,14 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// The obstacle of a clock with that rate, if the timing allows `error_ppm_max`.
+    pub(crate) fn of_clock(rate: ClockRate, error_ppm_max: u32) -> Option<Self> {
+        rate.exceeds(error_ppm_max).then_some(match rate {
+            ClockRate::Within(error_ppm) => Self::ClockRate { error_ppm, error_ppm_max },
+            ClockRate::Unreadable => Self::ClockUnreadable,
+        })
+    }
+
     /// Whether the obstacle goes away without intervention, in the ordinary course of things.
     #[must_use]
     pub(crate) fn is_temporary(&self) -> bool {
@@ -335,8 +343,11 @@ impl fmt::Display for Obstacle {
                 ours.hash, ours.revision, expected.hash, expected.revision
             ),
             Self::ClockRate { error_ppm, error_ppm_max } => {
-                write!(f, "its clock rate is off by {error_ppm} ppm, more than the allowed {error_ppm_max} ppm (rate_error_ppm)")
+                write!(f, "its clock rate may be off by {error_ppm} ppm, more than the allowed {error_ppm_max} ppm (rate_error_ppm)")
             }
+            Self::ClockUnreadable => f.write_str(
+                "the kernel does not report how it corrects the clock: adjtimex is refused (a filter of system calls, ProtectClock=)",
+            ),
             Self::SessionTooShort { session_ns, renew_ns } => write!(
                 f,
                 "the store grants sessions of {} ms, too short for a renewal every {} ms",

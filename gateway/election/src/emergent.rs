@@ -57,6 +57,7 @@ use std::{
 };
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use self::{
     joining::Joining,
@@ -177,7 +178,7 @@ pub struct Emergent {
     eligibility: Eligibility,
     fitness: Fitness,
     progress: Progress,
-    clock_error_ppm: u32,
+    clock_rate: ClockRate,
     pin: Pin,
     connection: ConnectionState,
     obstacle: Option<Obstacle>,
@@ -268,7 +269,7 @@ impl Emergent {
             eligibility: Eligibility::Joining,
             fitness: Fitness::default(),
             progress: Progress::Running,
-            clock_error_ppm: 0,
+            clock_rate: ClockRate::Within(0),
             pin: Pin::Free,
             connection: ConnectionState::Starting,
             obstacle: None,
@@ -418,7 +419,7 @@ impl Core for Emergent {
             Input::Backend(envelope) => self.receive(now, envelope),
             Input::Died(notice) => self.on_death(now, notice),
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
-            Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
+            Input::ClockRate(rate) => self.clock_rate = rate,
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.observe_epoch(epoch),
             Input::HandOver(target) => self.hand_over(target),

@@ -40,6 +40,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use self::{
     known_record::{KnownRecord, Observed, ObservedBy},
@@ -121,7 +122,7 @@ pub struct Lease {
     admitted: BTreeMap<NodeId, NodeName>,
     fitness: Fitness,
     eligibility: Eligibility,
-    clock_error_ppm: u32,
+    clock_rate: ClockRate,
     progress: Progress,
     observed_epoch: Epoch,
     /// The highest epoch under which the fence was opened. No epoch is opened twice.
@@ -260,7 +261,7 @@ impl Lease {
             admitted: BTreeMap::new(),
             fitness: Fitness::default(),
             eligibility: Eligibility::Joining,
-            clock_error_ppm: 0,
+            clock_rate: ClockRate::Within(0),
             progress: Progress::Running,
             observed_epoch: Epoch::default(),
             highest_opened: Epoch::default(),
@@ -625,7 +626,7 @@ impl Core for Lease {
                 }
             }
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
-            Input::ClockRate { error_ppm } => self.on_clock_rate(now, error_ppm),
+            Input::ClockRate(rate) => self.on_clock_rate(now, rate),
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.observed_epoch = self.observed_epoch.max(epoch),
             Input::HandOver(target) => self.on_hand_over(now, target),
@@ -753,13 +754,13 @@ impl Lease {
         }
     }
 
-    fn on_clock_rate(&mut self, now: MonoNs, error_ppm: u32) {
+    fn on_clock_rate(&mut self, now: MonoNs, rate: ClockRate) {
         // A wait that was measured on a clock that ran too fast does not count.
-        if self.clock_error_ppm > self.config.timing.rate_error_ppm {
+        if self.clock_rate.exceeds(self.config.timing.rate_error_ppm) {
             self.known_record.restart_wait(now);
             self.restart_successor_waits(now);
         }
-        self.clock_error_ppm = error_ppm;
+        self.clock_rate = rate;
     }
 }
 

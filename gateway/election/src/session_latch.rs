@@ -25,6 +25,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use super::{
     core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
@@ -155,7 +156,7 @@ pub struct SessionLatch {
     leaving: LeaveState,
     eligibility: Eligibility,
     progress: Progress,
-    clock_error_ppm: u32,
+    clock_rate: ClockRate,
     fitness: Fitness,
     observed_epoch: Epoch,
     /// The highest observed epoch that outranked this gateway while it led.
@@ -236,7 +237,7 @@ impl SessionLatch {
             leaving: LeaveState::Staying,
             eligibility: Eligibility::default(),
             progress: Progress::default(),
-            clock_error_ppm: 0,
+            clock_rate: ClockRate::Within(0),
             fitness: Fitness::default(),
             observed_epoch: Epoch::default(),
             outranked_by: Epoch::default(),
@@ -256,7 +257,7 @@ impl SessionLatch {
             Input::Backend(event) => self.on_event(now, event),
             Input::Fitness(fitness) => self.fitness = fitness,
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
-            Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
+            Input::ClockRate(rate) => self.clock_rate = rate,
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => {
                 self.observed_epoch = self.observed_epoch.max(epoch);
@@ -619,10 +620,9 @@ impl SessionLatch {
             Some(Obstacle::Joining)
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
-        } else if self.clock_error_ppm > rate_error_ppm {
-            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max: rate_error_ppm })
         } else {
-            too_short_ns.map(|session_ns| Obstacle::SessionTooShort { session_ns, renew_ns })
+            let too_short = too_short_ns.map(|session_ns| Obstacle::SessionTooShort { session_ns, renew_ns });
+            Obstacle::of_clock(self.clock_rate, rate_error_ppm).or(too_short)
         }
     }
 

@@ -11,6 +11,7 @@
 //! the renewal that carries the stamp.
 
 use mdgw_feeds::time::MonoNs;
+use mdgw_sys::clock_rate::CRYSTAL_ERROR_PPM;
 
 /// Times of one lease. All of them may be set; [`Self::check`] decides whether they are safe together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,13 +57,13 @@ impl LeaseTiming {
     /// When two leases could overlap, or a single lost renewal could end a lease. The error shows the arithmetic.
     pub fn check(&self) -> Result<(), TimingError> {
         let Self { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm } = *self;
-        if rate_error_ppm > RATE_ERROR_PPM_MAX {
+        if !(CRYSTAL_ERROR_PPM..=RATE_ERROR_PPM_MAX).contains(&rate_error_ppm) {
             return Err(TimingError::RateError { rate_error_ppm });
         }
         if !(1..=LEASE_NS_MAX).contains(&lease_ns) || renew_ns == 0 {
             return Err(TimingError::Range { lease_ns, renew_ns });
         }
-        let drift_ns = 2 * drift_ns(lease_ns, rate_error_ppm);
+        let drift_ns = self.drift_ns();
         let margin_ns_min = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
         if margin_ns < margin_ns_min || margin_ns >= lease_ns {
             return Err(TimingError::Margin { timing: *self, drift_ns, margin_ns_min });
@@ -71,6 +72,18 @@ impl LeaseTiming {
             return Err(TimingError::Renewal { lease_ns, renew_ns, margin_ns });
         }
         Ok(())
+    }
+
+    /// The rate error that the margin pays for, parts per million. Never less than crystal and slew together: a slew that begins
+    /// after a renewal or a promise changes a clock's rate within the lease, whatever the configured bound is.
+    #[must_use]
+    pub fn margin_rate_ppm(&self) -> u32 {
+        self.rate_error_ppm.max(RATE_ERROR_PPM)
+    }
+
+    /// How far two clocks can drift apart over one lease, ns.
+    fn drift_ns(&self) -> u64 {
+        2 * drift_ns(self.lease_ns, self.margin_rate_ppm())
     }
 
     /// The deadline for sends, on the leader's clock, after the last successful renewal was *sent* at `sent`.
@@ -133,7 +146,7 @@ pub enum TimingError {
     #[error(
         "margin {} ms must be at least 2 x {} ppm x lease {} ms + longest send {} ms + clock read error {} ms = \
          {} ms + {} ms + {} ms = {} ms, and less than the lease",
-        ms(timing.margin_ns), timing.rate_error_ppm, ms(timing.lease_ns), ms(timing.send_ns_max),
+        ms(timing.margin_ns), timing.margin_rate_ppm(), ms(timing.lease_ns), ms(timing.send_ns_max),
         ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*margin_ns_min)
     )]
     Margin {
@@ -184,7 +197,7 @@ pub enum TimingError {
         renew_ns: u64,
     },
     /// The bound on the rate error is out of range.
-    #[error("a clock's rate error of {rate_error_ppm} ppm must be at most {RATE_ERROR_PPM_MAX} ppm")]
+    #[error("a clock's rate error of {rate_error_ppm} ppm must be {CRYSTAL_ERROR_PPM} to {RATE_ERROR_PPM_MAX} ppm")]
     RateError {
         /// ρ as configured, parts per million.
         rate_error_ppm: u32,
@@ -198,9 +211,8 @@ pub fn drift_ns(ns: u64, rate_error_ppm: u32) -> u64 {
     u64::try_from(drift).unwrap_or(u64::MAX)
 }
 
-/// Default of ρ, parts per million. Crystals are within 100 ppm. A time daemon slews by at most 500 ppm, and the
-/// election watches the slew.
-pub const RATE_ERROR_PPM: u32 = 200;
+/// Default of ρ, parts per million: the crystal's error, and an ordinary slew of up to 500 ppm.
+pub const RATE_ERROR_PPM: u32 = CRYSTAL_ERROR_PPM + 500;
 /// Largest allowed ρ, parts per million. One per cent: a clock with a larger error is broken.
 pub const RATE_ERROR_PPM_MAX: u32 = 10_000;
 /// Bound on the error of a time comparison, ns: between reading the clock and comparing it, and between cores.
@@ -234,14 +246,30 @@ mod tests {
         let timing = LeaseTiming { margin_ns: 10_000_000, ..LeaseTiming::DEFAULT };
         assert_eq!(
             timing.check().unwrap_err().to_string(),
-            "margin 10 ms must be at least 2 x 200 ppm x lease 100 ms + longest send 10 ms + clock read error \
-             0.001 ms = 0.04 ms + 10 ms + 0.001 ms = 10.041 ms, and less than the lease"
+            "margin 10 ms must be at least 2 x 600 ppm x lease 100 ms + longest send 10 ms + clock read error \
+             0.001 ms = 0.12 ms + 10 ms + 0.001 ms = 10.121 ms, and less than the lease"
         );
-        let least = LeaseTiming { margin_ns: 10_041_000, ..timing };
+        let least = LeaseTiming { margin_ns: 10_121_000, ..timing };
         assert_eq!(least.check(), Ok(()));
-        assert!(LeaseTiming { margin_ns: 10_040_999, ..timing }.check().is_err());
+        assert!(LeaseTiming { margin_ns: 10_120_999, ..timing }.check().is_err());
         let whole = LeaseTiming { margin_ns: timing.lease_ns, ..timing };
         assert!(matches!(whole.check(), Err(TimingError::Margin { .. })));
+    }
+
+    /// Each clock may begin to slew by 500 ppm after the last renewal.
+    #[test]
+    fn a_margin_below_the_drift_of_slewed_clocks_is_refused_whatever_bound_is_configured() {
+        let thin = LeaseTiming { rate_error_ppm: 200, ..LeaseTiming::from_ms(1_000, 200, 1) };
+        assert_eq!(
+            thin.check().unwrap_err().to_string(),
+            "margin 1 ms must be at least 2 x 600 ppm x lease 1000 ms + longest send 0.5 ms + clock read error \
+             0.001 ms = 1.2 ms + 0.5 ms + 0.001 ms = 1.701 ms, and less than the lease"
+        );
+        let least = LeaseTiming { margin_ns: 1_701_000, ..thin };
+        assert_eq!(least.check(), Ok(()));
+        assert_eq!(LeaseTiming { rate_error_ppm: CRYSTAL_ERROR_PPM, ..least }.check(), Ok(()));
+        let wider = LeaseTiming { rate_error_ppm: 601, ..least };
+        assert!(wider.check().unwrap_err().to_string().contains("= 1.703 ms"), "{:?}", wider.check());
     }
 
     #[test]
@@ -271,13 +299,15 @@ mod tests {
         assert!(matches!(LeaseTiming::from_ms(3_600_001, 20, 20).check(), Err(TimingError::Range { .. })));
         let wild = LeaseTiming { rate_error_ppm: RATE_ERROR_PPM_MAX + 1, ..LeaseTiming::CALM };
         assert!(matches!(wild.check(), Err(TimingError::RateError { .. })));
+        let beyond_crystals = LeaseTiming { rate_error_ppm: CRYSTAL_ERROR_PPM - 1, ..LeaseTiming::CALM };
+        assert!(matches!(beyond_crystals.check(), Err(TimingError::RateError { .. })), "no clock could fulfil it");
     }
 
     #[test]
     fn a_candidate_waits_for_the_longer_of_its_own_and_the_records_lease() {
         let timing = LeaseTiming::DEFAULT;
-        assert_eq!(timing.wait_ns(), 100_020_000);
-        assert_eq!(timing.wait_for_ns(1_000_000_000), 1_000_200_000);
+        assert_eq!(timing.wait_ns(), 100_060_000);
+        assert_eq!(timing.wait_for_ns(1_000_000_000), 1_000_600_000);
         assert_eq!(timing.wait_for_ns(1), timing.wait_ns());
     }
 
@@ -286,15 +316,17 @@ mod tests {
         /// the candidate's wait ends.
         #[test]
         fn accepted_times_keep_leader_and_candidate_intervals_disjoint(
-            lease_ns in 1_000_000_u64..10_000_000_000, margin_percent in 1_u64..60, send_percent in 0_u64..=100,
-            rate_error_ppm in 0_u32..=RATE_ERROR_PPM_MAX,
+            lease_ns in 1_000_000_u64..10_000_000_000, send_percent in 0_u64..60,
+            margin_ppm in prop_oneof![0_u64..3_000, 0_u64..50_000],
+            rate_error_ppm in prop_oneof![CRYSTAL_ERROR_PPM..RATE_ERROR_PPM, CRYSTAL_ERROR_PPM..=RATE_ERROR_PPM_MAX],
         ) {
-            let margin_ns = lease_ns / 100 * margin_percent;
-            let send_ns_max = margin_ns / 100 * send_percent;
+            let send_ns_max = lease_ns / 100 * send_percent;
+            let margin_ns = send_ns_max + lease_ns / 1_000 * margin_ppm / 1_000;
             let renew_ns = (lease_ns - margin_ns) / 3;
             let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
             prop_assume!(timing.check().is_ok());
-            let rho = f64::from(rate_error_ppm) / 1e6;
+            // A slew that begins after the renewal: each clock may be off by what the margin pays for, though less is configured.
+            let rho = f64::from(timing.margin_rate_ppm()) / 1e6;
             let slow_leader_ends_ns = timing.deadline(MonoNs(0)).0 as f64 / (1.0 - rho) + send_ns_max as f64;
             let fast_candidate_begins_ns = timing.wait_ns() as f64 / (1.0 + rho);
             prop_assert!(slow_leader_ends_ns < fast_candidate_begins_ns);

@@ -1,8 +1,6 @@
 //! The two clocks of the gateway. On the data path only the turn (once per batch), the publisher (send time) and the
 //! fence read them.
 
-#![allow(unsafe_code, reason = "adjtimex(2)")]
-
 use mdgw_feeds::time::{MonoNs, UnixNs};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -17,26 +15,6 @@ pub fn mono_now() -> MonoNs {
 pub fn unix_now() -> UnixNs {
     UnixNs(read(ClockId::Realtime))
 }
-
-/// Present correction of the clocks' rate by time daemons, parts per million, absolute value: frequency and length of a
-/// tick. `CLOCK_BOOTTIME` is corrected like the others.
-#[must_use]
-pub fn rate_correction_ppm() -> u32 {
-    // SAFETY: all-zero is a valid timex: integers; without a mode bit the call only reads.
-    let mut time: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: adjtimex(2) writes one timex through the pointer, which is to a live local of that type.
-    let state = unsafe { libc::adjtimex(&raw mut time) };
-    if state < 0 {
-        return 0;
-    }
-    // `freq` is in 2^-16 ppm; a tick is nominally 10,000 us, so 1 us of a tick is 100 ppm.
-    let frequency_ppm = time.freq.unsigned_abs() >> 16;
-    let tick_ppm = (time.tick - TICK_US).unsigned_abs() * 100;
-    u32::try_from(frequency_ppm.saturating_add(tick_ppm)).unwrap_or(u32::MAX)
-}
-
-/// Nominal length of a tick in us, by the kernel's user-visible rate of 100 Hz.
-const TICK_US: i64 = 10_000;
 
 /// Wall time from the monotonic clock and an offset that is measured again every millisecond. This saves one clock read
 /// per batch. Time daemons correct the rate of both clocks alike, so the offset changes only when the wall clock steps.
@@ -92,11 +70,6 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
-    }
-
-    #[test]
-    fn the_clock_rate_correction_of_this_host_is_below_1000_ppm() {
-        assert!(rate_correction_ppm() < 1_000);
     }
 
     #[test]

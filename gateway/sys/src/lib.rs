@@ -7,6 +7,7 @@ pub mod alarm;
 pub mod batch;
 pub mod cgroup;
 pub mod clock;
+pub mod clock_rate;
 pub mod drops;
 pub mod fence;
 pub mod file_lock;

@@ -19,7 +19,7 @@ use mdgw_election::{
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
-use mdgw_sys::fence::Fence;
+use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
 
 use super::{faults::FaultConfig, receiver::EpochReceiver, store::SimulatedStore};
 
@@ -38,6 +38,8 @@ pub(crate) struct LeaseSetup {
     pub(crate) senders_proved: bool,
     /// Packets carry their epoch, so that receivers can drop packets of old epochs.
     pub(crate) receivers_check_epochs: bool,
+    /// Largest error of a clock's rate while it is not slewed, parts per million.
+    pub(crate) clock_error_ppm_max: u32,
     /// Gateways read the slew of their clocks.
     pub(crate) clock_rates_read: bool,
     /// A started gateway is joining until [`LeaseCluster::set_eligible`].
@@ -206,7 +208,7 @@ pub(crate) const WAKE_NS_MAX: u64 = 50_000;
 impl LeaseCluster {
     pub(crate) fn new(seed: u64, setup: LeaseSetup) -> Self {
         let mut random = Random::new(seed);
-        let (rate_max, span_ns) = (u64::from(setup.timing.rate_error_ppm), 1_000 * MS);
+        let (rate_max, span_ns) = (u64::from(setup.clock_error_ppm_max), 1_000 * MS);
         let gateways = (0..setup.gateways)
             .map(|_| SimulatedGateway {
                 core: None,
@@ -398,8 +400,12 @@ impl LeaseCluster {
     fn true_ns_until(&self, gateway: usize, local_time: MonoNs) -> u64 {
         let left = i128::from(local_time.since(self.local_time(gateway)));
         let SimulatedGateway { rate_ppm, slew_ppm, .. } = self.gateways[gateway];
-        let true_ns = left * 1_000_000 / (1_000_000 + i128::from(rate_ppm + slew_ppm));
-        u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
+        match left * 1_000_000 / i128::from(1_000_000 + rate_ppm + slew_ppm).max(1) {
+            true_ns if rate_ppm + slew_ppm > STOPPED_PPM => {
+                u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
+            }
+            _ => FROZEN_NS,
+        }
     }
 
     /// Changes the rate of a gateway's clock by `slew_ppm`, without a step.
@@ -414,13 +420,18 @@ impl LeaseCluster {
         }
     }
 
+    /// Stops a gateway's clock until the gateway resumes.
+    pub(super) fn freeze_clock(&mut self, number: usize) {
+        self.slew(number, STOPPED_PPM - self.gateways[number].rate_ppm);
+    }
+
     /// The clock rate that the election thread reads before each decision; `None` if it is unchanged.
     fn clock_rate(&mut self, gateway: usize) -> Option<Input<RegisterEvent>> {
         let SimulatedGateway { slew_ppm, slew_reported, .. } = &mut self.gateways[gateway];
         let has_changed = *slew_ppm != 0 || *slew_reported;
         *slew_reported = *slew_ppm != 0;
         let error_ppm = u32::try_from(slew_ppm.unsigned_abs()).expect("slews are small");
-        (has_changed && self.setup.clock_rates_read).then_some(Input::ClockRate { error_ppm })
+        (has_changed && self.setup.clock_rates_read).then_some(Input::ClockRate(ClockRate::Within(error_ppm)))
     }
 
     // ---- the election thread ----
@@ -681,9 +692,14 @@ impl LeaseCluster {
     /// Continues a paused process. The hot thread first sends the packet that had passed the fence check, then checks the
     /// fence again. The election thread handles all queued inputs.
     pub(super) fn resume(&mut self, number: usize) {
-        if !std::mem::take(&mut self.gateways[number].paused) {
+        if !self.gateways[number].paused {
             return;
         }
+        let SimulatedGateway { rate_ppm, slew_ppm, .. } = self.gateways[number];
+        if rate_ppm + slew_ppm == STOPPED_PPM {
+            self.slew(number, 0);
+        }
+        self.gateways[number].paused = false;
         self.gateway_events.push_back((number, GatewayEvent::Resumed));
         if let Some(epoch) = self.gateways[number].unsent_packet.take() {
             self.send_packet(epoch);
@@ -712,6 +728,10 @@ impl LeaseCluster {
     }
 }
 
+/// Rate of a clock that stands still.
+const STOPPED_PPM: i64 = -1_000_000;
+/// Until a stopped clock shows a later time: longer than any pause.
+const FROZEN_NS: u64 = 3_600_000 * MS;
 /// How often an election thread looks whether sends have returned, ns.
 const DRAIN_POLL_NS: u64 = 50_000;
 

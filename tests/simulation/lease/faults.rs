@@ -116,6 +116,8 @@ pub(crate) enum Fault {
     Kill,
     /// The process is paused, perhaps between the fence check and the send, and continues.
     Pause,
+    /// A hypervisor pauses the whole machine, and the machine's clock does not count the pause. The gateway is not told.
+    Freeze,
     /// Messages from the gateway to the store are dropped.
     CutToStore,
     /// Messages from the store to the gateway are dropped.
@@ -164,6 +166,10 @@ impl LeaseCluster {
                 self.after(lasts_ns, Event::Restart(gateway));
             }
             Fault::Pause => self.pause(gateway, lasts_ns),
+            Fault::Freeze => {
+                self.pause(gateway, lasts_ns);
+                self.freeze_clock(gateway);
+            }
             Fault::CutToStore => self.cut(gateway, store, lasts_ns),
             Fault::CutFromStore => self.cut(store, gateway, lasts_ns),
             Fault::CutPeers => self.cut(gateway, (gateway + 1) % store, lasts_ns),

@@ -47,7 +47,7 @@ impl Testbed {
              {retransmission}\
              [latency]\ndirectory = \"{}\"\n\
              [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
-             rate_error_ppm = 500\npriority = {priority}\nrevision = {revision}\nkernel_fence = {kernel_fence}\nbackend = ",
+             rate_error_ppm = 1000\npriority = {priority}\nrevision = {revision}\nkernel_fence = {kernel_fence}\nbackend = ",
             text(&audit),
             text(&socket),
             address(VENUE),

@@ -11,7 +11,8 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{
     affinity::pin_to,
     alarm::Alarm,
-    clock::{self, mono_now},
+    clock::mono_now,
+    clock_rate::RateMonitor,
     scheduler::{request_short_slice, set_fifo},
 };
 
@@ -35,6 +36,7 @@ pub(super) struct ElectionThread<C: Core, B> {
     observed: Option<Epoch>,
     observe_at: MonoNs,
     outranked: OutrankedAlarm,
+    clock_rate: RateMonitor,
     stalls: Histogram<u64>,
     alarming_stalls: u64,
     is_closing: bool,
@@ -67,6 +69,7 @@ where
             observed: None,
             observe_at: MonoNs(0),
             outranked: OutrankedAlarm::default(),
+            clock_rate: RateMonitor::default(),
             stalls,
             alarming_stalls: 0,
             is_closing: false,
@@ -165,7 +168,8 @@ where
             // Twice per renewal: a successor's lease counts from the stamp in this state, so each millisecond of its
             // age is lost.
             self.next_state_at = now.plus(self.options.timing.renew_ns / 2);
-            self.handle(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
+            let rate = self.clock_rate.read(now);
+            self.handle(Input::ClockRate(rate));
             let state = self.core.peer_state(now);
             for peer in &self.options.peers {
                 self.hooks.to_peer(*peer, PeerMessage::State(state.clone()));

@@ -123,7 +123,7 @@ impl Emergent {
         let timing = &self.config.timing;
         let Some(membership) = self.membership() else { return MonoNs(0) };
         let ring_ns = self.ring_ns_of(membership.list.live_count());
-        let ring_drift_ns = 2 * drift_ns(ring_ns, timing.rate_error_ppm);
+        let ring_drift_ns = 2 * drift_ns(ring_ns, timing.margin_rate_ppm());
         let open_ns = (timing.failure_ns + ring_ns).saturating_sub(timing.margin_ns + ring_drift_ns);
         let others_needed = match self.config.minimum_size.saturating_sub(1) {
             _ if self.is_disabled(Safeguard::MinimumSize) => 0,
@@ -160,15 +160,12 @@ impl Emergent {
     }
 
     pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
-        let error_ppm_max = self.config.timing.rate_error_ppm;
         if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
-        } else if self.clock_error_ppm > error_ppm_max {
-            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max })
         } else {
-            None
+            Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm)
         }
     }
 

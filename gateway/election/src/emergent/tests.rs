@@ -8,7 +8,7 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::fence::Fence;
+use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
 
 use super::{
     datagrams::{MemberSocket, MembershipTransport},
@@ -384,12 +384,12 @@ fn a_message_is_accepted_neither_twice_nor_by_a_later_start() {
 #[test]
 fn an_obstacle_stops_a_coordinator_from_leading_and_is_reported() {
     let mut network = SimulatedNetwork::formed(2, 1, None);
-    network.step(0, Input::ClockRate { error_ppm: 10_000 });
+    network.step(0, Input::ClockRate(ClockRate::Within(10_000)));
     network.run_ms(200);
     assert!(network.leaders().is_empty());
     let view = network.nodes[0].core.as_ref().unwrap().view();
     assert!(matches!(view.obstacle, Some(Obstacle::ClockRate { error_ppm: 10_000, .. })), "{view:?}");
-    network.step(0, Input::ClockRate { error_ppm: 0 });
+    network.step(0, Input::ClockRate(ClockRate::Within(0)));
     network.run_until(|network| network.leaders() == [0]);
     assert!(network.epochs_are_unique());
 }

@@ -60,14 +60,19 @@ impl EmergentTiming {
         failure_ns.saturating_add(self.heartbeat_ns)
     }
 
+    /// The rate error that the margin pays for, parts per million, as that of a lease.
+    pub(crate) fn margin_rate_ppm(&self) -> u32 {
+        self.rate_error_ppm.max(RATE_ERROR_PPM)
+    }
+
     /// Checks that the older side's fence closes before the next in age claims, and that single lost heartbeats fail no
     /// member.
     ///
     /// # Errors
     /// When the times do not fit together. The error shows the arithmetic.
     pub(crate) fn check(&self) -> Result<(), EmergentTimingError> {
-        let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, rate_error_ppm, .. } = *self;
-        let drift_ns = 2 * drift_ns(failure_ns, rate_error_ppm);
+        let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, .. } = *self;
+        let drift_ns = 2 * drift_ns(failure_ns, self.margin_rate_ppm());
         let margin_ns_min = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
         if margin_ns < margin_ns_min {
             return Err(EmergentTimingError::Margin { margin_ns, drift_ns, send_ns_max, margin_ns_min });
@@ -123,16 +128,16 @@ mod tests {
     fn unsafe_times_are_refused_with_the_arithmetic() {
         let good = EmergentTiming::DEFAULT;
         assert_eq!(good.check(), Ok(()));
-        let thin = EmergentTiming { margin_ns: 10_040_999, ..good };
+        let thin = EmergentTiming { margin_ns: 10_120_999, ..good };
         assert_eq!(
             thin.check().unwrap_err().to_string(),
-            "margin 10040999 ns must be at least clock drift 40000 ns + longest send 10000000 ns + clock read error \
-             1000 ns = 10041000 ns"
+            "margin 10120999 ns must be at least clock drift 120000 ns + longest send 10000000 ns + clock read error \
+             1000 ns = 10121000 ns"
         );
-        assert_eq!(EmergentTiming { margin_ns: 10_041_000, ..good }.check(), Ok(()));
+        assert_eq!(EmergentTiming { margin_ns: 10_121_000, ..good }.check(), Ok(()));
         let hasty = EmergentTiming { failure_ns: 79_999_999, ..good };
         assert!(hasty.check().unwrap_err().to_string().contains("= 80000000 ns"));
-        assert_eq!(good.claim_ns(), 120_020_000);
+        assert_eq!(good.claim_ns(), 120_060_000);
     }
 
     #[test]

@@ -150,11 +150,9 @@ impl Lease {
 
     /// The obstacle that keeps this gateway from being eligible and from renewing.
     pub(super) fn local_obstacle(&self) -> Option<Obstacle> {
-        let (error_ppm, error_ppm_max) = (self.clock_error_ppm, self.config.timing.rate_error_ppm);
-        if error_ppm > error_ppm_max {
-            return Some(Obstacle::ClockRate { error_ppm, error_ppm_max });
-        }
-        (self.progress == Progress::Stuck).then_some(Obstacle::NoProgress)
+        let is_stuck = self.progress == Progress::Stuck;
+        let of_clock = Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm);
+        of_clock.or_else(|| is_stuck.then_some(Obstacle::NoProgress))
     }
 
     /// The record's configuration, if this gateway would publish different output under the same or an older revision.

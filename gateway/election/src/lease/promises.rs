@@ -98,7 +98,7 @@ impl Lease {
         let message = if self.can_promise(now, &request) {
             let wait_ns = self.config.timing.wait_for_ns(request.lease_ns);
             // The longer wait on a clock that runs too fast keeps the promise for its full length.
-            let wait_ns = wait_ns.saturating_add(drift_ns(wait_ns, self.clock_error_ppm));
+            let wait_ns = wait_ns.saturating_add(drift_ns(wait_ns, self.clock_rate.error_ppm()));
             let before = self.given_promise.as_ref().map_or(now, |given_promise| given_promise.until);
             self.given_promise = Some(GivenPromise { request, until: now.plus(wait_ns).max(before) });
             PeerMessage::Promise(request)

@@ -6,6 +6,7 @@ mod raising;
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use super::*;
 use crate::{
@@ -27,7 +28,7 @@ struct Harness {
 }
 
 const MS: u64 = 1_000_000;
-const WAIT_NS: u64 = 100_020_000;
+const WAIT_NS: u64 = 100_060_000;
 
 impl Harness {
     fn new(node: u8) -> Self {
@@ -222,7 +223,7 @@ fn a_candidate_waits_for_the_longer_lease_of_the_record() {
     let mut harness = Harness::following(2, Record { lease_ns: 1_000 * MS, ..record(5, &member(1, 1)) });
     harness.run(1_000 * MS);
     assert_eq!(harness.opened(), None);
-    harness.run(200_000);
+    harness.run(600_000);
     assert!(harness.opened().is_some());
 }
 
@@ -912,7 +913,8 @@ fn the_preferred_successor_tries_first() {
 #[test]
 fn a_wrong_clock_or_stuck_threads_stop_renewal_and_candidacy() {
     for (input, obstacle) in [
-        (Input::ClockRate { error_ppm: 201 }, Obstacle::ClockRate { error_ppm: 201, error_ppm_max: 200 }),
+        (Input::ClockRate(ClockRate::Within(601)), Obstacle::ClockRate { error_ppm: 601, error_ppm_max: 600 }),
+        (Input::ClockRate(ClockRate::Unreadable), Obstacle::ClockUnreadable),
         (Input::Progress(Progress::Stuck), Obstacle::NoProgress),
     ] {
         let mut leader = Harness::leading(1);

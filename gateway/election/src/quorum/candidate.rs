@@ -13,6 +13,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
+use mdgw_sys::clock_rate::ClockRate;
 
 use self::{
     auto_move::{AutoMovePolicy, Tenure},
@@ -118,7 +119,7 @@ pub struct Candidate {
     fitness: Fitness,
     eligibility: Eligibility,
     progress: Progress,
-    clock_error_ppm: u32,
+    clock_rate: ClockRate,
     pin: Pin,
     placement: GroupPlacement,
     /// The two gateways produced different records for one message.
@@ -178,7 +179,7 @@ impl Candidate {
             fitness: Fitness::default(),
             eligibility: Eligibility::default(),
             progress: Progress::default(),
-            clock_error_ppm: 0,
+            clock_rate: ClockRate::Within(0),
             pin: Pin::default(),
             placement: GroupPlacement::default(),
             has_output_mismatch: false,
@@ -243,9 +244,9 @@ impl Candidate {
                 self.eligibility = eligibility;
                 self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
             }
-            Input::ClockRate { error_ppm } => {
-                self.clock_error_ppm = error_ppm;
-                self.voter_step(now, VoterInput::ClockRate(error_ppm), outputs);
+            Input::ClockRate(rate) => {
+                self.clock_rate = rate;
+                self.voter_step(now, VoterInput::ClockRate(rate), outputs);
             }
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.on_observed_epoch(now, epoch, outputs),

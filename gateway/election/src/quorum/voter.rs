@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::clock_rate::ClockRate;
 
 use super::message::{
     ActivePromise, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
@@ -28,7 +29,7 @@ pub struct Voter {
     /// ρ as configured.
     rate_error_ppm: u32,
     /// Present rate error of this clock, as corrected by the time daemon.
-    clock_error_ppm: u32,
+    clock_rate: ClockRate,
     started: MonoNs,
     /// The state on disk.
     durable: DurableVote,
@@ -70,7 +71,7 @@ pub enum VoterInput {
     /// That process has ended. The notice is authenticated.
     Died(DeathNotice),
     /// Rate error of this clock, parts per million.
-    ClockRate(u32),
+    ClockRate(ClockRate),
 }
 
 /// Actions that a voter requests.
@@ -185,7 +186,7 @@ impl Voter {
         Self {
             session,
             rate_error_ppm,
-            clock_error_ppm: 0,
+            clock_rate: ClockRate::Within(0),
             started: now,
             durable,
             pending_write: None,
@@ -217,8 +218,8 @@ impl Voter {
                 self.on_death(notice.holder, notice.incarnation);
                 Vec::new()
             }
-            VoterInput::ClockRate(error_ppm) => {
-                self.clock_error_ppm = error_ppm;
+            VoterInput::ClockRate(rate) => {
+                self.clock_rate = rate;
                 Vec::new()
             }
         }
@@ -605,7 +606,7 @@ impl Voter {
 
     /// How long a promise for a lease L runs on this clock, which may be fast: L(1 + ρ), rounded up, ns.
     fn wait_ns(&self, lease_ns: u64) -> u64 {
-        lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm.max(self.clock_error_ppm)))
+        lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm.max(self.clock_rate.error_ppm())))
     }
 
     fn answer(&self, now: MonoNs, claim: &PromiseClaim, verdict: Verdict) -> Vec<VoterOutput> {

@@ -12,7 +12,8 @@ use std::{
 
 use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
-    clock::{mono_now, rate_correction_ppm},
+    clock::mono_now,
+    clock_rate::{ClockRate, RateMonitor},
     scheduler::request_short_slice,
 };
 
@@ -24,7 +25,7 @@ use super::{
     voter::{Voter, VoterInput, VoterOutput},
     wire::DATAGRAM_BYTES_MAX,
 };
-use crate::{auth::Nonce, identity::NodeId};
+use crate::{auth::Nonce, core::Obstacle, identity::NodeId};
 
 /// Options of a witness.
 #[derive(Clone, Debug)]
@@ -88,23 +89,20 @@ impl Witness {
     pub fn run(self: &Arc<Self>, stop: &AtomicBool) -> io::Result<()> {
         request_short_slice();
         let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
-        let mut clock_error_ppm = 0;
+        let (mut monitor, mut clock_rate) = (RateMonitor::default(), ClockRate::Within(0));
         while !stop.load(Ordering::Relaxed) {
             if let Some(received) = self.link.receive(&mut buffer)? {
                 self.take(received);
             }
-            let error_ppm = rate_correction_ppm();
-            if error_ppm != clock_error_ppm {
-                clock_error_ppm = error_ppm;
-                if error_ppm > self.options.rate_error_ppm {
-                    tracing::warn!(
-                        error_ppm,
-                        "witness: the clock is being slewed; promises are extended in proportion"
-                    );
+            let rate = monitor.read(mono_now());
+            if rate != clock_rate {
+                clock_rate = rate;
+                if let Some(obstacle) = Obstacle::of_clock(rate, self.options.rate_error_ppm) {
+                    tracing::warn!("witness: {obstacle}; promises are extended in proportion");
                 }
                 for group_voter in self.groups().values_mut() {
                     // A change of the clock rate has no outputs.
-                    let _none = group_voter.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
+                    let _none = group_voter.voter.step(mono_now(), VoterInput::ClockRate(rate));
                 }
             }
         }

@@ -153,7 +153,7 @@ fn only_an_answered_renewal_extends_the_deadline_from_its_send_time() {
     // the session may end before this renewal reaches the other nodes.
     harness.queue(&[1, 2], 10);
     assert_eq!(harness.outputs, []);
-    assert_eq!(harness.latch.next_deadline(), Some(MonoNs(1_550_060_000)));
+    assert_eq!(harness.latch.next_deadline(), Some(MonoNs(1_550_180_000)));
     harness.at(1_551);
     assert!(harness.requests(SessionRequest::ReadQueue));
     harness.queue(&[1, 2], 10);

@@ -20,6 +20,7 @@ use mdgw_election::{
     timing::{RATE_ERROR_PPM, RATE_ERROR_PPM_MAX},
 };
 use mdgw_runtime::config::{host::check_writable, resolved::LogLevel};
+use mdgw_sys::clock_rate::CRYSTAL_ERROR_PPM;
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -128,8 +129,8 @@ impl Config {
         let config: Self = toml::from_str(text)?;
         ensure!(config.listen.port() != 0, "listen = {:?}: port must be 1 to 65535", config.listen.to_string());
         ensure!(
-            config.rate_error_ppm <= RATE_ERROR_PPM_MAX,
-            "rate_error_ppm = {}: must be 0 to {RATE_ERROR_PPM_MAX}",
+            (CRYSTAL_ERROR_PPM..=RATE_ERROR_PPM_MAX).contains(&config.rate_error_ppm),
+            "rate_error_ppm = {}: must be {CRYSTAL_ERROR_PPM} to {RATE_ERROR_PPM_MAX}",
             config.rate_error_ppm
         );
         ensure!((1..=65_536).contains(&config.groups_max), "groups_max = {}: must be 1 to 65536", config.groups_max);
@@ -193,7 +194,7 @@ address = "10.0.0.2:27500"
         expect![[r"
             witness      node 3 on 127.0.0.1:27500, key key
             votes        votes, for up to 256 groups
-            clock        rate error up to 200 ppm
+            clock        rate error up to 600 ppm
             peer         node 1 at 10.0.0.1:27500
             peer         node 2 at 10.0.0.2:27500
         "]]
@@ -227,7 +228,7 @@ address = "10.0.0.2:27500"
         check("\"127.0.0.1:27500\"", "\"127.0.0.1\"", "listen");
         check("node = 3", "node = 300", "300");
         check("key_file", "key", "unknown field `key`");
-        check("node = 3\n", "node = 3\nrate_error_ppm = 99999\n", "rate_error_ppm = 99999: must be 0 to 10000");
+        check("node = 3\n", "node = 3\nrate_error_ppm = 99999\n", "rate_error_ppm = 99999: must be 100 to 10000");
     }
 
     #[test]

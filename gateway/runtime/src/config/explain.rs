@@ -213,7 +213,7 @@ fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result
     writeln!(
         out,
         "  margin     at least 2 x {} ppm of the lease + longest send {} + clock read error",
-        timing.rate_error_ppm,
+        timing.margin_rate_ppm(),
         Nanoseconds(timing.send_ns_max)
     )?;
     let (least_ns, most_ns, act) = match &election.backend {

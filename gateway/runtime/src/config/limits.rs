@@ -102,8 +102,8 @@ pub(crate) const RENEW_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
 pub(crate) const MARGIN_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
 /// Longest send S that the margin has to cover.
 pub(crate) const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
-/// Rate error of a clock: error of the crystal and slewing together.
-pub(crate) const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
+/// Rate error of a clock: error of the crystal, 100 ppm, and ordinary slewing, up to 500 ppm.
+pub(crate) const RATE_ERROR_PPM: Bound = bound(100, 10_000, 600, "parts per million");
 /// Least tenure before an automatic hand-over. It should be longer than the fluctuations that cause moves; 0 allows a
 /// move at once.
 pub(crate) const TENURE_MS_MIN: Bound = bound(0, 3_600_000, 10_000, "milliseconds");

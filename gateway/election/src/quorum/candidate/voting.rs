@@ -60,9 +60,9 @@ impl Candidate {
 
     /// The obstacle that keeps this gateway from being eligible now and later; waiting does not remove it.
     pub(super) fn lasting_obstacle(&self) -> Option<Obstacle> {
-        let LeaseTiming { rate_error_ppm, .. } = self.config.timing;
-        if self.clock_error_ppm > rate_error_ppm {
-            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max: rate_error_ppm })
+        let of_clock = Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm);
+        if of_clock.is_some() {
+            of_clock
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
         } else if self.eligibility == Eligibility::Joining {
@@ -82,7 +82,7 @@ impl Candidate {
 
     /// Whether a leader may renew: its clock rate is within the limit and its threads make progress.
     pub(super) fn may_renew(&self) -> bool {
-        self.clock_error_ppm <= self.config.timing.rate_error_ppm && self.progress == Progress::Running
+        !self.clock_rate.exceeds(self.config.timing.rate_error_ppm) && self.progress == Progress::Running
     }
 
     fn poll(&mut self, now: MonoNs, outputs: &mut Outputs) {

@@ -11,6 +11,7 @@ use mdgw_election::{
     access::{EtcdTls, Login, read},
     auth::SharedKey,
 };
+use mdgw_sys::clock_rate::check_readable;
 
 use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
 
@@ -18,6 +19,11 @@ use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
 pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     let keys = shared_keys(election).into_iter().filter_map(|path| SharedKey::load(path).err());
     let mut refused: Vec<String> = keys.map(|error| error.to_string()).collect();
+    if let Err(error) = check_readable() {
+        refused.push(format!(
+            "the kernel does not report how it corrects the clock, so this gateway could not lead: adjtimex: {error}"
+        ));
+    }
     let (login, tls) = store_access(&election.backend);
     refused.extend(login.and_then(|login| login.password().err()).map(|error| error.to_string()));
     let files = tls.into_iter().flat_map(EtcdTls::files);

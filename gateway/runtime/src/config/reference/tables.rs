@@ -292,7 +292,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "margin_ms",
                 limits::MARGIN_MS,
-                "M, the margin: a leader stops this long before its lease ends. At least 2 x `rate_error_ppm` of the lease + `send_us_max` + 1 us, and less than the lease. The default is that of the profile `default`; `fast` has 8, `calm` 200.",
+                "M, the margin: a leader stops this long before its lease ends. At least 2 x `rate_error_ppm` (600 if that is less) of the lease + `send_us_max` + 1 us, and less than the lease. The default is that of the profile `default`; `fast` has 8, `calm` 200.",
             ),
             key(
                 "send_us_max",
@@ -303,7 +303,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "rate_error_ppm",
                 limits::RATE_ERROR_PPM,
-                "Bound on the error of any clock's rate. A gateway whose clock is corrected by more neither renews nor takes over.",
+                "Bound on the error of any clock's rate: 100 ppm for the crystal, and what a time daemon slews. The default covers a slew of 500 ppm, the fastest of `adjtime`. A gateway whose clock may be off by more, or whose kernel does not report how it corrects the clock, neither renews nor takes over. A smaller bound makes others wait less, but not the margin smaller.",
             ),
             key(
                 "on_suspended",

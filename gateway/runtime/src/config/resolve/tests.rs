@@ -547,9 +547,9 @@ fn a_latch_is_explained_by_its_session_and_unusable_settings_are_refused() {
     );
     load(&latch("profile = \"calm\"", "session_ms = 1200\n")).unwrap();
     refused(
-        &latch("renew_ms = 900\nlease_ms = 10000", ""),
+        &latch("renew_ms = 900\nlease_ms = 10000\nmargin_ms = 30", ""),
         expect![
-            "x.toml:34:1: election.zookeeper: renewal every 900 ms must be at most a third of two thirds of session 4000 ms - margin 20 ms: (2666.666666 - 20) / 3 = 882.222222 ms"
+            "x.toml:35:1: election.zookeeper: renewal every 900 ms must be at most a third of two thirds of session 4000 ms - margin 30 ms: (2666.666666 - 30) / 3 = 878.888888 ms"
         ],
     );
 }
@@ -797,7 +797,7 @@ fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
     refused(
         &with_file_election("margin_ms = 5\nsend_us_max = 5000"),
         expect![
-            "x.toml:32:13: election.margin_ms: margin 5 ms must be at least 2 x 200 ppm x lease 100 ms + longest send 5 ms + clock read error 0.001 ms = 0.04 ms + 5 ms + 0.001 ms = 5.041 ms, and less than the lease"
+            "x.toml:32:13: election.margin_ms: margin 5 ms must be at least 2 x 600 ppm x lease 100 ms + longest send 5 ms + clock read error 0.001 ms = 0.12 ms + 5 ms + 0.001 ms = 5.121 ms, and less than the lease"
         ],
     );
     refused(
