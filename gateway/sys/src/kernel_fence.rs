@@ -10,6 +10,7 @@
 //!   traffic passes.
 //! - Deadlines and epochs are in memory that the election thread and the kernel share, so a renewal is one store.
 //! - The fence fails closed: memory starts as 0, which is closed.
+//! - The sentinel shuts the fence for good: nothing that the dying gateway stores opens it again.
 //! - Descriptors own the program and the map: the kernel removes both when the last process that holds the descriptors
 //!   has ended. A sentinel with copies keeps the fence in force, and can close it, until it has announced the gateway's
 //!   death.
@@ -63,7 +64,7 @@ impl KernelFence {
             ));
             return Err(during("create the fence")(source));
         }
-        let map = Map::create(groups.len() * SLOT_ATOMICS).map_err(during("create a BPF map"))?;
+        let map = Map::create(atomics(groups.len())).map_err(during("create a BPF map"))?;
         let program = program::fence(&map, groups, &Destinations::new(destinations));
         let program = bpf::load(&program).map_err(during("load a BPF program"))?;
         let directory = File::open(cgroup).map_err(during("open the cgroup"))?;
@@ -81,7 +82,7 @@ impl KernelFence {
     pub fn probe() -> Result<(), KernelFenceError> {
         let during = |action: &'static str| move |source| KernelFenceError { action, source };
         super::cgroup::check_available().map_err(during("find the cgroup of this process"))?;
-        let map = Map::create(SLOT_ATOMICS).map_err(during("create a BPF map"))?;
+        let map = Map::create(atomics(1)).map_err(during("create a BPF map"))?;
         let no_destinations = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
         bpf::load(&program::fence(&map, &[GroupId(0)], &no_destinations))
             .map(drop)
@@ -121,13 +122,17 @@ impl FenceCloser {
     /// # Errors
     /// If the descriptors do not belong to such a fence.
     pub fn open([map, link]: [OwnedFd; 2], group_count: usize) -> io::Result<Self> {
-        let map = Map::open(map, group_count.clamp(1, GROUPS_MAX) * SLOT_ATOMICS)?;
+        let map = Map::open(map, atomics(group_count.clamp(1, GROUPS_MAX)))?;
         Ok(Self { atomics: map.atomics(), map: map.into_descriptor(), link })
     }
 
-    /// Closes the fence for all groups.
-    pub fn close_all(&self) {
-        for slot in self.atomics.chunks_exact(SLOT_ATOMICS) {
+    /// Closes the fence for all groups and for good: threads of a dying gateway may still store deadlines afterwards, which open
+    /// nothing.
+    pub fn shut(&self) {
+        let (slots, is_shut) = self.atomics.split_at(self.atomics.len() - 1);
+        is_shut[0].store(1, Release);
+        // The fence of an earlier version has no such atomic.
+        for slot in slots.chunks_exact(SLOT_ATOMICS) {
             slot[0].store(0, Release);
         }
     }
@@ -188,3 +193,9 @@ pub(crate) const GROUPS_MAX: usize = 64;
 pub(crate) const DESTINATIONS_MAX: usize = 128;
 /// Atomics per group: deadline, epoch.
 const SLOT_ATOMICS: usize = 2;
+
+/// Atomics of a fence: a slot for each group, then whether the sentinel has shut the fence. A map has at least a page, so a sentinel
+/// of another version, which knows the slots alone or expects the last one too, opens the same map.
+const fn atomics(group_count: usize) -> usize {
+    group_count * SLOT_ATOMICS + 1
+}

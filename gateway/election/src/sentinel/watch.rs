@@ -204,7 +204,7 @@ impl GatewayWatch {
                 && let Some(thread) = hangs.check(self.fence_state(), self.counts())
             {
                 self.hung_thread.store(thread, Relaxed);
-                self.gateway.kill()?;
+                self.end_sends()?;
             }
         }
         Ok(if self.page.is_closed() { None } else { Some(DetectedBy::Process) })
@@ -213,22 +213,32 @@ impl GatewayWatch {
     /// Makes sure of the death, then announces it. Returns `None` if the other thread has done so.
     fn handle_death(&self, cause: DetectedBy) -> io::Result<Option<Outcome>> {
         let (noticed, noticed_at) = (mono_now(), unix_now());
-        // The mutex belonged to a thread: the rest of the process may still run and must not send any more. A process
-        // that cannot be killed is not announced as dead.
-        self.gateway.kill()?;
-        if let Some(kernel_fence) = &self.kernel_fence {
-            kernel_fence.close_all();
-        }
+        let sends_ended = self.end_sends()?;
         if self.is_announced.swap(true, Relaxed) {
             return Ok(None);
         }
-        let refused = self.announcer.announce(self.announcements());
+        let refused = self.announce(sends_ended);
         let took_ns = mono_now().since(noticed);
         let cause = match self.hung_thread.load(Relaxed) {
             NOT_HUNG => cause,
             thread => DetectedBy::Hang { thread },
         };
         Ok(Some(Outcome::Announced { cause, noticed_at, took_ns, refused, records: Vec::new() }))
+    }
+
+    /// The mutex belonged to a thread: the rest of the process may still run and must not send any more. A process that cannot be
+    /// killed is not announced as dead.
+    fn end_sends(&self) -> io::Result<SendsEnded> {
+        // First, since a killed thread finishes the system call that it is in, which may sleep for long.
+        if let Some(kernel_fence) = &self.kernel_fence {
+            kernel_fence.shut();
+        }
+        self.gateway.kill()?;
+        Ok(SendsEnded)
+    }
+
+    fn announce(&self, SendsEnded: SendsEnded) -> usize {
+        self.announcer.announce(self.announcements())
     }
 
     fn announce_again(&self) -> usize {
@@ -278,6 +288,9 @@ impl GatewayWatch {
     }
 }
 
+/// The kernel fence is shut and the process killed: only then the death is announced.
+struct SendsEnded;
+
 /// A register and its events.
 type OpenRegister = (Box<dyn Register>, mpsc::Receiver<RegisterEvent>);
 
@@ -299,3 +312,71 @@ const RELEASE_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 const PROCESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Stack size of the watching threads, bytes. All memory is locked, so the stack is no larger than needed.
 const STACK_BYTES: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        net::UdpSocket,
+        os::{
+            fd::AsFd as _,
+            unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
+        },
+        process::Command,
+    };
+
+    use mdgw_sys::shared_atomics::SharedAtomics;
+    use rustix::process::{Pid, Signal};
+
+    use super::*;
+    use crate::identity::{Incarnation, Member, NodeId, NodeName};
+
+    /// Deadline and epoch of one group, then whether the fence is shut.
+    const FENCE_ATOMICS: usize = 3;
+
+    /// A process in an uninterruptible sleep would not have ended by now; its packets are refused nevertheless.
+    #[test]
+    fn the_kernel_fence_is_shut_for_good_and_the_process_killed_before_the_death_is_announced() {
+        let directory = tempfile::tempdir().unwrap();
+        let key_file = directory.path().join("key");
+        fs::write(&key_file, "5e".repeat(32)).unwrap();
+        fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
+        let recipient = UdpSocket::bind("127.0.0.1:0").unwrap();
+        recipient.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let key = SharedKey::load(&key_file).unwrap();
+        // Memory like that of the kernel's map.
+        let fence = SharedAtomics::create("fence", FENCE_ATOMICS).unwrap();
+        fence.atomics()[0].store(u64::MAX, Relaxed);
+        let copies = [fence.as_fd(), fence.as_fd()].map(|descriptor| descriptor.try_clone_to_owned().unwrap());
+        let mut gateway = Command::new("sleep").arg("1000").spawn().unwrap();
+        let member = Member { node: NodeId(3), name: NodeName::new("gw3").unwrap(), incarnation: Incarnation(1) };
+        let watch = GatewayWatch {
+            registration: WatchRegistration {
+                member,
+                groups: vec![GroupRegistration { group: 9, lease_ns: 100_000_000 }],
+                records: None,
+                thread_count: 1,
+                recipients: vec![recipient.local_addr().unwrap()],
+                key_file,
+                hang_limit_ns: None,
+            },
+            page: SharedPage::create().unwrap(),
+            gateway: PidFd::of(Pid::from_child(&gateway)).unwrap(),
+            announcer: Announcer::new(key, vec![recipient.local_addr().unwrap()]).unwrap(),
+            registers: Mutex::new(vec![None]),
+            kernel_fence: Some(FenceCloser::open(copies, 1).unwrap()),
+            hung_thread: AtomicUsize::new(NOT_HUNG),
+            is_announced: AtomicBool::new(false),
+        };
+        watch.end_sends().map(drop).unwrap();
+        let stored: Vec<u64> = fence.atomics().iter().map(|atomic| atomic.load(Relaxed)).collect();
+        assert_eq!(stored, [0, 0, 1], "the deadline, the epoch, shut for good");
+        assert_eq!(gateway.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+        recipient.set_nonblocking(true).unwrap();
+        assert!(recipient.recv(&mut [0; 200]).is_err(), "nothing is announced yet");
+        recipient.set_nonblocking(false).unwrap();
+        let announced = watch.handle_death(DetectedBy::Mutex).unwrap();
+        assert!(matches!(announced, Some(Outcome::Announced { cause: DetectedBy::Mutex, .. })), "{announced:?}");
+        assert!(recipient.recv(&mut [0; 200]).is_ok());
+    }
+}

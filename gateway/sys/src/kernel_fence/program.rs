@@ -4,6 +4,7 @@
 //!   not IPv4, not UDP, no fenced destination ──────────────────► pass
 //!   MDGP that does not leave the host (TTL 0) ─────────────────► pass
 //!   not MDGW, unknown group, other epoch, not before deadline ─► refuse
+//!   shut by the sentinel ──────────────────────────────────────► refuse
 //! ```
 //! Registers: r6 the packet, r7 destination and later the slot, r8 length of the IP header, r9 TTL and later the
 //! deadline. Stack: 24 bytes below the frame for data read from the packet.
@@ -115,6 +116,10 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump_register(JUMP_NOT_EQUAL_REGISTER, R1, R2, Label::Refuse);
     code.push(CALL, 0, 0, 0, KTIME_GET_BOOT_NS);
     code.jump_register(JUMP_GREATER_EQUAL_REGISTER, R0, R9, Label::Refuse);
+    // After the last slot: whether the sentinel has shut the fence.
+    code.load_slot(R1, map, groups.len());
+    code.push(LOAD_64, R1, R1, 0, 0);
+    code.jump(JUMP_NOT_EQUAL, R1, 0, Label::Refuse);
 
     code.bind(Label::Pass);
     code.push(MOV, R0, 0, 0, 1);

@@ -127,10 +127,10 @@ fn gateway_process() {
             // Arguments: index of the group, count of the epoch, time from now to the deadline in ns.
             "open" => fence.group(index(1)).open(Epoch::new(number(2), 1), mono_now().plus(number(3))),
             "close" => fence.group(index(1)).close(),
-            "close-by-copies" => {
+            "shut-by-copies" => {
                 let copies = fence.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
                 let opened = FenceCloser::open(copies, GROUPS.len()).unwrap();
-                opened.close_all();
+                opened.shut();
                 closer = Some(opened);
             }
             "panic" => panic!("as ordered"),
@@ -324,8 +324,33 @@ fn the_sentinels_descriptors_close_the_fence_and_keep_it_attached() {
     let Some(mut gateway) = Gateway::start() else { return };
     gateway.command(&format!("open 0 5 {FAR_NS}"));
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "sent");
-    gateway.command("close-by-copies");
+    gateway.command("shut-by-copies");
     assert_eq!(gateway.command(&format!("send {OUTPUT} 0 5")), "refused");
+}
+
+/// Other threads of a gateway whose election thread died run until the kernel delivers the kill.
+#[test]
+fn deadlines_stored_after_the_sentinel_shut_the_fence_open_nothing() {
+    let Some(()) = namespace::enter() else { return };
+    let _listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    gateway.command(&format!("open 0 5 {FAR_NS}"));
+    gateway.command("close 0");
+    gateway.command(&format!("open 0 6 {FAR_NS}"));
+    assert_eq!(
+        gateway.command(&format!("send {OUTPUT} 0 6")),
+        "sent",
+        "control: the gateway itself opens again what it closed"
+    );
+    gateway.command("shut-by-copies");
+    for (group, epoch) in [(0, 6), (0, 7), (1, 9)] {
+        gateway.command(&format!("open {group} {epoch} {FAR_NS}"));
+        assert_eq!(
+            gateway.command(&format!("send {OUTPUT} {group} {epoch}")),
+            "refused",
+            "group {group}, epoch {epoch}"
+        );
+    }
 }
 
 #[test]
