@@ -3,7 +3,8 @@
 //!
 //! `cargo run --release -p mdgw-tests --features stores --bin takeovers -- --all --trials 50`
 //!
-//! `--help` lists the options, `--case list` the cases.
+//! `--help` lists the options, `--case list` the cases. With `--results FILE` each played day is kept in that file. The same
+//! command, given again after an interruption, plays only what is missing.
 //!
 //! The blackout runs from the last record of the old epoch to the first new content of the new one, by kernel timestamps at
 //! each receiver. For a fault that must not move leadership it is the longest time without new content. Its parts are the
@@ -16,6 +17,7 @@
 //! duplicated or out of order, two gateways published at a time, or an outcome was not the expected one.
 
 use std::{
+    collections::BTreeMap,
     env,
     io::Write as _,
     panic::{self, AssertUnwindSafe},
@@ -27,11 +29,13 @@ use std::{
 use clap::{ArgGroup, Parser};
 use mdgw_tests::{
     failover::LeaseTimingMs,
+    process::program,
     stores::Store,
     testbed::{
         Testbed,
         faults::{CASES, FaultCase, case_named},
         plan::{ElectionBackend, Plan},
+        results::{Results, RunIdentity},
         stall::StallMonitor,
         trials::{FaultTrials, TABLE_HEAD},
     },
@@ -80,6 +84,52 @@ struct TakeoverArgs {
     /// Threads that only take processor time.
     #[arg(long, value_name = "N", default_value_t = 0)]
     busy_threads: u64,
+    /// Keeps each played day in this file; a run with the same program and options continues there.
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
+    /// Begins anew: an existing results file is renamed to FILE.before.
+    #[arg(long, requires = "results")]
+    anew: bool,
+}
+
+impl TakeoverArgs {
+    /// Everything that changes what is run or measured, by name, for the results file.
+    fn values(&self) -> BTreeMap<String, String> {
+        let Self {
+            all,
+            case,
+            trials,
+            backend,
+            timing,
+            no_sentinel,
+            kernel_fence,
+            rate,
+            fault_seconds,
+            trials_per_day,
+            fast_dir,
+            priority,
+            busy_threads,
+            results: _,
+            anew: _,
+        } = self;
+        [
+            ("all", all.to_string()),
+            ("case", case.clone().unwrap_or_default()),
+            ("trials", trials.to_string()),
+            ("backend", backend.map(ElectionBackend::name).unwrap_or_default().to_owned()),
+            ("timing", timing.to_string()),
+            ("no-sentinel", no_sentinel.to_string()),
+            ("kernel-fence", kernel_fence.to_string()),
+            ("rate", rate.to_string()),
+            ("fault-seconds", fault_seconds.to_string()),
+            ("trials-per-day", trials_per_day.to_string()),
+            ("fast-dir", fast_dir.as_ref().map(|path| path.display().to_string()).unwrap_or_default()),
+            ("priority", priority.to_string()),
+            ("busy-threads", busy_threads.to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into()
+    }
 }
 
 fn parse_backend(name: &str) -> Result<ElectionBackend, String> {
@@ -134,6 +184,7 @@ impl Options {
     }
 
     fn run(&self) -> Result<bool, String> {
+        let mut results = self.open_results()?;
         let stall_monitor = StallMonitor::start();
         for _ in 0..self.args.busy_threads {
             std::thread::spawn(|| {
@@ -142,23 +193,23 @@ impl Options {
                 }
             });
         }
-        let Some(case) = self.case else { return self.run_all(&stall_monitor) };
+        let Some(case) = self.case else { return self.run_all(&mut results, &stall_monitor) };
         let kind = TrialKind {
             case,
             backend: self.args.backend.unwrap_or(case.backend),
             timing: self.args.timing,
             has_sentinel: !self.args.no_sentinel,
         };
-        let Some(trials) = self.run_kind(kind, &stall_monitor) else { return Err("skipped".to_owned()) };
+        let Some(trials) = self.run_kind(kind, &mut results, &stall_monitor)? else { return Err("skipped".to_owned()) };
         print(&trials.report(case.name))?;
         Ok(trials.all_as_expected())
     }
 
-    fn run_all(&self, stall_monitor: &StallMonitor) -> Result<bool, String> {
+    fn run_all(&self, results: &mut Results, stall_monitor: &StallMonitor) -> Result<bool, String> {
         print(TABLE_HEAD)?;
         let mut is_right = true;
         for kind in trial_kinds(self.args.timing) {
-            let Some(trials) = self.run_kind(kind, stall_monitor) else { continue };
+            let Some(trials) = self.run_kind(kind, results, stall_monitor)? else { continue };
             print(&trials.table_row(&kind.title()))?;
             if !trials.all_as_expected() {
                 is_right = false;
@@ -168,37 +219,58 @@ impl Options {
         Ok(is_right)
     }
 
-    /// Runs all trials of one kind; `None`: skipped, since this machine cannot run them.
-    fn run_kind(&self, kind: TrialKind, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
-        let mut trials = FaultTrials::default();
-        let mut done = 0;
-        while done < self.args.trials {
-            let count = self.args.trials_per_day.min(self.args.trials - done);
-            let mut injected_faults = Vec::new();
-            // A panic ends one day only: it is recorded, and the next day is played.
-            let played = panic::catch_unwind(AssertUnwindSafe(|| {
-                let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
-                testbed.wait_until_expectation_ready();
-                testbed.start_session();
-                testbed.wait_for_more_deliveries(1_000);
-                for trial in done..done + count {
-                    injected_faults.push((kind.case.inject)(&mut testbed, trial));
-                    let _ignored =
-                        writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
-                }
-                Some(testbed.finish())
-            }));
-            match played {
-                Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),
-                Err(why) => {
-                    let text = why.downcast_ref::<String>().cloned();
-                    let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                    trials.record_aborted_day(injected_faults.len(), text.unwrap_or_default());
-                }
-            }
-            done += count;
-            let _ignored = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.progress_line());
+    /// The results of this run so far: from its file, or none.
+    fn open_results(&self) -> Result<Results, String> {
+        let Some(path) = &self.args.results else { return Ok(Results::default()) };
+        if self.args.anew
+            && let Some(kept) = Results::set_aside(path).map_err(|error| error.to_string())?
+        {
+            let _ignored = writeln!(std::io::stderr(), "{} is kept as {}", path.display(), kept.display());
         }
+        let own = env::current_exe().map_err(|error| format!("find the own program: {error}"))?;
+        let run = RunIdentity::new(&[&own, program()], self.args.values())
+            .map_err(|error| format!("read the programs: {error}"))?;
+        Results::open(path, &run).map_err(|error| error.to_string())
+    }
+
+    /// Runs those trials of one kind that have no results yet, and returns all results; `None`: skipped, since this machine
+    /// cannot run them.
+    fn run_kind(
+        &self,
+        kind: TrialKind,
+        results: &mut Results,
+        stall_monitor: &StallMonitor,
+    ) -> Result<Option<FaultTrials>, String> {
+        let play = |first, count| self.play_day(kind, first, count, stall_monitor);
+        let played = results.play_missing_days(&kind.title(), self.args.trials, self.args.trials_per_day, play);
+        played.map_err(|error| error.to_string())
+    }
+
+    /// Plays one day with the trials from `first` on; `None`: this machine cannot.
+    fn play_day(&self, kind: TrialKind, first: u64, count: u64, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
+        let mut injected_faults = Vec::new();
+        // A panic ends one day only: it is recorded, and the next day is played.
+        let played = panic::catch_unwind(AssertUnwindSafe(|| {
+            let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
+            testbed.wait_until_expectation_ready();
+            testbed.start_session();
+            testbed.wait_for_more_deliveries(1_000);
+            for trial in first..first + count {
+                injected_faults.push((kind.case.inject)(&mut testbed, trial));
+                let _ignored = writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
+            }
+            Some(testbed.finish())
+        }));
+        let mut trials = FaultTrials::default();
+        match played {
+            Ok(result) => trials.record_day(&kind.case, &injected_faults, &result?, stall_monitor),
+            Err(why) => {
+                let text = why.downcast_ref::<String>().cloned();
+                let text = text.or_else(|| why.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                trials.record_aborted_day(injected_faults.len(), text.unwrap_or_default());
+            }
+        }
+        let _ignored = writeln!(std::io::stderr(), "{}, this day: {}", kind.title(), trials.progress_line());
         Some(trials)
     }
 

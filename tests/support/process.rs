@@ -41,9 +41,11 @@ pub fn program() -> &'static Path {
         if let Some(program) = env::var_os("MDGW_PROGRAM") {
             return PathBuf::from(program);
         }
-        let test = env::current_exe().expect("a test knows its own path");
-        // target/PROFILE/deps/test
-        let profile = test.ancestors().nth(2).expect("tests lie in the deps directory of their profile");
+        // target/PROFILE/deps/test, or target/PROFILE/program for the programs under tests/bin
+        let own = env::current_exe().expect("a test knows its own path");
+        let folder = own.parent().expect("a program lies in a directory");
+        let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+        let profile = profile.expect("the deps directory lies in that of its profile");
         let target = profile.parent().expect("a profile's directory lies in the target directory");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--package", "mdgw", "--bin", "mdgw", "--target-dir"]).arg(target);

@@ -7,6 +7,7 @@ mod config;
 pub mod faults;
 pub mod plan;
 pub mod receiver;
+pub mod results;
 pub mod slowness;
 pub mod soak;
 pub mod stall;

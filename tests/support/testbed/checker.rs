@@ -20,6 +20,7 @@ use mdgw_publog::{Entry, Reader};
 use mdgw_runtime::config::Resolved;
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 use mdgw_tools::verify::OutputCheck;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -325,7 +326,7 @@ fn messages_in_range<'a>(frames: impl Iterator<Item = &'a FrameHeader>, (first, 
 const MISSING_SHOWN_MAX: usize = 12;
 
 /// Errors in a delivered stream: counts of messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeliveryErrors {
     /// Never delivered.
     pub lost: u64,

@@ -20,9 +20,10 @@ use mdgw_sys::{
     scheduler::set_fifo,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::{Deserialize, Serialize};
 
 /// Slowness of the machine in an interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slowness {
     /// Steal time of the core that lost most, ns. The kernel counts it in hundredths of a second.
     pub steal_ns: u64,

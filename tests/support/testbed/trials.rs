@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     checker::{DeliveryErrors, LeadershipChange, RunResult, longest_blackout_ns},
     faults::{FaultCase, InjectedFault},
@@ -11,7 +13,7 @@ use super::{
 use crate::failover::ms;
 
 /// One change of leadership at one receiver, ns.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FaultTrial {
     blackout_ns: u64,
     /// From the last record of the old epoch until the fault.
@@ -37,7 +39,7 @@ impl FaultTrial {
 }
 
 /// All faults of one kind so far.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultTrials {
     trials: Vec<FaultTrial>,
     injected_faults: usize,
@@ -146,6 +148,44 @@ impl FaultTrials {
     pub fn record_aborted_day(&mut self, injected_faults: usize, why: String) {
         self.injected_faults += injected_faults;
         self.aborted_days.push(why);
+    }
+
+    /// Adds the results of other days.
+    pub fn add(&mut self, other: &Self) {
+        let Self {
+            trials,
+            injected_faults,
+            unexpected_outcomes,
+            mid_message,
+            stalled,
+            errors,
+            overlaps,
+            broken_promises,
+            verdicts,
+            fenced,
+            republished,
+            unprovoked_changes,
+            warnings,
+            stable_intervals,
+            book_warnings,
+            aborted_days,
+        } = other;
+        self.trials.extend_from_slice(trials);
+        self.injected_faults += injected_faults;
+        self.unexpected_outcomes += unexpected_outcomes;
+        self.mid_message += mid_message;
+        self.stalled += stalled;
+        self.errors.add(errors);
+        self.overlaps += overlaps;
+        self.broken_promises += broken_promises;
+        self.verdicts += verdicts;
+        self.fenced += fenced;
+        self.republished += republished;
+        self.unprovoked_changes.extend_from_slice(unprovoked_changes);
+        self.warnings.extend_from_slice(warnings);
+        self.stable_intervals.extend_from_slice(stable_intervals);
+        self.book_warnings.extend_from_slice(book_warnings);
+        self.aborted_days.extend_from_slice(aborted_days);
     }
 
     /// Whether every trial had its expected outcome, and no receiver saw an error.
@@ -306,7 +346,7 @@ fn row(name: &str, times: Vec<u64>) -> String {
 }
 
 /// A leadership change that no fault caused: its blackout, and what the machine did meanwhile.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct UnprovokedChange {
     blackout_ns: u64,
     stall_ns: u64,
@@ -324,3 +364,65 @@ fn median_and_max(mut times: Vec<u64>) -> (String, String) {
 const STALL_NS: u64 = 2_000_000;
 /// How far before an unprovoked change stalls are searched for, ns: a lease and a little more.
 const LOOKBACK_NS: u64 = 200_000_000;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// A day in which each count and list is set, and depends on `seed`.
+    fn day(seed: u64) -> FaultTrials {
+        let count = usize::try_from(seed).unwrap();
+        let trial = FaultTrial {
+            blackout_ns: seed * 1_000_000,
+            before_ns: 1,
+            sentinel_notice_ns: Some(seed),
+            notified_ns: None,
+            elected_ns: Some(2),
+            packet_ns: Some(3),
+            content_ns: seed,
+            stall_ns: 4 * seed * 1_000_000,
+        };
+        let slowness = Slowness { steal_ns: seed, probes: count, slow_probes: 1, worst_ns: 9 };
+        FaultTrials {
+            trials: vec![trial; count],
+            injected_faults: count,
+            unexpected_outcomes: 2 * count,
+            mid_message: 3 * count,
+            stalled: 4 * count,
+            errors: DeliveryErrors { lost: seed, duplicated: 2 * seed, suspect: 3 * seed, ..DeliveryErrors::default() },
+            overlaps: 5 * seed,
+            broken_promises: 6 * seed,
+            verdicts: format!("verdict {seed}\n"),
+            fenced: 7 * seed,
+            republished: 8 * seed,
+            unprovoked_changes: vec![UnprovokedChange { blackout_ns: seed, stall_ns: 1, slowness }],
+            warnings: vec![format!("warning {seed}")],
+            stable_intervals: vec![(seed, seed + 1)],
+            book_warnings: vec![format!("book {seed}")],
+            aborted_days: vec![format!("panic \"{seed}\"")],
+        }
+    }
+
+    #[test]
+    fn days_that_were_written_and_read_back_add_up_to_the_same_report() {
+        let mut added = FaultTrials::default();
+        for seed in [1, 2] {
+            let text = serde_json::to_string(&day(seed)).unwrap();
+            let read: FaultTrials = serde_json::from_str(&text).unwrap();
+            assert_eq!(read, day(seed));
+            added.add(&read);
+        }
+        let counts = day(3);
+        assert_eq!(added.errors, counts.errors);
+        assert_eq!((added.injected_faults, added.overlaps, added.republished), (3, 15, 24));
+        assert_eq!(added.trials, [day(1).trials, day(2).trials].concat());
+        let report = added.report("x");
+        for part in
+            ["x: 3 trials", "warning 1", "warning 2", "book 2", "panic \"1\"", "verdict 2", "unexpected outcomes: 6"]
+        {
+            assert!(report.contains(part), "{part}: {report}");
+        }
+        assert!(!added.all_as_expected());
+    }
+}
