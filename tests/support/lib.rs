@@ -18,6 +18,7 @@ pub mod python;
 pub mod relay;
 pub mod skip;
 pub mod stalling_relay;
+pub mod storage;
 pub mod stores;
 pub mod tap;
 pub mod testbed;

@@ -60,6 +60,15 @@ impl TmpfsMount {
         fs::remove_file(self.filler()).expect("it was filled");
     }
 
+    /// Makes it read-only, or writable again.
+    ///
+    /// # Panics
+    /// When it can't be mounted anew, for example while a file is open for writing.
+    pub fn set_read_only(&self, is_read_only: bool) {
+        let options = if is_read_only { "remount,ro" } else { "remount,rw" };
+        assert!(succeeds("mount", &["-o", options, text(&self.0)]), "the file system is mounted anew");
+    }
+
     fn filler(&self) -> PathBuf {
         self.0.join("filler")
     }

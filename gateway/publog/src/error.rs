@@ -33,6 +33,19 @@ pub enum LogError {
         /// What does not match, for the error text.
         reason: &'static str,
     },
+    /// A whole segment that another log or another version of this program wrote. Nothing was changed.
+    #[error(
+        "{} was not written by the log of channel {channel}: {reason}. Configure another directory, or move the file away",
+        path.display()
+    )]
+    ForeignSegment {
+        /// Path of the file.
+        path: PathBuf,
+        /// Channel of the log.
+        channel: u16,
+        /// What does not match, for the error text.
+        reason: &'static str,
+    },
     /// Sizes that do not fit together.
     #[error(
         "segment_bytes = {segment_bytes}: must be a multiple of 4096, at most 4 GiB, with room for at least four entries of {payload_bytes_max} bytes"

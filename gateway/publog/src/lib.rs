@@ -14,7 +14,8 @@
 //!   unfinished entry are never read as an entry.
 //! - An index slot maps session and sequence to an entry: one slot per 16 KiB, and one at each change of session.
 //! - Segments are unlinked, never truncated or rewritten, so a reader's mapping stays valid.
-//! - A reopened log keeps its committed entries and continues in a new segment.
+//! - A reopened log keeps its committed entries and continues in a new segment. It checks the checksum of each entry, and so
+//!   does each reader: a damaged entry ends its segment.
 //! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
 //!   segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
 //!   continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
@@ -31,12 +32,14 @@ mod segment;
 mod writer;
 
 #[cfg(test)]
+mod damage;
+#[cfg(test)]
 mod model;
 
 pub use error::LogError;
 pub use reader::{Reader, SeekResult};
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
-pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Verify, Writer, WriterCounts, open};
+pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Writer, WriterCounts, open};
 
 /// Session identifier in its wire form. Only compared for equality.
 pub type SessionBytes = [u8; 16];
@@ -78,7 +81,7 @@ pub struct Entry<'a> {
 /// Whether entries carry a checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksum {
-    /// CRC-32C over header and payload. After a crash of the machine it distinguishes whole entries from torn ones.
+    /// CRC-32C over header and payload. It distinguishes whole entries from torn or damaged ones.
     #[default]
     Crc32c,
     /// None: sufficient for a log in memory that does not survive the machine.

@@ -6,37 +6,37 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use crate::{
-    Checksum, Entry, LogError, LogOptions, OpenedLog, Position, Reader, Retention, SeekResult, SessionBytes, Verify,
+    Checksum, Entry, LogError, LogOptions, OpenedLog, Position, Reader, Retention, SeekResult, SessionBytes,
     directory::{segment_numbers, segment_path},
     open,
 };
 
-const CHANNEL: u16 = 7;
-const NOW_NS: u64 = 1_700_000_000_000_000_000;
+pub(crate) const CHANNEL: u16 = 7;
+pub(crate) const NOW_NS: u64 = 1_700_000_000_000_000_000;
 const PAYLOAD_BYTES_MAX: usize = 256;
 
 /// An entry that a test writes and must read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct WrittenEntry {
+pub(crate) struct WrittenEntry {
     session: SessionBytes,
-    first: u64,
+    pub(crate) first: u64,
     next: u64,
     flags: u16,
     payload: Vec<u8>,
 }
 
 impl WrittenEntry {
-    fn from_entry(entry: &Entry<'_>) -> Self {
+    pub(crate) fn from_entry(entry: &Entry<'_>) -> Self {
         let Entry { session, first, next, flags, payload, .. } = *entry;
         Self { session, first, next, flags, payload: payload.to_vec() }
     }
 
-    fn with_sequence(sequence: u64) -> Self {
+    pub(crate) fn with_sequence(sequence: u64) -> Self {
         let payload = sequence.to_le_bytes().repeat(1 + usize::try_from(sequence % 20).unwrap());
         Self { session: [1; 16], first: sequence, next: sequence + 1, flags: 0, payload }
     }
 
-    fn write(&self, log: &mut OpenedLog) -> Position {
+    pub(crate) fn write(&self, log: &mut OpenedLog) -> Position {
         let (left, right) = self.payload.split_at(self.payload.len() / 2);
         log.writer.begin(self.session, self.first);
         assert!(log.writer.append(left) && log.writer.append(right));
@@ -44,7 +44,7 @@ impl WrittenEntry {
     }
 }
 
-fn options(directory: &Path) -> LogOptions {
+pub(crate) fn options(directory: &Path) -> LogOptions {
     let retention = Retention { bytes_max: 1 << 30, age_ns_max: None, protected_bytes_max: 1 << 30 };
     LogOptions {
         segment_bytes: 12 << 10,
@@ -55,11 +55,11 @@ fn options(directory: &Path) -> LogOptions {
     }
 }
 
-fn read_all(reader: &mut Reader) -> Vec<WrittenEntry> {
+pub(crate) fn read_all(reader: &mut Reader) -> Vec<WrittenEntry> {
     std::iter::from_fn(|| reader.next().map(|entry| WrittenEntry::from_entry(&entry))).collect()
 }
 
-fn directory() -> TempDir {
+pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
 
@@ -306,7 +306,7 @@ fn entries_left_after_the_truncation_point_are_not_found() {
 #[test]
 fn without_checksum_a_torn_payload_is_not_detected() {
     let target = directory();
-    let options = LogOptions { checksum: Checksum::Off, verify: Verify::All, ..options(target.path()) };
+    let options = LogOptions { checksum: Checksum::Off, ..options(target.path()) };
     let mut log = open(options.clone(), NOW_NS).unwrap();
     let position = WrittenEntry::with_sequence(1).write(&mut log);
     drop(log);
@@ -348,7 +348,7 @@ fn a_reader_of_another_channel_is_refused() {
     let directory = directory();
     let _log = open(options(directory.path()), NOW_NS).unwrap();
     let refused = Reader::open(directory.path(), CHANNEL + 1).unwrap_err();
-    assert!(matches!(refused, LogError::NotASegment { .. }), "{refused}");
+    assert!(matches!(refused, LogError::ForeignSegment { .. }), "{refused}");
 }
 
 #[test]

@@ -64,8 +64,10 @@ impl Reader {
     #[inline]
     #[allow(clippy::should_implement_trait, reason = "an entry borrows from its reader")]
     pub fn next(&mut self) -> Option<Entry<'_>> {
-        self.advance_to_entry();
-        let EntryState::Entry(entry) = self.segment.as_ref()?.entry_at(self.offset) else { return None };
+        if !self.advance_to_entry() {
+            return None;
+        }
+        let EntryState::Entry(entry) = self.segment.as_ref()?.intact_entry_at(self.offset) else { return None };
         self.offset = offset_of(entry.end);
         self.lost_entries += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
         self.expected_number = Some(entry.number.saturating_add(1));
@@ -75,8 +77,10 @@ impl Reader {
     /// The next entry, without advancing.
     #[inline]
     pub fn peek(&mut self) -> Option<Entry<'_>> {
-        self.advance_to_entry();
-        match self.segment.as_ref()?.entry_at(self.offset) {
+        if !self.advance_to_entry() {
+            return None;
+        }
+        match self.segment.as_ref()?.intact_entry_at(self.offset) {
             EntryState::Entry(entry) => Some(entry),
             _ => None,
         }
@@ -274,35 +278,38 @@ impl Reader {
         self.expected_number = None;
     }
 
-    /// Advances across segment borders, if the reader is at one.
+    /// Advances across segment borders, if the reader is at one. Returns whether an intact entry follows.
     #[inline]
-    fn advance_to_entry(&mut self) {
+    fn advance_to_entry(&mut self) -> bool {
         let next_segment = match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
-            Some(EntryState::Uncommitted | EntryState::Entry(_)) => return,
+            Some(EntryState::Uncommitted) => return false,
+            Some(EntryState::Entry(_)) => return true,
             // A truncated or damaged segment ends here. The entries behind it count in `lost_entries`.
             Some(EntryState::Sealed | EntryState::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
         };
-        self.cross_segment(next_segment);
+        self.cross_segment(next_segment)
     }
 
     #[cold]
-    fn cross_segment(&mut self, next_segment: u64) {
+    fn cross_segment(&mut self, next_segment: u64) -> bool {
         let mut next_segment = next_segment;
         // A segment can be sealed without an entry; there are never more than a few of them in a row.
         for _ in 0..EMPTY_SEGMENTS_MAX {
             let before = self.position();
             // An error of the directory counts as no new entry: the next call tries again.
             if self.open_segment_from(next_segment).is_err() || self.position() == before {
-                return;
+                return false;
             }
             match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
                 Some(EntryState::Sealed | EntryState::Damaged) => {
                     next_segment = self.position().segment.saturating_add(1)
                 }
-                _ => return,
+                Some(EntryState::Entry(_)) => return true,
+                Some(EntryState::Uncommitted) | None => return false,
             }
         }
+        false
     }
 
     /// Moves to the beginning of the lowest segment from `number` on, if any.

@@ -98,9 +98,9 @@ impl ReadSegment {
     pub(crate) fn open(path: &Path, channel: u16) -> Result<Self, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, channel, |options, file| options.map_raw_read_only(file))?;
-        let header = read_header(&map).map_err(|reason| not_a_segment(path, channel, reason))?;
+        let header = read_header(&map).map_err(|fault| fault.into_error(path, channel))?;
         if header.channel != channel {
-            return Err(not_a_segment(path, channel, "it belongs to another channel"));
+            return Err(HeaderFault::Foreign("it belongs to another channel").into_error(path, channel));
         }
         Ok(Self { map, header })
     }
@@ -109,7 +109,7 @@ impl ReadSegment {
     pub(crate) fn channel_of(path: &Path) -> Result<u16, LogError> {
         let file = File::open(path).map_err(LogError::io("open", path))?;
         let map = map_existing(&file, path, 0, |options, file| options.map_raw_read_only(file))?;
-        let header = read_header(&map).map_err(|reason| not_a_segment(path, 0, reason))?;
+        let header = read_header(&map).map_err(|fault| fault.into_error(path, 0))?;
         Ok(header.channel)
     }
 
@@ -117,15 +117,17 @@ impl ReadSegment {
         &self.header
     }
 
-    /// The content at `offset`, lengths checked.
+    /// The content at `offset`, lengths checked, for an offset that [`Self::entry_at`] has found intact.
     #[inline]
-    pub(crate) fn entry_at(&self, offset: usize) -> EntryState<'_> {
+    pub(crate) fn intact_entry_at(&self, offset: usize) -> EntryState<'_> {
         entry_at(&self.map, self.header.number, 0, offset)
     }
 
-    /// As [`Self::entry_at`], checksum included.
-    pub(crate) fn verified_entry_at(&self, offset: usize) -> EntryState<'_> {
-        match self.entry_at(offset) {
+    /// The content at `offset`, lengths and checksum checked. A disk, or a machine that failed before it wrote all pages of
+    /// a file, can damage any segment, so every entry is checked before it is used.
+    #[inline]
+    pub(crate) fn entry_at(&self, offset: usize) -> EntryState<'_> {
+        match self.intact_entry_at(offset) {
             EntryState::Entry(entry) if self.header.checksum == Checksum::Crc32c => {
                 let crc = committed_crc(&self.map, offset, entry.payload.len());
                 let is_intact = matches!(commit::observe(word(&self.map, offset)), CommitState::Committed { crc: stored, .. } if stored == crc);
@@ -133,11 +135,6 @@ impl ReadSegment {
             }
             other => other,
         }
-    }
-
-    /// Whether the segment's writer has sealed it.
-    pub(crate) fn is_sealed(&self) -> bool {
-        self.sealed_at().is_some()
     }
 
     /// Offset at which the segment is sealed, or was truncated later.
@@ -490,19 +487,23 @@ fn header_crc(words: &[u64; 7]) -> u64 {
     words[..6].iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_ne_bytes())).into()
 }
 
-fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
+fn read_header(map: &MmapRaw) -> Result<SegmentHeader, HeaderFault> {
+    use HeaderFault::{Damaged, Foreign};
     let words: [u64; 7] = std::array::from_fn(|index| word(map, index * WORD_BYTES).load(Relaxed));
-    if words[0] != MAGIC || words[1] & 0xffff_ffff != VERSION {
-        return Err("wrong magic number or version");
+    if words[0] != MAGIC {
+        return Err(Damaged("wrong magic number"));
+    }
+    if words[1] & 0xffff_ffff != VERSION {
+        return Err(Foreign("another version of the format"));
     }
     if words[6] != header_crc(&words) {
-        return Err("header checksum mismatch");
+        return Err(Damaged("header checksum mismatch"));
     }
     let size = |value: u64| usize::try_from(value).unwrap_or(0);
-    let layout =
-        Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "sizes in the header are out of range")?;
+    let layout = Layout::new(size(words[3]), size(words[4] >> 32))
+        .map_err(|_| Damaged("sizes in the header are out of range"))?;
     if layout.slot_count_max as u64 != words[4] & 0xffff_ffff || map.len() < layout.entries_offset {
-        return Err("truncated inside the index");
+        return Err(Damaged("truncated inside the index"));
     }
     Ok(SegmentHeader {
         channel: (words[1] >> 32 & 0xffff) as u16,
@@ -511,6 +512,24 @@ fn read_header(map: &MmapRaw) -> Result<SegmentHeader, &'static str> {
         created_ns: words[5],
         layout,
     })
+}
+
+/// Why a header is not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HeaderFault {
+    /// No writer left it like this: a crash of the machine, or a failing disk.
+    Damaged(&'static str),
+    /// It is another writer's.
+    Foreign(&'static str),
+}
+
+impl HeaderFault {
+    fn into_error(self, path: &Path, channel: u16) -> LogError {
+        match self {
+            Self::Damaged(reason) => not_a_segment(path, channel, reason),
+            Self::Foreign(reason) => LogError::ForeignSegment { path: path.to_owned(), channel, reason },
+        }
+    }
 }
 
 /// First word of a segment file: `MDGWPLOG`, little-endian.

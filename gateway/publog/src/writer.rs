@@ -37,8 +37,6 @@ pub struct LogOptions {
     pub ready_segments: usize,
     /// Size, bytes, of each of the two private memory areas that are used while no segment is ready.
     pub private_bytes: usize,
-    /// Extent of the check when a log is reopened.
-    pub verify: Verify,
 }
 
 impl LogOptions {
@@ -54,19 +52,8 @@ impl LogOptions {
             retention: Retention::default(),
             ready_segments: 1,
             private_bytes: 1 << 20,
-            verify: Verify::default(),
         }
     }
-}
-
-/// Extent of the check when a log is reopened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verify {
-    /// Only segments that no writer has sealed: sufficient after a crash of the process.
-    #[default]
-    Unsealed,
-    /// All segments: after a crash of the machine, for a log on a disk.
-    All,
 }
 
 /// A log opened for writing.
@@ -85,9 +72,9 @@ pub struct OpenedLog {
 pub struct LogRecovery {
     /// Segments kept.
     pub segments: usize,
-    /// Segments that did not end in a whole entry; they were truncated there.
+    /// Segments with an entry that is damaged or not whole; they were truncated there.
     pub damaged_segments: usize,
-    /// Files that were not segments of this log; they were removed.
+    /// Files with a damaged header; they were removed.
     pub removed_files: usize,
     /// The last whole entry: its session and `next`.
     pub last: Option<(SessionBytes, u64)>,
@@ -100,7 +87,8 @@ pub struct LogRecovery {
 /// Opens the log for writing and keeps its entries. `now_ns`: ns since 1970 UTC.
 ///
 /// # Errors
-/// If sizes do not fit together, another writer has the log, or the operating system returns an error.
+/// If sizes do not fit together, another writer has the log, the directory has a segment of another channel or version, or
+/// the operating system returns an error.
 pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     let layout = Layout::new(options.segment_bytes, options.payload_bytes_max)?;
     let private_layout = Layout::new(options.private_bytes, options.payload_bytes_max)?;
@@ -111,6 +99,7 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     if !try_lock(&lock).map_err(LogError::io("lock", &path))? {
         return Err(LogError::Busy { path: options.directory });
     }
+    check_ownership(&options)?;
     remove_unfinished(&options.directory)?;
     let (recovered, next_segment) = recover(&options)?;
     let header =
@@ -425,6 +414,24 @@ impl<'a> Iterator for Pending<'a> {
 /// Maximum number of segments behind the current one that stay mapped for the publisher.
 const OLDER_AREAS_MAX: usize = 3;
 
+/// Refuses a directory with a segment of another channel or version, before anything in it is changed: a wrong path in a
+/// configuration must not cost another channel its log.
+fn check_ownership(options: &LogOptions) -> Result<(), LogError> {
+    for number in segment_numbers(&options.directory)? {
+        let path = segment_path(&options.directory, number);
+        match ReadSegment::open(&path, options.channel) {
+            Ok(segment) if segment.header().number != number => {
+                let reason = "its number is not that of its name";
+                return Err(LogError::ForeignSegment { path, channel: options.channel, reason });
+            }
+            // Its header is damaged: `recover` removes it.
+            Ok(_) | Err(LogError::NotASegment { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Seals the segments that an earlier writer left open. Returns the number for the next segment.
 fn recover(options: &LogOptions) -> Result<(LogRecovery, u64), LogError> {
     let mut recovered = LogRecovery::default();
@@ -433,24 +440,23 @@ fn recover(options: &LogOptions) -> Result<(LogRecovery, u64), LogError> {
         next_segment = number + 1;
         let path = segment_path(&options.directory, number);
         let segment = match ReadSegment::open(&path, options.channel) {
-            Ok(segment) if segment.header().number == number => segment,
-            Ok(_) | Err(LogError::NotASegment { .. }) => {
+            Ok(segment) => segment,
+            Err(LogError::NotASegment { .. }) => {
                 fs::remove_file(&path).map_err(LogError::io("remove", &path))?;
                 recovered.removed_files += 1;
                 continue;
             }
             Err(error) => return Err(error),
         };
-        let is_verified = options.verify == Verify::All || !segment.is_sealed();
         let mut offset = segment.header().layout.entries_offset;
         let mut has_no_entry = true;
         let is_intact = loop {
-            match if is_verified { segment.verified_entry_at(offset) } else { segment.entry_at(offset) } {
+            match segment.entry_at(offset) {
                 EntryState::Entry(entry) => {
                     has_no_entry = false;
                     recovered.last = Some((entry.session, entry.next));
                     recovered.last_flags = entry.flags;
-                    recovered.next_number = entry.number + 1;
+                    recovered.next_number = entry.number.saturating_add(1);
                     offset = usize::try_from(entry.end.offset).unwrap_or(usize::MAX);
                 }
                 EntryState::Uncommitted | EntryState::Sealed => break true,

@@ -2,7 +2,8 @@
 //! count, and the channel's position at an orderly shutdown. It is synced to disk before it counts. For cold threads.
 //!
 //! JSON, written completely to a neighbouring file that then replaces the old one. So a crash at any moment leaves
-//! either the old or the new state.
+//! either the old or the new state. A checksum of the values is stored with them: a changed digit would otherwise be
+//! another valid number, for example an epoch that was used before.
 
 use std::{
     collections::BTreeMap,
@@ -189,7 +190,7 @@ impl StateFile {
     }
 
     fn replace(&mut self, state: State) -> Result<(), StateError> {
-        write_synced(&self.path, state.to_text().as_bytes()).map_err(|(act, source)| StateError::Io {
+        write_synced(&self.path, state.with_checksum().as_bytes()).map_err(|(act, source)| StateError::Io {
             act,
             path: self.path.clone(),
             source,
@@ -210,6 +211,15 @@ struct State {
     started_us: u64,
     #[serde(rename = "numberings")]
     sessions: BTreeMap<u16, StoredSession>,
+    /// CRC-32C of the other fields, as [`State::to_text`] writes them without this one. Absent in version 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    crc32c: Option<u32>,
+}
+
+/// The field that each version has.
+#[derive(Deserialize)]
+struct StateVersion {
+    version: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,7 +257,7 @@ fn default_true() -> bool {
 
 impl Default for State {
     fn default() -> Self {
-        Self { version: VERSION, epoch_count: 0, started_us: 0, sessions: BTreeMap::new() }
+        Self { version: VERSION, epoch_count: 0, started_us: 0, sessions: BTreeMap::new(), crc32c: None }
     }
 }
 
@@ -256,9 +266,16 @@ impl State {
         if bytes.len() > FILE_BYTES_MAX {
             return Err(format!("{} bytes exceed the maximum size", bytes.len()));
         }
-        let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if state.version != VERSION {
-            return Err(format!("version {}, expected {VERSION}", state.version));
+        // The version alone first: another version may have other fields.
+        let StateVersion { version } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if !(VERSION_WITHOUT_CHECKSUM..=VERSION).contains(&version) {
+            return Err(format!("version {version}, expected {VERSION}"));
+        }
+        let mut state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        match (version, state.crc32c.take()) {
+            (VERSION_WITHOUT_CHECKSUM, None) => state.version = VERSION,
+            (VERSION, Some(crc)) if crc == crc32c::crc32c(state.to_text().as_bytes()) => {}
+            _ => return Err("its checksum does not match its content".to_owned()),
         }
         if state.epoch_count > EPOCH_COUNT_MAX {
             return Err(format!("epoch count {} exceeds 56 bits", state.epoch_count));
@@ -267,6 +284,11 @@ impl State {
             stored.to_known_session().ok_or_else(|| format!("invalid session of channel {channel}: {stored:?}"))?;
         }
         Ok(state)
+    }
+
+    /// The content of the file. In memory a state has no checksum.
+    fn with_checksum(&self) -> String {
+        Self { crc32c: Some(crc32c::crc32c(self.to_text().as_bytes())), ..self.clone() }.to_text()
     }
 
     fn to_text(&self) -> String {
@@ -333,7 +355,9 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
 
 /// Range of the random part of an incarnation, us: about a second.
 const RANDOM_US: u64 = 1 << 20;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Version 1 had no checksum. It is read, and replaced by the next write.
+const VERSION_WITHOUT_CHECKSUM: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 /// Largest state file that is read: above 65,536 channels of some 100 bytes.
 const FILE_BYTES_MAX: usize = 16 << 20;
@@ -355,6 +379,14 @@ mod tests {
         }
     }
 
+    /// A file as version 1 wrote it: without a checksum, and without a field that later files of version 1 have.
+    fn as_version_1(text: &str, absent: &str) -> String {
+        let crc = text.rfind(",\n  \"crc32c\":").unwrap();
+        let text = format!("{}\n}}\n", &text[..crc]);
+        assert!(text.contains(absent));
+        text.replace("\"version\": 2", "\"version\": 1").replace(absent, "")
+    }
+
     #[test]
     fn epochs_and_incarnations_grow_across_restarts_even_if_the_clock_goes_back() {
         let directory = tempfile::tempdir().unwrap();
@@ -371,9 +403,7 @@ mod tests {
         }
         // A file of an older version, without the time of the last start.
         let text = fs::read_to_string(&path).unwrap();
-        let older = text.replace("\n  \"started_us\": 9000000,", "");
-        assert_ne!(text, older);
-        fs::write(&path, older).unwrap();
+        fs::write(&path, as_version_1(&text, "\n  \"started_us\": 9000000,")).unwrap();
         assert_eq!(begin(5_000).unwrap(), Start { epoch: Epoch::new(5, 3), incarnation: Incarnation(5) });
         StateFile::open(&path).unwrap().record_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
         assert!(matches!(begin(0).unwrap_err(), StateError::EpochsExhausted { .. }));
@@ -421,9 +451,7 @@ mod tests {
         assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(0)));
         // A file without this field.
         let text = fs::read_to_string(&path).unwrap();
-        let older = text.replace(",\n      \"has_messages\": true", "");
-        assert_ne!(text, older);
-        fs::write(&path, older).unwrap();
+        fs::write(&path, as_version_1(&text, ",\n      \"has_messages\": true")).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(0)));
     }
 
@@ -480,21 +508,78 @@ mod tests {
         drop(state);
         let good = fs::read_to_string(&path).unwrap();
         let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
-        let edits = [
-            good.replace("\"version\": 1", "\"version\": 2"),
-            good.replace("\"epoch_count\": 0", "\"epoch_count\": 72057594037927936"),
-            good.replace("\"epoch_count\": 0", "\"epoch_count\": -1"),
-            good.replace("20170425", "20170431"),
-            good.replace("iex-deep-1.0", "iex-deep-9.9"),
-            good.replace("\"restart\"", "\"restarts\""),
-        ];
-        for damaged in cuts.chain(edits) {
-            assert_ne!(damaged, good);
-            fs::write(&path, &damaged).unwrap();
-            let error = StateFile::open(&path).unwrap_err();
-            assert!(matches!(error, StateError::Damaged { .. }), "{error}");
-            assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
+        for damaged in cuts {
+            refused(&path, damaged.as_bytes());
         }
+        assert!(
+            refused(&path, good.replace("\"version\": 2", "\"version\": 3").as_bytes())
+                .contains("version 3, expected 2")
+        );
+        // Values that no version writes, in a version without a checksum.
+        let older = as_version_1(&good, "");
+        for (written, other) in [
+            ("\"epoch_count\": 0", "\"epoch_count\": 72057594037927936"),
+            ("\"epoch_count\": 0", "\"epoch_count\": -1"),
+            ("20170425", "20170431"),
+            ("iex-deep-1.0", "iex-deep-9.9"),
+            ("\"restart\"", "\"restarts\""),
+        ] {
+            assert!(older.contains(written));
+            refused(&path, older.replace(written, other).as_bytes());
+        }
+        fs::write(&path, older).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(1)));
+    }
+
+    /// Asserts that the file is refused and not changed, and returns the error.
+    fn refused(path: &Path, bytes: &[u8]) -> String {
+        fs::write(path, bytes).unwrap();
+        let error = StateFile::open(path).unwrap_err();
+        assert!(matches!(error, StateError::Damaged { .. }), "{error}");
+        assert_eq!(fs::read(path).unwrap(), bytes);
+        error.to_string()
+    }
+
+    /// Each byte of the file takes each other value. Returns how many of these files are opened with another state.
+    fn undetected_changes(good: &[u8]) -> usize {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        fs::write(&path, good).unwrap();
+        let expected = StateFile::open(&path).unwrap().state.clone();
+        let mut undetected = 0;
+        for position in 0..good.len() {
+            for mask in 1..=255 {
+                let mut damaged = good.to_vec();
+                damaged[position] ^= mask;
+                undetected += usize::from(State::parse(&damaged).is_ok_and(|state| state != expected));
+            }
+        }
+        undetected
+    }
+
+    #[test]
+    fn a_state_file_with_any_byte_changed_is_refused_or_has_the_same_state() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.begin(3, NOW, 0).unwrap();
+        state.set_session(ChannelId(1), known(11)).unwrap();
+        let left = ShutdownPosition { session: known(11).session, next: Sequence(9), has_ended: true };
+        state.record_shutdown([(ChannelId(1), left)]).unwrap();
+        drop(state);
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(undetected_changes(text.as_bytes()), 0);
+        // Without the checksum, this check finds another epoch, restart count or position.
+        assert!(undetected_changes(as_version_1(&text, "").as_bytes()) > 100);
+    }
+
+    #[test]
+    fn what_a_crash_left_beside_the_state_file_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap();
+        fs::write(directory.path().join("state.json.new"), b"{\"version\": 2, \"epoch").unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(2, 3));
     }
 
     #[test]

@@ -384,7 +384,16 @@ impl<'c> Wiring<'c> {
             .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
         let GroupParts { fence, epochs } = self.group_of(setup);
-        let LogRecovery { last, last_flags, .. } = opened.recovered;
+        let LogRecovery { last, last_flags, damaged_segments, removed_files, .. } = opened.recovered;
+        if damaged_segments + removed_files > 0 {
+            tracing::warn!(
+                channel = setup.name,
+                damaged_segments,
+                removed_files,
+                "the publication log was damaged, as after a power loss: each damaged segment ends before its first damaged entry, \
+                 and files without a whole header were removed. Receivers cannot request what is missing from this gateway"
+            );
+        }
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         self.monitored.push(MonitoredChannel {
             group: setup.group,
