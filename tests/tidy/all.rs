@@ -9,6 +9,7 @@ mod licences;
 mod modules;
 mod packages;
 mod quotes;
+mod reliability;
 mod safety;
 mod words;
 
