@@ -310,7 +310,7 @@ impl SoakReport {
         let faults: Vec<_> = self.faults.iter().map(|fault| {
             json!({ "case": fault.case, "injected_ns": fault.injected.injected_ns, "over_ns": fault.over_ns, "silence_ns": self.silence_ns(fault) })
         }).collect();
-        let samples: Vec<_> = self.samples.iter().map(ResourceSample::to_json).collect();
+        let samples: Vec<_> = self.samples.iter().copied().map(ResourceSample::to_json).collect();
         let value = json!({
             "backend": self.backend.name(), "seed": self.seed, "sessions": self.sessions, "faults": faults, "samples": samples,
             "failures": self.failures(),

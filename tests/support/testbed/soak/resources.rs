@@ -31,7 +31,7 @@ pub struct ResourceSample {
 }
 
 impl ResourceSample {
-    pub(super) fn to_json(&self) -> Value {
+    pub(super) fn to_json(self) -> Value {
         json!({
             "time_ns": self.time_ns, "node": self.node, "process_id": self.process_id,
             "resident_bytes": self.resident_bytes, "threads": self.threads, "descriptors": self.descriptors,
