@@ -92,7 +92,7 @@ pub trait ElectionHooks: Send {
         let _ = (epoch, positions);
     }
 
-    /// The election has learned of that epoch, of any gateway.
+    /// The election has learned of that epoch, of any gateway. Its own one is passed before the fence opens under it.
     fn on_epoch(&mut self, epoch: Epoch) {
         let _ = epoch;
     }

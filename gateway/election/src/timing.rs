@@ -326,7 +326,7 @@ mod tests {
             let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
             prop_assume!(timing.check().is_ok());
             // A slew that begins after the renewal: each clock may be off by what the margin pays for, though less is configured.
-            let rho = f64::from(timing.margin_rate_ppm()) / 1e6;
+            let rho = f64::from(rate_error_ppm.max(RATE_ERROR_PPM)) / 1e6;
             let slow_leader_ends_ns = timing.deadline(MonoNs(0)).0 as f64 / (1.0 - rho) + send_ns_max as f64;
             let fast_candidate_begins_ns = timing.wait_ns() as f64 / (1.0 + rho);
             prop_assert!(slow_leader_ends_ns < fast_candidate_begins_ns);

@@ -35,11 +35,22 @@ struct TestHooks {
     /// Extra delay of each iteration of the election thread.
     iteration_delay: Duration,
     observed: Arc<Mutex<Epoch>>,
+    /// The highest epoch of which the election told.
+    known: Epoch,
 }
 
 impl ElectionHooks for TestHooks {
     fn on_iteration(&mut self) {
         std::thread::sleep(self.iteration_delay);
+    }
+
+    fn on_epoch(&mut self, epoch: Epoch) {
+        self.known = self.known.max(epoch);
+    }
+
+    fn update_second_fence(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
+        // The fence is about to open: its first packet may be answered by one with an epoch just believable from there.
+        assert!(deadline.is_none() || epoch <= self.known, "an epoch is passed on before the fence opens under it");
     }
 
     fn observed_epoch(&mut self) -> Option<Epoch> {
@@ -81,7 +92,13 @@ fn election_with_delays(
     let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.register_sender()).unwrap());
     let fence = Arc::new(Fence::closed());
     let observed = Arc::clone(&network.1);
-    let hooks = Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay, observed });
+    let hooks = Box::new(TestHooks {
+        node: NodeId(node),
+        network: network.clone(),
+        iteration_delay,
+        observed,
+        known: Epoch::default(),
+    });
     let options = ElectionOptions {
         name: node.to_string(),
         timing: TIMING,

@@ -217,6 +217,8 @@ where
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
                     self.shared.notify_listeners(ListenerEvent::Gained(epoch), Some(limit));
+                    // Before any packet carries the epoch: a packet that continues from it must be believed here too.
+                    self.hooks.on_epoch(epoch);
                     self.hooks.update_second_fence(epoch, Some(deadline));
                     fence.open(epoch, deadline);
                     self.hooks.on_fence_change();
