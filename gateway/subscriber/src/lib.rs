@@ -62,6 +62,9 @@ pub struct SubscriberConfig {
     /// The gateways' retransmission services, up to [`SERVICES_MAX`]. If one does not answer, or lacks the missing
     /// range, the next one is asked.
     pub services: Vec<SocketAddrV4>,
+    /// The gateways' addresses. The groups are joined for these senders only (IGMPv3), and other packets are refused;
+    /// empty: any sender. Addresses can be forged.
+    pub sources: Vec<Ipv4Addr>,
     /// Receive buffer requested from the kernel per line, bytes.
     pub receive_buffer_bytes: usize,
     /// All other settings. `lines` and the number of services are set from the fields above, and `epoch_nonce` at random. The rest of `service`
@@ -73,7 +76,13 @@ impl SubscriberConfig {
     /// Defaults for everything except the lines.
     #[must_use]
     pub fn new(lines: Vec<LineAddress>) -> Self {
-        Self { lines, services: Vec::new(), receive_buffer_bytes: 8 << 20, receiver: ReceiverConfig::default() }
+        Self {
+            lines,
+            services: Vec::new(),
+            sources: Vec::new(),
+            receive_buffer_bytes: 8 << 20,
+            receiver: ReceiverConfig::default(),
+        }
     }
 }
 
@@ -84,15 +93,13 @@ pub struct LineAddress {
     pub address: SocketAddrV4,
     /// Address of the interface to join on; `0.0.0.0` lets the kernel choose.
     pub interface: Ipv4Addr,
-    /// The only accepted sender (source-specific join); `None` accepts all.
-    pub source: Option<Ipv4Addr>,
 }
 
 impl LineAddress {
-    /// Accepts any sender.
+    /// A line that is joined on that interface.
     #[must_use]
     pub fn new(address: SocketAddrV4, interface: Ipv4Addr) -> Self {
-        Self { address, interface, source: None }
+        Self { address, interface }
     }
 }
 
@@ -158,6 +165,8 @@ pub struct SubscriberStatistics {
     pub requests: u64,
     /// Requests that could not be sent, or that the service's host refused; they are repeated.
     pub requests_failed: u64,
+    /// Packets on the lines from other senders than [`SubscriberConfig::sources`].
+    pub sources_refused: u64,
     /// The smallest receive buffer granted by the kernel, bytes, as the kernel counts it.
     pub receive_buffer_bytes: usize,
 }
@@ -170,6 +179,7 @@ pub struct Subscriber {
     /// [`Line::RECOVERY`], the index of a line 0.
     sockets: Vec<(Line, u8, UdpSocket)>,
     selector: ServiceSelector,
+    sources: Vec<Ipv4Addr>,
     buffer: Box<[u8]>,
     statistics: SubscriberStatistics,
 }
@@ -190,8 +200,11 @@ impl Subscriber {
         let mut statistics = SubscriberStatistics { receive_buffer_bytes: usize::MAX, ..Default::default() };
         let mut sockets = Vec::with_capacity(line_count + 1);
         for (line, address) in (0..).map(Line).zip(&config.lines) {
-            let (socket, granted) = sockets::open_line(address, config.receive_buffer_bytes).map_err(|source| {
-                SubscriberError::Line { address: address.address, interface: address.interface, source }
+            let opened = sockets::open_line(address, &config.sources, config.receive_buffer_bytes);
+            let (socket, granted) = opened.map_err(|source| SubscriberError::Line {
+                address: address.address,
+                interface: address.interface,
+                source,
             })?;
             statistics.receive_buffer_bytes = statistics.receive_buffer_bytes.min(granted);
             sockets.push((line, 0, socket));
@@ -218,7 +231,8 @@ impl Subscriber {
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
         let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
-        Ok(Self { receiver: Receiver::new(config.receiver), sockets, selector, buffer, statistics })
+        let SubscriberConfig { receiver, sources, .. } = config;
+        Ok(Self { receiver: Receiver::new(receiver), sockets, selector, sources, buffer, statistics })
     }
 
     /// Waits at most `timeout` for datagrams or a deadline, processes them, and returns the number of datagrams read:
@@ -294,8 +308,8 @@ impl Subscriber {
         let Some((line, service, socket)) = self.sockets.get(index) else { return Ok(0) };
         let mut count = 0;
         while count < DATAGRAMS_PER_SOCKET_MAX {
-            let length = match socket.recv(&mut self.buffer) {
-                Ok(length) => length,
+            let (length, sender) = match socket.recv_from(&mut self.buffer) {
+                Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // The service is not running; the request is repeated.
@@ -307,6 +321,11 @@ impl Subscriber {
             };
             count += 1;
             self.statistics.datagrams += 1;
+            // The kernel filters groups itself. A line that is sent by unicast has no group.
+            if *line != Line::RECOVERY && !is_accepted_sender(&self.sources, sender) {
+                self.statistics.sources_refused += 1;
+                continue;
+            }
             let bytes = self.buffer.get(..length).unwrap_or_default();
             let datagram = PublishedDatagram { line: *line, service: *service, bytes, ts_recv: unix_now() };
             // The receiver counts rejections.
@@ -325,6 +344,10 @@ impl Subscriber {
             }
         }
     }
+}
+
+fn is_accepted_sender(sources: &[Ipv4Addr], sender: SocketAddr) -> bool {
+    sources.is_empty() || matches!(sender, SocketAddr::V4(sender) if sources.contains(sender.ip()))
 }
 
 /// The clock of deadlines. It is monotonic, and includes the time that the machine is suspended.

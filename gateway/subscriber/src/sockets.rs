@@ -10,7 +10,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::LineAddress;
 
 /// A socket that receives only this line, and the receive buffer granted by the kernel.
-pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
+pub(super) fn open_line(
+    line: &LineAddress,
+    sources: &[Ipv4Addr],
+    receive_buffer_bytes: usize,
+) -> io::Result<(UdpSocket, usize)> {
     let (socket, granted) = open(receive_buffer_bytes)?;
     // Several subscribers may run on one host.
     socket.set_reuse_address(true)?;
@@ -19,9 +23,11 @@ pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::
     if group.is_multicast() {
         // Otherwise, groups that other processes joined on the same port would arrive here too.
         socket.set_multicast_all_v4(false)?;
-        match &line.source {
-            Some(source) => socket.join_ssm_v4(source, group, &line.interface)?,
-            None => socket.join_multicast_v4(group, &line.interface)?,
+        if sources.is_empty() {
+            socket.join_multicast_v4(group, &line.interface)?;
+        }
+        for source in sources {
+            socket.join_ssm_v4(source, group, &line.interface)?;
         }
     }
     Ok((socket.into(), granted))

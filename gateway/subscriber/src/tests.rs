@@ -112,6 +112,28 @@ fn lost_messages_are_recovered_from_a_responding_service() {
 }
 
 #[test]
+fn only_configured_senders_are_received() {
+    let [one, two, other] = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
+    // A group, where the kernel filters, and a unicast line, where the subscriber does.
+    for (address, refused) in [(Ipv4Addr::new(239, 255, 71, 60), 0), (LOOPBACK, 1)] {
+        let line = LineAddress::new(SocketAddrV4::new(address, 0), LOOPBACK);
+        let mut config = SubscriberConfig::new(vec![line]);
+        config.sources = vec![one, two];
+        let mut subscriber = Subscriber::open(config).unwrap();
+        let to = subscriber.line_addresses().unwrap()[0];
+        for (source, sequence) in [(other, 9), (one, 1), (two, 2)] {
+            let sender = UdpSocket::bind((source, 0)).unwrap();
+            socket2::SockRef::from(&sender).set_multicast_if_v4(&LOOPBACK).unwrap();
+            sender.send_to(&message(PacketFlags::default(), sequence), to).unwrap();
+        }
+        let mut items = Vec::new();
+        poll_until(&mut subscriber, &mut items, |items| items.iter().any(|item| item == "2"));
+        assert_eq!(items, ["session", "1", "2"], "{address}");
+        assert_eq!(subscriber.statistics().sources_refused, refused, "{address}");
+    }
+}
+
+#[test]
 fn messages_no_source_has_are_reported_lost() {
     let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
     let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line, line])).unwrap();

@@ -81,8 +81,8 @@ pub struct CaptureLine {
     pub address: SocketAddrV4,
     /// Receiving interface; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Source-specific multicast: joins for this source only.
-    pub source: Option<Ipv4Addr>,
+    /// Source-specific multicast: joins for these sources only; empty for any source.
+    pub sources: Vec<Ipv4Addr>,
     /// Size of the socket buffer or of the packet ring, bytes.
     pub buffer_bytes: usize,
     /// Requested timestamps.

@@ -64,9 +64,9 @@ pub(super) struct Args {
     /// Interface (name or address) on which groups are joined.
     #[arg(long, value_name = "INTERFACE", conflicts_with = "config")]
     interface: Option<Interface>,
-    /// Join for this source only (IGMPv3).
+    /// Join for this source only (IGMPv3); repeat for more sources.
     #[arg(long, value_name = "ADDR", conflicts_with = "config")]
-    source: Option<Ipv4Addr>,
+    source: Vec<Ipv4Addr>,
     /// Timestamp source: kernel, or NIC where it supports timestamps. With a configuration the source is set per line.
     #[arg(long, value_enum, default_value_t = StampsArg::Kernel, conflicts_with = "config")]
     stamps: StampsArg,
@@ -259,8 +259,7 @@ impl Args {
                 name: format!("{}.{}", channel.name, line.line),
                 address: line.group,
                 interface: Some(line.interface.clone()),
-                // A capture joins one source at most. A line with several sources is joined for any source.
-                source: if let [source] = line.sources.as_slice() { Some(*source) } else { None },
+                sources: line.sources.clone(),
                 buffer_bytes: self.buffer_bytes(line.receive_buffer_bytes),
                 stamps: line.stamps,
             }));
@@ -280,7 +279,7 @@ impl Args {
                 name,
                 address: group.address,
                 interface: self.interface.clone(),
-                source: self.source,
+                sources: self.source.clone(),
                 buffer_bytes: self.buffer_bytes(BUFFER_BYTES),
                 stamps: match self.stamps {
                     StampsArg::Kernel => Stamps::Kernel,

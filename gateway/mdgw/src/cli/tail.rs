@@ -43,7 +43,7 @@ use super::{Outcome, print, run::TsRecvArg, warn};
 /// From a configuration, the lines, their interfaces and the retransmission service are read; --line, --interface and
 /// --retransmission each override it. On the gateway's own host, its output lines need `loopback = true`.
 #[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("source").required(true).multiple(true).args(["config", "lines"])))]
+#[command(group(clap::ArgGroup::new("subject").required(true).multiple(true).args(["config", "lines"])))]
 #[command(after_help = "\
 Exit code 0: everything was received. 1: the venue's lines had gaps, messages of the gateway were lost, or packets were \
 refused, for example since their epoch was forged; the counts are on standard error. 2: tail could not run, or it \
@@ -52,6 +52,7 @@ received rival epochs at its start and no retransmission service told which of t
 Examples:
   mdgw tail gateway.toml
   mdgw tail gateway.toml --group 2 --interface 10.1.0.7
+  mdgw tail gateway.toml --source 10.1.0.5 --source 10.1.0.6
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
@@ -63,6 +64,10 @@ pub(super) struct Args {
     /// Address of the interface to join on. Default: the configured interface of each line, or the kernel's choice.
     #[arg(long, value_name = "ADDR")]
     interface: Option<Ipv4Addr>,
+    /// Address of a gateway; repeat for each gateway. Other senders are not received (source-specific join, IGMPv3).
+    /// Default: `source` of the configured lines, or any sender.
+    #[arg(long = "source", value_name = "ADDR")]
+    sources: Vec<Ipv4Addr>,
     /// Retransmission service of a gateway; repeat for each gateway of the group. If one service does not answer, the
     /// next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -137,8 +142,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             ));
         }
     }
-    let refused: Vec<(DropReason, u64)> =
+    let mut refused: Vec<(DropReason, u64)> =
         subscriber.receiver().drops().iter().filter(|(reason, count)| *count > 0 && is_refusal(*reason)).collect();
+    let sources_refused = subscriber.statistics().sources_refused;
+    if sources_refused > 0 {
+        refused.push((DropReason::SourceUnexpected, sources_refused));
+    }
     for (reason, count) in &refused {
         warn(&format!("refused {count} packets: {} ({})", reason.name(), reason.help()));
     }
@@ -158,7 +167,7 @@ impl Args {
     /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
     fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
         let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
-        let (group, configured_lines, services) = configured.unwrap_or((GroupId(1), Vec::new(), Vec::new()));
+        let Configured { group, lines: configured_lines, services, sources } = configured.unwrap_or_default();
         let lines = if self.lines.is_empty() {
             configured_lines
         } else {
@@ -167,6 +176,7 @@ impl Args {
         };
         let mut config = SubscriberConfig::new(lines);
         config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
+        config.sources = if self.sources.is_empty() { sources } else { self.sources.clone() };
         config.receiver = ReceiverConfig {
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
@@ -176,8 +186,8 @@ impl Args {
         Ok(config)
     }
 
-    /// Group, lines and retransmission service of the configured output that carries the group.
-    fn configured(&self, path: &Path) -> anyhow::Result<(GroupId, Vec<LineAddress>, Vec<SocketAddrV4>)> {
+    /// The configured output that carries the group.
+    fn configured(&self, path: &Path) -> anyhow::Result<Configured> {
         let config = Resolved::load(path)?;
         let Some(group) =
             self.group.map(GroupId).or_else(|| config.outputs.iter().find_map(|output| output.groups.first().copied()))
@@ -190,6 +200,13 @@ impl Args {
             bail!("tail: no output of {} carries group {}; groups: {}", path.display(), group.0, known.join(", "));
         };
         let lines = if self.lines.is_empty() { output.lines.as_slice() } else { &[] };
+        let mut sources: Vec<Ipv4Addr> = lines.iter().flat_map(|line| line.sources.iter().copied()).collect();
+        // Each line is joined for the senders of all lines, so a line for any sender means any sender.
+        if lines.iter().any(|line| line.sources.is_empty()) {
+            sources.clear();
+        }
+        sources.sort_unstable();
+        sources.dedup();
         let lines = lines.iter().map(|line| {
             let interface = match self.interface {
                 Some(interface) => interface,
@@ -202,7 +219,23 @@ impl Args {
             listen if listen.ip().is_unspecified() => SocketAddrV4::new(Ipv4Addr::LOCALHOST, listen.port()),
             listen => listen,
         });
-        Ok((group, lines.collect::<anyhow::Result<_>>()?, service.into_iter().collect()))
+        let lines = lines.collect::<anyhow::Result<_>>()?;
+        Ok(Configured { group, lines, services: service.into_iter().collect(), sources })
+    }
+}
+
+/// What a configuration says about the subscription.
+#[derive(Debug)]
+struct Configured {
+    group: GroupId,
+    lines: Vec<LineAddress>,
+    services: Vec<SocketAddrV4>,
+    sources: Vec<Ipv4Addr>,
+}
+
+impl Default for Configured {
+    fn default() -> Self {
+        Self { group: GroupId(1), lines: Vec::new(), services: Vec::new(), sources: Vec::new() }
     }
 }
 

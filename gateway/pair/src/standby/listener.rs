@@ -74,6 +74,8 @@ pub struct MonitoredOutput {
     pub address: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
+    /// The gateways' addresses; empty: any sender.
+    pub sources: Vec<Ipv4Addr>,
 }
 
 /// A line of a venue to listen to.
@@ -265,7 +267,12 @@ impl Standby {
         let mut sockets = Vec::with_capacity(config.outputs.len());
         let mut memberships = Vec::new();
         for output in &config.outputs {
-            let socket = open_receive(&ReceiveOptions::new(output.address, Some(output.interface.clone())))?;
+            let mut options = ReceiveOptions::new(output.address, Some(output.interface.clone()));
+            options.sources.clone_from(&output.sources);
+            // The gateway's own probes come from the interface's own address.
+            let own = output.interface.lookup().ok().and_then(|interface| interface.address);
+            options.sources.extend(own.filter(|own| !output.sources.is_empty() && !output.sources.contains(own)));
+            let socket = open_receive(&options)?;
             memberships.extend(socket.membership());
             sockets.push(JoinedSocket::new(socket)?);
         }
@@ -278,10 +285,7 @@ impl Standby {
                 continue;
             }
             let mut options = ReceiveOptions::new(address, Some(interface));
-            options.source = match sources.as_slice() {
-                [source] => Some(*source),
-                _ => None,
-            };
+            options.sources.clone_from(&sources);
             let socket = open_receive(&options)?;
             memberships.extend(socket.membership());
             inputs.push(InputSocket {

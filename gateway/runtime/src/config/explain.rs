@@ -151,7 +151,12 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
     )?;
     for line in &output.lines {
         let loopback = if line.loopback { ", loopback on" } else { "" };
-        writeln!(out, "  line       {} by {}, TTL {}{loopback}", line.address, line.interface, line.ttl)?;
+        write!(out, "  line       {} by {}, TTL {}{loopback}", line.address, line.interface, line.ttl)?;
+        if !line.sources.is_empty() {
+            let sources: Vec<String> = line.sources.iter().map(ToString::to_string).collect();
+            write!(out, ", received from {} only", sources.join(", "))?;
+        }
+        writeln!(out)?;
     }
     Ok(())
 }

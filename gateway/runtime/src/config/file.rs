@@ -186,6 +186,8 @@ pub(crate) struct OutputLine {
     pub ttl: FileValue<i64>,
     /// Whether receivers on this host get the packets (IP_MULTICAST_LOOP).
     pub loopback: FileValue<bool>,
+    /// Addresses of the gateways.
+    pub source: Option<Spanned<Vec<Spanned<String>>>>,
 }
 
 /// `[retransmission]`

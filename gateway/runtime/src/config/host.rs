@@ -30,6 +30,10 @@ pub struct Host {
     pub cores: Vec<usize>,
     /// `net.core.rmem_max`, bytes; `None` if it cannot be read.
     pub receive_buffer_bytes_max: Option<usize>,
+    /// Interfaces on which the kernel is set to IGMP version 1 or 2.
+    pub old_igmp: Vec<Interface>,
+    /// `net.ipv4.igmp_max_msf`: most sources of one group; `None` if it cannot be read.
+    pub sources_max: Option<usize>,
     /// Why memory cannot be locked, if so.
     pub lock_refused: Option<String>,
     /// Attempts that this host refused: directories, addresses, keys, a backend, a priority.
@@ -56,6 +60,8 @@ impl Host {
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
             cores: usable_cores(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
+            old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
+            sources_max: read_sysctl("igmp_max_msf"),
             lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
             refused: refusals(config),
             not_yet_present: config.election.as_ref().and_then(election::missing_sentinel).into_iter().collect(),
@@ -101,6 +107,20 @@ impl Host {
                 .warnings
                 .push(format!("memory cannot be locked, so pages may be swapped out under memory pressure: {why}"));
         }
+        for (group, interface, sources) in source_specific_joins(config) {
+            if self.old_igmp.contains(interface) {
+                found.warnings.push(format!(
+                    "{group} on {interface}: IGMP is set to an old version there (force_igmp_version), so switches learn of no `source`; \
+                     this host filters by itself"
+                ));
+            }
+            if self.sources_max.is_some_and(|max| sources > max) {
+                found.faults.push(format!(
+                    "{group} on {interface}: {sources} senders, and the kernel takes {} (net.ipv4.igmp_max_msf)",
+                    self.sources_max.unwrap_or(0)
+                ));
+            }
+        }
         let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
         for channel in &config.channels {
             for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
@@ -128,6 +148,43 @@ impl fmt::Display for Findings {
 fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
     let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
     inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
+}
+
+/// Group, interface and number of senders of each source-specific join. The standby adds its own address.
+fn source_specific_joins(config: &Resolved) -> impl Iterator<Item = (SocketAddrV4, &Interface, usize)> {
+    let inputs = config.channels.iter().flat_map(|channel| &channel.lines);
+    let inputs = inputs.map(|line| (line.group, &line.interface, line.sources.len()));
+    let outputs = config.outputs.iter().flat_map(|output| &output.lines);
+    let own = usize::from(config.election.is_some());
+    let outputs = outputs.map(move |line| match line.sources.len() {
+        0 => (line.address, &line.interface, 0),
+        count => (line.address, &line.interface, count + own),
+    });
+    inputs.chain(outputs).filter(|(.., sources)| *sources > 0)
+}
+
+/// Whether the kernel may join for senders on this interface only by itself, without the switches' help.
+fn has_old_igmp(interface: &Interface) -> bool {
+    let name = match interface {
+        Interface::Name(name) => Some(name.clone()),
+        Interface::Address(_) => interface.index().ok().and_then(|index| {
+            let names =
+                fs::read_dir("/sys/class/net").ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+            names.into_iter().find(|name| {
+                fs::read_to_string(format!("/sys/class/net/{name}/ifindex"))
+                    .is_ok_and(|text| text.trim() == index.to_string())
+            })
+        }),
+    };
+    let is_forced = |name: &str| {
+        read_sysctl(&format!("conf/{name}/force_igmp_version")).is_some_and(|version| (1..=2).contains(&version))
+    };
+    is_forced("all") || name.is_some_and(|name| is_forced(&name))
+}
+
+/// A number of `net.ipv4`; `None` if it cannot be read.
+fn read_sysctl(name: &str) -> Option<usize> {
+    fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?.trim().parse().ok()
 }
 
 fn refusals(config: &Resolved) -> Vec<String> {

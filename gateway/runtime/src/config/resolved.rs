@@ -305,6 +305,8 @@ pub struct OutputLine {
     pub ttl: u32,
     /// Whether receivers on this host get the packets too (IP_MULTICAST_LOOP).
     pub loopback: bool,
+    /// Addresses of the gateways, for the standby and for subscribers; empty: any sender.
+    pub sources: Vec<Ipv4Addr>,
 }
 
 /// The retransmission service for our own subscribers.

@@ -197,6 +197,9 @@ impl SettingList {
             list.interface(&line.interface);
             list.push("ttl", line.ttl);
             list.push("loopback", line.loopback);
+            if !line.sources.is_empty() {
+                list.push("source", debug(&line.sources.iter().map(ToString::to_string).collect::<Vec<_>>()));
+            }
         });
     }
 

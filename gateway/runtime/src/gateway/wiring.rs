@@ -464,12 +464,7 @@ impl<'c> Wiring<'c> {
         let mut lines = Vec::with_capacity(setup.lines.len());
         for line in &setup.lines {
             let mut options = ReceiveOptions::new(line.group, Some(line.interface.clone()));
-            // With a single source the group is joined for that source. With several sources it is joined for any
-            // source, and the gateway filters.
-            options.source = match line.sources.as_slice() {
-                [source] => Some(*source),
-                _ => None,
-            };
+            options.sources.clone_from(&line.sources);
             options.receive_buffer_bytes = line.receive_buffer_bytes;
             options.busy_poll_us = line.busy_poll_us;
             options.stamps = line.stamps;
@@ -502,6 +497,7 @@ impl<'c> Wiring<'c> {
                 line,
                 address: output.address,
                 interface: output.interface.clone(),
+                sources: output.sources.clone(),
             })
             .collect();
         let node = self.config.gateway.node;

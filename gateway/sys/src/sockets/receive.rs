@@ -19,8 +19,8 @@ pub struct ReceiveOptions {
     pub address: SocketAddrV4,
     /// Interface on which the group is joined; `None` leaves the choice to the routing table.
     pub interface: Option<Interface>,
-    /// Accepted source (source-specific multicast); `None` for any source.
-    pub source: Option<Ipv4Addr>,
+    /// Accepted sources (source-specific multicast); empty for any source.
+    pub sources: Vec<Ipv4Addr>,
     /// Receive buffer in bytes of datagrams with their overhead, as `SO_RCVBUF` counts them.
     pub receive_buffer_bytes: usize,
     /// Microseconds for which a blocking wait first polls the NIC's queue (`SO_BUSY_POLL`).
@@ -37,7 +37,7 @@ impl ReceiveOptions {
         Self {
             address,
             interface,
-            source: None,
+            sources: Vec::new(),
             receive_buffer_bytes: 8 << 20,
             busy_poll_us: None,
             stamps: Stamps::Kernel,
@@ -130,7 +130,7 @@ pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketErr
     let membership = address.ip().is_multicast().then(|| Membership {
         socket: Arc::clone(&socket),
         group: *address.ip(),
-        source: options.source,
+        sources: options.sources.clone(),
         interface: options.interface.clone(),
         index: 0,
     });
@@ -169,18 +169,21 @@ impl Membership {
     /// Joins on the interface's present index.
     pub(super) fn join(&mut self) -> std::io::Result<()> {
         self.index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
-        match self.source {
-            Some(source) => socket_options::join_source(&*self.socket, self.index, self.group, source),
-            None => self.socket.join_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index)),
+        if self.sources.is_empty() {
+            return self.socket.join_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index));
         }
+        let mut sources = self.sources.iter();
+        sources.try_for_each(|source| socket_options::join_source(&*self.socket, self.index, self.group, *source))
     }
 
     /// Leaves the group; an error does not matter, since the kernel may have dropped the membership.
     pub(super) fn leave(&self) {
-        let _ = match self.source {
-            Some(source) => socket_options::leave_source(&*self.socket, self.index, self.group, source),
-            None => self.socket.leave_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index)),
-        };
+        if self.sources.is_empty() {
+            let _ = self.socket.leave_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index));
+        }
+        for source in &self.sources {
+            let _ = socket_options::leave_source(&*self.socket, self.index, self.group, *source);
+        }
     }
 }
 
@@ -251,14 +254,24 @@ mod tests {
     }
 
     #[test]
-    fn a_source_specific_join_admits_only_that_source() {
-        for (source, admitted) in [(Ipv4Addr::LOCALHOST, true), (Ipv4Addr::new(10, 9, 8, 7), false)] {
+    fn a_source_specific_join_admits_only_those_sources() {
+        let [one, two, other] = [1, 2, 3].map(|last| Ipv4Addr::new(127, 0, 0, last));
+        for (sources, admitted) in
+            [(vec![one], vec![one]), (vec![one, two], vec![one, two]), (vec![], vec![one, two, other])]
+        {
             let address = SocketAddrV4::new(Ipv4Addr::new(232, 255, 71, 4), 0);
-            let mut options = ReceiveOptions::new(address, Some(Interface::LOOPBACK));
-            options.source = Some(source);
+            let options = ReceiveOptions { sources, ..ReceiveOptions::new(address, Some(Interface::LOOPBACK)) };
             let socket = open_receive(&options).unwrap();
-            send(socket.local_address().unwrap(), b"x");
-            assert_eq!(receive(&socket).is_some(), admitted, "{source}");
+            let address = socket.local_address().unwrap();
+            // Another program on this host has joined the group for any source on the same port.
+            let neighbour = open_receive(&ReceiveOptions::new(address, Some(Interface::LOOPBACK))).unwrap();
+            for source in [one, two, other] {
+                let sender = UdpSocket::bind((source, 0)).unwrap();
+                socket2::SockRef::from(&sender).set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
+                sender.send_to(b"x", address).unwrap();
+                assert_eq!(receive(&socket).is_some(), admitted.contains(&source), "{source} of {:?}", options.sources);
+                assert!(receive(&neighbour).is_some(), "{source}");
+            }
         }
     }
 

@@ -44,7 +44,7 @@ impl RawReader {
         // The network delivers a group only after a join.
         let membership = if line.address.ip().is_multicast() {
             let mut options = ReceiveOptions::new(SocketAddrV4::new(*line.address.ip(), 0), line.interface.clone());
-            options.source = line.source;
+            options.sources.clone_from(&line.sources);
             options.receive_buffer_bytes = MEMBERSHIP_BYTES;
             Some(open_receive(&options)?)
         } else {

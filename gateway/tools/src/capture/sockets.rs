@@ -41,7 +41,7 @@ pub(super) struct SocketReader {
 impl SocketReader {
     pub(super) fn open(line: &CaptureLine) -> Result<Self, SocketError> {
         let mut options = ReceiveOptions::new(line.address, line.interface.clone());
-        options.source = line.source;
+        options.sources.clone_from(&line.sources);
         options.receive_buffer_bytes = line.buffer_bytes;
         options.stamps = line.stamps;
         let socket = open_receive(&options)?;

@@ -15,7 +15,7 @@ fn options(path: PathBuf) -> CaptureOptions {
         name: name.to_owned(),
         address: "127.0.0.1:0".parse().unwrap(),
         interface: None,
-        source: None,
+        sources: Vec::new(),
         buffer_bytes: 4 << 20,
         stamps: Stamps::Kernel,
     };

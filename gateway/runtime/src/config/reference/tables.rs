@@ -248,6 +248,12 @@ pub(super) const TABLES: [Table; 19] = [
                 Absent::Value("false"),
                 "Whether receivers on this host get the packets too.",
             ),
+            optional(
+                "source",
+                "list of IPv4 addresses",
+                "any sender",
+                "Addresses of the group's gateways: the standby and `mdgw tail` join for these senders only. Addresses can be forged.",
+            ),
         ],
     },
     Table {

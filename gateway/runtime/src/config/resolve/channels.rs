@@ -154,9 +154,7 @@ impl Resolver<'_> {
         let numbers: Vec<(u8, &str)> = (0..).zip(names).collect();
         let by_position = numbers.get(index).map_or(0, |(number, _)| *number);
         let busy_poll_us: u32 = self.number(&line.busy_poll_us, limits::BUSY_POLL_US);
-        let sources = line.source.iter().flat_map(|list| list.get_ref());
-        let sources: Vec<Ipv4Addr> =
-            sources.filter_map(|source| self.parsed(source, "the IPv4 address of a sender")).collect();
+        let sources = self.sources(line.source.as_ref());
         LineConfig {
             line: Line(self.one_of(line.name.as_ref(), &numbers).unwrap_or(by_position)),
             group: self.address(&line.group, &table, "group"),
@@ -166,6 +164,22 @@ impl Resolver<'_> {
             stamps: self.one_of(line.stamps.as_ref(), &STAMPS).unwrap_or_default(),
             busy_poll_us: (busy_poll_us > 0).then_some(busy_poll_us),
         }
+    }
+
+    /// A list of senders, each once.
+    pub(super) fn sources(&mut self, written: Option<&Spanned<Vec<Spanned<String>>>>) -> Vec<Ipv4Addr> {
+        let mut sources = Vec::new();
+        for text in written.iter().flat_map(|list| list.get_ref()) {
+            let Some(source) = self.parsed::<Ipv4Addr>(text, "the IPv4 address of a sender") else { continue };
+            if source.is_multicast() || source.is_unspecified() || source.is_broadcast() {
+                self.add_problem(&text.span(), format!("{source}: not the address of a sender"));
+            } else if sources.contains(&source) {
+                self.add_problem(&text.span(), format!("{source}: twice in the list"));
+            } else {
+                sources.push(source);
+            }
+        }
+        sources
     }
 
     fn recovery(&mut self, written: &Spanned<file::Recovery>, feed: Feed) -> RecoveryConfig {

@@ -66,8 +66,16 @@ impl Resolver<'_> {
 
     fn output_line(&mut self, written: &Spanned<file::OutputLine>) -> OutputLine {
         let (line, table) = (written.get_ref(), written.span());
+        let address = self.address(&line.address, &table, "address");
+        let sources = self.sources(line.source.as_ref());
+        if let Some(list) =
+            line.source.as_ref().filter(|_| address != UNREADABLE_ADDRESS && !address.ip().is_multicast())
+        {
+            self.add_problem(&list.span(), format!("{address} is no multicast group; remove this key"));
+        }
         OutputLine {
-            address: self.address(&line.address, &table, "address"),
+            sources,
+            address,
             interface: self.interface(&line.interface, &table),
             ttl: self.number(&line.ttl, limits::TTL),
             loopback: line.loopback.as_ref().is_some_and(|written| *written.get_ref()),
