@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    net::SocketAddrV4,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,14 +16,13 @@ use mdgw_feeds::{
     published::packet::{PacketFlags, PacketMeta, write_packet},
     time::TradingDate,
 };
-use mdgw_sys::sockets::{OutputOptions, open_output};
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, wait_until_joined},
     process::{self, MdgwProcess, Signal},
 };
-use socket2::Socket;
+use socket2::SockRef;
 
-/// Sends a heartbeat with the highest possible epoch every 20 ms.
+/// Sends a heartbeat with the highest possible epoch every 20 ms, from another address than the gateway's.
 struct Forger {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -31,8 +30,8 @@ struct Forger {
 
 impl Forger {
     fn start(group: SocketAddrV4) -> Self {
-        let options = OutputOptions::new(group, Some("127.0.0.1".parse().unwrap()));
-        let socket = Socket::from(open_output(&options).unwrap().socket.try_clone().unwrap());
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 3), 0)).unwrap();
+        SockRef::from(&socket).set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
         let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
         let meta = PacketMeta {
             flags: PacketFlags::HEARTBEAT,
@@ -50,7 +49,7 @@ impl Forger {
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             while !stopped.load(Relaxed) {
-                socket.send(&bytes).unwrap();
+                socket.send_to(&bytes, group).unwrap();
                 thread::sleep(Duration::from_millis(20));
             }
         });
@@ -70,9 +69,26 @@ impl Drop for Forger {
 const SIM: [&str; 6] = ["--messages", "4000", "--stocks", "20", "--rate", "2000"];
 
 /// A subscriber that knows no retransmission service.
-fn start_tail_alone(fixture: &GatewayFixture) -> MdgwProcess {
+fn start_tail_alone(fixture: &GatewayFixture, more: &[&str]) -> MdgwProcess {
     let line = fixture.output.to_string();
-    process::start(["tail", "--line", &line, "--interface", "127.0.0.1", "--json", "--until-ended"])
+    let arguments = ["tail", "--line", &line, "--interface", "127.0.0.1", "--json", "--until-ended"];
+    process::start(arguments.iter().chain(more))
+}
+
+/// Its control is the test below: the same, joined for any sender.
+#[test]
+fn tail_that_joins_for_the_gateways_address_receives_no_forged_packets() {
+    let fixture = GatewayFixture::new();
+    let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
+    let forger = Forger::start(fixture.output);
+    let tail = start_tail_alone(&fixture, &["--source", "127.0.0.9", "--source", "127.0.0.1"]);
+    wait_until_joined(fixture.output, 1);
+    let _ = fixture.sim(&SIM).end().expect_code(0);
+    let ended = tail.end().expect_code(0);
+    drop(forger);
+    assert!(ended.stdout.lines().count() > 1_000, "{}", ended.stderr);
+    assert!(!ended.stderr.contains("refused"), "{}", ended.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]
@@ -80,7 +96,7 @@ fn tail_without_a_service_reports_rival_epochs_at_its_start_and_ends() {
     let fixture = GatewayFixture::new();
     let gateway = fixture.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
     let forger = Forger::start(fixture.output);
-    let tail = start_tail_alone(&fixture);
+    let tail = start_tail_alone(&fixture, &[]);
     wait_until_joined(fixture.output, 1);
     let _ = fixture.sim(&SIM).end().expect_code(0);
     let ended = tail.end().expect_code(2);

@@ -3,10 +3,12 @@
 
 use std::{
     io::{BufRead, BufReader, Write as _},
+    net::Ipv4Addr,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use mdgw_feeds::{
+    drop_reason::DropReason,
     frame::FrameKind,
     identity::{Epoch, Feed, Sequence, Session},
     published::{packet::Frames, position::StreamPosition},
@@ -104,6 +106,41 @@ fn takeover_after_a_kill_inside_a_split_message() {
     // Stop before the first part, after each part, and after the next message.
     for count in first_part..=first_part + parts + 1 {
         TakeoverScenario::new(std::slice::from_ref(&day)).assert_takeover_after(count);
+    }
+}
+
+/// The standby joins for the configured gateways and for its own address. Control: joined for any sender, it believes
+/// another sender's epoch and receives nothing of the leader any more.
+#[test]
+fn a_standby_with_sources_receives_the_gateways_only() {
+    const FORGED_EPOCH: Epoch = Epoch(500 << 8 | 7);
+    let packets = day(400, 1, SESSION);
+    for (output_line, is_filtered) in [("source = [\"127.0.0.2\"]\n", true), ("", false)] {
+        let options = GatewayOptions { output_line, ..wanted() };
+        let standby = InProcessGateway::start(GatewayFixture::with_node(2), &options);
+        VenueSender::default().send(standby.fixture.lines[0], &packets);
+        wait_until("the log has the session's end", || {
+            standby.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0)
+        });
+        let (log, output) = (standby.log(), standby.fixture.output);
+        let forger = ScriptedLeader::at(Ipv4Addr::new(127, 0, 0, 3), output, FORGED_EPOCH);
+        let leader = ScriptedLeader::at(Ipv4Addr::new(127, 0, 0, 2), output, OLD_EPOCH);
+        let own_address = ScriptedLeader::at(Ipv4Addr::LOCALHOST, output, OLD_EPOCH);
+        let (first, second) = log.split_at(log.len() / 2);
+        forger.publish(&first[..1]);
+        leader.publish(first);
+        own_address.publish(second);
+        if is_filtered {
+            standby.wait_until_received(log.last().unwrap().until());
+        } else {
+            // All datagrams before it have been read when this one is received.
+            forger.publish(&first[1..2]);
+            standby.wait_until_received(first[1].until());
+        }
+        let counts = standby.stop().listener_counts.unwrap();
+        let sent = log.len() as u64;
+        let expected = if is_filtered { (sent, 0) } else { (sent + 2, sent) };
+        assert_eq!((counts.datagrams, counts.drops.get(DropReason::EpochStale)), expected, "{output_line}");
     }
 }
 

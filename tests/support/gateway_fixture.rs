@@ -48,6 +48,8 @@ pub struct GatewayOptions {
     pub allowed: &'static str,
     /// Additional lines of `[[output]]`.
     pub output: String,
+    /// More lines of the `[[output.line]]` table.
+    pub output_line: &'static str,
     /// Additional lines of `[retransmission]`.
     pub retransmission: String,
     /// Size of one segment of the publication log.
@@ -70,6 +72,7 @@ impl GatewayOptions {
             has_recovery: true,
             allowed: "127.0.0.0/8",
             output: String::new(),
+            output_line: "",
             // Tests ask for a whole day within a second.
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
             segment_bytes: 16 << 20,
@@ -140,7 +143,7 @@ impl GatewayFixture {
     #[must_use]
     pub fn config_text(&self, options: &GatewayOptions) -> String {
         let GatewayOptions { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = options;
-        let GatewayOptions { segment_bytes, retention_bytes, output, latency, .. } = options;
+        let GatewayOptions { segment_bytes, retention_bytes, output, output_line, latency, .. } = options;
         let directory = self.directory.path().display();
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{directory}/state.json\"\nlog_dir = \"{directory}/log\"\n\
@@ -164,7 +167,7 @@ impl GatewayFixture {
         let _ = write!(
             text,
             "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
-             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
+             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n{output_line}\n\
              [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
              [latency]\ndirectory = \"{directory}/latency\"\n{latency}\n[log]\nlevel = \"info\"\n",
             self.output, self.retransmission

@@ -30,7 +30,7 @@ use mdgw_runtime::{
     gateway::{Gateway, GatewayReport, GroupHandle, Leadership, Overrides, StartMode},
 };
 use mdgw_subscriber::{Item, LineAddress, Output, Subscriber, SubscriberConfig};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::{
     feeds::Packet,
@@ -249,6 +249,17 @@ impl ScriptedLeader {
     #[must_use]
     pub fn new(output: SocketAddrV4, epoch: Epoch) -> Self {
         Self { socket: sender(), output, epoch }
+    }
+
+    /// A leader at another address of the loopback interface.
+    ///
+    /// # Panics
+    /// When it can't have a socket.
+    #[must_use]
+    pub fn at(address: Ipv4Addr, output: SocketAddrV4, epoch: Epoch) -> Self {
+        let socket = UdpSocket::bind((address, 0)).expect("a socket");
+        SockRef::from(&socket).set_multicast_if_v4(&Ipv4Addr::LOCALHOST).expect("loopback sends multicast");
+        Self { socket, output, epoch }
     }
 
     /// Publishes entries, one packet each.

@@ -12,7 +12,7 @@
 use std::{
     io,
     mem::offset_of,
-    net::SocketAddrV4,
+    net::{Ipv4Addr, SocketAddrV4},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -24,12 +24,14 @@ use socket2::{SockFilter, SockRef};
 use super::socket_options::{get, set};
 
 /// Which frames the ring receives, and how many bytes it has for them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PacketRingOptions {
     /// Index of the interface, Ethernet or loopback.
     pub interface_index: u32,
     /// Destination of the UDP datagrams to receive.
     pub destination: SocketAddrV4,
+    /// Senders of the datagrams to receive; empty: any sender.
+    pub sources: Vec<Ipv4Addr>,
     /// Room for frames with their headers; rounded up to whole blocks.
     pub ring_bytes: usize,
     /// Use the NIC's timestamps if it makes them.
@@ -74,7 +76,7 @@ impl PacketRing {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         // No protocol: no frame is received before `bind`.
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-        attach_filter(&socket, options.destination)?;
+        attach_filter(&socket, options.destination, &options.sources)?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V3 as i32))?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1_i32)?;
         if options.hardware_stamps {
@@ -245,8 +247,9 @@ fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
     }
 }
 
-/// Accepts UDP over IPv4 to `destination`, first fragments included. The kernel has removed a VLAN tag before.
-fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> {
+/// Accepts UDP over IPv4 to `destination` from `sources`, or from any sender if there are none. First fragments are
+/// included. The kernel has removed a VLAN tag before.
+fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4, sources: &[Ipv4Addr]) -> io::Result<()> {
     const LOAD_WORD: u16 = 0x20;
     const LOAD_HALF: u16 = 0x28;
     const LOAD_BYTE: u16 = 0x30;
@@ -256,11 +259,12 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
     const JUMP_IF_ANY_BIT: u16 = 0x45;
     const RETURN: u16 = 0x06;
     const REJECT: usize = 11;
+    const FRAME_BYTES_MAX: u32 = 0x4_0000;
     let step = |code, k| SockFilter::new(code, 0, 0, k);
     // Distance of the jump from the step at `at` to the rejection.
     let to_reject = |at: usize| u8::try_from(REJECT - at - 1).unwrap_or(0);
     let unless = |at, k| SockFilter::new(JUMP_IF_EQUAL, 0, to_reject(at), k);
-    let program = [
+    let mut program = vec![
         step(LOAD_HALF, 12),
         unless(1, 0x0800),
         step(LOAD_WORD, 30),
@@ -273,7 +277,72 @@ fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> 
         step(LOAD_HALF_FROM_X, 16),
         SockFilter::new(JUMP_IF_EQUAL, 1, 0, destination.port().into()),
         step(RETURN, 0),
-        step(RETURN, 0x4_0000),
     ];
+    if !sources.is_empty() {
+        program.push(step(LOAD_WORD, 26));
+        for source in sources {
+            program.push(SockFilter::new(JUMP_IF_EQUAL, 0, 1, source.to_bits()));
+            program.push(step(RETURN, FRAME_BYTES_MAX));
+        }
+    }
+    program.push(step(RETURN, if sources.is_empty() { FRAME_BYTES_MAX } else { 0 }));
     SockRef::from(socket).attach_filter(&program)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{SocketAddr, UdpSocket},
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::sockets::Interface;
+
+    /// The last bytes of the frames that a ring for these sources receives, up to the frame that ends in `last`; `None`:
+    /// skipped.
+    fn received(sources: &[Ipv4Addr], last: u8) -> Option<Vec<u8>> {
+        let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let SocketAddr::V4(destination) = receiver.local_addr().unwrap() else { unreachable!() };
+        let opened = PacketRing::open(&PacketRingOptions {
+            interface_index: Interface::LOOPBACK.index().unwrap(),
+            destination,
+            sources: sources.to_vec(),
+            ring_bytes: 0,
+            hardware_stamps: false,
+        });
+        let mut ring = match opened {
+            Ok(ring) => ring,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: no packet ring ({error}); run as root");
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        for source in [3, 1, 2] {
+            let sender = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, source), 0)).unwrap();
+            sender.send_to(&[source], destination).unwrap();
+        }
+        let (mut bytes, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
+        while bytes.last() != Some(&last) && Instant::now() < deadline {
+            if !ring.next_block() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            while let Some(frame) = ring.head() {
+                bytes.extend(frame.bytes.last());
+                ring.pop();
+            }
+        }
+        Some(bytes)
+    }
+
+    #[test]
+    fn a_ring_receives_frames_of_its_sources_only() {
+        let [one, two] = [1, 2].map(|last| Ipv4Addr::new(127, 0, 0, last));
+        for (sources, expected) in [(&[one, two][..], &[1, 2][..]), (&[two], &[2]), (&[], &[3, 1, 2])] {
+            let Some(bytes) = received(sources, 2) else { return };
+            assert_eq!(bytes, expected, "{sources:?}");
+        }
+    }
 }

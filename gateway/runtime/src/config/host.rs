@@ -272,6 +272,8 @@ pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
@@ -346,6 +348,36 @@ mod tests {
         assert_eq!(host.findings(&config).faults, [expected]);
         config.gateway.audit_file = Some("/dev/full".into());
         assert!(refusals(&config).contains(&"audit file /dev/full is not a regular file".to_owned()));
+    }
+
+    #[test]
+    fn senders_that_the_kernel_cannot_join_for_are_reported() {
+        let text = include_str!("../../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        config.channels.clear();
+        config.outputs[0].lines.truncate(1);
+        let output = &mut config.outputs[0].lines[0];
+        output.sources = vec![Ipv4Addr::new(10, 20, 0, 5), Ipv4Addr::new(10, 20, 0, 6)];
+        let at = format!("{} on {}", output.address, output.interface);
+        let mut host = complete_host(&config);
+        let limits =
+            |findings: Findings| findings.faults.into_iter().filter(|fault| fault.contains("senders")).collect();
+        let faults: Vec<String> = limits(host.findings(&config));
+        assert_eq!(faults, [""; 0], "the limit is unknown");
+        for (max, is_fault) in [(3, false), (2, true)] {
+            host.sources_max = Some(max);
+            let faults: Vec<String> = limits(host.findings(&config));
+            // The third is the gateway's own address.
+            let expected = format!("{at}: 3 senders, and the kernel takes 2 (net.ipv4.igmp_max_msf)");
+            assert_eq!(faults, if is_fault { vec![expected] } else { Vec::new() }, "{max}");
+        }
+        let old_igmp =
+            |findings: Findings| findings.warnings.iter().any(|text| text.starts_with(&format!("{at}: IGMP")));
+        assert!(!old_igmp(host.findings(&config)));
+        host.old_igmp = vec![config.outputs[0].lines[0].interface.clone()];
+        assert!(old_igmp(host.findings(&config)));
+        config.outputs[0].lines[0].sources.clear();
+        assert!(!old_igmp(host.findings(&config)), "joined for any sender, which every version of IGMP can");
     }
 
     fn complete_host(config: &Resolved) -> Host {

@@ -37,11 +37,13 @@ impl RawReader {
         let ring = PacketRing::open(&PacketRingOptions {
             interface_index: interface.index().map_err(fail("find its interface"))?,
             destination: line.address,
+            sources: line.sources.clone(),
             ring_bytes: line.buffer_bytes,
             hardware_stamps: line.stamps == Stamps::Hardware,
         })
         .map_err(fail("open a packet ring"))?;
-        // The network delivers a group only after a join.
+        // The network delivers a group only after a join. The ring sees what any program on this host has joined for, so
+        // it selects the senders itself.
         let membership = if line.address.ip().is_multicast() {
             let mut options = ReceiveOptions::new(SocketAddrV4::new(*line.address.ip(), 0), line.interface.clone());
             options.sources.clone_from(&line.sources);

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::Path;
+use std::{net::Ipv4Addr, path::Path};
 
 use expect_test::{Expect, expect};
 use mdgw_election::timing::LeaseTiming;
@@ -39,6 +39,9 @@ interface = "lo"
 listen = "127.0.0.1:31100"
 allowed = ["127.0.0.0/8"]
 "#;
+
+/// The output line of [`MINIMAL`].
+const OUTPUT_LINE: &str = "address = \"239.1.1.1:31000\"\ninterface = \"lo\"\n";
 
 fn load(text: &str) -> Result<Resolved, ConfigError> {
     Resolved::from_text(Path::new("x.toml"), text)
@@ -374,6 +377,21 @@ fn two_lines_may_share_a_group_with_different_sources() {
             r#"x.toml:20:9: channel[0].line[1].group: 233.54.12.111:26477 on lo: already used by line A of channel "nasdaq"; each line needs its own group and port"#
         ]],
     );
+}
+
+#[test]
+fn senders_of_an_output_line_are_checked() {
+    let with = |source: &str| with_edit(OUTPUT_LINE, &format!("{OUTPUT_LINE}source = [{source}]\n"));
+    let resolved = load(&with("\"10.20.0.5\", \"10.20.0.6\"")).unwrap();
+    assert_eq!(
+        resolved.outputs[0].lines[0].sources,
+        ["10.20.0.5", "10.20.0.6"].map(|source| source.parse::<Ipv4Addr>().unwrap())
+    );
+    refused(
+        &with("\"10.20.0.5\", \"10.20.0.5\", \"239.1.1.1\", \"0.0.0.0\", \"255.255.255.255\", \"gateway-a\""),
+        expect![""],
+    );
+    refused(&with("\"10.20.0.5\"").replacen("239.1.1.1", "10.1.1.1", 1), expect![""]);
 }
 
 #[test]
