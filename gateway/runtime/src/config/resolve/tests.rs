@@ -389,9 +389,18 @@ fn senders_of_an_output_line_are_checked() {
     );
     refused(
         &with("\"10.20.0.5\", \"10.20.0.5\", \"239.1.1.1\", \"0.0.0.0\", \"255.255.255.255\", \"gateway-a\""),
-        expect![""],
+        expect![[r#"
+            5 problems
+            x.toml:24:24: output[0].line[0].source[1]: 10.20.0.5: twice in the list
+            x.toml:24:37: output[0].line[0].source[2]: 239.1.1.1: not the address of a sender
+            x.toml:24:50: output[0].line[0].source[3]: 0.0.0.0: not the address of a sender
+            x.toml:24:61: output[0].line[0].source[4]: 255.255.255.255: not the address of a sender
+            x.toml:24:80: output[0].line[0].source[5]: "gateway-a": expected the IPv4 address of a sender"#]],
     );
-    refused(&with("\"10.20.0.5\"").replacen("239.1.1.1", "10.1.1.1", 1), expect![""]);
+    refused(
+        &with("\"10.20.0.5\"").replacen("239.1.1.1", "10.1.1.1", 1),
+        expect!["x.toml:24:10: output[0].line[0].source: 10.1.1.1:31000 is no multicast group; remove this key"],
+    );
 }
 
 #[test]
