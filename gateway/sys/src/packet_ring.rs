@@ -315,7 +315,7 @@ mod tests {
         let mut ring = match opened {
             Ok(ring) => ring,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                eprintln!("SKIPPED: no packet ring ({error}); run as root");
+                crate::skip::skip("a packet ring", &format!("no packet ring ({error}); run as root"));
                 return None;
             }
             Err(error) => panic!("{error}"),
