@@ -19,7 +19,7 @@ use mdgw_feeds::time::UnixNs;
 use mdgw_publog::LogOptions;
 use mdgw_runtime::{
     audit::file::{AuditFile, AuditHistory},
-    state_file::StateFile,
+    state_file::{StartEpoch, StateFile},
 };
 use mdgw_tests::{
     captures::print_to_stderr,
@@ -111,7 +111,12 @@ fn kill_writer(file: StoredFile, directory: &Path, seed: u64, is_early: bool, re
 
 /// The next epoch of a state file, which is used by this.
 fn next_epoch(directory: &Path) -> u64 {
-    StateFile::open(directory.join("state.json")).unwrap().begin(3, UnixNs(NOW_NS), 0).unwrap().epoch.count()
+    StateFile::open(directory.join("state.json"))
+        .unwrap()
+        .begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0)
+        .unwrap()
+        .epoch
+        .count()
 }
 
 #[test]
@@ -133,7 +138,7 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_everything_continues_when_it_has_
     let mut state = StateFile::open(&state_path).unwrap();
     let (mut audit, _) = AuditFile::open(&audit_path).unwrap();
     let mut log = mdgw_publog::open(log_options(path), NOW_NS).unwrap();
-    let epoch = state.begin(3, UnixNs(NOW_NS), 0).unwrap().epoch;
+    let epoch = state.begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).unwrap().epoch;
     audit.append(&audit_event(1)).unwrap();
     append(&mut log, 1);
 
@@ -141,7 +146,7 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_everything_continues_when_it_has_
     // A vote needs no space. A state that is not on disk is not used.
     let vote = mdgw_election::quorum::voter::DurableVote { epoch, ..votes.durable() };
     votes.store(vote).unwrap();
-    let error = state.begin(3, UnixNs(NOW_NS), 0).unwrap_err().to_string();
+    let error = state.begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).unwrap_err().to_string();
     assert!(error.contains("No space left") && error.contains("state.json"), "{error}");
     drop(state);
     let mut state = StateFile::open(&state_path).unwrap();
@@ -156,7 +161,7 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_everything_continues_when_it_has_
     assert!(served.len() < 2_000, "{} entries", served.len());
 
     disk.remove_filler();
-    assert_eq!(state.begin(3, UnixNs(NOW_NS), 0).unwrap().epoch.count(), epoch.count() + 1);
+    assert_eq!(state.begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).unwrap().epoch.count(), epoch.count() + 1);
     audit.append(&audit_event(audited + 1)).unwrap();
     drop((audit, votes, state));
     assert_eq!(audited_counts(&audit_path).unwrap(), (1..=audited + 1).collect::<Vec<_>>());
@@ -176,7 +181,7 @@ fn a_read_only_disk_is_named_and_what_is_on_it_can_be_read() {
     let path = disk.path();
     let (state_path, audit_path) = (path.join("state.json"), path.join("audit.jsonl"));
     drop(VoteFile::open(path, GROUP).unwrap());
-    StateFile::open(&state_path).unwrap().begin(3, UnixNs(NOW_NS), 0).unwrap();
+    StateFile::open(&state_path).unwrap().begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).unwrap();
     AuditFile::open(&audit_path).unwrap().0.append(&audit_event(1)).unwrap();
     let mut log = mdgw_publog::open(log_options(path), NOW_NS).unwrap();
     append(&mut log, 1);

@@ -24,7 +24,7 @@ use mdgw_runtime::{
         entry::{AuditEvent, PendingEntry},
         file::AuditFile,
     },
-    state_file::{ShutdownPosition, StateFile},
+    state_file::{ShutdownPosition, StartEpoch, StateFile},
 };
 use mdgw_status::{
     disclosure::Disclosure,
@@ -206,7 +206,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
     let mut state = StateFile::open(&path).unwrap();
-    state.begin(3, UnixNs(BEGIN_NS), 0).unwrap();
+    state.begin(3, StartEpoch::Next, UnixNs(BEGIN_NS), 0).unwrap();
     let session = Session { feed: Feed::IexDeep, date: date(), restart: 2 };
     let (started, latest) = (UnixNs(BEGIN_NS), UnixNs(BEGIN_NS + 5));
     let known = KnownSession { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };

@@ -47,6 +47,8 @@ struct LeaseModel {
     version_check: bool,
     receivers_check_epochs: bool,
     observes_epochs: bool,
+    /// Count of the epoch in each gateway's state file at the begin of the search; each start raises it by one.
+    own_epoch_counts: [u64; 3],
     /// Messages between gateways prove their sender. Otherwise a promise of one gateway counts for every other one as well.
     senders_proved: bool,
     /// Rate of each gateway's clock, in hundredths of true time.
@@ -102,6 +104,7 @@ const ALL_SAFEGUARDS: LeaseModel = LeaseModel {
     version_check: true,
     receivers_check_epochs: true,
     observes_epochs: true,
+    own_epoch_counts: [0; 3],
     senders_proved: true,
     rates: [99, 101, 101],
     budget: FaultBudget {
@@ -155,6 +158,8 @@ enum Violation {
 struct Node {
     core: Lease,
     incarnation: u64,
+    /// Epoch in the gateway's state file.
+    own_epoch: Epoch,
     fence: Option<(Epoch, MonoNs)>,
     /// Latest end of sends of the last leadership.
     sends_end: MonoNs,
@@ -233,6 +238,7 @@ impl LeaseModel {
                     state.violation.get_or_insert(Violation::EpochRegressed);
                 }
                 state.highest_opened = state.highest_opened.max(epoch);
+                state.nodes[node].own_epoch = state.nodes[node].own_epoch.max(epoch);
                 state.nodes[node].fence = Some((epoch, deadline));
                 for other in (0..self.gateways).filter(|other| self.observes_epochs && *other != node) {
                     self.step(state, other, Input::ObservedEpoch(epoch));
@@ -387,9 +393,11 @@ impl LeaseModel {
 
     /// Runs without faults until node 1 leads and has renewed: messages arrive at once, timers fire in time.
     fn warm_up(&self) -> State {
+        let own_epoch = |node: usize| Epoch::new(self.own_epoch_counts[node], id_of(node).0);
         let node = |node: usize| Node {
-            core: self.start(node, 1, Epoch::default()),
+            core: self.start(node, 1, own_epoch(node)),
             incarnation: 1,
+            own_epoch: own_epoch(node),
             fence: None,
             sends_end: MonoNs(0),
             is_draining: false,
@@ -490,10 +498,19 @@ impl LeaseModel {
             InFlightMessage::ToStore { .. } => true,
             InFlightMessage::FromStore { to, .. } | InFlightMessage::Peer { to, .. } => to != node,
         });
-        let own_epoch = if self.observes_epochs { state.highest_opened } else { Epoch::default() };
+        let own_epoch = state.nodes[node].own_epoch;
+        let own_epoch = if self.observes_epochs {
+            state.highest_opened
+        } else if self.own_epoch_counts == [0; 3] {
+            // The state file is lost.
+            Epoch::default()
+        } else {
+            Epoch::new(own_epoch.count() + 1, id_of(node).0)
+        };
         state.nodes[node] = Node {
             core: self.start(node, incarnation + 1, own_epoch),
             incarnation: incarnation + 1,
+            own_epoch,
             fence: None,
             sends_end: MonoNs(0),
             is_draining: false,
@@ -838,6 +855,32 @@ fn epochs_never_regress_with_an_unobserved_successor() {
     assert_safe("successor of three, epochs not observed", LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE });
 }
 
+/// The successor was restarted several times, so its state file holds an epoch above those of the record. What it opens
+/// without a swap, the others must be able to read from the record.
+#[test]
+fn epochs_never_regress_with_a_successor_whose_own_epoch_is_above_the_record() {
+    let model = LeaseModel { observes_epochs: false, own_epoch_counts: [0, 0, 14], ..SUCCESSOR_OF_THREE };
+    assert_safeguard_needed(
+        "the successor's epoch from the record",
+        model,
+        SUCCESSOR_STATES,
+        |search| search.safeguards.successor_epoch_from_record = false,
+        &[Violation::EpochRegressed],
+    );
+}
+
+#[test]
+fn a_new_epoch_that_ignores_the_successors_is_detected() {
+    let model = LeaseModel { observes_epochs: false, ..SUCCESSOR_OF_THREE };
+    assert_safeguard_needed(
+        "counting the successor's epoch",
+        model,
+        SUCCESSOR_STATES,
+        |search| search.safeguards.counts_successor_epoch = false,
+        &[Violation::EpochRegressed],
+    );
+}
+
 #[test]
 fn at_most_one_leader_and_ascending_epochs_over_raises() {
     let budget = FaultBudget { forged: 2, late: 1, unknown: 1, ..NO_FAULTS };
@@ -948,6 +991,8 @@ fn replacing_the_successor_at_once_is_detected() {
     );
 }
 
+/// Number of generated states of a search with a successor.
+const SUCCESSOR_STATES: usize = 300_000;
 /// Number of generated states of a search that must find no violation.
 const STATES: usize = 100_000;
 /// Upper bound of generated states; a search ends earlier when it finds a violation.

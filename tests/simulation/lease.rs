@@ -38,6 +38,8 @@ pub(crate) const PAIR: LeaseSetup = LeaseSetup {
     safeguards: LeaseSafeguards::ALL,
     version_check: true,
     observes_epochs: true,
+    openings_reach_all: false,
+    counts_per_start: 1,
     senders_proved: true,
     receivers_check_epochs: true,
     clock_error_ppm_max: RATE_ERROR_PPM,
@@ -46,7 +48,9 @@ pub(crate) const PAIR: LeaseSetup = LeaseSetup {
 };
 const STORM: LeaseSetup = LeaseSetup { faults: FaultConfig::STORM, ..PAIR };
 const SLEWS: LeaseSetup = LeaseSetup { faults: FaultConfig::SLEWS, ..PAIR };
-const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, ..PAIR };
+/// A restored store may hold an epoch below those that were opened. Only what a gateway observed keeps it from opening
+/// lower, so openings reach every gateway here.
+const RESTORES: LeaseSetup = LeaseSetup { faults: FaultConfig::RESTORES, openings_reach_all: true, ..PAIR };
 
 /// A period of faults, then none. Safety holds in both; at the end a gateway leads.
 fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<LeaseCluster, String> {
@@ -65,15 +69,17 @@ fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<LeaseCluster,
 fn at_most_one_leader_during_faults_and_one_after() {
     let runs = for_seeds("with faults", 20_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).expect("0 or 1");
-        let faults = [
-            FaultConfig::STORM,
-            FaultConfig::RESTORES,
-            FaultConfig::HAND_OVERS,
-            FaultConfig::STORE_UNREACHABLE,
-            FaultConfig::SLEWS,
+        let with = |faults| LeaseSetup { faults, ..PAIR };
+        let setups = [
+            STORM,
+            RESTORES,
+            with(FaultConfig::HAND_OVERS),
+            with(FaultConfig::STORE_UNREACHABLE),
+            SLEWS,
+            LeaseSetup { counts_per_start: 4, ..STORM },
         ];
-        let faults = faults[usize::try_from(seed / 2 % 5).expect("one of five")];
-        let cluster = run_faults_then_recover(seed, LeaseSetup { gateways, faults, ..PAIR })?;
+        let setup = setups[usize::try_from(seed / 2 % 6).expect("one of six")];
+        let cluster = run_faults_then_recover(seed, LeaseSetup { gateways, ..setup })?;
         Ok((cluster.opened.len() as u64, cluster.stale_packets()))
     });
     let (openings, stale_packets) =
@@ -291,7 +297,13 @@ fn assert_violation_found(what: &str, setup: LeaseSetup, is_expected: fn(&Violat
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     assert!(is_expected(&violation), "{violation:?}");
     // With all safeguards on, the same seed has no violation.
-    let mut cluster = LeaseCluster::new(seed, LeaseSetup { gateways: setup.gateways, faults: setup.faults, ..PAIR });
+    let safe = if setup.safeguards == LeaseSafeguards::ALL {
+        let LeaseSetup { gateways, faults, openings_reach_all, counts_per_start, .. } = setup;
+        LeaseSetup { gateways, faults, openings_reach_all, counts_per_start, ..PAIR }
+    } else {
+        LeaseSetup { safeguards: LeaseSafeguards::ALL, ..setup }
+    };
+    let mut cluster = LeaseCluster::new(seed, safe);
     cluster.run_for(600 * MS);
     assert_eq!(cluster.violation, None, "seed {seed}");
 }
@@ -300,6 +312,10 @@ const CONTROL_SEEDS: u64 = 3_000;
 
 fn two_leaders(violation: &Violation) -> bool {
     matches!(violation, Violation::TwoLeaders { .. })
+}
+
+fn epoch_regressed(violation: &Violation) -> bool {
+    matches!(violation, Violation::EpochRegressed { .. })
 }
 
 fn two_leaders_or_epoch_regressed(violation: &Violation) -> bool {
@@ -369,8 +385,7 @@ fn a_store_without_version_check_allows_two_leaders() {
 
 #[test]
 fn unobserved_epochs_regress_with_a_restored_store() {
-    let is_regression = |violation: &Violation| matches!(violation, Violation::EpochRegressed { .. });
-    assert_violation_found("observed epochs", LeaseSetup { observes_epochs: false, ..RESTORES }, is_regression);
+    assert_violation_found("observed epochs", LeaseSetup { observes_epochs: false, ..RESTORES }, epoch_regressed);
 }
 
 #[test]
@@ -445,13 +460,31 @@ fn not_waiting_for_the_successor_allows_two_leaders() {
 }
 
 #[test]
+fn a_successor_that_opens_above_the_next_epoch_lets_epochs_regress() {
+    let safeguards = LeaseSafeguards { successor_epoch_from_record: false, ..LeaseSafeguards::ALL };
+    assert_violation_found(
+        "the successor's epoch from the record",
+        LeaseSetup { safeguards, gateways: 3, counts_per_start: 4, ..STORM },
+        epoch_regressed,
+    );
+}
+
+#[test]
+fn ignoring_the_successors_epoch_lets_epochs_regress() {
+    let safeguards = LeaseSafeguards { counts_successor_epoch: false, ..LeaseSafeguards::ALL };
+    assert_violation_found(
+        "counting the successor's epoch",
+        LeaseSetup { safeguards, gateways: 3, ..STORM },
+        epoch_regressed,
+    );
+}
+
+#[test]
 fn replacing_the_successor_at_once_allows_two_leaders() {
     let safeguards = LeaseSafeguards { keeps_named_successor: false, ..LeaseSafeguards::ALL };
-    assert_violation_found(
-        "keeping the named successor",
-        LeaseSetup { safeguards, gateways: 3, ..STORM },
-        two_leaders_or_epoch_regressed,
-    );
+    // A second successor that observed the first one's epoch does not open (rule D9), and hides this safeguard.
+    let setup = LeaseSetup { safeguards, gateways: 3, faults: FaultConfig::SUCCESSORS, observes_epochs: false, ..PAIR };
+    assert_violation_found("keeping the named successor", setup, two_leaders);
 }
 
 #[test]

@@ -35,7 +35,7 @@ use mdgw_runtime::{
         entry::{AuditEvent, PendingEntry},
         file::{AuditFile, AuditHistory},
     },
-    state_file::StateFile,
+    state_file::{StartEpoch, StateFile},
 };
 
 /// The persisted files.
@@ -305,7 +305,7 @@ fn write_state(directory: &Path, is_early: bool) -> Result<(), String> {
             report(last + 1)?;
             pause();
         }
-        let count = file.begin(3, UnixNs(NOW_NS), 0).map_err(text)?.epoch.count();
+        let count = file.begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).map_err(text)?.epoch.count();
         file.set_session(CHANNEL, known(count)?).map_err(text)?;
         if !is_early {
             report(count)?;
@@ -324,7 +324,7 @@ fn check_state(directory: &Path, reports: &[u64]) -> Result<(), String> {
     if promised > 0 && (restart < promised || file.session(CHANNEL) != Some(known(restart)?)) {
         return Err(format!("stored session {promised}, found {restart}"));
     }
-    let next = file.begin(3, UnixNs(NOW_NS), 0).map_err(text)?.epoch.count();
+    let next = file.begin(3, StartEpoch::Next, UnixNs(NOW_NS), 0).map_err(text)?.epoch.count();
     if next > promised { Ok(()) } else { Err(format!("used epoch {promised}, begins with {next}")) }
 }
 

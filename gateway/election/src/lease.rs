@@ -220,6 +220,10 @@ pub struct LeaseSafeguards {
     pub raises_in_place: bool,
     /// The fence takes a raised epoch only when the store has it.
     pub raises_once_stored: bool,
+    /// A designated successor opens only under the epoch that follows the record's.
+    pub successor_epoch_from_record: bool,
+    /// A new epoch is above the one that the record's designated successor may have opened.
+    pub counts_successor_epoch: bool,
 }
 
 impl LeaseSafeguards {
@@ -236,6 +240,8 @@ impl LeaseSafeguards {
         ends_after_sends: true,
         raises_in_place: true,
         raises_once_stored: true,
+        successor_epoch_from_record: true,
+        counts_successor_epoch: true,
     };
 }
 

@@ -32,10 +32,20 @@ pub struct StateFile {
     _lock: File,
 }
 
+/// Which epoch a start has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartEpoch {
+    /// Of a standalone gateway, which publishes under it: above every epoch that the file issued or stored.
+    Next,
+    /// Of an elected gateway: the stored one. The election opens above it.
+    Stored,
+}
+
 /// One start of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Epoch of this start, above every earlier epoch of this gateway.
+    /// Of a standalone gateway: the epoch of this start, above every earlier epoch of this gateway. Of an elected one: the
+    /// highest epoch that its earlier starts knew, under this gateway's number.
     pub epoch: Epoch,
     /// Time of the start, later than every earlier start even if the clock was set back. Since it is a time, a gateway
     /// whose state file was lost with its host does not reuse an incarnation that its peers know to have ended.
@@ -109,16 +119,27 @@ impl StateFile {
         Ok(Self { path, state, _lock: lock })
     }
 
-    /// Records a start of the gateway: an epoch above every epoch that this file issued or stored before, and the
-    /// incarnation. Both are on disk when this returns.
+    /// Records a start of the gateway: its incarnation, and for a standalone gateway an epoch above every epoch that this
+    /// file issued or stored before. Both are on disk when this returns. The election opens above the stored epoch, so the
+    /// start of an elected gateway needs none: with one for each start, a gateway that was restarted often would know an
+    /// epoch above those of the leader's record, and could not open as its designated successor.
     ///
     /// `random_number` distinguishes two gateways that start under one identity at the same moment, as clones of a host
     /// do. For that reason the incarnation may lie up to a second after `now`.
     ///
     /// # Errors
     /// When they cannot be written: they must not be used then.
-    pub fn begin(&mut self, node: u8, now: UnixNs, random_number: u64) -> Result<Start, StateError> {
-        let epoch_count = self.state.epoch_count + 1;
+    pub fn begin(
+        &mut self,
+        node: u8,
+        start_epoch: StartEpoch,
+        now: UnixNs,
+        random_number: u64,
+    ) -> Result<Start, StateError> {
+        let epoch_count = match start_epoch {
+            StartEpoch::Next => self.state.epoch_count.saturating_add(1),
+            StartEpoch::Stored => self.state.epoch_count,
+        };
         if epoch_count > EPOCH_COUNT_MAX {
             return Err(StateError::EpochsExhausted { path: self.path.clone() });
         }
@@ -391,7 +412,7 @@ mod tests {
     fn epochs_and_incarnations_grow_across_restarts_even_if_the_clock_goes_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep").join("state.json");
-        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, UnixNs(now_ns), RANDOM_US);
+        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, UnixNs(now_ns), RANDOM_US);
         for (now_ns, epoch_count, started_us) in [
             (7_000_000_999, 1, 7_000_000),
             (7_000_000_999, 2, 7_000_001),
@@ -408,9 +429,28 @@ mod tests {
         StateFile::open(&path).unwrap().record_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
         assert!(matches!(begin(0).unwrap_err(), StateError::EpochsExhausted { .. }));
         let clone = |name: &str, random_number| {
-            StateFile::open(directory.path().join(name)).unwrap().begin(3, NOW, random_number).unwrap()
+            StateFile::open(directory.path().join(name))
+                .unwrap()
+                .begin(3, StartEpoch::Next, NOW, random_number)
+                .unwrap()
         };
         assert_ne!(clone("a", 6).incarnation, clone("b", 7).incarnation);
+    }
+
+    #[test]
+    fn starts_of_an_elected_gateway_raise_no_epoch() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let begin = |start_epoch| StateFile::open(&path).unwrap().begin(3, start_epoch, NOW, 0).unwrap();
+        let first = begin(StartEpoch::Stored);
+        assert_eq!(first.epoch, Epoch::new(0, 3));
+        assert!(begin(StartEpoch::Stored).incarnation > first.incarnation);
+        StateFile::open(&path).unwrap().record_epoch(Epoch::new(7, 1)).unwrap();
+        for _ in 0..3 {
+            assert_eq!(begin(StartEpoch::Stored).epoch, Epoch::new(7, 3));
+        }
+        // A standalone gateway publishes under the epoch of its start.
+        assert_eq!(begin(StartEpoch::Next).epoch, Epoch::new(8, 3));
     }
 
     #[test]
@@ -421,7 +461,10 @@ mod tests {
         state.record_epoch(Epoch::new(40, 9)).unwrap();
         state.record_epoch(Epoch::new(39, 9)).unwrap();
         drop(state);
-        assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(41, 3));
+        assert_eq!(
+            StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap().epoch,
+            Epoch::new(41, 3)
+        );
     }
 
     #[test]
@@ -433,7 +476,7 @@ mod tests {
         state.set_session(ChannelId(1), known(0)).unwrap();
         state.set_session(ChannelId(2), known(4)).unwrap();
         state.set_session(ChannelId(1), known(11)).unwrap();
-        state.begin(0, NOW, 0).unwrap();
+        state.begin(0, StartEpoch::Next, NOW, 0).unwrap();
         drop(state);
         let state = StateFile::open(&path).unwrap();
         assert_eq!((state.session(ChannelId(1)), state.session(ChannelId(2))), (Some(known(11)), Some(known(4))));
@@ -480,7 +523,7 @@ mod tests {
         drop(state);
 
         let mut state = StateFile::open(&path).unwrap();
-        state.begin(0, NOW, 0).unwrap();
+        state.begin(0, StartEpoch::Next, NOW, 0).unwrap();
         let shutdown_positions =
             |state: &StateFile| [1, 2, 3].map(|channel| state.shutdown_position(ChannelId(channel)));
         assert_eq!(shutdown_positions(&state), [Some(shutdown_position(0, 7)), Some(shutdown_position(4, 9)), None]);
@@ -562,7 +605,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.begin(3, NOW, 0).unwrap();
+        state.begin(3, StartEpoch::Next, NOW, 0).unwrap();
         state.set_session(ChannelId(1), known(11)).unwrap();
         let left = ShutdownPosition { session: known(11).session, next: Sequence(9), has_ended: true };
         state.record_shutdown([(ChannelId(1), left)]).unwrap();
@@ -577,9 +620,9 @@ mod tests {
     fn what_a_crash_left_beside_the_state_file_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap();
+        StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap();
         fs::write(directory.path().join("state.json.new"), b"{\"version\": 2, \"epoch").unwrap();
-        assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(2, 3));
+        assert_eq!(StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap().epoch, Epoch::new(2, 3));
     }
 
     #[test]
@@ -599,9 +642,9 @@ mod tests {
         let mut state = StateFile::open(&path).unwrap();
         // A directory in the way of the new file.
         fs::create_dir(directory.path().join("state.json.new")).unwrap();
-        assert!(matches!(state.begin(0, NOW, 0).unwrap_err(), StateError::Io { act: "create", .. }));
+        assert!(matches!(state.begin(0, StartEpoch::Next, NOW, 0).unwrap_err(), StateError::Io { act: "create", .. }));
         fs::remove_dir(directory.path().join("state.json.new")).unwrap();
-        assert_eq!(state.begin(0, NOW, 0).unwrap().epoch, Epoch::new(1, 0));
+        assert_eq!(state.begin(0, StartEpoch::Next, NOW, 0).unwrap().epoch, Epoch::new(1, 0));
     }
 
     #[test]
@@ -617,6 +660,6 @@ mod tests {
         let started_us = NOW.0 / 1_000;
         assert_eq!(state.state.started_us, started_us);
         let next = Start { epoch: Epoch::new(42, 3), incarnation: Incarnation(started_us + 1) };
-        assert_eq!(state.begin(3, UnixNs(0), 0).unwrap(), next);
+        assert_eq!(state.begin(3, StartEpoch::Next, UnixNs(0), 0).unwrap(), next);
     }
 }

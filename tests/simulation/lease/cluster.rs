@@ -32,8 +32,13 @@ pub(crate) struct LeaseSetup {
     pub(crate) safeguards: LeaseSafeguards,
     /// The store compares the version that a swap expects.
     pub(crate) version_check: bool,
-    /// Gateways observe the published epochs, from the network and from their logs.
+    /// Gateways observe the published epochs.
     pub(crate) observes_epochs: bool,
+    /// An opening reaches every gateway: those that are cut off too, and those that are down in the log that they copy.
+    /// Otherwise it reaches those that run and receive from the leader at that moment.
+    pub(crate) openings_reach_all: bool,
+    /// By how many counts each start raises the epoch of the gateway's state file.
+    pub(crate) counts_per_start: u64,
     /// Messages between gateways prove their sender. Otherwise a promise of one gateway counts for every other one as well.
     pub(crate) senders_proved: bool,
     /// Packets carry their epoch, so that receivers can drop packets of old epochs.
@@ -511,6 +516,7 @@ impl LeaseCluster {
         if epoch <= before {
             self.record_violation(Violation::EpochRegressed { at_ns: self.now_ns, epoch, before });
         }
+        self.gateways[gateway].own_epoch = self.gateways[gateway].own_epoch.max(epoch);
         self.opened.push(Opening { at_ns: self.now_ns, gateway, epoch, swap: self.swaps[gateway] });
         self.gateways[gateway].leading_epoch = Some(epoch);
         self.gateways[gateway].fence.open(epoch, deadline);
@@ -519,9 +525,11 @@ impl LeaseCluster {
         self.publish(gateway);
         if self.setup.observes_epochs {
             for other in 0..self.gateways.len() {
-                // A gateway that is down finds the epoch in the log that it copies before it is eligible again.
-                self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
-                self.send(other, Input::ObservedEpoch(epoch), 50_000);
+                let receives = self.gateways[other].core.is_some() && !self.is_partitioned(gateway, other);
+                if receives || self.setup.openings_reach_all {
+                    self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
+                    self.send(other, Input::ObservedEpoch(epoch), 50_000);
+                }
             }
         }
     }
@@ -655,7 +663,7 @@ impl LeaseCluster {
     // ---- starts ----
 
     fn restart(&mut self, number: usize) {
-        let LeaseSetup { gateways, timing, safeguards, joins, .. } = self.setup;
+        let LeaseSetup { gateways, timing, safeguards, joins, counts_per_start, .. } = self.setup;
         if std::mem::take(&mut self.gateways[number].is_closing) {
             self.kill(number, false);
         }
@@ -664,6 +672,7 @@ impl LeaseCluster {
             return;
         }
         gateway.incarnation += 1;
+        gateway.own_epoch = Epoch::new(gateway.own_epoch.count() + counts_per_start, node_of(number).0);
         gateway.connection += 1;
         gateway.store_restore_count = self.store.restore_count;
         gateway.last_watch_ns = 0;

@@ -79,6 +79,9 @@ impl FaultConfig {
         kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause, Fault::Forge],
         ..Self::STORM
     };
+    /// Leaders that die after their records named changing successors, since candidates were cut off meanwhile.
+    pub(crate) const SUCCESSORS: Self =
+        Self { kinds: &[Fault::Kill, Fault::CutPeers, Fault::CutFromStore], ..Self::STORM };
     /// Clocks that are slewed at the highest rate of a time daemon.
     pub(crate) const SLEWS: Self = Self {
         kinds: &[

@@ -271,10 +271,10 @@ impl Lease {
     pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
         let record = self.known_record.record();
         let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
-        // The successor may have opened above the record's epoch without any other gateway observing it.
-        let of_successor = record
-            .and_then(|record| record.successor)
-            .filter(|successor| !successor.is_same_start(&self.config.member));
+        // The successor may have opened the next epoch after the record's without any other gateway observing it.
+        let of_successor = record.and_then(|record| record.successor).filter(|successor| {
+            self.safeguards.counts_successor_epoch && !successor.is_same_start(&self.config.member)
+        });
         let of_successor = of_successor.and_then(|successor| next_epoch(successor.node, [of_record]));
         let own = [self.known_record.highest_epoch(), self.config.own_epoch, self.highest_opened, self.observed_epoch];
         let dead = self.deaths.iter().map(|notice| notice.epoch);

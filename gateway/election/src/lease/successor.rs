@@ -3,7 +3,7 @@
 //! ```text
 //!   successor ── state(stamp) ──► leader ── renewal: successor, stamp ──► store ──► successor reads it
 //!   the leader's process ends; or the leader closes its fence, drains its sends and announces the end
-//!   successor: fence open until its stamp + the shorter L - M, under a new epoch; meanwhile it swaps the record
+//!   successor: fence open until its stamp + the shorter L - M, under the next epoch; meanwhile it swaps the record
 //! ```
 //! Why no other gateway sends at that time:
 //! - The holder has ended: known from the sentinel or from the holder itself.
@@ -11,6 +11,8 @@
 //!   then the successor's time has passed. That the successor has not swapped yet changes nothing.
 //! - A candidate that also knows of the end waits for the same lease, unless it knows that the successor has ended as
 //!   well.
+//! - The successor opens under the epoch that follows the record's, or not without a swap. So every reader of the record
+//!   knows the highest epoch that the successor may have opened.
 //! - There is one successor at a time: a record names another one, or none, only when the time of the previous one has
 //!   passed.
 
@@ -141,8 +143,16 @@ impl Lease {
             // One leadership is succeeded once, even if a restored store shows its record again.
             && self.highest_opened < leadership.epoch
             && self.used_stamp.is_none_or(|tried| tried < successor.stamp)
-            && self.find_obstacle().is_none();
+            && self.find_obstacle().is_none()
+            && self.has_epoch_for_succession(record);
         may_open.then_some((record, leadership, successor))
+    }
+
+    /// Whether the epoch that follows the record's is above every epoch that this gateway knows. If it is not, this gateway
+    /// swaps the record before it opens: no other gateway could know of a higher epoch that the record does not name.
+    fn has_epoch_for_succession(&self, record: &Record) -> bool {
+        !self.safeguards.successor_epoch_from_record
+            || self.next_own_epoch().is_some_and(|epoch| epoch.count() == record.epoch.count().saturating_add(1))
     }
 
     /// Opens as the designated successor, if this gateway is one and its time has not passed.

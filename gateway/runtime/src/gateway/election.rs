@@ -244,9 +244,9 @@ fn emergent_config(
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
-        // Below the epoch of this start, under which no gateway has led yet. Members exchange the epochs that they
-        // know: with this start's epoch, a restarted gateway would outrank the leader.
-        own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
+        // Members exchange the epochs that they know. Under its own number, a restarted gateway would outrank a leader
+        // with this count.
+        own_epoch: Epoch::new(epoch.count(), 0),
         configuration: config.output_fingerprint(),
         // The resolver refuses a configuration without `allow_split = true`.
         allow_split: true,

@@ -71,7 +71,7 @@ use crate::{
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
     retransmit::ServedChannel,
-    state_file::{ShutdownPosition, Start, StateFile},
+    state_file::{ShutdownPosition, Start, StartEpoch, StateFile},
 };
 
 /// Creates the parts and collects what the cold threads will need of them.
@@ -113,7 +113,11 @@ impl<'c> Wiring<'c> {
     ) -> Result<Self, GatewayError> {
         let mut state = StateFile::open(&config.gateway.state_file)?;
         let random_number = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
-        let start = state.begin(config.gateway.node, unix_now(), random_number)?;
+        let start_epoch = match overrides.leadership {
+            Leadership::Standalone => StartEpoch::Next,
+            Leadership::Elected => StartEpoch::Stored,
+        };
+        let start = state.begin(config.gateway.node, start_epoch, unix_now(), random_number)?;
         let outputs = config
             .outputs
             .iter()
