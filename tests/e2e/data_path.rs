@@ -8,7 +8,8 @@ use mdgw_feeds::transport::{Transport, moldudp64::MoldUdp64};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
-    process::{self, Signal},
+    pair::log_entries,
+    process::{self, Signal, wait_until},
 };
 
 const DATE: &str = "2019-01-30";
@@ -172,6 +173,11 @@ fn a_restarted_gateway_continues_its_session_without_loss() {
     let killed = fixture.gateway(&wanted, &arguments);
     let tail = fixture.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
     play(&first_half, fixture.lines[0]);
+    // What waits in the socket of a killed gateway is lost, and nobody has it but the venue.
+    let last_packet = MoldUdp64::parse(&packets[half - 1].1).unwrap();
+    wait_until("the gateway has logged the last packet", || {
+        log_entries(&fixture).last().is_some_and(|entry| entry.next > last_packet.first)
+    });
     let _ = killed.stop_with(Signal::Kill);
     let gateway = fixture.gateway(&wanted, &arguments);
     play(&second_half, fixture.lines[0]);
