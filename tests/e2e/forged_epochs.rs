@@ -10,7 +10,7 @@ use std::{
 
 use mdgw_captures::random::Random;
 use mdgw_feeds::{
-    identity::Epoch,
+    identity::{Epoch, Sequence},
     published::packet::{PacketFlags, PacketMeta, parse_packet, write_packet},
 };
 use mdgw_pair::standby::KnownEpochs;
@@ -38,6 +38,8 @@ struct Forger {
     /// The newest packet of the gateway with records, and the newest of any kind.
     records: Option<(PacketMeta, Vec<u8>)>,
     newest: Option<PacketMeta>,
+    /// Packets that the gateway has published again.
+    republished: u64,
     accepted: u64,
     refused: u64,
     accepted_at: Instant,
@@ -59,6 +61,7 @@ impl Forger {
             known: None,
             records: None,
             newest: None,
+            republished: 0,
             accepted: 0,
             refused: 0,
             accepted_at: Instant::now(),
@@ -81,6 +84,7 @@ impl Forger {
             self.records = Some((meta, packet.body.to_vec()));
         }
         self.newest = Some(meta);
+        self.republished += u64::from(meta.flags.contains(PacketFlags::RETRANSMISSION) && packet.frame_count > 0);
         if is_accepted {
             self.longest_silence = self.longest_silence.max(self.accepted_at.elapsed());
             self.accepted_at = Instant::now();
@@ -103,8 +107,9 @@ impl Forger {
         self.known.as_ref().map(KnownEpochs::highest).expect("a packet was received")
     }
 
-    /// Sends a packet every 10 ms, heartbeats and records in turn, under the epochs that `next_epoch` returns.
-    fn send_packets(&mut self, mut next_epoch: impl FnMut(Epoch) -> Epoch) {
+    /// Sends a packet every 10 ms, heartbeats and records in turn, under the epochs that `next_epoch` returns. The heartbeats are at
+    /// that position, or at the present one.
+    fn send_packets(&mut self, position: Option<Sequence>, mut next_epoch: impl FnMut(Epoch) -> Epoch) {
         let (started, mut sent) = (Instant::now(), 0_u32);
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         while started.elapsed() < FORGED_FOR {
@@ -117,8 +122,12 @@ impl Forger {
             let heartbeat = self.newest.map(|meta| (PacketMeta { flags: PacketFlags::HEARTBEAT, ..meta }, Vec::new()));
             let template = if sent.is_multiple_of(2) { self.records.clone() } else { None };
             let (meta, body) = template.or(heartbeat).expect("a packet was received");
-            let first = if body.is_empty() { meta.next } else { meta.first };
-            let length = write_packet(&PacketMeta { epoch, first, ..meta }, &body, &mut bytes).expect("it fits");
+            let (first, next) = match position.filter(|_| body.is_empty()) {
+                Some(position) => (position, position),
+                None if body.is_empty() => (meta.next, meta.next),
+                None => (meta.first, meta.next),
+            };
+            let length = write_packet(&PacketMeta { epoch, first, next, ..meta }, &body, &mut bytes).expect("it fits");
             self.socket.send_to(&bytes[..length], self.output).expect("loopback takes a datagram");
         }
     }
@@ -146,7 +155,7 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
     // Epochs that nobody believes change nothing.
     let before = forger.highest();
     let mut turn = 0_u64;
-    forger.send_packets(|highest| {
+    forger.send_packets(None, |highest| {
         turn += 1;
         if turn.is_multiple_of(2) { Epoch(u64::MAX) } else { Epoch::new(highest.count() + JUMP_MAX + 1, 200) }
     });
@@ -159,7 +168,9 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
     let mut random = Random::new(7);
     (forger.accepted, forger.refused, forger.longest_silence) = (0, 0, Duration::ZERO);
     forger.accepted_at = Instant::now();
-    forger.send_packets(|highest| {
+    // Their positions, at the session's beginning, make the leader repeat nothing when it raises its epoch.
+    forger.republished = 0;
+    forger.send_packets(Some(Sequence(1)), |highest| {
         let offset = match random.below(4) {
             0 => 1,
             1 => JUMP_MAX,
@@ -171,6 +182,7 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
     // Soon after the last forged packet the leader is above it for good.
     forger.receive_accepted(20);
     assert_eq!(forger.highest().node(), fixture.node);
+    assert_eq!(forger.republished, 0, "the leader went back to a forged position");
     assert!(forger.highest().count() > before.count() + 100 * FORGED_FOR.as_secs());
     gateway.wait_for_stderr("alarm=\"outranked\"");
     print_to_stderr(&format!(

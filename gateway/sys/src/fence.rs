@@ -21,24 +21,38 @@ pub struct Fence {
     deadline: AtomicU64,
     /// Epoch of the opening that `deadline` belongs to, or a newer one.
     epoch: AtomicU64,
+    /// Epoch of the opening since which this gateway has led without an interruption. Written before `epoch`.
+    leading_since: AtomicU64,
 }
 
 impl Fence {
     /// A closed fence, of a gateway that does not lead.
     #[must_use]
     pub fn closed() -> Self {
-        Self { deadline: AtomicU64::new(0), epoch: AtomicU64::new(0) }
+        Self { deadline: AtomicU64::new(0), epoch: AtomicU64::new(0), leading_since: AtomicU64::new(0) }
     }
 
     /// The fence of a gateway without a peer: open for good, under the epoch of this start.
     #[must_use]
     pub fn standalone(epoch: Epoch) -> Self {
-        Self { deadline: AtomicU64::new(u64::MAX), epoch: AtomicU64::new(epoch.0) }
+        Self {
+            deadline: AtomicU64::new(u64::MAX),
+            epoch: AtomicU64::new(epoch.0),
+            leading_since: AtomicU64::new(epoch.0),
+        }
     }
 
     /// Opens a closed fence under a new epoch. The margin has already been subtracted from `deadline`.
     pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
-        self.epoch.store(epoch.0, Relaxed);
+        self.leading_since.store(epoch.0, Relaxed);
+        self.raise(epoch, deadline);
+    }
+
+    /// Opens a fence that was closed a moment ago for this: the same leadership continues under a higher epoch, and nobody else
+    /// has led in between.
+    pub fn raise(&self, epoch: Epoch, deadline: MonoNs) {
+        // Release pairs with the Acquire in `epoch`: a reader of this epoch sees its `leading_since`.
+        self.epoch.store(epoch.0, Release);
         // Release pairs with the Acquire in `epoch_if_open`: a reader of this deadline sees this epoch.
         self.deadline.store(deadline.0, Release);
     }
@@ -70,7 +84,13 @@ impl Fence {
     /// Epoch of the present opening, or of the last one while closed.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        Epoch(self.epoch.load(Relaxed))
+        Epoch(self.epoch.load(Acquire))
+    }
+
+    /// Epoch of the opening since which this gateway has led without an interruption. Read after [`Self::epoch`].
+    #[must_use]
+    pub fn leading_since(&self) -> Epoch {
+        Epoch(self.leading_since.load(Relaxed))
     }
 }
 
@@ -90,6 +110,18 @@ mod tests {
         fence.close();
         assert_eq!(fence.epoch_if_open(MonoNs(0)), None);
         assert_eq!(fence.epoch(), Epoch(7));
+    }
+
+    #[test]
+    fn a_raised_epoch_continues_the_leadership_and_an_opening_begins_one() {
+        let fence = Fence::closed();
+        fence.open(Epoch(7), MonoNs(100));
+        fence.close();
+        fence.raise(Epoch(9), MonoNs(200));
+        assert_eq!((fence.epoch_if_open(MonoNs(199)), fence.leading_since()), (Some(Epoch(9)), Epoch(7)));
+        fence.close();
+        fence.open(Epoch(12), MonoNs(300));
+        assert_eq!((fence.epoch(), fence.leading_since()), (Epoch(12), Epoch(12)));
     }
 
     #[test]

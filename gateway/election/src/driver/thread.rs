@@ -18,7 +18,7 @@ use mdgw_sys::{
 
 use super::{Backend, ElectionHooks, ElectionOptions, ListenerEvent, Shared};
 use crate::{
-    core::{Core, Input, Notice, Output, Role},
+    core::{CloseReason, Core, Input, Notice, Output, Role},
     peer::PeerMessage,
 };
 
@@ -199,6 +199,8 @@ where
 
     fn apply_outputs(&mut self, outputs: Vec<Output<C::Request>>) {
         let fence = Arc::clone(&self.shared.fence);
+        // A leadership that is closed and opened in one step, since it was outranked, is the same one.
+        let mut is_raise = false;
         for output in outputs {
             match output {
                 Output::Renew { deadline } => {
@@ -207,6 +209,7 @@ where
                 }
                 Output::Close { epoch, reason } => {
                     fence.close();
+                    is_raise = reason == CloseReason::Outranked;
                     self.hooks.update_second_fence(epoch, None);
                     self.hooks.on_fence_change();
                     self.publish_view();
@@ -220,7 +223,11 @@ where
                     // Before any packet carries the epoch: a packet that continues from it must be believed here too.
                     self.hooks.on_epoch(epoch);
                     self.hooks.update_second_fence(epoch, Some(deadline));
-                    fence.open(epoch, deadline);
+                    if is_raise {
+                        fence.raise(epoch, deadline)
+                    } else {
+                        fence.open(epoch, deadline)
+                    }
                     self.hooks.on_fence_change();
                     self.publish_view();
                     self.hooks.on_leadership(epoch, None);

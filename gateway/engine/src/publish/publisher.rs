@@ -188,7 +188,7 @@ impl Publisher {
                 break;
             };
             if self.mode == PublishMode::Closed || epoch != self.epoch {
-                if let Some(received_through) = self.open(epoch, log) {
+                if let Some(received_through) = self.open(epoch, fence.leading_since(), log) {
                     // Before any entry is read from the log: from this packet on receivers fence the old leader.
                     self.send_state(&StreamState::at(received_through), now, buffers, io);
                     self.begin_catch_up(Some(received_through), log, now);
@@ -301,12 +301,13 @@ impl Publisher {
     }
 
     /// Every opening is a takeover. Begins at the receive watermark of the previous leader's output, unless this gateway has
-    /// led since.
+    /// led since: `leading_since` is the epoch from which on it has led without an interruption. A forged packet that made it raise
+    /// its epoch also claims a position.
     #[cold]
-    fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
+    fn open(&mut self, epoch: Epoch, leading_since: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
         let watermark = self.takeover.received_through.get();
-        let has_led_since = self.counts.openings > 1 && watermark.epoch <= self.epoch;
+        let has_led_since = self.counts.openings > 1 && watermark.epoch.min(leading_since) <= self.epoch;
         self.epoch = epoch;
         self.mode = PublishMode::CatchUp;
         self.catch_up = None;
