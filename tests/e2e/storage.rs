@@ -10,6 +10,7 @@ use std::{
     io::{ErrorKind, Read as _},
     path::Path,
     process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -32,6 +33,7 @@ const LIVES: u64 = 25;
 
 #[test]
 fn a_killed_writer_leaves_what_it_was_promised() {
+    let _alone = alone();
     let kills: u64 = env::var("SEEDS").map_or(60, |seeds| seeds.parse().unwrap());
     let begun = Instant::now();
     let mut reported = [0_usize; 4];
@@ -64,6 +66,7 @@ fn a_killed_writer_leaves_what_it_was_promised() {
 
 #[test]
 fn a_writer_that_reports_before_it_commits_is_found() {
+    let _alone = alone();
     for file in StoredFile::ALL {
         let directory = tempfile::tempdir().unwrap();
         let mut reports = Vec::new();
@@ -76,6 +79,12 @@ fn a_writer_that_reports_before_it_commits_is_found() {
         let found = found.unwrap_or_else(|| panic!("{}: nothing found in 200 kills", file.name()));
         assert!(found.contains(expected) || found.contains("voted twice"), "{}: {found}", file.name());
     }
+}
+
+/// One test at a time: a child that another test has just forked holds this process's file locks until it executes its program.
+fn alone() -> MutexGuard<'static, ()> {
+    static TESTS: Mutex<()> = Mutex::new(());
+    TESTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a writer, kills it at a random moment, and adds what it reported. The moment comes some reports and some
@@ -121,6 +130,7 @@ fn next_epoch(directory: &Path) -> u64 {
 
 #[test]
 fn a_full_disk_refuses_what_it_cannot_keep_and_everything_continues_when_it_has_space() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let mounted = TmpfsMount::new("files on a full disk", folder.path().join("disk"), "2m");
     let Some(disk) = mounted else { return };
@@ -175,6 +185,7 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_everything_continues_when_it_has_
 
 #[test]
 fn a_read_only_disk_is_named_and_what_is_on_it_can_be_read() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let mounted = TmpfsMount::new("files on a read-only disk", folder.path().join("disk"), "2m");
     let Some(disk) = mounted else { return };
