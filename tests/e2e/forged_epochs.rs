@@ -1,4 +1,4 @@
-//! A stranger on the output network forges packets with epochs above the leader's: its output goes on.
+//! An unknown sender on the output network forges packets with epochs above the leader's: the leader's output continues.
 
 use std::{
     fs,

@@ -144,7 +144,7 @@ enum Fault {
     Pause,
     HandOver,
     Stop,
-    /// A stranger's packet with an epoch slightly above the highest accepted one.
+    /// A forged packet with an epoch slightly above the highest accepted one.
     Forge,
 }
 

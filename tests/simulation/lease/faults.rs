@@ -138,7 +138,7 @@ pub(crate) enum Fault {
     BackUp,
     /// The store is restored from its backup.
     Restore,
-    /// A stranger's packet with a slightly higher epoch reaches receivers and most gateways.
+    /// A forged packet with a slightly higher epoch reaches receivers and most gateways.
     Forge,
 }
 
