@@ -152,7 +152,7 @@ fn rival_text(rivals: &RivalEpochs) -> String {
     }
     format!(
         "rival epochs at the start: {lowest} and {highest}; one of them is forged, or belongs to another pair of \
-         gateways on the same group, and no retransmission service told which"
+         gateways on the same group, and no retransmission service named which"
     )
 }
 

@@ -119,7 +119,7 @@ pub(crate) enum Fault {
     Kill,
     /// The process is paused, perhaps between the fence check and the send, and continues.
     Pause,
-    /// A hypervisor pauses the whole machine, and the machine's clock does not count the pause. The gateway is not told.
+    /// A hypervisor pauses the whole machine, and the machine's clock does not count the pause. The gateway is not notified.
     Freeze,
     /// Messages from the gateway to the store are dropped.
     CutToStore,

@@ -35,7 +35,7 @@ struct TestHooks {
     /// Extra delay of each iteration of the election thread.
     iteration_delay: Duration,
     observed: Arc<Mutex<Epoch>>,
-    /// The highest epoch of which the election told.
+    /// The highest epoch that the election has reported.
     known: Epoch,
 }
 

@@ -47,7 +47,7 @@ use super::{Outcome, print, run::TsRecvArg, warn};
 #[command(after_help = "\
 Exit code 0: everything was received. 1: the venue's lines had gaps, messages of the gateway were lost, or packets were \
 refused, for example since their epoch was forged; the counts are on standard error. 2: tail could not run, or it \
-received rival epochs at its start and no retransmission service told which of them is the gateways'.
+received rival epochs at its start and no retransmission service named which of them is the gateways'.
 
 Examples:
   mdgw tail gateway.toml

@@ -24,7 +24,7 @@ pub(super) enum Phase {
     Leading(LeaderState),
     /// Has closed its fence to hand over, and no longer leads under that epoch, whatever the result.
     Transferring(PromiseTransfer),
-    /// Closes: its fence is closed, and the voters are told when no send under its epoch is outstanding.
+    /// Closes: its fence is closed, and the voters are notified when no send under its epoch is outstanding.
     Releasing { epoch: Epoch, raised: Option<Epoch> },
     /// The candidacy has ended.
     Closed,
