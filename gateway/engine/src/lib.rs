@@ -2,6 +2,7 @@
 //!
 //! Read [`pipeline`] first: from socket to multicast, in one function.
 
+pub mod channel_pool;
 pub mod dispatch;
 pub mod handle_set;
 pub mod pipeline;

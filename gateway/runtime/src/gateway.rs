@@ -13,7 +13,6 @@ mod health;
 mod kernel_guard;
 mod log_maintenance;
 mod placement;
-mod pool;
 mod report;
 mod sentinel_handle;
 mod state_copy;
@@ -34,7 +33,8 @@ use mdgw_election::{
     record_location::RecordLocationError,
 };
 use mdgw_engine::{
-    dispatch::{FailReason, StartError},
+    channel_pool::{ChannelPool, PoolError},
+    dispatch::FailReason,
     handle_set::backend_choice::MissingIoUring,
     pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests},
 };
@@ -66,7 +66,6 @@ use self::{
     health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
     kernel_guard::KernelGuard,
     placement::{PlacementInputs, PlacementThread},
-    pool::RunningPool,
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
     watch::{Watch, WatchedPool},
@@ -124,7 +123,7 @@ pub struct Gateway {
 #[derive(Debug)]
 struct PoolChannels {
     name: String,
-    pool: Arc<dyn RunningPool>,
+    pool: Arc<dyn ChannelPool>,
     /// Id and name of each channel, at the channel's index in the pool.
     channels: Vec<(ChannelId, String)>,
 }
@@ -195,7 +194,7 @@ pub enum GatewayError {
         /// Name of the pool.
         pool: String,
         /// Error of the start.
-        source: StartError,
+        source: PoolError,
     },
     /// The election's record cannot be opened in its store.
     #[error(transparent)]

@@ -9,6 +9,7 @@ use std::{
 };
 
 use mdgw_engine::{
+    channel_pool::ChannelPool,
     pipeline::ChannelMessage,
     publish::{FenceOpening, TakeoverShared},
 };
@@ -19,7 +20,7 @@ use mdgw_feeds::{
 use mdgw_pair::standby::{KnownEpochs, StatusTable};
 use mdgw_sys::fence::Fence;
 
-use super::{PoolChannels, pool::RunningPool, wiring::GroupParts};
+use super::{PoolChannels, wiring::GroupParts};
 use crate::config::Resolved;
 
 /// A group of channels: its fence, its known epochs, and the access to its channels.
@@ -37,7 +38,7 @@ pub struct GroupHandle {
 #[derive(Clone, Debug)]
 struct GroupChannel {
     id: ChannelId,
-    pool: Arc<dyn RunningPool>,
+    pool: Arc<dyn ChannelPool>,
     index: usize,
     takeover_shared: Arc<TakeoverShared>,
 }

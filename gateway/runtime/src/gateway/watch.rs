@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mdgw_engine::{dispatch::roles::Gauges, pipeline::PipelineCounters};
+use mdgw_engine::{channel_pool::ChannelPool, dispatch::roles::Gauges, pipeline::PipelineCounters};
 use mdgw_feeds::{
     channel::ChannelState,
     identity::{ChannelId, Line},
@@ -14,7 +14,7 @@ use mdgw_status::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
-use super::{cold::KernelDrops, pool::RunningPool};
+use super::cold::KernelDrops;
 
 /// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Watch {
 #[derive(Clone, Debug)]
 pub(super) struct WatchedPool {
     pub(super) name: String,
-    pub(super) pool: Arc<dyn RunningPool>,
+    pub(super) pool: Arc<dyn ChannelPool>,
     /// Id and name of each channel, at the channel's index in the pool.
     pub(super) channels: Vec<(ChannelId, String)>,
 }

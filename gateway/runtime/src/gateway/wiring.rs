@@ -13,13 +13,9 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_election::auth::Nonce;
 use mdgw_engine::{
-    dispatch::{Dispatch, WaitPolicy, pool::Pool},
-    handle_set::{
-        HandleSet,
-        backend_choice::{self, Backend, LeaderWait},
-        epoll::EpollSet,
-        ring::{MultishotSet, RingSet},
-    },
+    channel_pool::{self, ChannelPool},
+    dispatch::WaitPolicy,
+    handle_set::backend_choice::{self, Backend, LeaderWait},
     pipeline::{
         ChannelPipeline, LineSocket, PeerGapRequests, PipelineCounter, PipelineLocal, PipelineParts, RecoverySocket,
     },
@@ -60,7 +56,6 @@ use super::{
     GatewayError, Leadership, Overrides, PoolChannels, StartMode,
     cold::{ColdParts, ColdThreads},
     log_maintenance::MaintainedLog,
-    pool::LockedPool,
     state_copy::Donors,
     venue_replay::VenueReplay,
 };
@@ -215,19 +210,8 @@ impl<'c> Wiring<'c> {
             pipelines.push(self.pipeline(index, setup)?);
         }
         let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
-        let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
-        let running = match backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)? {
-            Backend::Epoll => {
-                self.start_on(EpollSet::new().map_err(io("create an epoll set"))?, pool, pipelines, progress)?
-            }
-            Backend::Ring(wait) => {
-                self.start_on(RingSet::new(wait).map_err(io("create io_uring rings"))?, pool, pipelines, progress)?
-            }
-            Backend::Multishot => {
-                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("create a multishot io_uring ring"))?;
-                self.start_on(set, pool, pipelines, progress)?
-            }
-        };
+        let backend = backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)?;
+        let running = self.start_on(backend, pool, pipelines, progress)?;
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
         Ok(Some(PoolChannels { name: pool.name.clone(), pool: running, channels }))
     }
@@ -237,13 +221,13 @@ impl<'c> Wiring<'c> {
         self.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
     }
 
-    fn start_on<S: HandleSet + 'static>(
+    fn start_on(
         &mut self,
-        set: S,
+        backend: Backend,
         pool: &PoolConfig,
         pipelines: Vec<ChannelPipeline>,
         progress: &[ProgressCounter],
-    ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
+    ) -> Result<Arc<dyn ChannelPool>, GatewayError> {
         let digits = self.config.latency.significant_digits;
         let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
         let mut recorders = Vec::new();
@@ -279,13 +263,13 @@ impl<'c> Wiring<'c> {
         for (thread, counter) in dispatch.threads.iter_mut().zip(progress) {
             thread.progress = Some(*counter);
         }
-        let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
+        let running = channel_pool::start(backend, &dispatch, pipelines, Box::new(local))
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
         for (handle, socket) in sockets {
             running.add(socket.as_fd(), handle).map_err(GatewayError::io("register a line's socket"))?;
             self.drops.add(handle, socket);
         }
-        Ok(Arc::new(LockedPool::new(running)))
+        Ok(running)
     }
 
     fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
