@@ -160,7 +160,7 @@ fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
     for _ in 0..turns {
         let mut batch = buffers.begin();
         for _ in 0..packets {
-            batch.push(&[0; HEADER_BYTES], &body, OutputIndex(0)).expect("room");
+            batch.push(&[0; HEADER_BYTES], &body, None, OutputIndex(0)).expect("room");
         }
         let started = Instant::now();
         assert_eq!(io.send(&batch).expect("sent"), packets);

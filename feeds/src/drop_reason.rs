@@ -32,6 +32,8 @@ counted_reasons! {
     EpochJump = "epoch_jump", "An epoch too far above the highest accepted one.";
     EpochUnconfirmed = "epoch_unconfirmed", "Received while rival epochs were seen at the start, and nothing decided between them.";
     AnswerUnrequested = "answer_unrequested", "An answer of a retransmission service to a request that is no longer open.";
+    TagMissing = "tag_missing", "A published packet or an answer without a tag, where tags are required.";
+    TagInvalid = "tag_invalid", "The tag was made under another key or for another use, or the packet was changed.";
     ChannelUnknown = "channel_unknown", "For a group or a channel that is not received here.";
 }
 

@@ -1,6 +1,7 @@
 //! Our own output as one more feed: the published packet, the retransmission protocol, and a receiver for both.
 //!
 //! - [`packet`]: the datagram on the wire, checked once.
+//! - [`tag`]: proof that a holder of a key sent a packet.
 //! - [`position`]: the position of a channel's published stream.
 //! - [`request`]: requests to the retransmission service, and the form of its answers.
 //! - [`receiver`]: turns the datagrams of one group into whole messages, each once, in order. No sockets.
@@ -9,3 +10,4 @@ pub mod packet;
 pub mod position;
 pub mod receiver;
 pub mod request;
+pub mod tag;

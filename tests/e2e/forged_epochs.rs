@@ -11,14 +11,17 @@ use std::{
 use mdgw_captures::random::Random;
 use mdgw_feeds::{
     identity::{Epoch, Sequence},
-    published::packet::{PacketFlags, PacketMeta, parse_packet, write_packet},
+    published::{
+        packet::{PacketFlags, PacketMeta, parse_packet, write_packet},
+        tag::{TAG_BYTES, TagKey, TagPolicy, TagUse},
+    },
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS, SESSION},
-    gateway_fixture::{GatewayFixture, GatewayOptions},
-    pair::VenueSender,
+    gateway_fixture::{GatewayFixture, GatewayOptions, write_key},
+    pair::{VenueSender, with_tag},
     process::{self, MdgwProcess, Signal},
 };
 use socket2::{Domain, Protocol, Socket, Type};
@@ -28,6 +31,8 @@ const JUMP_MAX: u64 = 1_000;
 const FORGE_EVERY: Duration = Duration::from_millis(10);
 const FORGED_FOR: Duration = Duration::from_secs(4);
 const PACKET_BYTES_MAX: usize = 65_536;
+/// Place of the flags in a packet's header.
+const FLAGS_AT: usize = 5;
 
 /// A receiver on the output group that forges packets there too. It believes epochs as receivers do.
 struct Forger {
@@ -35,6 +40,12 @@ struct Forger {
     gateway: u8,
     output: std::net::SocketAddrV4,
     known: Option<KnownEpochs>,
+    /// Which packets this receiver believes.
+    tags: TagPolicy,
+    /// Packets that this receiver has refused for their tag.
+    tags_refused: u64,
+    /// The gateway's newest packet, as received.
+    recorded: Vec<u8>,
     /// The newest packet of the gateway with records, and the newest of any kind.
     records: Option<(PacketMeta, Vec<u8>)>,
     newest: Option<PacketMeta>,
@@ -59,6 +70,9 @@ impl Forger {
             gateway: fixture.node,
             output: fixture.output,
             known: None,
+            tags: TagPolicy::default(),
+            tags_refused: 0,
+            recorded: Vec::new(),
             records: None,
             newest: None,
             republished: 0,
@@ -73,6 +87,10 @@ impl Forger {
     fn receive(&mut self) {
         let mut bytes = vec![0; PACKET_BYTES_MAX];
         let Ok(length) = self.socket.recv(&mut bytes) else { return };
+        if self.tags.check(TagUse::Published, &bytes[..length]).is_err() {
+            self.tags_refused += 1;
+            return;
+        }
         let Ok(packet) = parse_packet(&bytes[..length]) else { return };
         let meta = packet.meta;
         let known = self.known.get_or_insert_with(|| KnownEpochs::new(meta.epoch, JUMP_MAX));
@@ -84,6 +102,7 @@ impl Forger {
             self.records = Some((meta, packet.body.to_vec()));
         }
         self.newest = Some(meta);
+        self.recorded = bytes[..length].to_vec();
         self.republished += u64::from(meta.flags.contains(PacketFlags::RETRANSMISSION) && packet.frame_count > 0);
         if is_accepted {
             self.longest_silence = self.longest_silence.max(self.accepted_at.elapsed());
@@ -128,16 +147,26 @@ impl Forger {
                 None => (meta.first, meta.next),
             };
             let length = write_packet(&PacketMeta { epoch, first, next, ..meta }, &body, &mut bytes).expect("it fits");
-            self.socket.send_to(&bytes[..length], self.output).expect("loopback takes a datagram");
+            let mut forged = vec![bytes[..length].to_vec()];
+            if !self.tags.keys.is_empty() {
+                // The same under a key of the sender's own, under the tag of another packet, and a packet sent again as it is.
+                forged.push(with_tag(&forged[0], &TagKey::new(&[8; 32])));
+                let (_, tag) = self.recorded.split_last_chunk::<TAG_BYTES>().expect("a packet was received");
+                let mut with_old_tag = [&forged[0][..], tag].concat();
+                with_old_tag[FLAGS_AT] |= PacketFlags::TAGGED.0;
+                forged.extend([with_old_tag, self.recorded.clone()]);
+            }
+            for packet in forged {
+                self.socket.send_to(&packet, self.output).expect("loopback takes a datagram");
+            }
         }
     }
 }
 
-fn start_with(fixture: &GatewayFixture, backend: &str, keys: &str) -> MdgwProcess {
+fn start_with(fixture: &GatewayFixture, options: &GatewayOptions, backend: &str, keys: &str) -> MdgwProcess {
     let election = format!("\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw1\"\n\n{keys}\n");
     let path = fixture.path("gateway.toml");
-    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &election)
-        .expect("the configuration can be written");
+    fs::write(&path, fixture.config_text(options) + &election).expect("the configuration can be written");
     process::start([Path::new("run"), &path])
 }
 
@@ -197,7 +226,7 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
 fn forged_epochs_leave_a_leader_over_a_record_received() {
     let fixture = GatewayFixture::with_node(1);
     let keys = format!("[election.file]\ndirectory = \"{}\"\n", fixture.path("records").display());
-    let gateway = start_with(&fixture, "file", &keys);
+    let gateway = start_with(&fixture, &GatewayOptions::itch(), "file", &keys);
     assert_output_goes_on("file", &fixture, &gateway);
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
@@ -214,7 +243,40 @@ fn forged_epochs_leave_a_leader_without_a_store_received() {
         fixture.output.port(),
         key.display()
     );
-    let gateway = start_with(&fixture, "emergent", &keys);
+    let gateway = start_with(&fixture, &GatewayOptions::itch(), "emergent", &keys);
     assert_output_goes_on("emergent", &fixture, &gateway);
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Control: the tests above, whose forged packets raise the leader's epoch.
+#[test]
+fn with_tags_forged_epochs_change_nothing() {
+    let fixture = GatewayFixture::with_node(1);
+    let key_file = fixture.path("tag_key");
+    write_key(&key_file);
+    let options =
+        GatewayOptions { output: format!("tag_key_files = [\"{}\"]\n", key_file.display()), ..GatewayOptions::itch() };
+    let keys = format!("[election.file]\ndirectory = \"{}\"\n", fixture.path("records").display());
+    let gateway = start_with(&fixture, &options, "file", &keys);
+    gateway.wait_for_stderr("gateway running");
+    gateway.wait_for_stderr("INFO leads ");
+    let mut forger = Forger::join(&fixture);
+    forger.tags.keys.push(TagKey::new(&[0x5a; 32]));
+    let day = feeds::itch_packets(feeds::itch_day(400, 1), SESSION, MIDNIGHT_NS);
+    VenueSender::default().send(fixture.lines[0], &day);
+    process::wait_until("the gateway publishes records", || {
+        forger.receive();
+        forger.records.is_some()
+    });
+    let mut random = Random::new(7);
+    forger.send_packets(Some(Sequence(1)), |highest| {
+        let offset = 1 + random.below(JUMP_MAX);
+        Epoch::new(highest.count() + offset, u8::try_from(random.below(256)).expect("below 256"))
+    });
+    forger.receive_accepted(20);
+    assert!(forger.tags_refused > 0 && forger.refused == 0, "{} {}", forger.tags_refused, forger.refused);
+    assert_eq!(forger.highest().node(), fixture.node);
+    gateway.wait_for_stderr("alarm=\"tag-refused\"");
+    let stderr = gateway.stop_with(Signal::Terminate).expect_code(0).stderr;
+    assert!(!stderr.contains("outranked") && !stderr.contains("epoch-jump"), "{stderr}");
 }

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    fs,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,7 +19,7 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use mdgw_tests::{
-    gateway_fixture::{GatewayFixture, GatewayOptions, wait_until_joined},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined, write_key},
     process::{self, MdgwProcess, Signal},
 };
 use socket2::SockRef;
@@ -89,6 +91,42 @@ fn tail_that_joins_for_the_gateways_address_receives_no_forged_packets() {
     assert!(ended.stdout.lines().count() > 1_000, "{}", ended.stderr);
     assert!(!ended.stderr.contains("refused"), "{}", ended.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Without a service too, and whatever epoch the forged packets claim. Its control is the test below.
+#[test]
+fn tail_with_a_key_refuses_forged_packets_and_receives_everything() {
+    let fixture = GatewayFixture::new();
+    let key_file = fixture.path("tag_key");
+    write_key(&key_file);
+    let options =
+        GatewayOptions { output: format!("tag_key_files = [\"{}\"]\n", key_file.display()), ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&options, &["--date", "2019-01-30"]);
+    let forger = Forger::start(fixture.output);
+    let more = ["--tag-key", text(&key_file), "--ts-recv", "none"];
+    let tail = start_tail_alone(&fixture, &more);
+    wait_until_joined(fixture.output, 1);
+    let _ = fixture.sim(&SIM).end().expect_code(0);
+    let disturbed = tail.end().expect_code(1);
+    assert!(disturbed.stderr.contains(" packets: tag_missing ("), "{}", disturbed.stderr);
+    drop(forger);
+    // The configuration names the key too, and the retransmission service's answers have tags.
+    let config = fixture.path("gateway.toml");
+    let arguments = ["tail", text(&config), "--json", "--until-ended", "--ts-recv", "none"];
+    let undisturbed = process::start(arguments).end().expect_code(0);
+    assert!(undisturbed.stdout.lines().count() > 1_000, "{}", undisturbed.stderr);
+    assert!(disturbed.stdout == undisturbed.stdout, "other records: {}", disturbed.stderr);
+    // With another key `tail` receives nothing and reports the reason.
+    write_other_key(&key_file);
+    let tail = start_tail_alone(&fixture, &["--tag-key", text(&key_file), "--exit-idle-s", "0.5"]);
+    let refused = tail.end().expect_code(1);
+    assert!(refused.stdout.is_empty() && refused.stderr.contains(" packets: tag_invalid ("), "{}", refused.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+fn write_other_key(path: &Path) {
+    write_key(path);
+    fs::write(path, "08".repeat(32)).unwrap();
 }
 
 #[test]

@@ -32,6 +32,7 @@ use mdgw_feeds::{
     channel::{Channel, ChannelConfig, ChannelCounters, ChannelState, Datagram},
     drop_reason::DropReason,
     identity::{ChannelId, Epoch, Feed, GroupId, Line},
+    published::tag::TagKey,
     time::{MonoNs, TradingDate, UnixNs},
     transport::iextp::{PROTOCOL_DEEP_1_0, PROTOCOL_TOPS_1_6},
     venue::iex::{deep::PriceLevelUpdate, tops::QuoteUpdate},
@@ -175,6 +176,7 @@ fn run_pipeline<S: HandleSet>(set: S, between_calls: impl Fn()) -> AllocationRun
         catch_up_packets_per_s: 20_000,
         send_ns_max: 10_000_000,
         log_directory: fixture.path("log"),
+        tag_key: Some(TagKey::new(&[7; 32])),
     };
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
     let lines = [Line::A, Line::B].into_iter().zip(fixture.lines).map(|(line, group)| LineSocket {

@@ -11,14 +11,18 @@ use mdgw_feeds::{
     drop_reason::DropReason,
     frame::FrameKind,
     identity::{Epoch, Feed, Sequence, Session},
-    published::{packet::Frames, position::StreamPosition},
+    published::{
+        packet::Frames,
+        position::StreamPosition,
+        tag::{TagKey, TagPolicy},
+    },
     time::MonoNs,
 };
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
-    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text, write_key},
     pair::{
         CHANNEL, Delivery, GROUP, InProcessGateway, LogEntry, RecordingConsumer, ScriptedLeader, VenueSender,
         check_deliveries, link, log_entries, messages_of, start_gateway,
@@ -142,6 +146,88 @@ fn a_standby_with_sources_receives_the_gateways_only() {
         let expected = if is_filtered { (sent, 0) } else { (sent + 2, sent) };
         assert_eq!((counts.datagrams, counts.drops.get(DropReason::EpochStale)), expected, "{output_line}");
     }
+}
+
+/// Packets without a tag or under another key move no epoch and no position, at the standby or at a consumer. Recorded packets
+/// move neither back. Control: without keys they do ([`a_standby_with_sources_receives_the_gateways_only`]).
+#[test]
+fn with_tags_a_takeover_is_undisturbed_by_forged_packets() {
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("tag_key");
+    write_key(&key_file);
+    let key = TagKey::new(&[0x5a; 32]);
+    let tags = TagPolicy { keys: vec![key.clone()], accepts_untagged: false };
+    let mut options = wanted();
+    options.output += &format!("tag_key_files = [\"{}\"]\n", key_file.display());
+    let standby = InProcessGateway::start(GatewayFixture::with_node(2), &options);
+    let mut consumer = RecordingConsumer::open_with_tags(&standby.fixture, 2, tags);
+    VenueSender::default().send(standby.fixture.lines[0], &day(400, 1, SESSION));
+    wait_until("the log has the session's end", || standby.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
+    let (log, output) = (standby.log(), standby.fixture.output);
+    let most = log.len() / 2;
+
+    let forged_epoch = Epoch(500 << 8 | 7);
+    let untagged = ScriptedLeader::new(output, forged_epoch);
+    let other_key = ScriptedLeader::new(output, forged_epoch).with_key(&TagKey::new(&[8; 32]));
+    let leader = ScriptedLeader::new(output, OLD_EPOCH).with_key(&key);
+    let publish_forged = |entries: &[LogEntry]| {
+        untagged.publish(entries);
+        other_key.publish(entries);
+    };
+    // Before the leader's first packet, among its packets, and beyond its position.
+    publish_forged(&log[..2]);
+    leader.publish(&log[..10]);
+    publish_forged(&log[most..most + 30]);
+    leader.publish(&log[10..most]);
+    publish_forged(&log[most - 10..most]);
+    standby.wait_until_received(log[most - 1].until());
+    // The first packets again, as they were recorded: what the standby acknowledges to the leader does not go back.
+    leader.publish(&log[..3]);
+    wait_until("the standby has read them", || standby.channel_status().packets == most as u64 + 3);
+    assert_eq!(standby.channel_status().last_received, Some(log[most - 1].until()));
+    standby.open_fence(NEW_EPOCH);
+    consumer.receive_to_session_end(log.last().unwrap().session);
+    assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
+    assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
+    // The gateway's own packets come after the forged ones.
+    wait_until("the standby has read all packets", || standby.channel_status().own_packets > 0);
+    let status = standby.channel_status();
+    assert_eq!((status.packets, status.received.epoch), (most as u64 + 3, OLD_EPOCH));
+    let counts = standby.stop().listener_counts.unwrap();
+    let refused = [DropReason::TagMissing, DropReason::TagInvalid].map(|reason| counts.drops.get(reason));
+    assert_eq!(refused, [42, 42]);
+}
+
+/// While a pair changes to tags, its gateways accept packets without a tag too.
+#[test]
+fn a_standby_that_accepts_untagged_packets_follows_a_leader_without_a_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let key_file = directory.path().join("tag_key");
+    write_key(&key_file);
+    let mut options = wanted();
+    options.output += &format!("tag_key_files = [\"{}\"]\naccept_untagged = true\n", key_file.display());
+    let standby = InProcessGateway::start(GatewayFixture::with_node(2), &options);
+    // A consumer without a key reads packets with and without a tag.
+    let mut consumer = RecordingConsumer::open(&standby.fixture, 2);
+    VenueSender::default().send(standby.fixture.lines[0], &day(400, 1, SESSION));
+    wait_until("the log has the session's end", || standby.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
+    let (log, output) = (standby.log(), standby.fixture.output);
+    let most = log.len() / 2;
+    let leader = ScriptedLeader::new(output, OLD_EPOCH);
+    let other_key = ScriptedLeader::new(output, Epoch(500 << 8 | 7)).with_key(&TagKey::new(&[8; 32]));
+    leader.publish(&log[..most]);
+    standby.wait_until_received(log[most - 1].until());
+    standby.open_fence(NEW_EPOCH);
+    consumer.receive_to_session_end(log.last().unwrap().session);
+    assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
+    other_key.publish(&log[..1]);
+    // The kernel returns the gateway's own packets. Their tags are valid.
+    leader.publish(&log[..1]);
+    wait_until("the standby has read the last packet", || {
+        standby.channel_status().packets == most as u64 + 1 && standby.channel_status().own_packets > 0
+    });
+    let counts = standby.stop().listener_counts.unwrap();
+    assert_eq!((counts.drops.get(DropReason::TagMissing), counts.drops.get(DropReason::TagInvalid)), (0, 1));
 }
 
 #[test]

@@ -15,8 +15,9 @@ use mdgw_feeds::{
     frame::{FrameFlags, FrameKind},
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{
-        packet::{Frames, PacketFlags, PacketMeta, write_packet},
+        packet::{Frames, PACKET_HEADER_BYTES, PacketFlags, PacketHeader, PacketMeta, write_packet},
         position::StreamPosition,
+        tag::{TagKey, TagPolicy, TagUse},
     },
     time::MonoNs,
 };
@@ -31,6 +32,7 @@ use mdgw_runtime::{
 };
 use mdgw_subscriber::{Item, LineAddress, Output, Subscriber, SubscriberConfig};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use zerocopy::FromBytes as _;
 
 use crate::{
     feeds::Packet,
@@ -239,6 +241,8 @@ pub struct ScriptedLeader {
     socket: UdpSocket,
     output: SocketAddrV4,
     epoch: Epoch,
+    /// Key of the packets' tags; without a key they have none.
+    tag_key: Option<TagKey>,
 }
 
 impl ScriptedLeader {
@@ -248,7 +252,7 @@ impl ScriptedLeader {
     /// When it can't have a socket.
     #[must_use]
     pub fn new(output: SocketAddrV4, epoch: Epoch) -> Self {
-        Self { socket: sender(), output, epoch }
+        Self { socket: sender(), output, epoch, tag_key: None }
     }
 
     /// A leader at another address of the loopback interface.
@@ -259,7 +263,13 @@ impl ScriptedLeader {
     pub fn at(address: Ipv4Addr, output: SocketAddrV4, epoch: Epoch) -> Self {
         let socket = UdpSocket::bind((address, 0)).expect("a socket");
         SockRef::from(&socket).set_multicast_if_v4(&Ipv4Addr::LOCALHOST).expect("loopback sends multicast");
-        Self { socket, output, epoch }
+        Self { socket, output, epoch, tag_key: None }
+    }
+
+    /// The same leader with a tag under this key on each packet.
+    #[must_use]
+    pub fn with_key(self, key: &TagKey) -> Self {
+        Self { tag_key: Some(key.clone()), ..self }
     }
 
     /// Publishes entries, one packet each.
@@ -280,9 +290,23 @@ impl ScriptedLeader {
                 send_time_ns: 1,
             };
             let length = write_packet(&meta, &entry.payload, &mut datagram).expect("an entry fits a packet");
-            self.socket.send_to(&datagram[..length], self.output).expect("loopback takes a datagram");
+            let packet = &datagram[..length];
+            let packet = self.tag_key.as_ref().map_or_else(|| packet.to_vec(), |key| with_tag(packet, key));
+            self.socket.send_to(&packet, self.output).expect("loopback takes a datagram");
         }
     }
+}
+
+/// The packet with a tag.
+///
+/// # Panics
+/// When it is shorter than a header.
+#[must_use]
+pub fn with_tag(packet: &[u8], key: &TagKey) -> Vec<u8> {
+    let (mut header, frames) = PacketHeader::read_from_prefix(packet).expect("a packet");
+    header.flags |= PacketFlags::TAGGED.0;
+    let header: [u8; PACKET_HEADER_BYTES] = zerocopy::transmute!(header);
+    [&header[..], frames, &key.tag(TagUse::Published, &header, frames)].concat()
 }
 
 /// A venue that sends the given packets in order, on the given lines.
@@ -345,9 +369,19 @@ impl RecordingConsumer {
     /// When it can't.
     #[must_use]
     pub fn open(fixture: &GatewayFixture, members: u32) -> Self {
+        Self::open_with_tags(fixture, members, TagPolicy::default())
+    }
+
+    /// The same, with a policy for packet tags.
+    ///
+    /// # Panics
+    /// When it can't.
+    #[must_use]
+    pub fn open_with_tags(fixture: &GatewayFixture, members: u32, tags: TagPolicy) -> Self {
         let line = LineAddress::new(fixture.output, Ipv4Addr::LOCALHOST);
         let mut config = SubscriberConfig::new(vec![line]);
         config.receiver.group = GROUP;
+        config.receiver.tags = tags;
         config.services = vec![fixture.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(fixture.output, members);

@@ -10,12 +10,14 @@ use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery},
     book::BookLimits,
     channel::{Channel, ChannelConfig, Datagram, SchemaSet},
+    drop_reason::DropReason,
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
     identity::{ChannelId, Feed, GroupId, Line, Sequence, Session},
     published::{
-        packet::{Frames, PACKET_HEADER_BYTES, parse_packet, write_packet},
+        packet::{Frames, PACKET_HEADER_BYTES, PacketFlags, parse_packet, write_packet},
         receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
         request::ServiceRequest,
+        tag::{TAG_BYTES, TagKey, TagPolicy, TagUse},
     },
     time::{MonoNs, TradingDate, UnixNs},
     transport::{Packet, PacketKind, Transport, binaryfile, iextp, moldudp64},
@@ -169,11 +171,19 @@ fn text_of(message: &impl FieldList) -> String {
     text
 }
 
-/// Our own packets: read, then written again; frames fill the body.
+/// Our own packets: read, then written again without a tag; frames fill the body. No input has a valid tag by chance.
 pub fn packet(input: &[u8]) {
+    let tags = TagPolicy { keys: vec![TagKey::new(&[7; 32])], accepts_untagged: true };
+    let checked = tags.check(TagUse::Published, input);
     let Ok(packet) = parse_packet(input) else {
         return;
     };
+    assert_eq!(checked, if packet.is_tagged { Err(DropReason::TagInvalid) } else { Ok(()) });
+    let mut input = input.to_vec();
+    if packet.is_tagged {
+        input.truncate(input.len() - TAG_BYTES);
+        input[5] &= !PacketFlags::TAGGED.0;
+    }
     let mut again = vec![0; input.len()];
     assert_eq!(write_packet(&packet.meta, packet.body, &mut again), Some(input.len()));
     assert_eq!(again, input);

@@ -6,6 +6,7 @@ use mdgw_feeds::{
     published::{
         packet::{PACKET_BYTES_MAX, PacketFlags, PacketMeta, write_packet},
         request::{RequestKind, ServiceRequest},
+        tag::TAG_BYTES,
     },
     time::{TradingDate, UnixNs},
     transport::{binaryfile, iextp, moldudp64},
@@ -35,6 +36,9 @@ pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         [(1, 5, PacketFlags::default()), (5, 5, PacketFlags::HEARTBEAT), (5, 9, PacketFlags::END_OF_SESSION)]
             .map(|(first, next, flags)| published(first, next, flags))
             .into();
+    let mut tagged = [&published[0][..], &[0; TAG_BYTES]].concat();
+    // The flags are the sixth byte.
+    tagged[5] |= PacketFlags::TAGGED.0;
     let channels = [(0, &moldudp64), (1, &iextp), (2, &iextp)].map(|(feed, packets)| {
         let mut input = vec![feed];
         for packet in packets {
@@ -52,7 +56,7 @@ pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("itch50", itch),
         ("tops", tops),
         ("deep", deep),
-        ("packet", published),
+        ("packet", [published, vec![tagged]].concat()),
         ("request", requests()),
         ("arbiter", vec![vec![0, 0, 1, 2, 0, 1, 5, 2, 5, 0, 9, 0, 7, 0, 0, 0, 0, 1, 3, 9]]),
         ("channel", channels.into()),

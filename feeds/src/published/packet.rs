@@ -4,7 +4,7 @@
 //!  0      4         5       6       8         10            12              14         16
 //!  | MDGW | version | flags | group | channel | frame_count | payload_bytes | reserved |
 //!  16      24        40      48     56             64
-//!  | epoch | session | first | next | send_time_ns | frames …
+//!  | epoch | session | first | next | send_time_ns | frames … | tag, 16 bytes, if flagged
 //! ```
 //! Little-endian. The packet covers the input sequences `[first, next)`. A message larger than a packet is split into
 //! parts at record borders, each alone in its packet. The parts before the last cover nothing (`next` is the
@@ -23,6 +23,7 @@ use crate::{
     drop_reason::DropReason,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, GapBody, StateBody},
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
+    published::tag::TAG_BYTES,
 };
 
 /// Header of a published packet.
@@ -67,7 +68,8 @@ pub const PACKET_MAGIC: u32 = u32::from_le_bytes(*b"MDGW");
 /// Version of the format.
 pub const PACKET_VERSION: u8 = 1;
 
-/// Default maximum packet size, bytes: an Ethernet frame without fragmentation (1,500 less IPv4 and UDP headers).
+/// Default maximum packet size, bytes, with the tag: an Ethernet frame without fragmentation (1,500 less IPv4 and UDP
+/// headers).
 pub const PACKET_BYTES_MAX: usize = 1_472;
 
 /// Flags of a packet, a bit set.
@@ -84,13 +86,15 @@ impl PacketFlags {
     pub const SNAPSHOT: Self = Self(1 << 2);
     /// Nothing follows in this session: `next` is final.
     pub const END_OF_SESSION: Self = Self(1 << 3);
+    /// A [`tag`](super::tag) follows the frames. [`parse_packet`] removes the flag and the tag.
+    pub const TAGGED: Self = Self(1 << 4);
 
     /// A retransmission service's answer about the epoch: the only packet with all of these flags.
     pub const EPOCH_ANSWER: Self =
         Self::HEARTBEAT.with(Self::RETRANSMISSION).with(Self::SNAPSHOT).with(Self::END_OF_SESSION);
 
     /// All defined flags.
-    const KNOWN: Self = Self(0b1111);
+    const KNOWN: Self = Self(0b1_1111);
 
     /// Both sets together.
     #[must_use]
@@ -159,6 +163,8 @@ pub struct Packet<'a> {
     pub part: Option<Part>,
     /// Frames in it.
     pub frame_count: u16,
+    /// Whether a tag followed the frames. Only [`TagPolicy::check`](super::tag::TagPolicy::check) says whether the tag is valid.
+    pub is_tagged: bool,
 }
 
 /// One part of a message that had to be split.
@@ -180,7 +186,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Parses and checks a datagram.
+/// Parses and checks a datagram, except for its tag.
 ///
 /// # Errors
 /// - [`DropReason::HeaderTruncated`]: shorter than a header.
@@ -191,7 +197,7 @@ impl<'a> Packet<'a> {
 /// - [`DropReason::SequenceInvalid`]: a range that is reversed or would wrap, or frames that leave it or do not ascend.
 /// - [`DropReason::FieldInvalid`]: no session, or parts where none are allowed.
 pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
-    let (header, body) = PacketHeader::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
+    let (header, rest) = PacketHeader::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
     let flags = PacketFlags(header.flags);
     if header.magic.get() != PACKET_MAGIC
         || header.version != PACKET_VERSION
@@ -200,11 +206,12 @@ pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     {
         return Err(DropReason::ProtocolMismatch);
     }
-    if body.len() != usize::from(header.payload_bytes.get()) {
-        return Err(DropReason::LengthMismatch);
-    }
+    let is_tagged = flags.contains(PacketFlags::TAGGED);
+    let body = if is_tagged { rest.split_last_chunk::<TAG_BYTES>().map(|(body, _)| body) } else { Some(rest) };
+    let body = body.filter(|body| body.len() == usize::from(header.payload_bytes.get()));
+    let body = body.ok_or(DropReason::LengthMismatch)?;
     let meta = PacketMeta {
-        flags,
+        flags: PacketFlags(flags.0 & !PacketFlags::TAGGED.0),
         group: GroupId(header.group.get()),
         channel: ChannelId(header.channel.get()),
         epoch: Epoch(header.epoch.get()),
@@ -218,7 +225,7 @@ pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     }
     let frame_count = header.frame_count.get();
     let part = check_frames(&meta, body, frame_count)?;
-    Ok(Packet { meta, body, part, frame_count })
+    Ok(Packet { meta, body, part, frame_count, is_tagged })
 }
 
 /// Sequences of published packets end here, so that a sequence and its part fit one 64-bit position.

@@ -11,9 +11,11 @@
 //! Sessions that began and ended unobserved between two observed ones are requested too. A subscriber thus misses no
 //! session that the logs still hold.
 //!
-//! Out of scope: filling in values local to the consumer (see [`crate::consumer_edge`]), and authentication of
-//! senders beyond the epoch. The network must protect the groups and the service's address. Which epoch is believed at
-//! the start, and when a receiver gives up instead: module `epoch_start`.
+//! Anybody on the network may send to a multicast group. With a key ([`ReceiverConfig::tags`]) only packets of a holder of
+//! the key are accepted. Without one, epochs are the only protection, and the network must protect the groups and the
+//! service's address. Which epoch is believed at the start, and when a receiver gives up instead: module `epoch_start`.
+//!
+//! Out of scope: filling in values local to the consumer (see [`crate::consumer_edge`]).
 
 mod assembly;
 mod channel;
@@ -44,6 +46,7 @@ use self::{
 use super::{
     packet::{PACKET_BYTES_MAX, Packet, PacketFlags, parse_packet},
     request::ServiceRequest,
+    tag::{TAG_BYTES, TagPolicy, TagUse},
 };
 
 /// Configuration of a group's reception.
@@ -58,8 +61,10 @@ pub struct ReceiverConfig {
     pub channels_max: usize,
     /// Output lines of the group, 1 to 7.
     pub lines: u8,
-    /// Maximum packet size, bytes.
+    /// Maximum packet size without the tag, bytes.
     pub packet_bytes_max: usize,
+    /// Which tags packets must have, on the lines and in answers.
+    pub tags: TagPolicy,
     /// Packets held per channel while a gap is pending.
     pub window_packets: usize,
     /// How long a gap waits for another line, ns.
@@ -77,6 +82,8 @@ pub struct ReceiverConfig {
     pub start_bytes_max: usize,
     /// Random bits that the answer about the epoch must repeat. Nobody else may be able to guess them.
     pub epoch_nonce: u64,
+    /// Random bits in the nonce of each request. With tags, answers to others are refused by it.
+    pub request_nonce: u64,
     /// Largest distance of a packet from the known position, in messages, without confirmation by two more packets.
     pub sequence_jump_max: u64,
     /// Maximum bytes of one message's records.
@@ -138,6 +145,7 @@ impl Default for ReceiverConfig {
             channels_max: 64,
             lines: 1,
             packet_bytes_max: PACKET_BYTES_MAX,
+            tags: TagPolicy::default(),
             window_packets: 256,
             gap_timeout_ns: 2_000_000,
             service: None,
@@ -146,6 +154,7 @@ impl Default for ReceiverConfig {
             start_window_ns: 3_000_000_000,
             start_bytes_max: 16 << 20,
             epoch_nonce: 0,
+            request_nonce: 0,
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
             line_silence_ns: None,
@@ -223,7 +232,6 @@ pub struct Receiver {
     channels: Vec<ReceiverChannel>,
     /// Where the last search for due requests ended.
     poll_cursor: usize,
-    nonce: u64,
     drops: DropCounts,
     packets: u64,
 }
@@ -261,7 +269,6 @@ impl Receiver {
             epochs: EpochStart::new(&config),
             channels,
             poll_cursor: 0,
-            nonce: 0,
             drops: DropCounts::default(),
             packets: 0,
             config,
@@ -283,6 +290,11 @@ impl Receiver {
         if packet.meta.group != self.config.group {
             return Err(self.refuse(DropReason::ChannelUnknown));
         }
+        let tag_use = match datagram.line {
+            Line::RECOVERY => TagUse::Answer { nonce: self.request_nonce(datagram.service) },
+            _ => TagUse::Published,
+        };
+        self.config.tags.check(tag_use, datagram.bytes).map_err(|reason| self.refuse(reason))?;
         let is_retransmission = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
         // On the published lines, a new leader repeats what the previous one may not have sent. The end of an answer
         // is not valid there.
@@ -290,7 +302,8 @@ impl Receiver {
             Line::RECOVERY => is_retransmission,
             _ => !is_retransmission || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
         };
-        if !is_allowed_on_line || datagram.bytes.len() > self.config.packet_bytes_max {
+        let bytes_max = self.config.packet_bytes_max + if packet.is_tagged { TAG_BYTES } else { 0 };
+        if !is_allowed_on_line || datagram.bytes.len() > bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
         }
         let is_answer = datagram.line == Line::RECOVERY;
@@ -331,18 +344,23 @@ impl Receiver {
         }
     }
 
-    /// Returns a due request to the retransmission service; channels take turns.
+    /// Nonce of the requests to that service. Each service has its own: the answer of one is none of another.
+    #[must_use]
+    pub fn request_nonce(&self, service: u8) -> u64 {
+        self.config.request_nonce.wrapping_add(u64::from(service))
+    }
+
+    /// Returns a due request to the retransmission service; channels take turns. The caller chooses the service, and sets
+    /// its [nonce](Self::request_nonce).
     pub fn poll_request(&mut self) -> Option<ServiceRequest> {
         if let Some(request) = self.epochs.poll_request() {
-            self.nonce += 1;
-            return Some(ServiceRequest { group: self.config.group, nonce: self.nonce, ..request });
+            return Some(ServiceRequest { group: self.config.group, ..request });
         }
         for _ in 0..self.channels.len() {
             self.poll_cursor = (self.poll_cursor + 1) % self.channels.len();
             let Some(channel) = self.channels.get_mut(self.poll_cursor) else { continue };
             if let Some(request) = channel.poll_request() {
-                self.nonce += 1;
-                return Some(ServiceRequest { group: self.config.group, nonce: self.nonce, ..request });
+                return Some(ServiceRequest { group: self.config.group, ..request });
             }
         }
         None

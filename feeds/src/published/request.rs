@@ -51,7 +51,7 @@ pub struct RequestPacket {
     pub first: U64,
     /// First input sequence not requested.
     pub next: U64,
-    /// Distinguishes requests in the service's records; chosen by the requester.
+    /// Chosen by the requester. The [tag](super::tag) of each packet of the answer covers it.
     pub nonce: U64,
 }
 
@@ -94,7 +94,7 @@ pub struct ServiceRequest {
     pub first: Sequence,
     /// First input sequence not requested.
     pub next: Sequence,
-    /// Distinguishes requests in the service's records; chosen by the requester.
+    /// Chosen by the requester. The [tag](super::tag) of each packet of the answer covers it.
     pub nonce: u64,
 }
 

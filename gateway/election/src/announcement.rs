@@ -140,10 +140,11 @@ impl Announcer {
 
 #[cfg(test)]
 mod tests {
+    use mdgw_keys::KEY_BYTES;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{auth::KEY_BYTES, formats::check};
+    use crate::formats::check;
 
     fn announcement() -> Announcement {
         let notice = DeathNotice { holder: NodeId(2), incarnation: Incarnation(9), epoch: Epoch::new(5, 2) };

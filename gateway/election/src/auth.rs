@@ -11,12 +11,13 @@
 use std::{
     fmt,
     fs::File,
-    io::{self, Read},
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    io::{self, Read as _},
+    path::Path,
 };
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
+pub use mdgw_keys::KeyError;
+use mdgw_keys::{KEY_BYTES, KeyBytes};
 use sha2::Sha256;
 
 /// The key of one deployment. `Debug` does not print it.
@@ -50,26 +51,12 @@ impl SharedKey {
         Self(Hmac::new_from_slice(bytes).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length")))
     }
 
-    /// Reads the key from a file that holds 64 hexadecimal digits and that only its owner may read.
+    /// Reads the key from a file.
     ///
     /// # Errors
-    /// When the file cannot be read, others could read or change it, or it holds anything else.
+    /// As [`KeyBytes::load`].
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(io_error)?;
-        // Checks the opened file, since its name may refer to another file by now.
-        let metadata = file.metadata().map_err(io_error)?;
-        if !metadata.is_file() {
-            return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
-        }
-        let mode = metadata.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
-        }
-        let mut text = String::new();
-        file.by_ref().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io_error)?;
-        let bytes = parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what })?;
-        Ok(Self::new(&bytes))
+        KeyBytes::load(path).map(|key| Self::new(&key.0))
     }
 
     /// The tag over `parts`, one after the other. The tag does not cover the boundaries between parts: all parts but
@@ -117,38 +104,6 @@ impl Purpose {
             Self::Membership => b"mdgw members   1",
         }
     }
-}
-
-/// Why the key could not be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum KeyError {
-    /// The operating system refused.
-    #[error("cannot read key file {}: {source}; create a key with (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
-    Io {
-        /// Path of the key file.
-        path: PathBuf,
-        /// The operating system's error.
-        source: io::Error,
-    },
-    /// Others than the owner may read or change the file.
-    #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
-    TooPermissive {
-        /// Path of the key file.
-        path: PathBuf,
-        /// The file's permission bits.
-        mode: u32,
-    },
-    /// The file holds no valid key.
-    #[error(
-        "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
-        path.display(), 2 * KEY_BYTES
-    )]
-    Malformed {
-        /// Path of the key file.
-        path: PathBuf,
-        /// What is wrong with the content, without any of the content.
-        what: String,
-    },
 }
 
 /// A random number that is used once.
@@ -243,34 +198,8 @@ pub enum AuthError {
     Replayed,
 }
 
-/// Bytes of a key.
-pub(crate) const KEY_BYTES: usize = 32;
-/// Maximum size of a key file: a key and some white space around it.
-const FILE_BYTES_MAX: u64 = 1 << 10;
-
-fn parse(text: &str) -> Result<[u8; KEY_BYTES], String> {
-    let digits = text.trim_ascii().as_bytes();
-    if digits.len() != 2 * KEY_BYTES {
-        return Err(format!("{} characters found", digits.len()));
-    }
-    let mut bytes = [0; KEY_BYTES];
-    for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
-        let [high, low] = pair.map(|digit| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
-        let (Some(high), Some(low)) = (high, low) else {
-            return Err("contains characters other than hexadecimal digits".to_owned());
-        };
-        *byte = high << 4 | low;
-    }
-    if bytes == [0; KEY_BYTES] {
-        return Err("the key is all zeros".to_owned());
-    }
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
-
     use super::*;
 
     #[test]
@@ -294,33 +223,6 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(!key.is_tag(Purpose::Vote, &[b"message"], &damaged), "bit {bit}");
         }
-    }
-
-    #[test]
-    fn a_readable_or_malformed_key_file_is_refused_with_the_remedy() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("key");
-        let load = |text: &str, mode| {
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            SharedKey::load(&path)
-        };
-        let missing = SharedKey::load(&path).unwrap_err().to_string();
-        assert!(missing.contains("openssl rand -hex 32"), "{missing}");
-        let digits = "0a".repeat(32);
-        let key = load(&format!("{digits}\n"), 0o600).unwrap();
-        assert_eq!(key.tag(Purpose::Vote, &[]), SharedKey::new(&[10; 32]).tag(Purpose::Vote, &[]));
-        for mode in [0o640, 0o604, 0o620, 0o602] {
-            let refused = load(&digits, mode).unwrap_err().to_string();
-            assert!(refused.contains("chmod 600"), "{refused}");
-        }
-        for text in ["", "0a", &"0x".repeat(32), &"0a".repeat(33), &"00".repeat(32), &"é".repeat(32)] {
-            let refused = load(text, 0o600).unwrap_err();
-            assert!(matches!(refused, KeyError::Malformed { .. }), "{text:?}");
-            assert!(text.len() < 4 || !refused.to_string().contains(text), "a key is never shown");
-        }
-        let refused = SharedKey::load(directory.path()).unwrap_err();
-        assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
     }
 
     /// Both ends of a connection. Each receives the other's hello as `theirs` changes it.

@@ -18,6 +18,7 @@
 
 mod catch_up;
 mod packet;
+mod packet_tags;
 mod publisher;
 mod sink;
 mod takeover_state;

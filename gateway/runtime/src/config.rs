@@ -21,7 +21,9 @@ mod resolve;
 pub mod resolved;
 pub(crate) mod settings;
 mod source;
+pub(crate) mod tag_keys;
 
 pub use error::{ConfigError, Problem};
 pub use reload::{Changes, Refused};
 pub use resolved::Resolved;
+pub use tag_keys::TagKeyError;

@@ -78,7 +78,7 @@ use crate::{
         file::AuditError,
     },
     config::{
-        Resolved,
+        Resolved, TagKeyError,
         resolved::{Backend, LinkConfig},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
@@ -196,6 +196,9 @@ pub enum GatewayError {
         /// Error of the start.
         source: PoolError,
     },
+    /// The keys of packet tags cannot be used.
+    #[error(transparent)]
+    TagKey(#[from] TagKeyError),
     /// The election's record cannot be opened in its store.
     #[error(transparent)]
     Store(#[from] RecordLocationError),

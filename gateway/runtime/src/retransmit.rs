@@ -34,12 +34,13 @@ use mdgw_feeds::{
         packet::{PACKET_HEADER_BYTES, PacketFlags, count_frames},
         position::StreamPosition,
         request::{REQUEST_PACKET_BYTES, RequestKind, ServiceRequest},
+        tag::{TAG_BYTES, TagKey, TagUse},
     },
     time::MonoNs,
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
-use mdgw_sys::{batch::HEADER_BYTES, clock::unix_now, fence::Fence, poll};
+use mdgw_sys::{clock::unix_now, fence::Fence, poll};
 use requesters::{Refusal, Requesters};
 use socket2::{SockAddr, SockRef};
 
@@ -54,8 +55,10 @@ pub struct ServedChannel {
     pub channel: ChannelId,
     /// Directory of its log's segments.
     pub log_directory: PathBuf,
-    /// Greatest payload of a packet, less its header.
-    pub payload_bytes_max: usize,
+    /// Most bytes of frames in a packet.
+    pub frame_bytes_max: usize,
+    /// Key of the answers' tags; without a key they have none.
+    pub tag_key: Option<TagKey>,
     /// Fence of the channel's group: knows the epoch of the last opening.
     pub fence: Arc<Fence>,
     /// Known epochs of the channel's group, also of other gateways.
@@ -67,6 +70,12 @@ impl ServedChannel {
     fn known_epoch(&self) -> Epoch {
         self.fence.epoch().max(self.epochs.highest_observed().unwrap_or_default())
     }
+
+    /// Bytes of a packet with that many bytes of frames.
+    fn packet_bytes(&self, frame_bytes: usize) -> u64 {
+        let tag_bytes = if self.tag_key.is_some() { TAG_BYTES } else { 0 };
+        (PACKET_HEADER_BYTES + frame_bytes + tag_bytes) as u64
+    }
 }
 
 /// The service with its socket. Owned by one cold thread.
@@ -76,8 +85,8 @@ pub(crate) struct RetransmissionService {
     responder: Responder,
 }
 
-/// Sends header and body of one packet, and returns the bytes sent.
-pub(crate) type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<usize> + 'a;
+/// Sends header, frames and tag of one packet, and returns the bytes sent. The tag is empty if there is no key.
+pub(crate) type SendPacket<'a> = dyn FnMut([&[u8]; 3]) -> io::Result<usize> + 'a;
 
 /// Answers requests, independent of the transport.
 #[derive(Debug)]
@@ -168,9 +177,7 @@ impl RetransmissionService {
             match self.socket.recv_from(&mut datagram) {
                 Ok((length, SocketAddr::V4(requester))) => {
                     let (socket, to) = (SockRef::from(&self.socket), SockAddr::from(requester));
-                    let mut send = |header: &[u8; HEADER_BYTES], body: &[u8]| {
-                        socket.send_to_vectored(&[IoSlice::new(header), IoSlice::new(body)], &to)
-                    };
+                    let mut send = |parts: [&[u8]; 3]| socket.send_to_vectored(&parts.map(IoSlice::new), &to);
                     self.responder.answer(&datagram[..length], *requester.ip(), now, &mut send);
                 }
                 Ok(_) => {}
@@ -278,9 +285,10 @@ impl Responder {
         let mut answer = Response {
             send,
             served: &channel.served,
+            nonce: request.nonce,
             session,
             packets_left: self.requesters.limits().packets_per_request_max,
-            bytes_left: bytes_max.saturating_sub(END_BYTES),
+            bytes_left: bytes_max.saturating_sub(channel.served.packet_bytes(0)),
             counts: &mut self.counts,
             bytes: 0,
         };
@@ -325,6 +333,8 @@ pub enum ServiceError {
 struct Response<'a> {
     send: &'a mut SendPacket<'a>,
     served: &'a ServedChannel,
+    /// Nonce of the request.
+    nonce: u64,
     session: SessionBytes,
     packets_left: u32,
     bytes_left: u64,
@@ -369,7 +379,7 @@ impl Response<'_> {
             return self.end(0, 0, PacketFlags::SNAPSHOT);
         }
         let mut first = first.min(definitions.count());
-        while let Some((payload, following)) = definitions.packet_from(first, self.served.payload_bytes_max) {
+        while let Some((payload, following)) = definitions.packet_from(first, self.served.frame_bytes_max) {
             let entry =
                 Entry { frame_count: count_frames(payload).unwrap_or(0), payload, ..self.empty(first, following) };
             if !self.send(&entry, PacketFlags::RETRANSMISSION.with(PacketFlags::SNAPSHOT)) {
@@ -382,7 +392,7 @@ impl Response<'_> {
 
     /// Sends one packet, if the limits allow it.
     fn send(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
-        let bytes = (PACKET_HEADER_BYTES + entry.payload.len()) as u64;
+        let bytes = self.served.packet_bytes(entry.payload.len());
         if self.packets_left == 0 || self.bytes_left < bytes {
             self.counts.truncated += 1;
             return false;
@@ -399,9 +409,11 @@ impl Response<'_> {
     }
 
     fn transmit(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
-        let header: [u8; HEADER_BYTES] =
-            packet_header(self.served.group, self.served.channel, self.served.known_epoch(), unix_now(), entry, flags);
-        match (self.send)(&header, entry.payload) {
+        let ServedChannel { group, channel, tag_key, .. } = self.served;
+        let flags = if tag_key.is_some() { flags.with(PacketFlags::TAGGED) } else { flags };
+        let header = packet_header(*group, *channel, self.served.known_epoch(), unix_now(), entry, flags);
+        let tag = tag_key.as_ref().map(|key| key.tag(TagUse::Answer { nonce: self.nonce }, &header, entry.payload));
+        match (self.send)([&header, entry.payload, tag.as_ref().map_or(&[], |tag| tag)]) {
             Ok(bytes) => {
                 self.bytes += bytes as u64;
                 self.counts.bytes += bytes as u64;
@@ -431,7 +443,6 @@ impl Response<'_> {
     }
 }
 
-const END_BYTES: u64 = PACKET_HEADER_BYTES as u64;
 /// Interval at which the service follows the logs while no request arrives.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(5);
 /// Most entries of a log that one turn reads, so that requests do not wait for long.

@@ -39,13 +39,16 @@ use std::{
     fs::File,
     io::{self, Read as _},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mdgw_feeds::{
     identity::{Epoch, Line},
+    published::tag::TAG_BYTES,
     time::{MonoNs, UnixNs},
 };
+use mdgw_keys::KeyBytes;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     time::{ClockId, clock_gettime},
@@ -53,6 +56,8 @@ use rustix::{
 use zerocopy::IntoBytes;
 
 pub use self::{records::ConsumerEdges, services::ServiceSelector};
+pub use mdgw_feeds::published::tag::{TagKey, TagPolicy};
+pub use mdgw_keys::KeyError;
 
 /// Configuration of a subscription to one group.
 #[derive(Clone, Debug)]
@@ -67,7 +72,8 @@ pub struct SubscriberConfig {
     pub sources: Vec<Ipv4Addr>,
     /// Receive buffer requested from the kernel per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// All other settings. `lines` and the number of services are set from the fields above, and `epoch_nonce` at random. The rest of `service`
+    /// All other settings, among them the keys of packet tags ([`load_tag_key`]). `lines` and the number of services are set from the fields above, and the
+    /// nonces at random. The rest of `service`
     /// only applies if there are services.
     pub receiver: ReceiverConfig,
 }
@@ -223,14 +229,15 @@ impl Subscriber {
             ServiceConfig { service_count, ..service }
         });
         let selector = ServiceSelector::new(config.services.len());
-        let mut nonce = [0; 8];
+        let mut nonces = [[0; 8]; 2];
         File::open("/dev/urandom")
-            .and_then(|mut source| source.read_exact(&mut nonce))
+            .and_then(|mut source| source.read_exact(nonces.as_flattened_mut()))
             .map_err(SubscriberError::Random)?;
-        config.receiver.epoch_nonce = u64::from_ne_bytes(nonce);
+        let [epoch_nonce, request_nonce] = nonces.map(u64::from_ne_bytes);
+        (config.receiver.epoch_nonce, config.receiver.request_nonce) = (epoch_nonce, request_nonce);
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
-        let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
+        let buffer = vec![0; config.receiver.packet_bytes_max + TAG_BYTES + 1].into_boxed_slice();
         let SubscriberConfig { receiver, sources, .. } = config;
         Ok(Self { receiver: Receiver::new(receiver), sockets, selector, sources, buffer, statistics })
     }
@@ -335,15 +342,24 @@ impl Subscriber {
     }
 
     fn send_requests(&mut self) {
-        while let Some(request) = self.receiver.poll_request() {
+        while let Some(mut request) = self.receiver.poll_request() {
             let mut services = self.sockets.iter().filter(|(line, ..)| *line == Line::RECOVERY);
-            let Some((.., socket)) = services.nth(self.selector.select(&request)) else { return };
+            let Some((_, service, socket)) = services.nth(self.selector.select(&request)) else { return };
+            request.nonce = self.receiver.request_nonce(*service);
             self.statistics.requests += 1;
             if socket.send(request.to_packet().as_bytes()).is_err() {
                 self.statistics.requests_failed += 1;
             }
         }
     }
+}
+
+/// Reads a key for [`ReceiverConfig::tags`] from a file of 64 hexadecimal digits that only its owner may read.
+///
+/// # Errors
+/// When the file cannot be read, others could read or change it, or it holds anything else.
+pub fn load_tag_key(path: &Path) -> Result<TagKey, KeyError> {
+    KeyBytes::load(path).map(|key| TagKey::new(&key.0))
 }
 
 fn is_accepted_sender(sources: &[Ipv4Addr], sender: SocketAddr) -> bool {

@@ -16,4 +16,6 @@ mod send;
 
 pub use receive::{ReceiveBatch, ReceivedDatagram, StampKind};
 pub use round_robin::{is_past_send_error, receive_round_robin};
-pub use send::{BatchFull, HEADER_BYTES, Output, OutputIndex, Outputs, PACKETS_MAX, SendBatch, SendBuffers};
+pub use send::{
+    BatchFull, HEADER_BYTES, Output, OutputIndex, Outputs, PACKETS_MAX, SendBatch, SendBuffers, TRAILER_BYTES,
+};

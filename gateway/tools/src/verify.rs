@@ -30,7 +30,10 @@ use std::{collections::BTreeMap, net::SocketAddr};
 use mdgw_feeds::{
     drop_reason::DropReason,
     identity::{ChannelId, GroupId},
-    published::packet::{PacketFlags, parse_packet},
+    published::{
+        packet::{PacketFlags, parse_packet},
+        tag::{TagPolicy, TagUse},
+    },
 };
 
 pub use self::finding::{Finding, Location, OutputCheck};
@@ -49,6 +52,8 @@ pub struct VerifyOptions {
     pub clock_error_ns: u64,
     /// Largest epoch jump that is accepted, as configured at the receivers.
     pub epoch_jump_max: u64,
+    /// Which tags packets must have, as configured at the receivers.
+    pub tags: TagPolicy,
     /// Items of each channel's session whose content is remembered. Older items are no longer compared.
     pub names_max: usize,
     /// Number of violations listed individually; all are counted.
@@ -62,6 +67,7 @@ impl Default for VerifyOptions {
             clock: PublishClock::default(),
             clock_error_ns: 0,
             epoch_jump_max: 1_000,
+            tags: TagPolicy::default(),
             names_max: 8 << 20,
             findings_max: 20,
         }
@@ -104,6 +110,8 @@ pub struct VerifyCounts {
     pub stale_epoch_packets: u64,
     /// Packets of an epoch too far above the highest to be accepted.
     pub epoch_jumps: u64,
+    /// Published packets without a tag under a key of the receivers; receivers drop them.
+    pub tags_refused: u64,
     /// Packets of groups that were not requested.
     pub other_groups: u64,
     /// Datagrams that are not published packets.
@@ -149,8 +157,12 @@ impl Verifier {
         if self.options.group.is_some_and(|group| group != meta.group) {
             return self.counts.other_groups += 1;
         }
-        self.counts.packets += 1;
         let is_published = seen.dst.ip().is_multicast();
+        // The tag of an answer covers the nonce of its request, which may not be in the capture.
+        if is_published && self.options.tags.check(TagUse::Published, seen.payload).is_err() {
+            return self.counts.tags_refused += 1;
+        }
+        self.counts.packets += 1;
         let receiver = self.receivers.entry(seen.location.file).or_default();
         if !is_published {
             // Any gateway may answer a request at any time, under the highest epoch that it has observed.

@@ -120,6 +120,7 @@ impl Gateway {
             catch_up_packets_per_s: u64::MAX,
             send_ns_max: u64::MAX,
             log_directory: self.directory.clone(),
+            tag_key: None,
         };
         let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
@@ -128,7 +129,8 @@ impl Gateway {
             group: GROUP,
             channel: CHANNEL,
             log_directory: self.directory.clone(),
-            payload_bytes_max: 1_408,
+            frame_bytes_max: 1_408,
+            tag_key: None,
             fence: Arc::clone(&fence),
             epochs: Arc::clone(&standby.epochs),
         };
@@ -316,15 +318,10 @@ impl RunningGateway {
     pub(super) fn answer(&mut self, request: &ServiceRequest, now_ns: u64) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         self.answers.follow();
-        self.answers.answer(
-            request.to_packet().as_bytes(),
-            Ipv4Addr::LOCALHOST,
-            MonoNs(now_ns),
-            &mut |header, body| {
-                packets.push([&header[..], body].concat());
-                Ok(header.len() + body.len())
-            },
-        );
+        self.answers.answer(request.to_packet().as_bytes(), Ipv4Addr::LOCALHOST, MonoNs(now_ns), &mut |parts| {
+            packets.push(parts.concat());
+            Ok(parts.concat().len())
+        });
         packets
     }
 

@@ -66,7 +66,7 @@ impl ThreadIo for SimulatedThreadIo {
         let is_full = self.random.chance(self.full_share);
         let count = if is_full { usize::try_from(self.random.below(len as u64)).expect("a batch") } else { len };
         let taken = packets.packets().take(count);
-        let taken = taken.map(|(socket, header, body)| (self.line_of(socket), [&header[..], body].concat()));
+        let taken = taken.map(|(socket, parts)| (self.line_of(socket), parts.concat()));
         let taken: Vec<_> = taken.collect();
         if std::mem::take(&mut self.pauses_at_next_send) {
             self.held_at_send = Some(taken);

@@ -308,7 +308,7 @@ fn publish_books(plan: &mut Plan) {
 /// Makes the records of most messages larger than a packet.
 fn split_messages(plan: &mut Plan) {
     plan.channel += "schemas = [\"mbo\", \"mbp-1\", \"mbp-10\", \"trades\"]\n";
-    plan.output += "payload_bytes_max = 576\n";
+    plan.output += "payload_bytes_max = 640\n";
 }
 
 /// Injects a fault that must change nothing, and undoes it after `length`.

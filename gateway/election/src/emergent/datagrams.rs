@@ -215,10 +215,10 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use mdgw_feeds::identity::Epoch;
+    use mdgw_keys::KEY_BYTES;
 
     use super::*;
     use crate::{
-        auth::KEY_BYTES,
         emergent::message::Message,
         formats::check,
         identity::{Incarnation, NodeId},

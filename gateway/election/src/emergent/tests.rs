@@ -8,6 +8,7 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
+use mdgw_keys::KEY_BYTES;
 use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
 
 use super::{
@@ -16,7 +17,7 @@ use super::{
     *,
 };
 use crate::{
-    auth::{KEY_BYTES, SharedKey},
+    auth::SharedKey,
     driver::{self, Election, ElectionHooks, ElectionOptions},
     latch::LeaderLatch as _,
     record::tests::member,

@@ -294,10 +294,10 @@ pub(super) fn sent_packets_arrive<S: HandleSet>(set: &S) {
         let mut batch = buffers.begin();
         assert_eq!(io.send(&batch).unwrap(), 0, "an empty batch is sent at once");
         for length in 0..20 {
-            batch.push(&[round; HEADER_BYTES], &body[..length * 10], OutputIndex(0)).unwrap();
+            batch.push(&[round; HEADER_BYTES], &body[..length * 10], None, OutputIndex(0)).unwrap();
         }
         for length in 0..20 {
-            batch.push(&[round; HEADER_BYTES], &body[..length * 10], OutputIndex(1)).unwrap();
+            batch.push(&[round; HEADER_BYTES], &body[..length * 10], None, OutputIndex(1)).unwrap();
         }
         assert_eq!(io.send(&batch).unwrap(), 40);
         for pair in [&first, &second] {

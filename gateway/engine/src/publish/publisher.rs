@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc};
 use mdgw_feeds::{
     channel::ChannelState,
     identity::{ChannelId, Epoch, GroupId, Sequence},
-    published::{packet::PacketFlags, position::StreamPosition},
+    published::{packet::PacketFlags, position::StreamPosition, tag::TagKey},
     time::{MonoNs, UnixNs},
 };
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
@@ -18,6 +18,7 @@ use mdgw_sys::{
 use super::{
     catch_up::{CatchUp, CatchUpSource, covered_span, is_covered_by},
     packet::packet_header,
+    packet_tags::PacketTags,
     sink::{LogSink, SessionProgress, state_frame},
     takeover_state::{DrainAck, FenceOpening, TakeoverShared},
 };
@@ -41,6 +42,8 @@ pub struct PublisherConfig {
     pub send_ns_max: u64,
     /// Directory of the log's segments.
     pub log_directory: PathBuf,
+    /// Key of the packets' tags; without a key they have none.
+    pub tag_key: Option<TagKey>,
 }
 
 /// Mode of a publisher.
@@ -98,6 +101,7 @@ pub struct Publisher {
     heartbeat_at: MonoNs,
     retry_at: Option<MonoNs>,
     wall: WallFromMono,
+    tags: Option<PacketTags>,
     /// Results of the last opening of the fence.
     opening: FenceOpening,
     /// Catch-up packets sent before the last opening.
@@ -152,6 +156,7 @@ impl Publisher {
         let lines = config.outputs.iter().map(|output| LineCursor { output: *output, at }).collect();
         let now = mono_now();
         Self {
+            tags: config.tag_key.clone().map(PacketTags::new),
             config,
             lines,
             mode: PublishMode::Closed,
@@ -459,7 +464,7 @@ impl Publisher {
             self.go_live(at, log);
             return SendProgress::ModeChanged;
         }
-        let headers = HeaderBuilder { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let headers = HeaderBuilder::begin(&self.config, self.epoch, self.wall.at(now), &mut self.tags);
         let portion = (PACKETS_MAX / self.lines.len()).min(CATCH_UP_PORTION_PACKETS);
         let flags = if is_in_catch_up { PacketFlags::RETRANSMISSION } else { PacketFlags::default() };
         let (mut sent_max, mut sent_on_all_lines, mut at) = (0, 0, now);
@@ -470,7 +475,7 @@ impl Publisher {
             for line in lines {
                 let entries = catch_up.entries_ahead(log.writer()).take(portion);
                 let entries = entries.take_while(|entry| !is_in_catch_up || entry.position < log_end);
-                count = fill(&mut batch, entries, &headers, flags, line.output);
+                count = fill(&mut batch, entries, &headers, &mut self.tags, flags, line.output);
             }
             let result = send_batch(&batch, now, io, &self.config, &mut self.counts);
             let SendResult { taken, is_short, .. } = result;
@@ -508,7 +513,7 @@ impl Publisher {
         blocked: &mut [bool; LINES_MAX],
     ) -> SendProgress {
         let writer = log.writer();
-        let headers = HeaderBuilder { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let headers = HeaderBuilder::begin(&self.config, self.epoch, self.wall.at(now), &mut self.tags);
         let portion = PACKETS_MAX / self.lines.len();
         let mut runs = [0; LINES_MAX];
         let mut batch = buffers.begin();
@@ -518,7 +523,8 @@ impl Publisher {
                 line.at = writer.oldest_pending();
             }
             if let Some(pending) = writer.pending(line.at) {
-                *run = fill(&mut batch, pending.take(portion), &headers, PacketFlags::default(), line.output);
+                let entries = pending.take(portion);
+                *run = fill(&mut batch, entries, &headers, &mut self.tags, PacketFlags::default(), line.output);
             }
         }
         if batch.is_empty() {
@@ -567,14 +573,15 @@ impl Publisher {
         buffers: &mut SendBuffers,
         io: &mut I,
     ) {
-        let headers = HeaderBuilder { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let headers = HeaderBuilder::begin(&self.config, self.epoch, self.wall.at(now), &mut self.tags);
         let state = stream_state.has_failed.then(|| state_frame(Sequence(stream_state.next), ChannelState::Failed));
         let frames = state.as_ref().map_or(&[][..], |frame| frame);
         let header = headers.of_state(stream_state, frames);
+        let tag = self.tags.as_ref().map(|tags| tags.of_packet(&header, frames));
         let mut batch = buffers.begin();
         for line in &self.lines {
             // At most LINES_MAX packets: there is room.
-            _ = batch.push(&header, frames, line.output);
+            _ = batch.push(&header, frames, tag.as_ref(), line.output);
         }
         let SendResult { taken, at, .. } = send_batch(&batch, now, io, &self.config, &mut self.counts);
         self.counts.heartbeats += taken as u64;
@@ -631,11 +638,26 @@ struct HeaderBuilder<'a> {
     config: &'a PublisherConfig,
     epoch: Epoch,
     send_time: UnixNs,
+    /// Flags of every packet.
+    flags: PacketFlags,
 }
 
-impl HeaderBuilder<'_> {
+impl<'a> HeaderBuilder<'a> {
+    #[inline]
+    fn begin(config: &'a PublisherConfig, epoch: Epoch, send_time: UnixNs, tags: &mut Option<PacketTags>) -> Self {
+        let flags = match tags {
+            Some(tags) => {
+                tags.begin();
+                PacketFlags::TAGGED
+            }
+            None => PacketFlags::default(),
+        };
+        Self { config, epoch, send_time, flags }
+    }
+
     #[inline]
     fn of_entry(&self, entry: &Entry<'_>, flags: PacketFlags) -> [u8; HEADER_BYTES] {
+        let flags = flags.with(self.flags);
         packet_header(self.config.group, self.config.channel, self.epoch, self.send_time, entry, flags)
     }
 
@@ -664,12 +686,15 @@ fn fill<'a>(
     batch: &mut SendBatch<'a>,
     entries: impl Iterator<Item = Entry<'a>>,
     headers: &HeaderBuilder<'_>,
+    tags: &mut Option<PacketTags>,
     flags: PacketFlags,
     output: OutputIndex,
 ) -> usize {
     let mut count = 0;
     for entry in entries {
-        if batch.push(&headers.of_entry(&entry, flags), entry.payload, output).is_err() {
+        let header = headers.of_entry(&entry, flags);
+        let tag = tags.as_mut().map(|tags| tags.of_entry(count, entry.position, &header, entry.payload));
+        if batch.push(&header, entry.payload, tag.as_ref(), output).is_err() {
             break;
         }
         count += 1;

@@ -13,6 +13,7 @@ use mdgw_feeds::{
         packet::{PacketFlags, parse_packet},
         position::StreamPosition,
         receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig},
+        tag::{TagKey, TagPolicy, TagUse},
     },
     time::{MonoNs, TradingDate, UnixNs},
 };
@@ -78,6 +79,8 @@ struct Harness {
     buffers: SendBuffers,
     io: TestIo,
     receivers: Vec<UdpSocket>,
+    /// What every received packet must fulfil.
+    tags: TagPolicy,
 }
 
 /// Parameters of a [`Harness`].
@@ -85,11 +88,12 @@ struct HarnessConfig {
     lines: usize,
     broken_line: Option<usize>,
     catch_up_packets_per_s: u64,
+    is_tagged: bool,
 }
 
 impl Default for HarnessConfig {
     fn default() -> Self {
-        Self { lines: 1, broken_line: None, catch_up_packets_per_s: 1_000_000_000_000 }
+        Self { lines: 1, broken_line: None, catch_up_packets_per_s: 1_000_000_000_000, is_tagged: false }
     }
 }
 
@@ -123,12 +127,14 @@ impl Harness {
             catch_up_packets_per_s: setup.catch_up_packets_per_s,
             send_ns_max: 10_000_000,
             log_directory: directory.path().to_owned(),
+            tag_key: setup.is_tagged.then(|| TagKey::new(&[7; 32])),
         };
+        let tags = TagPolicy { keys: config.tag_key.iter().cloned().collect(), accepts_untagged: false };
         let takeover = Arc::new(TakeoverShared::default());
         let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
         let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
         let buffers = SendBuffers::new(Outputs::new(outputs));
-        Self { directory, log, maintenance, takeover, publisher, buffers, io, receivers }
+        Self { directory, log, maintenance, takeover, publisher, buffers, io, receivers, tags }
     }
 
     /// With the session begun, and its messages before `next` in the log.
@@ -175,6 +181,7 @@ impl Harness {
         let mut texts = Vec::new();
         let mut datagram = [0; 2_048];
         while let Ok(length) = self.receivers[line].recv(&mut datagram) {
+            assert_eq!(self.tags.check(TagUse::Published, &datagram[..length]), Ok(()));
             texts.push(text_of(&datagram[..length]));
         }
         texts
@@ -255,6 +262,7 @@ fn entries_of_an_earlier_run_are_not_published_again() {
             catch_up_packets_per_s: 1,
             send_ns_max: 1,
             log_directory: "/nowhere".into(),
+            tag_key: None,
         },
         &harness.log,
         Arc::default(),
@@ -515,6 +523,45 @@ fn a_refused_send_is_retried_from_the_cursor() {
     assert_eq!((harness.received(0).len(), harness.publisher.counts().refused), (0, 2));
     harness.deadline(retry_at, &fence);
     assert_eq!(harness.received(0), live(1, 1..4));
+}
+
+#[test]
+fn every_packet_has_a_tag_of_its_own_on_every_line() {
+    // With a line that fails, the lines carry different entries in one batch.
+    for broken_line in [None, Some(0), Some(1)] {
+        let config = HarnessConfig { lines: 2, broken_line, is_tagged: true, ..HarnessConfig::default() };
+        let mut harness = Harness::in_session(&config, 1);
+        let fence = Fence::closed();
+        // The parts of a long message have equal headers: only their frames tell them apart.
+        for sequence in [1, 2] {
+            harness.long_message(sequence);
+        }
+        fence.open(Epoch(7), MonoNs(u64::MAX));
+        harness.set_watermark(6, 0, 1, 0);
+        let mut received = [const { Vec::new() }; 2];
+        let mut collect = |harness: &Harness| {
+            for (line, received) in received.iter_mut().enumerate() {
+                received.extend(harness.received(line));
+            }
+        };
+        harness.send(&fence);
+        while harness.publisher.mode() != PublishMode::Live {
+            let due = harness.publisher.next_deadline().unwrap();
+            while mono_now() < due {}
+            harness.deadline(due, &fence);
+        }
+        collect(&harness);
+        for sequence in 3..20 {
+            harness.long_message(sequence);
+            harness.send(&fence);
+            collect(&harness);
+        }
+        for (line, received) in received.iter().enumerate() {
+            let parts = received.iter().filter(|text| !text.contains('h')).count();
+            let expected = if broken_line == Some(line) { 0 } else { 3 * 19 };
+            assert_eq!(parts, expected, "line {line} of {broken_line:?}: {received:?}");
+        }
+    }
 }
 
 #[test]

@@ -28,7 +28,8 @@ use mdgw_feeds::{
 };
 use mdgw_runtime::config::Resolved;
 use mdgw_subscriber::{
-    ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig,
+    ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, TagPolicy,
+    load_tag_key,
 };
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
@@ -53,6 +54,7 @@ Examples:
   mdgw tail gateway.toml
   mdgw tail gateway.toml --group 2 --interface 10.1.0.7
   mdgw tail gateway.toml --source 10.1.0.5 --source 10.1.0.6
+  mdgw tail gateway.toml --tag-key /etc/mdgw/output.key
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
@@ -68,6 +70,10 @@ pub(super) struct Args {
     /// Default: `source` of the configured lines, or any sender.
     #[arg(long = "source", value_name = "ADDR")]
     sources: Vec<Ipv4Addr>,
+    /// Key file of packet tags; repeat for each key that is accepted. Packets without a valid tag are refused.
+    /// Default: `tag_key_files` of the configured output, or no tags.
+    #[arg(long = "tag-key", value_name = "FILE")]
+    tag_keys: Vec<PathBuf>,
     /// Retransmission service of a gateway; repeat for each gateway of the group. If one service does not answer, the
     /// next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -167,7 +173,7 @@ impl Args {
     /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
     fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
         let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
-        let Configured { group, lines: configured_lines, services, sources } = configured.unwrap_or_default();
+        let Configured { group, lines: configured_lines, services, sources, tags } = configured.unwrap_or_default();
         let lines = if self.lines.is_empty() {
             configured_lines
         } else {
@@ -177,7 +183,14 @@ impl Args {
         let mut config = SubscriberConfig::new(lines);
         config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
         config.sources = if self.sources.is_empty() { sources } else { self.sources.clone() };
+        let tags = if self.tag_keys.is_empty() {
+            tags
+        } else {
+            let keys = self.tag_keys.iter().map(|path| load_tag_key(path));
+            TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false }
+        };
         config.receiver = ReceiverConfig {
+            tags,
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
             start: if self.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
@@ -220,7 +233,8 @@ impl Args {
             listen => listen,
         });
         let lines = lines.collect::<anyhow::Result<_>>()?;
-        Ok(Configured { group, lines, services: service.into_iter().collect(), sources })
+        let tags = if self.tag_keys.is_empty() { output.tag_policy()? } else { TagPolicy::default() };
+        Ok(Configured { group, lines, services: service.into_iter().collect(), sources, tags })
     }
 }
 
@@ -231,11 +245,13 @@ struct Configured {
     lines: Vec<LineAddress>,
     services: Vec<SocketAddrV4>,
     sources: Vec<Ipv4Addr>,
+    tags: TagPolicy,
 }
 
 impl Default for Configured {
     fn default() -> Self {
-        Self { group: GroupId(1), lines: Vec::new(), services: Vec::new(), sources: Vec::new() }
+        let tags = TagPolicy::default();
+        Self { group: GroupId(1), lines: Vec::new(), services: Vec::new(), sources: Vec::new(), tags }
     }
 }
 

@@ -24,6 +24,7 @@ use mdgw_feeds::{
     published::{
         packet::{PACKET_BYTES_MAX, Packet, parse_packet},
         position::StreamPosition,
+        tag::{TagPolicy, TagUse},
     },
     time::MonoNs,
 };
@@ -112,6 +113,8 @@ pub struct MonitoredChannel {
     pub takeover: Arc<TakeoverShared>,
     /// Gauges of the channel's pipeline.
     pub gauges: ChannelGauges,
+    /// Which tags the channel's packets must have.
+    pub tags: TagPolicy,
 }
 
 /// Gauges that a channel's pipeline writes.
@@ -306,6 +309,7 @@ impl Standby {
                 fence,
                 takeover,
                 gauges,
+                tags,
             } = monitored;
             let follower =
                 LogFollower::new(&log_directory, channel, logged_through, retention_hold, Arc::clone(&takeover))?;
@@ -322,7 +326,10 @@ impl Standby {
                 fence,
                 takeover,
                 gauges,
-                gap_until: None,
+                gap_until: logged_through,
+                last_epoch: Epoch::default(),
+                tags,
+                tag_alarm: TagAlarm::default(),
                 status_table,
             });
         }
@@ -424,8 +431,12 @@ struct Channel {
     fence: Arc<Fence>,
     takeover: Arc<TakeoverShared>,
     gauges: ChannelGauges,
-    /// End of the last gap that the other gateway has declared.
+    /// End of the last gap that the other gateway has declared, or of the own log at the start: a recorded packet declares no new gap.
     gap_until: Option<StreamPosition>,
+    /// Epoch of the last packet of the other gateway.
+    last_epoch: Epoch,
+    tags: TagPolicy,
+    tag_alarm: TagAlarm,
     status_table: ChannelStatus,
 }
 
@@ -522,6 +533,11 @@ impl Listener {
         let meta = packet.meta;
         let is_of = |channel: &&mut Channel| (channel.status_table.group, channel.id) == (meta.group, meta.channel);
         let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
+        // The tag is checked first: a sender without the key must not pass for this gateway.
+        if let Err(reason) = channel.tags.check(TagUse::Published, bytes) {
+            channel.tag_alarm.on_refused(channel.id, reason, now);
+            return Err(reason);
+        }
         // An own node number above the epoch under which this gateway has led belongs to another process. A leader has
         // to go above that epoch too.
         if node_of(meta.epoch) == self.node && meta.epoch <= channel.fence.epoch() {
@@ -532,7 +548,7 @@ impl Listener {
         channel.status_table.packets += 1;
         channel.status_table.received_at = now;
         let span = StreamPosition::range_of_packet(&packet);
-        channel.status_table.last_received = Some(span.1);
+        channel.note_last_received(span.1, meta.epoch);
         // A leader declares its own gaps.
         if !channel.fence.is_open_at(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
@@ -560,6 +576,15 @@ impl Channel {
             self.tracker.set_published(published, self.fence.epoch(), now);
         }
         more
+    }
+
+    /// Notes how far the other gateway's output was received, which this gateway reports to it. Where tags are required, a recorded
+    /// packet that is sent again does not lower the position. Without tags a forged position could be above all that follow, so
+    /// the last packet counts.
+    fn note_last_received(&mut self, until: StreamPosition, epoch: Epoch) {
+        let is_same_epoch = std::mem::replace(&mut self.last_epoch, epoch) == epoch;
+        let known = self.status_table.last_received.filter(|_| is_same_epoch && self.tags.requires_tag());
+        self.status_table.last_received = known.max(Some(until));
     }
 
     /// Notes the gaps that a packet declares. Returns whether one reaches beyond the known gaps.
@@ -599,10 +624,36 @@ impl Channel {
     }
 }
 
+/// Reports packets that were refused for their tag, at most once in [`TAG_ALARM_INTERVAL_NS`].
+#[derive(Debug, Default)]
+struct TagAlarm {
+    /// Packets refused since the start.
+    count: u64,
+    next_at: MonoNs,
+}
+
+impl TagAlarm {
+    fn on_refused(&mut self, channel: ChannelId, reason: DropReason, now: MonoNs) {
+        self.count += 1;
+        if now >= self.next_at {
+            self.next_at = now.plus(TAG_ALARM_INTERVAL_NS);
+            tracing::warn!(
+                alarm = Alarm::TagRefused.name(),
+                channel = channel.0,
+                reason = reason.name(),
+                count = self.count,
+                "packet of an output group dropped: its sender does not hold a key of this gateway"
+            );
+        }
+    }
+}
+
 fn node_of(epoch: Epoch) -> u8 {
     epoch.0.to_le_bytes()[0]
 }
 
+/// Shortest time between two reports of refused tags of one channel, ns.
+const TAG_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
 /// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of datagrams from one socket in a turn; then the other sockets have theirs.

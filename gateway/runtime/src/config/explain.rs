@@ -149,6 +149,19 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
         output.payload_bytes_max,
         Nanoseconds(output.heartbeat_ns)
     )?;
+    match output.tag_key_files.len() {
+        0 => {}
+        1 => writeln!(out, "  tags       under {}", output.tag_key_files[0].display())?,
+        count => writeln!(
+            out,
+            "  tags       under {}; accepted under {} more",
+            output.tag_key_files[0].display(),
+            Count(count as u64 - 1)
+        )?,
+    }
+    if output.accept_untagged {
+        writeln!(out, "             packets without a tag are accepted too")?;
+    }
     for line in &output.lines {
         let loopback = if line.loopback { ", loopback on" } else { "" };
         write!(out, "  line       {} by {}, TTL {}{loopback}", line.address, line.interface, line.ttl)?;

@@ -169,6 +169,10 @@ pub(crate) struct Output {
     pub payload_bytes_max: FileValue<i64>,
     /// Heartbeat of idle channels.
     pub heartbeat_ms: FileValue<i64>,
+    /// Key files of the packets' tags.
+    pub tag_key_files: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Whether packets without a tag are accepted all the same.
+    pub accept_untagged: FileValue<bool>,
     /// `[[output.line]]`
     #[serde(default)]
     pub line: Vec<Spanned<OutputLine>>,

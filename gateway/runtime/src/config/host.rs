@@ -19,6 +19,7 @@ use mdgw_sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, schedu
 use super::{
     quantity::Bytes,
     resolved::{Interface, Resolved, Threads},
+    tag_keys::tag_policies,
 };
 
 /// The properties of a host on which a configuration depends.
@@ -224,6 +225,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
         refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
     }
     refused.extend(config.election.iter().flat_map(election::refusals));
+    refused.extend(tag_policies(config).err().map(|error| error.to_string()));
     for channel in &config.channels {
         for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
             let address = line.group.ip();

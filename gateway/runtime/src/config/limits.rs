@@ -75,8 +75,9 @@ pub(crate) const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "mess
 pub(crate) const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
 /// Hops of multicast packets. With the default they stay in the local network.
 pub(crate) const TTL: Bound = bound(0, 255, 1, "hops");
-/// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record with its headers.
-pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(576, 8_972, 1_472, "bytes");
+/// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record, a definition of 520 bytes, with the headers
+/// of frame and packet and the tag.
+pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(632, 8_972, 1_472, "bytes");
 /// Heartbeat interval: the longest time that an idle channel publishes nothing.
 pub(crate) const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Retransmission requests answered, per requester.
@@ -135,3 +136,5 @@ pub(crate) const LINES_MAX: usize = 7;
 pub(crate) const STORE_NODES_MAX: usize = 9;
 /// Lines of one output.
 pub(crate) const OUTPUT_LINES_MAX: usize = 2;
+/// Keys of one output's tags: a change of keys needs two.
+pub(crate) const TAG_KEYS_MAX: usize = 4;

@@ -1,10 +1,10 @@
 //! Configuration in force: checked, with defaults filled in and units in the types or names.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{Ipv4Addr, SocketAddrV4},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use mdgw_election::{
@@ -23,6 +23,7 @@ use mdgw_feeds::{
     book::BookLimits,
     channel::{self, ChannelConfig, SchemaSet},
     identity::{ChannelId, Feed, GroupId, Line},
+    published::{packet::PACKET_HEADER_BYTES, tag::TAG_BYTES},
     time::TradingDate,
 };
 use mdgw_pair::pair_link::PeerEndpoint;
@@ -292,6 +293,19 @@ pub struct OutputConfig {
     pub payload_bytes_max: usize,
     /// Heartbeat interval of idle channels.
     pub heartbeat_ns: u64,
+    /// Key files of packet tags: the first tags our packets, and tags under any of them are accepted. Empty: no tags.
+    pub tag_key_files: Vec<PathBuf>,
+    /// Whether packets without a tag are accepted although there are keys.
+    pub accept_untagged: bool,
+}
+
+impl OutputConfig {
+    /// Most bytes of frames in a packet: what header and tag leave. The tag has its room without a key too: messages are then
+    /// split at the same records whether or not there are tags, and gateways may change to tags one after the other.
+    #[must_use]
+    pub(crate) fn frame_bytes_max(&self) -> usize {
+        self.payload_bytes_max - PACKET_HEADER_BYTES - TAG_BYTES
+    }
 }
 
 /// One line of an output.
@@ -414,6 +428,19 @@ pub struct ElectionConfig {
     pub listener_timeout_ns: u64,
     /// Whether the kernel drops packets sent past the deadline.
     pub kernel_fence: bool,
+}
+
+impl ElectionConfig {
+    /// Key files that the gateways share, each once: the link and the votes may share a file.
+    #[must_use]
+    pub(crate) fn key_files(&self) -> BTreeSet<&Path> {
+        let of_backend = match &self.backend {
+            Backend::Quorum(quorum) => Some(&quorum.key_file),
+            Backend::Emergent(membership) => Some(&membership.key_file),
+            Backend::File(_) | Backend::Etcd(_) | Backend::ZooKeeper(_) => None,
+        };
+        self.link.iter().map(|link| &link.key_file).chain(of_backend).map(PathBuf::as_path).collect()
+    }
 }
 
 /// Addresses of the links to the other gateways.

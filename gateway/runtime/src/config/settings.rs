@@ -185,6 +185,10 @@ impl SettingList {
             list.push("groups", debug(&groups));
             list.push("payload_bytes_max", output.payload_bytes_max);
             list.push("heartbeat_ms", output.heartbeat_ns / 1_000_000);
+            if !output.tag_key_files.is_empty() {
+                list.push("tag_key_files", debug(&output.tag_key_files));
+                list.push("accept_untagged", output.accept_untagged);
+            }
         });
         for (index, line) in output.lines.iter().enumerate() {
             self.output_line(line, &format!("output.{name}.line[{index}]."));

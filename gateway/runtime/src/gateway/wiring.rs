@@ -25,7 +25,11 @@ use mdgw_feeds::{
     arbiter::{REQUESTS_IN_FLIGHT_MAX, RecoveryConfig},
     channel::{Channel, ChannelConfig, ChannelState, KnownSession, LateStart},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
-    published::{packet::PacketFlags, position::StreamPosition},
+    published::{
+        packet::{PACKET_BYTES_MAX, PACKET_HEADER_BYTES, PacketFlags},
+        position::StreamPosition,
+        tag::{TAG_BYTES, TagPolicy},
+    },
 };
 use mdgw_pair::{
     pair_link::message::LinkIdentity,
@@ -37,7 +41,7 @@ use mdgw_pair::{
 use mdgw_publog::{LogOptions, LogRecovery, Retention};
 use mdgw_status::disclosure::Disclosure;
 use mdgw_sys::{
-    batch::{HEADER_BYTES, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+    batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
     clock::unix_now,
     drops::SocketDrops,
     fence::Fence,
@@ -63,6 +67,7 @@ use crate::{
     config::{
         Resolved,
         resolved::{ChannelSetup, OutputConfig, PoolConfig},
+        tag_keys::tag_policies,
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
     retransmit::ServedChannel,
@@ -91,6 +96,7 @@ pub(super) struct Wiring<'c> {
     stages: Vec<ThreadStageCollector>,
     metrics: Vec<ChannelMetricsCollector>,
     served: Vec<ServedChannel>,
+    tags: BTreeMap<GroupId, TagPolicy>,
 }
 
 /// The fence of a group's output, and the group's known epochs.
@@ -106,6 +112,7 @@ impl<'c> Wiring<'c> {
         overrides: Overrides,
         registry: &'c Registry,
     ) -> Result<Self, GatewayError> {
+        let tags = tag_policies(config)?;
         let mut state = StateFile::open(&config.gateway.state_file)?;
         let random_number = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
         let start_epoch = match overrides.leadership {
@@ -169,6 +176,7 @@ impl<'c> Wiring<'c> {
             stages: Vec::new(),
             metrics: Vec::new(),
             served: Vec::new(),
+            tags,
         })
     }
 
@@ -219,6 +227,11 @@ impl<'c> Wiring<'c> {
     /// Fence and epochs of the channel's group.
     fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
         self.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
+    }
+
+    /// Which tags packets of the channel's group must have. The gateway tags its own with the first key.
+    fn tags_of(&self, setup: &ChannelSetup) -> TagPolicy {
+        self.tags.get(&setup.group).cloned().unwrap_or_default()
     }
 
     fn start_on(
@@ -324,6 +337,7 @@ impl<'c> Wiring<'c> {
             catch_up_packets_per_s: (CATCH_UP_PACKETS_PER_S / of_group.max(1)).max(1),
             send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),
             log_directory,
+            tag_key: self.tags_of(setup).keys.into_iter().next(),
         };
         let publisher = Publisher::new(publisher, &sink, takeover_shared);
         let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
@@ -361,8 +375,9 @@ impl<'c> Wiring<'c> {
         }
         let mut options = LogOptions::new(&directory, setup.id.0);
         options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
-        let payload_bytes_max = output.map_or(PAYLOAD_BYTES_MAX, |output| output.payload_bytes_max) - HEADER_BYTES;
-        options.payload_bytes_max = payload_bytes_max;
+        let frame_bytes_max =
+            output.map_or(PACKET_BYTES_MAX - PACKET_HEADER_BYTES - TAG_BYTES, OutputConfig::frame_bytes_max);
+        options.payload_bytes_max = frame_bytes_max;
         options.retention = Retention {
             bytes_max: gateway.retention_bytes,
             age_ns_max: gateway.retention_ns,
@@ -396,13 +411,15 @@ impl<'c> Wiring<'c> {
             fence: Arc::clone(&fence),
             takeover: Arc::clone(takeover_shared),
             gauges,
+            tags: self.tags_of(setup),
         });
         self.logs.push(MaintainedLog::new(opened.maintenance, self.registry.register(&setup.name)));
         self.served.push(ServedChannel {
             group: setup.group,
             channel: setup.id,
             log_directory: directory.clone(),
-            payload_bytes_max,
+            frame_bytes_max,
+            tag_key: self.tags_of(setup).keys.into_iter().next(),
             fence,
             epochs,
         });
@@ -587,8 +604,6 @@ fn enable_hardware_stamps(interface: &Interface) {
 
 /// Size of a receive buffer, above the payload of any 1,500-byte Ethernet frame.
 const DATAGRAM_BYTES_MAX: usize = 2_048;
-/// Largest payload of a log entry with its packet header, for a channel without an output.
-const PAYLOAD_BYTES_MAX: usize = 1_472;
 /// Heartbeat interval of a channel without an output, ns. Its heartbeats are not sent anywhere.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
 /// An epoch that is not authenticated is accepted if its count is at most this far above the authenticated epochs.

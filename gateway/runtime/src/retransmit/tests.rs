@@ -4,7 +4,7 @@ use mdgw_engine::publish::LogSink;
 use mdgw_feeds::{
     frame::{FrameMeta, FrameSink},
     identity::{Feed, Sequence, Session},
-    published::packet::parse_packet,
+    published::{packet::parse_packet, tag::TagPolicy},
     time::{TradingDate, UnixNs},
 };
 use mdgw_publog::{LogOptions, OpenedLog, Retention, SegmentMaintenance};
@@ -18,11 +18,14 @@ struct ServiceFixture {
     service: RetransmissionService,
     client: UdpSocket,
     now: MonoNs,
+    /// What every packet of an answer must fulfil.
+    tags: TagPolicy,
 }
 
 const NOW: UnixNs = UnixNs(1_600_000_000_000_000_000);
 const GROUP: GroupId = GroupId(2);
 const CHANNEL: ChannelId = ChannelId(3);
+const NONCE: u64 = 0x1234_5678_9abc_def0;
 
 fn session(restart: u32) -> Session {
     Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart }
@@ -40,6 +43,10 @@ fn limits() -> RetransmissionLimits {
 
 impl ServiceFixture {
     fn new(limits: RetransmissionLimits) -> Self {
+        Self::with_tags(limits, TagPolicy::default())
+    }
+
+    fn with_tags(limits: RetransmissionLimits, tags: TagPolicy) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let retention = Retention { bytes_max: 256 << 10, age_ns_max: None, protected_bytes_max: 256 << 10 };
         let options = LogOptions {
@@ -56,7 +63,8 @@ impl ServiceFixture {
             group: GROUP,
             channel: CHANNEL,
             log_directory: directory.path().to_owned(),
-            payload_bytes_max: 1_408,
+            frame_bytes_max: 1_408,
+            tag_key: tags.keys.first().cloned(),
             fence: Arc::new(Fence::standalone(Epoch(9))),
             epochs: Arc::new(KnownEpochs::new(Epoch(9), 1)),
         };
@@ -64,7 +72,7 @@ impl ServiceFixture {
         let service = RetransmissionService::new(&config, vec![served]).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.set_nonblocking(true).unwrap();
-        Self { directory, log, maintenance, service, client, now: MonoNs(1_000_000_000) }
+        Self { directory, log, maintenance, service, client, now: MonoNs(1_000_000_000), tags }
     }
 
     /// Writes messages of this range to the log, each from its own datagram and with one record of that type.
@@ -90,7 +98,7 @@ impl ServiceFixture {
             session,
             first: Sequence(first),
             next: Sequence(next),
-            nonce: 1,
+            nonce: NONCE,
         };
         self.send_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()))
     }
@@ -102,7 +110,9 @@ impl ServiceFixture {
         let mut texts = Vec::new();
         let mut datagram = [0; 2_048];
         while let Ok(length) = self.client.recv(&mut datagram) {
+            assert_eq!(self.tags.check(TagUse::Answer { nonce: NONCE }, &datagram[..length]), Ok(()));
             let packet = parse_packet(&datagram[..length]).unwrap();
+            assert_eq!(packet.is_tagged, !self.tags.keys.is_empty());
             let meta = packet.meta;
             assert_eq!((meta.group, meta.channel, meta.epoch), (GROUP, CHANNEL, Epoch(9)));
             assert!(meta.flags.contains(PacketFlags::RETRANSMISSION));
@@ -130,6 +140,20 @@ fn a_range_request_returns_the_entries_that_cover_it_and_an_end_packet() {
     for (first, next) in [(10, 20), (3, 3)] {
         assert_eq!(fixture.send_request(RequestKind::Range, None, first, next), ["#0 [1,10) h0"], "[{first},{next})");
     }
+}
+
+#[test]
+fn every_packet_of_an_answer_has_a_tag_within_the_limits() {
+    let tags = TagPolicy { keys: vec![TagKey::new(&[7; 32])], accepts_untagged: false };
+    // Each packet has 632 bytes, and the end of the answer 80: three fit.
+    let limits = RetransmissionLimits { bytes_per_second: 2_600, ..limits() };
+    let mut fixture = ServiceFixture::with_tags(limits, tags);
+    fixture.messages(1..9, TRADE);
+    let answer = fixture.send_request(RequestKind::Range, Some(session(0)), 1, 9);
+    assert_eq!(answer, ["#0 [1,2) 1", "#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,9) h0"]);
+    fixture.now = fixture.now.plus(10_000_000_000);
+    assert_eq!(fixture.send_request(RequestKind::Definitions, None, 0, 0), ["#0 [0,0) hs0"]);
+    assert_eq!(fixture.send_request(RequestKind::Epoch, Some(session(0)), 5, 5), ["#0 [5,5) hse0"]);
 }
 
 #[test]
@@ -249,7 +273,7 @@ fn a_request_for_the_epoch_is_answered_with_its_own_numbers() {
         session: Some(session(0)),
         first: Sequence(5),
         next: Sequence(5),
-        nonce: 1,
+        nonce: NONCE,
     };
     let answer = fixture.send_raw(zerocopy::IntoBytes::as_bytes(&request.to_packet()));
     assert_eq!(answer, ["#0 [5,5) hse0"], "a receiver may have seen a forged channel only");
@@ -273,7 +297,7 @@ fn foreign_and_malformed_requests_are_counted_and_not_answered() {
         session: None,
         first: Sequence(1),
         next: Sequence(2),
-        nonce: 1,
+        nonce: NONCE,
     };
     assert_eq!(fixture.send_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
     assert_eq!(fixture.service.counts().unknown, 1);

@@ -1,4 +1,4 @@
-//! Packets to be sent: a copied header, a borrowed body, an output.
+//! Packets to be sent: a copied header, a borrowed body, a copied trailer, an output.
 
 #![allow(unsafe_code, reason = "headers that the kernel writes through")]
 
@@ -14,6 +14,8 @@ use super::{pinned_array::PinnedArray, receive::NAME_BYTES};
 
 /// Bytes of a published packet's header.
 pub const HEADER_BYTES: usize = 64;
+/// Bytes of a published packet's trailer, if the packet has one.
+pub const TRAILER_BYTES: usize = 16;
 /// Packets of one [`SendBatch`].
 pub const PACKETS_MAX: usize = 64;
 
@@ -54,8 +56,9 @@ impl Outputs {
 /// A thread's memory for sending; [`Self::begin`] starts a batch in it.
 ///
 /// ```text
-///   messages[i] ─┬─ iovecs[2i] ── headers[i]      copied
-///                ├─ iovecs[2i+1] ── body          borrowed
+///   messages[i] ─┬─ iovecs[3i] ── headers[i]      copied
+///                ├─ iovecs[3i+1] ── body          borrowed
+///                ├─ iovecs[3i+2] ── trailers[i]   copied, if the packet has one
 ///                └─ names[output]                 destination
 /// ```
 pub struct SendBuffers {
@@ -63,6 +66,7 @@ pub struct SendBuffers {
     messages: PinnedArray<libc::mmsghdr>,
     iovecs: PinnedArray<libc::iovec>,
     headers: PinnedArray<[u8; HEADER_BYTES]>,
+    trailers: PinnedArray<[u8; TRAILER_BYTES]>,
     names: PinnedArray<libc::sockaddr_in>,
     sockets: [RawFd; PACKETS_MAX],
 }
@@ -72,24 +76,26 @@ impl SendBuffers {
     #[must_use]
     pub fn new(outputs: Arc<Outputs>) -> Self {
         let headers = PinnedArray::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
-        let iovecs = PinnedArray::new(PACKETS_MAX * 2, |index| libc::iovec {
-            iov_base: if index % 2 == 0 { headers.at(index / 2).cast() } else { std::ptr::null_mut() },
-            iov_len: if index % 2 == 0 { HEADER_BYTES } else { 0 },
+        let trailers = PinnedArray::new(PACKETS_MAX, |_| [0; TRAILER_BYTES]);
+        let iovecs = PinnedArray::new(PACKETS_MAX * PARTS, |index| match index % PARTS {
+            0 => libc::iovec { iov_base: headers.at(index / PARTS).cast(), iov_len: HEADER_BYTES },
+            1 => libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
+            _ => libc::iovec { iov_base: trailers.at(index / PARTS).cast(), iov_len: TRAILER_BYTES },
         });
         let names = PinnedArray::new(outputs.len(), |index| name(outputs.outputs[index].destination));
         let messages = PinnedArray::new(PACKETS_MAX, |index| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: std::ptr::null_mut(),
                 msg_namelen: 0,
-                msg_iov: iovecs.at(index * 2),
-                msg_iovlen: 2,
+                msg_iov: iovecs.at(index * PARTS),
+                msg_iovlen: PARTS - 1,
                 msg_control: std::ptr::null_mut(),
                 msg_controllen: 0,
                 msg_flags: 0,
             },
             msg_len: 0,
         });
-        Self { outputs, messages, iovecs, headers, names, sockets: [-1; PACKETS_MAX] }
+        Self { outputs, messages, iovecs, headers, trailers, names, sockets: [-1; PACKETS_MAX] }
     }
 
     /// An empty batch. Pushed bodies stay borrowed as long as the batch lives.
@@ -121,14 +127,21 @@ pub struct SendBatch<'a> {
 pub struct BatchFull;
 
 impl<'a> SendBatch<'a> {
-    /// Adds a packet: its header is copied, its body borrowed.
+    /// Adds a packet: its header and its trailer, if it has one, are copied, its body is borrowed.
     ///
     /// # Errors
     /// If the batch is full.
     ///
     /// # Panics
     /// If there is no such output.
-    pub fn push(&mut self, header: &[u8; HEADER_BYTES], body: &'a [u8], output: OutputIndex) -> Result<(), BatchFull> {
+    #[inline]
+    pub fn push(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        body: &'a [u8],
+        trailer: Option<&[u8; TRAILER_BYTES]>,
+        output: OutputIndex,
+    ) -> Result<(), BatchFull> {
         let index = self.len;
         let Some(socket) = self.buffers.sockets.get_mut(index) else { return Err(BatchFull) };
         let destination = &self.buffers.outputs.outputs[usize::from(output.0)];
@@ -136,10 +149,15 @@ impl<'a> SendBatch<'a> {
         // SAFETY: `headers` has PACKETS_MAX values and `&mut self` is the only access to them.
         unsafe { self.buffers.headers.at(index).write(*header) };
         let body = libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() };
-        // SAFETY: as above, for the second of the packet's two `iovecs`. The kernel only reads what it points to.
-        unsafe { self.buffers.iovecs.at(index * 2 + 1).write(body) };
+        // SAFETY: as above, for the second of the packet's `iovecs`. The kernel only reads what it points to.
+        unsafe { self.buffers.iovecs.at(index * PARTS + 1).write(body) };
+        if let Some(trailer) = trailer {
+            // SAFETY: as above, for `trailers`.
+            unsafe { self.buffers.trailers.at(index).write(*trailer) };
+        }
         // SAFETY: as above, for `messages`.
         let message = unsafe { &mut *self.buffers.messages.at(index) };
+        message.msg_hdr.msg_iovlen = if trailer.is_some() { PARTS } else { PARTS - 1 };
         (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match destination.destination {
             Some(_) => (self.buffers.names.at(usize::from(output.0)).cast(), NAME_BYTES),
             None => (std::ptr::null_mut(), 0),
@@ -202,16 +220,21 @@ impl<'a> SendBatch<'a> {
         })
     }
 
-    /// Socket, header and body of each packet, for transports other than the kernel.
-    pub fn packets(&self) -> impl Iterator<Item = (RawFd, &[u8; HEADER_BYTES], &[u8])> {
+    /// Socket, header, body and trailer (empty if there is none) of each packet, for transports other than the kernel.
+    pub fn packets(&self) -> impl Iterator<Item = (RawFd, [&[u8]; PARTS])> {
         self.sockets().iter().enumerate().map(|(index, socket)| {
             // SAFETY: `push` has set the header, and nothing writes it while `self` is borrowed.
             let header = unsafe { &*self.buffers.headers.at(index) };
-            // SAFETY: as above, for the second of the packet's two `iovecs`.
-            let body = unsafe { self.buffers.iovecs.at(index * 2 + 1).read() };
+            // SAFETY: as above, for the second of the packet's `iovecs`.
+            let body = unsafe { self.buffers.iovecs.at(index * PARTS + 1).read() };
             // SAFETY: `push` made it from a slice that is borrowed for as long as `self` lives.
             let body = unsafe { std::slice::from_raw_parts(body.iov_base.cast::<u8>().cast_const(), body.iov_len) };
-            (*socket, header, body)
+            // SAFETY: as for the header, for `messages`.
+            let part_count = unsafe { (*self.buffers.messages.at(index)).msg_hdr.msg_iovlen };
+            // SAFETY: as for the header, for `trailers`.
+            let trailer = unsafe { &*self.buffers.trailers.at(index) };
+            let parts: [&[u8]; PARTS] = [header, body, if part_count == PARTS { trailer } else { &[] }];
+            (*socket, parts)
         })
     }
 
@@ -225,6 +248,9 @@ impl fmt::Debug for SendBatch<'_> {
         f.debug_struct("SendBatch").field("len", &self.len).finish_non_exhaustive()
     }
 }
+
+/// Parts of a packet: header, body, trailer.
+const PARTS: usize = 3;
 
 fn name(destination: Option<SocketAddrV4>) -> libc::sockaddr_in {
     let (ip, port) = destination.map_or((0, 0), |destination| (u32::from(*destination.ip()), destination.port()));
@@ -268,13 +294,16 @@ mod tests {
         for round in 0..3_u8 {
             let body = vec![round; 100];
             let mut batch = buffers.begin();
-            batch.push(&[1; HEADER_BYTES], &body, OutputIndex(0)).unwrap();
-            batch.push(&[2; HEADER_BYTES], &body[..1], OutputIndex(0)).unwrap();
-            batch.push(&[3; HEADER_BYTES], &[], OutputIndex(1)).unwrap();
+            batch.push(&[1; HEADER_BYTES], &body, None, OutputIndex(0)).unwrap();
+            batch.push(&[2; HEADER_BYTES], &body[..1], Some(&[round + 9; TRAILER_BYTES]), OutputIndex(0)).unwrap();
+            batch.push(&[3; HEADER_BYTES], &[], None, OutputIndex(1)).unwrap();
+            let parts: Vec<_> = batch.packets().map(|(_, parts)| parts.concat()).collect();
             assert_eq!(batch.send_many().unwrap(), 3);
-            assert_eq!(received(&first), [&[1; HEADER_BYTES][..], &[round; 100]].concat());
-            assert_eq!(received(&first), [&[2; HEADER_BYTES][..], &[round]].concat());
-            assert_eq!(received(&second), [3; HEADER_BYTES]);
+            let packets = [received(&first), received(&first), received(&second)];
+            assert_eq!(packets[0], [&[1; HEADER_BYTES][..], &[round; 100]].concat());
+            assert_eq!(packets[1], [&[2; HEADER_BYTES][..], &[round], &[round + 9; TRAILER_BYTES]].concat());
+            assert_eq!(packets[2], [3; HEADER_BYTES]);
+            assert_eq!(parts, packets, "the same for other transports");
         }
     }
 
@@ -290,13 +319,13 @@ mod tests {
         let mut buffers = SendBuffers::new(outputs);
         let mut batch = buffers.begin();
         for output in [0, 1, 0] {
-            batch.push(&[0; HEADER_BYTES], &[], OutputIndex(output)).unwrap();
+            batch.push(&[0; HEADER_BYTES], &[], None, OutputIndex(output)).unwrap();
         }
         assert_eq!(batch.send_many().unwrap(), 1);
         assert_eq!(received(&first).len(), HEADER_BYTES);
 
         let mut batch = buffers.begin();
-        batch.push(&[0; HEADER_BYTES], &[], OutputIndex(1)).unwrap();
+        batch.push(&[0; HEADER_BYTES], &[], None, OutputIndex(1)).unwrap();
         assert_eq!(batch.send_many().unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     }
 
@@ -307,9 +336,9 @@ mod tests {
         let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: Some(address) }]));
         let mut batch = buffers.begin();
         for _ in 0..PACKETS_MAX {
-            batch.push(&[0; HEADER_BYTES], &[], OutputIndex(0)).unwrap();
+            batch.push(&[0; HEADER_BYTES], &[], None, OutputIndex(0)).unwrap();
         }
-        assert_eq!(batch.push(&[0; HEADER_BYTES], &[], OutputIndex(0)), Err(BatchFull));
+        assert_eq!(batch.push(&[0; HEADER_BYTES], &[], None, OutputIndex(0)), Err(BatchFull));
         assert_eq!(batch.room(), 0);
     }
 }

@@ -1,7 +1,10 @@
 //! Rival epochs at a receiver's start: forged packets before, after and among those of the gateways.
 
 use super::*;
-use crate::published::receiver::epoch_filter::EpochFilter;
+use crate::published::{
+    receiver::epoch_filter::EpochFilter,
+    tag::{TagKey, TagPolicy, TagUse},
+};
 
 const HONEST: Epoch = Epoch(5_000 << 8 | 1);
 const FORGED_EPOCH: Epoch = Epoch(u64::MAX);
@@ -305,4 +308,36 @@ proptest! {
         let ends = harness.events.iter().filter(|event| **event == ReceiverEvent::End).count();
         prop_assert_eq!(ends, 1);
     }
+}
+
+/// A packet with a tag of that use.
+fn tagged(key: &TagKey, tag_use: TagUse, mut packet: Vec<u8>) -> Vec<u8> {
+    packet[5] |= PacketFlags::TAGGED.0;
+    let (header, frames) = packet.split_first_chunk().unwrap();
+    let tag = key.tag(tag_use, header, frames);
+    [packet, tag.to_vec()].concat()
+}
+
+#[test]
+fn with_tags_an_answer_to_another_request_is_refused() {
+    let key = TagKey::new(&[7; 32]);
+    let tags = TagPolicy { keys: vec![key.clone()], accepts_untagged: false };
+    let service = ServiceConfig { service_count: 2, ..ServiceConfig::default() };
+    let mut start = Start::new(ReceiverConfig { tags, request_nonce: 40, ..config(Some(service)) });
+    // Without a key, nothing starts the receiver: no request is made.
+    assert_eq!(start.heartbeat(0, FORGED_EPOCH), Err(DropReason::TagMissing));
+    assert_eq!(
+        start.accept(0, Line::A, &tagged(&key, TagUse::Answer { nonce: 40 }, heartbeat(HONEST))),
+        Err(DropReason::TagInvalid)
+    );
+    assert_eq!((start.epoch_request(), start.receiver.epoch()), (None, None));
+    assert_eq!(start.accept(1, Line::A, &tagged(&key, TagUse::Published, heartbeat(HONEST))), Ok(()));
+    let position = start.epoch_request().unwrap();
+    // Service 0 answers; its answers cover nonce 40, those of service 1 cover 41.
+    let answer = datagram(PacketFlags::EPOCH_ANSWER, session(0), HONEST, (position, position), &[]);
+    for (nonce, expected) in [(39, Err(DropReason::TagInvalid)), (41, Err(DropReason::TagInvalid)), (40, Ok(()))] {
+        let bytes = tagged(&key, TagUse::Answer { nonce }, answer.clone());
+        assert_eq!(start.accept(2, Line::RECOVERY, &bytes), expected, "{nonce}");
+    }
+    assert_eq!(start.receiver.epoch(), Some(HONEST));
 }

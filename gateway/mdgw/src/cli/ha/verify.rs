@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use mdgw_captures::capture_file::OpenOptions;
 use mdgw_feeds::identity::GroupId;
+use mdgw_subscriber::{TagPolicy, load_tag_key};
 use mdgw_tools::{
     replay::capture_merge::{CaptureMerge, Window},
     verify::{CapturedPacket, Location, PublishClock, RowsVerifier, Verdict, Verifier, VerifyOptions},
@@ -38,6 +39,10 @@ pub(crate) struct Args {
     /// what a stopped process sent late.
     #[arg(long, value_enum, default_value_t = ClockArg::Send)]
     by: ClockArg,
+    /// Key file of packet tags; repeat for each key that receivers accept. Packets without a valid tag are counted and left
+    /// out, as receivers drop them.
+    #[arg(long = "tag-key", value_name = "FILE")]
+    tag_keys: Vec<PathBuf>,
     /// Allowed clock difference between two publishers, microseconds.
     #[arg(long, value_name = "US", default_value_t = 0)]
     clock_error_us: u64,
@@ -59,7 +64,9 @@ enum ClockArg {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let keys = args.tag_keys.iter().map(|path| load_tag_key(path));
     let options = VerifyOptions {
+        tags: TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false },
         group: args.group.map(GroupId),
         clock: match args.by {
             ClockArg::Send => PublishClock::Sender,

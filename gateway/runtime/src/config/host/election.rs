@@ -2,9 +2,8 @@
 //! listening sentinel.
 
 use std::{
-    collections::BTreeSet,
     net::{SocketAddrV4, UdpSocket},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use mdgw_election::{
@@ -17,7 +16,7 @@ use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
 
 /// Faults that would prevent the start, except for [`directory`].
 pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
-    let keys = shared_keys(election).into_iter().filter_map(|path| SharedKey::load(path).err());
+    let keys = election.key_files().into_iter().filter_map(|path| SharedKey::load(path).err());
     let mut refused: Vec<String> = keys.map(|error| error.to_string()).collect();
     if let Err(error) = check_readable() {
         refused.push(format!(
@@ -63,16 +62,6 @@ pub(super) fn directory(backend: &Backend) -> Option<(&'static str, &Path)> {
         Backend::Quorum(quorum) => Some(("votes", quorum.vote_directory.as_path())),
         Backend::Etcd(_) | Backend::ZooKeeper(_) | Backend::Emergent(_) => None,
     }
-}
-
-/// Key files, each listed once: the link and the votes may share a file.
-fn shared_keys(election: &ElectionConfig) -> BTreeSet<&Path> {
-    let of_backend = match &election.backend {
-        Backend::Quorum(quorum) => Some(&quorum.key_file),
-        Backend::Emergent(membership) => Some(&membership.key_file),
-        Backend::File(_) | Backend::Etcd(_) | Backend::ZooKeeper(_) => None,
-    };
-    election.link.iter().map(|link| &link.key_file).chain(of_backend).map(PathBuf::as_path).collect()
 }
 
 fn store_access(backend: &Backend) -> (Option<&Login>, Option<&EtcdTls>) {

@@ -233,6 +233,18 @@ pub(super) const TABLES: [Table; 19] = [
             ),
             number("payload_bytes_max", limits::PAYLOAD_BYTES_MAX, "Largest UDP payload; 1472 fits an Ethernet frame."),
             number("heartbeat_ms", limits::HEARTBEAT_MS, "Interval of heartbeats on idle channels."),
+            optional(
+                "tag_key_files",
+                "list of 1 to 4 paths",
+                "no tags",
+                "[Keys of packet tags](packet-tags.md). The gateway tags its packets with the first key. Packets with a tag under any of the keys are accepted.",
+            ),
+            key(
+                "accept_untagged",
+                Allowed::Bool,
+                Absent::Depends("`false`"),
+                "Whether packets without a tag are accepted although there are keys: while the gateways change to tags.",
+            ),
         ],
     },
     Table {

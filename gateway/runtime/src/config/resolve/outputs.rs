@@ -1,5 +1,7 @@
 //! `[[output]]`, `[[output.line]]` and `[retransmission]`
 
+use std::path::PathBuf;
+
 use mdgw_feeds::identity::GroupId;
 use toml::Spanned;
 
@@ -61,7 +63,25 @@ impl Resolver<'_> {
             lines,
             payload_bytes_max: self.number(&output.payload_bytes_max, limits::PAYLOAD_BYTES_MAX),
             heartbeat_ns: self.number::<u64>(&output.heartbeat_ms, limits::HEARTBEAT_MS) * NS_PER_MS,
+            tag_key_files: self.tag_key_files(output),
+            accept_untagged: output.accept_untagged.as_ref().is_some_and(|written| *written.get_ref()),
         }
+    }
+
+    fn tag_key_files(&mut self, output: &file::Output) -> Vec<PathBuf> {
+        let Some(list) = &output.tag_key_files else {
+            if output.accept_untagged.as_ref().is_some_and(|written| *written.get_ref()) {
+                self.warnings
+                    .push("accept_untagged has no effect without tag_key_files: every packet is accepted".to_owned());
+            }
+            return Vec::new();
+        };
+        let files: Vec<PathBuf> = list.get_ref().iter().map(|path| path.get_ref().into()).collect();
+        if files.is_empty() || files.len() > limits::TAG_KEYS_MAX {
+            let (count, max) = (files.len(), limits::TAG_KEYS_MAX);
+            self.add_problem(&list.span(), format!("{count} files: must be 1 to {max}"));
+        }
+        files
     }
 
     fn output_line(&mut self, written: &Spanned<file::OutputLine>) -> OutputLine {

@@ -5,6 +5,7 @@ use std::{net::Ipv4Addr, path::Path};
 use expect_test::{Expect, expect};
 use mdgw_election::timing::LeaseTiming;
 use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
+use mdgw_feeds::frame::FRAME_HEADER_BYTES;
 
 use crate::config::{
     Changes, ConfigError, Resolved,
@@ -401,6 +402,20 @@ fn senders_of_an_output_line_are_checked() {
         &with("\"10.20.0.5\"").replacen("239.1.1.1", "10.1.1.1", 1),
         expect!["x.toml:24:10: output[0].line[0].source: 10.1.1.1:31000 is no multicast group; remove this key"],
     );
+}
+
+#[test]
+fn tags_have_their_room_in_any_case_and_need_one_to_four_keys() {
+    let with = |keys: &str| with_edit("groups = [1]\n", &format!("groups = [1]\n{keys}\n"));
+    let (plain, tagged) = (load(MINIMAL).unwrap(), load(&with("tag_key_files = [\"new\", \"old\"]")).unwrap());
+    let [plain, tagged] = [plain, tagged].map(|config| config.outputs.into_iter().next().unwrap());
+    assert_eq!(tagged.tag_key_files, [Path::new("new"), Path::new("old")]);
+    assert_eq!((plain.frame_bytes_max(), tagged.frame_bytes_max()), (1_392, 1_392));
+    let smallest = load(&with("payload_bytes_max = 632")).unwrap();
+    assert_eq!(smallest.outputs[0].frame_bytes_max(), FRAME_HEADER_BYTES + size_of::<dbn::InstrumentDefMsg>());
+    refused(&with("tag_key_files = []"), expect!["x.toml:20:17: output[0].tag_key_files: 0 files: must be 1 to 4"]);
+    let without_keys = load(&with("accept_untagged = true")).unwrap();
+    assert!(without_keys.warnings.iter().any(|warning| warning.contains("accept_untagged")));
 }
 
 #[test]

@@ -1,0 +1,148 @@
+//! Key files. Gateways and consumers read them by the same rules: a file of 64 hexadecimal digits that only its owner may
+//! read.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+
+/// A key as it is in its file. `Debug` does not print it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeyBytes(pub [u8; KEY_BYTES]);
+
+impl KeyBytes {
+    /// Reads the key from a file that holds 64 hexadecimal digits and that only its owner may read.
+    ///
+    /// # Errors
+    /// When the file cannot be read, others could read or change it, or it holds anything else.
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io_error)?;
+        // Checks the opened file, since its name may refer to another file by now.
+        let metadata = file.metadata().map_err(io_error)?;
+        if !metadata.is_file() {
+            return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
+        }
+        let mode = metadata.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.by_ref().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io_error)?;
+        parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what })
+    }
+}
+
+impl fmt::Debug for KeyBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyBytes")
+    }
+}
+
+/// Why the key could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The operating system refused.
+    #[error("cannot read key file {}: {source}{}", path.display(), advice(path, source))]
+    Io {
+        /// Path of the key file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// Others than the owner may read or change the file.
+    #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
+    TooPermissive {
+        /// Path of the key file.
+        path: PathBuf,
+        /// The file's permission bits.
+        mode: u32,
+    },
+    /// The file holds no valid key.
+    #[error(
+        "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
+        path.display(), 2 * KEY_BYTES
+    )]
+    Malformed {
+        /// Path of the key file.
+        path: PathBuf,
+        /// What is wrong with the content, without any of the content.
+        what: String,
+    },
+}
+
+fn advice(path: &Path, error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::NotFound {
+        return String::new();
+    }
+    format!(
+        "; copy the key of the deployment to it, or create the first with (umask 077; openssl rand -hex {KEY_BYTES} > {})",
+        path.display()
+    )
+}
+
+/// Maximum size of a key file: a key and some white space around it.
+const FILE_BYTES_MAX: u64 = 1 << 10;
+
+fn parse(text: &str) -> Result<KeyBytes, String> {
+    let digits = text.trim_ascii().as_bytes();
+    if digits.len() != 2 * KEY_BYTES {
+        return Err(format!("{} characters found", digits.len()));
+    }
+    let mut bytes = [0; KEY_BYTES];
+    for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
+        let [high, low] = pair.map(|digit| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
+        let (Some(high), Some(low)) = (high, low) else {
+            return Err("contains characters other than hexadecimal digits".to_owned());
+        };
+        *byte = high << 4 | low;
+    }
+    if bytes == [0; KEY_BYTES] {
+        return Err("the key is all zeros".to_owned());
+    }
+    Ok(KeyBytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_readable_or_malformed_key_file_is_refused_with_the_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        let load = |text: &str, mode| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            KeyBytes::load(&path)
+        };
+        let missing = KeyBytes::load(&path).unwrap_err().to_string();
+        assert!(missing.contains("openssl rand -hex 32"), "{missing}");
+        let digits = "0a".repeat(32);
+        assert_eq!(load(&format!("{digits}\n"), 0o600).unwrap(), KeyBytes([10; 32]));
+        let mixed = "0123456789abcdefABCDEF".repeat(3);
+        assert_eq!(load(&mixed[..64], 0o600).unwrap().0[..11], [1, 35, 69, 103, 137, 171, 205, 239, 171, 205, 239]);
+        for mode in [0o640, 0o604, 0o620, 0o602] {
+            let refused = load(&digits, mode).unwrap_err().to_string();
+            assert!(refused.contains("chmod 600"), "{refused}");
+        }
+        for text in ["", "0a", &"0x".repeat(32), &"0a".repeat(33), &"00".repeat(32), &"é".repeat(32)] {
+            let refused = load(text, 0o600).unwrap_err();
+            assert!(matches!(refused, KeyError::Malformed { .. }), "{text:?}");
+            assert!(text.len() < 4 || !refused.to_string().contains(text), "a key is never shown");
+        }
+        let refused = KeyBytes::load(directory.path()).unwrap_err();
+        assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
+        assert_eq!(format!("{:?}", KeyBytes([7; 32])), "KeyBytes");
+    }
+}
