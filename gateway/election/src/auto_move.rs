@@ -2,8 +2,8 @@
 //! that leadership does not flap.
 //!
 //! A leader whose output nobody receives publishes nothing, so no time holds it. Flapping is prevented by the result of the
-//! move that made it leader: if the output of this leadership was received, moving helped, and it moves again at once. If
-//! not, it waits for its minimum tenure, which doubles: with two dead outputs there is one move in each of these times.
+//! last move: if the output of the leadership that it led to was received, moving helped, and the leader moves again at once.
+//! If not, it waits for its minimum tenure, which doubles: with two dead outputs there is one move in each of these times.
 
 use mdgw_feeds::time::MonoNs;
 
@@ -64,7 +64,7 @@ pub(crate) struct TenureSoFar {
     pub(crate) since: MonoNs,
     /// Automatic moves in a row that led to this leadership.
     pub(crate) moves: u32,
-    /// The move that led to it has helped: another gateway has received its output. Also if no move led to it.
+    /// The last move helped: the output of the leadership that it led to has been received.
     pub(crate) move_helped: bool,
 }
 

@@ -127,6 +127,9 @@ pub struct Lease {
     observed_epoch: Epoch,
     /// The highest epoch under which the fence was opened. No epoch is opened twice.
     highest_opened: Epoch,
+    /// The last move helped: a gateway has received the output of the leadership that it led to. Over an election that no
+    /// hand-over caused, the value stays that of the leadership before.
+    move_helped: bool,
     outstanding_sends: OutstandingSends,
     /// This gateway closes, and its lease ended before its sends: the record stays as it is.
     keeps_record: bool,
@@ -271,6 +274,7 @@ impl Lease {
             progress: Progress::Running,
             observed_epoch: Epoch::default(),
             highest_opened: Epoch::default(),
+            move_helped: false,
             outstanding_sends: OutstandingSends::default(),
             keeps_record: false,
             pin: None,
@@ -626,11 +630,7 @@ impl Core for Lease {
             Input::Peer { from, message } => self.on_peer(now, from, message),
             Input::Died(notice) => self.on_death(now, notice),
             Input::Fitness(fitness) => self.fitness = fitness,
-            Input::OutputReceived => {
-                if let Phase::Leading(leadership) = &mut self.phase {
-                    leadership.move_helped = true;
-                }
-            }
+            Input::OutputReceived => self.move_helped |= matches!(self.phase, Phase::Leading(_)),
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate(rate) => self.on_clock_rate(now, rate),
             Input::Progress(progress) => self.progress = progress,

@@ -35,6 +35,11 @@ impl Lease {
             self.set_obstacle(Some(Obstacle::EpochsExhausted));
             return None;
         };
+        // After its own leadership, this gateway knows already whether the last move helped.
+        let record = self.known_record.record().filter(|record| !record.is_held_by(&self.config.member));
+        if let Some(record) = record {
+            self.move_helped = self.follows_received_leader(record);
+        }
         Some(self.own_record(now, epoch))
     }
 

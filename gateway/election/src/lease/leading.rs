@@ -39,8 +39,6 @@ pub(super) struct Leadership {
     pub(super) predecessor: Option<Predecessor>,
     /// Since when this gateway should hand over.
     pub(super) worse_since: Option<MonoNs>,
-    /// The move that led to it has helped: another gateway has received its output. Also if no hand-over led to it.
-    pub(super) move_helped: bool,
     /// The highest observed epoch above which this leader has begun to renew.
     outranked_by: Epoch,
 }
@@ -60,7 +58,6 @@ impl Leadership {
             offer: None,
             predecessor: None,
             worse_since: None,
-            move_helped: true,
             outranked_by: Epoch::default(),
         }
     }
@@ -133,14 +130,13 @@ impl Lease {
         candidates: BTreeMap<NodeId, NodeName>,
     ) {
         let Phase::Leading(former) = &self.phase else { return };
-        let Leadership { since, worse_since, renew_at, runs_on_promises, move_helped, .. } = *former;
+        let Leadership { since, worse_since, renew_at, runs_on_promises, .. } = *former;
         let (former_epoch, former_deadline) = (former.epoch, former.deadline);
         self.close_fence(former_epoch, former_deadline, CloseReason::Outranked);
         self.open(now, epoch, deadline.max(former_deadline), candidates);
         if let Phase::Leading(leadership) = &mut self.phase {
             // For tenure and renewals it is the same leadership.
             (leadership.since, leadership.worse_since, leadership.renew_at) = (since, worse_since, renew_at);
-            leadership.move_helped = move_helped;
         }
         if runs_on_promises {
             self.emit(Output::Notice(Notice::StoreReachable));
@@ -252,7 +248,16 @@ impl Lease {
         // Until the record shows this leadership, the move that led to it is not counted there.
         let own = u32::from(leadership.predecessor.is_some_and(|before| before.is_automatic));
         let moves = self.known_record.record().map_or(0, |record| record.automatic_moves) + own;
-        TenureSoFar { since: leadership.since, moves, move_helped: leadership.move_helped }
+        TenureSoFar { since: leadership.since, moves, move_helped: self.move_helped }
+    }
+
+    /// Whether the last move has helped, as far as this gateway knows when it is about to follow the leadership of `record`.
+    /// A hand-over is a move, and its result is not known yet. A holder that died or could not renew has not moved: the last
+    /// move led to that holder, and helped if this gateway has received its output. A released record does not tell whether
+    /// its holder handed over or stopped, so it counts as a hand-over.
+    pub(super) fn follows_received_leader(&self, record: &Record) -> bool {
+        let is_handed_over = record.leadership_id().is_some_and(|leadership| self.has_announced_end(leadership));
+        record.holder.is_some() && !is_handed_over && self.observed_epoch >= record.epoch
     }
 
     /// The gateway that should lead instead: a class fitter, or as fit and preferred.

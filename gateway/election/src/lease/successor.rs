@@ -159,16 +159,17 @@ impl Lease {
     pub(super) fn try_succession(&mut self, now: MonoNs) {
         let Some((record, leadership, successor)) = self.succession_due() else { return };
         let (candidates, lease_ns) = (record.candidates.clone(), record.lease_ns);
+        let move_helped = self.follows_received_leader(record);
         self.used_stamp = Some(successor.stamp);
         let from = if self.safeguards.lease_from_successor_stamp { MonoNs(successor.stamp.0) } else { now };
         let deadline = self.config.timing.deadline_within(from, lease_ns);
         let Some(epoch) = self.next_own_epoch().filter(|_| (from..deadline).contains(&now)) else { return };
         let announced_end = self.announced_end.filter(|ended| ended.leadership == leadership);
         let is_automatic = announced_end.is_some_and(|ended| ended.is_automatic);
+        self.move_helped = move_helped;
         self.open(now, epoch, deadline, candidates);
         if let Phase::Leading(leading) = &mut self.phase {
             leading.predecessor = Some(Predecessor { leadership, is_automatic });
-            leading.move_helped = announced_end.is_none();
         }
     }
 

@@ -1,6 +1,7 @@
 //! Single rules, step by step. The simulation and the model check many gateways under faults.
 
 mod closing;
+mod moving;
 mod raising;
 
 use std::collections::BTreeMap;

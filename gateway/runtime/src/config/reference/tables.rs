@@ -349,7 +349,7 @@ pub(super) const TABLES: [Table; 19] = [
             number(
                 "tenure_ms_min",
                 limits::TENURE_MS_MIN,
-                "Minimum tenure: how long a leader leads before it hands over by itself, to a gateway that has been fitter, or preferred, for 250 ms. It doubles with each such move in a row, up to 300000 (or this value, if that is more). A leadership of one hour resets it to this value; with `quorum`, so does a takeover without hand-over. A leader whose output nobody receives does not wait for it, unless it came by such a move and was not received since. A takeover after a death, and `mdgw ha hand-over`, never wait for it. 0: no minimum. Not for `emergent`, nor for a latch.",
+                "Minimum tenure: how long a leader leads before it hands over by itself, to a gateway that has been fitter, or preferred, for 250 ms. It doubles with each such move in a row, up to 300000 (or this value, if that is more). A leadership of one hour resets it to this value; with `quorum`, so does a takeover without hand-over. A leader whose output nobody receives does not wait for it, unless nobody has received the output of the leadership that the last such move led to. A takeover after a death, and `mdgw ha hand-over`, never wait for it. 0: no minimum. Not for `emergent`, nor for a latch.",
             ),
             key(
                 "core",
