@@ -288,7 +288,7 @@ impl Gateway {
                     kernel: kernel.as_ref(),
                     shared_page: shared_page.as_ref(),
                 };
-                election::start(config, election, this_start, &groups, &context).inspect_err(|_| {
+                election::start(config, election, this_start.incarnation, &groups, &context).inspect_err(|_| {
                     for PoolChannels { pool, .. } in &pools {
                         pool.shutdown();
                     }

@@ -1,4 +1,4 @@
-//! The state that must survive a reboot: the epoch count, the last start, each channel's session with its restart
+//! The state that must survive a reboot: each group's epoch count, the last start, each channel's session with its restart
 //! count, and the channel's position at an orderly shutdown. It is synced to disk before it counts. For cold threads.
 //!
 //! JSON, written completely to a neighbouring file that then replaces the old one. So a crash at any moment leaves
@@ -15,7 +15,7 @@ use std::{
 use mdgw_election::identity::Incarnation;
 use mdgw_feeds::{
     channel::KnownSession,
-    identity::{ChannelId, Epoch, Feed, Sequence, Session},
+    identity::{ChannelId, Epoch, Feed, GroupId, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
 };
@@ -35,9 +35,9 @@ pub struct StateFile {
 /// Which epoch a start has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartEpoch {
-    /// Of a standalone gateway, which publishes under it: above every epoch that the file issued or stored.
+    /// Of a standalone gateway, which publishes all groups under it: above every epoch that the file issued or stored.
     Next,
-    /// Of an elected gateway: the stored one. The election opens above it.
+    /// Of an elected gateway: the stored ones. The election of a group opens above [`StateFile::group_epoch`].
     Stored,
 }
 
@@ -45,7 +45,7 @@ pub enum StartEpoch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Of a standalone gateway: the epoch of this start, above every earlier epoch of this gateway. Of an elected one: the
-    /// highest epoch that its earlier starts knew, under this gateway's number.
+    /// highest epoch of any group that its earlier starts knew, under this gateway's number.
     pub epoch: Epoch,
     /// Time of the start, later than every earlier start even if the clock was set back. Since it is a time, a gateway
     /// whose state file was lost with its host does not reuse an incarnation that its peers know to have ended.
@@ -137,29 +137,45 @@ impl StateFile {
         random_number: u64,
     ) -> Result<Start, StateError> {
         let epoch_count = match start_epoch {
-            StartEpoch::Next => self.state.epoch_count.saturating_add(1),
-            StartEpoch::Stored => self.state.epoch_count,
+            StartEpoch::Next => self.state.highest_epoch_count().saturating_add(1),
+            StartEpoch::Stored => self.state.highest_epoch_count(),
         };
         if epoch_count > EPOCH_COUNT_MAX {
             return Err(StateError::EpochsExhausted { path: self.path.clone() });
         }
         let later_us = (now.0 / 1_000).max(self.state.started_us.saturating_add(1));
         let started_us = later_us.saturating_add(random_number % RANDOM_US);
-        self.replace(State { epoch_count, started_us, ..self.state.clone() })?;
+        let mut state = State { started_us, ..self.state.clone() };
+        if start_epoch == StartEpoch::Next {
+            // It is published in every group.
+            state.epoch_count = epoch_count;
+        }
+        self.replace(state)?;
         Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
 
-    /// Stores `epoch` as used, so that later epochs of this gateway are above it. Writes only if its count is higher
-    /// than the stored one.
+    /// The highest epoch of that group that earlier starts of this gateway knew, under the number `node`.
+    #[must_use]
+    pub fn group_epoch(&self, group: GroupId, node: u8) -> Epoch {
+        Epoch::new(self.state.group_epoch_count(group), node)
+    }
+
+    /// Stores each group's epoch as used, so that later epochs of this gateway in that group are above it. Writes only if
+    /// the count of one is higher than the stored one.
     ///
     /// # Errors
-    /// When it cannot be written.
-    pub(crate) fn record_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
-        let count = epoch.count();
-        if count <= self.state.epoch_count {
-            return Ok(());
+    /// When they cannot be written.
+    pub(crate) fn record_epochs(
+        &mut self,
+        epochs: impl IntoIterator<Item = (GroupId, Epoch)>,
+    ) -> Result<(), StateError> {
+        let mut state = self.state.clone();
+        for (group, epoch) in epochs {
+            if epoch.count() > state.group_epoch_count(group) {
+                state.group_epoch_counts.insert(group.0, epoch.count());
+            }
         }
-        self.replace(State { epoch_count: count, ..self.state.clone() })
+        if state == self.state { Ok(()) } else { self.replace(state) }
     }
 
     /// The last session of a channel.
@@ -226,7 +242,12 @@ impl StateFile {
 #[serde(deny_unknown_fields)]
 struct State {
     version: u32,
+    /// Of every group without a higher one of its own: the last epoch of a standalone gateway, or the one that version 1 or
+    /// 2 stored for all groups.
     epoch_count: u64,
+    /// By group number. Absent before version 3.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    group_epoch_counts: BTreeMap<u16, u64>,
     /// The last start, us since 1970 UTC.
     #[serde(default)]
     started_us: u64,
@@ -278,7 +299,14 @@ fn default_true() -> bool {
 
 impl Default for State {
     fn default() -> Self {
-        Self { version: VERSION, epoch_count: 0, started_us: 0, sessions: BTreeMap::new(), crc32c: None }
+        Self {
+            version: VERSION,
+            epoch_count: 0,
+            group_epoch_counts: BTreeMap::new(),
+            started_us: 0,
+            sessions: BTreeMap::new(),
+            crc32c: None,
+        }
     }
 }
 
@@ -294,17 +322,30 @@ impl State {
         }
         let mut state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         match (version, state.crc32c.take()) {
-            (VERSION_WITHOUT_CHECKSUM, None) => state.version = VERSION,
-            (VERSION, Some(crc)) if crc == crc32c::crc32c(state.to_text().as_bytes()) => {}
+            (VERSION_WITHOUT_CHECKSUM, None) => {}
+            (VERSION_OF_ONE_EPOCH..=VERSION, Some(crc)) if crc == crc32c::crc32c(state.to_text().as_bytes()) => {}
             _ => return Err("its checksum does not match its content".to_owned()),
         }
-        if state.epoch_count > EPOCH_COUNT_MAX {
-            return Err(format!("epoch count {} exceeds 56 bits", state.epoch_count));
+        if version < VERSION && !state.group_epoch_counts.is_empty() {
+            return Err(format!("version {version} has no epochs of groups"));
+        }
+        state.version = VERSION;
+        let highest = state.highest_epoch_count();
+        if highest > EPOCH_COUNT_MAX {
+            return Err(format!("epoch count {highest} exceeds 56 bits"));
         }
         for (channel, stored) in &state.sessions {
             stored.to_known_session().ok_or_else(|| format!("invalid session of channel {channel}: {stored:?}"))?;
         }
         Ok(state)
+    }
+
+    fn group_epoch_count(&self, group: GroupId) -> u64 {
+        self.group_epoch_counts.get(&group.0).copied().unwrap_or(0).max(self.epoch_count)
+    }
+
+    fn highest_epoch_count(&self) -> u64 {
+        self.group_epoch_counts.values().copied().max().unwrap_or(0).max(self.epoch_count)
     }
 
     /// The content of the file. In memory a state has no checksum.
@@ -376,8 +417,10 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
 
 /// Range of the random part of an incarnation, us: about a second.
 const RANDOM_US: u64 = 1 << 20;
-const VERSION: u32 = 2;
-/// Version 1 had no checksum. It is read, and replaced by the next write.
+const VERSION: u32 = 3;
+/// Version 2 had one epoch count for all groups. It is read, and replaced by the next write.
+const VERSION_OF_ONE_EPOCH: u32 = 2;
+/// Version 1 had no checksum either. It is read, and replaced by the next write.
 const VERSION_WITHOUT_CHECKSUM: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 /// Largest state file that is read: above 65,536 channels of some 100 bytes.
@@ -405,7 +448,7 @@ mod tests {
         let crc = text.rfind(",\n  \"crc32c\":").unwrap();
         let text = format!("{}\n}}\n", &text[..crc]);
         assert!(text.contains(absent));
-        text.replace("\"version\": 2", "\"version\": 1").replace(absent, "")
+        text.replace("\"version\": 3", "\"version\": 1").replace(absent, "")
     }
 
     #[test]
@@ -426,7 +469,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, as_version_1(&text, "\n  \"started_us\": 9000000,")).unwrap();
         assert_eq!(begin(5_000).unwrap(), Start { epoch: Epoch::new(5, 3), incarnation: Incarnation(5) });
-        StateFile::open(&path).unwrap().record_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
+        StateFile::open(&path).unwrap().record_epochs([(GroupId(1), Epoch::new(EPOCH_COUNT_MAX, 0))]).unwrap();
         assert!(matches!(begin(0).unwrap_err(), StateError::EpochsExhausted { .. }));
         let clone = |name: &str, random_number| {
             StateFile::open(directory.path().join(name))
@@ -445,7 +488,7 @@ mod tests {
         let first = begin(StartEpoch::Stored);
         assert_eq!(first.epoch, Epoch::new(0, 3));
         assert!(begin(StartEpoch::Stored).incarnation > first.incarnation);
-        StateFile::open(&path).unwrap().record_epoch(Epoch::new(7, 1)).unwrap();
+        StateFile::open(&path).unwrap().record_epochs([(GroupId(1), Epoch::new(7, 1))]).unwrap();
         for _ in 0..3 {
             assert_eq!(begin(StartEpoch::Stored).epoch, Epoch::new(7, 3));
         }
@@ -458,13 +501,45 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.record_epoch(Epoch::new(40, 9)).unwrap();
-        state.record_epoch(Epoch::new(39, 9)).unwrap();
+        for count in [40, 39] {
+            state.record_epochs([(GroupId(2), Epoch::new(count, 9))]).unwrap();
+        }
         drop(state);
         assert_eq!(
             StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap().epoch,
             Epoch::new(41, 3)
         );
+    }
+
+    #[test]
+    fn each_group_has_an_epoch_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let group_counts = |state: &StateFile| {
+            [1, 2, 3].map(|group| {
+                let epoch = state.group_epoch(GroupId(group), 4);
+                assert_eq!(epoch.node(), 4);
+                epoch.count()
+            })
+        };
+        let mut state = StateFile::open(&path).unwrap();
+        state.record_epochs([(GroupId(1), Epoch::new(10, 1)), (GroupId(2), Epoch::new(5, 2))]).unwrap();
+        state.record_epochs([(GroupId(1), Epoch::new(9, 1)), (GroupId(2), Epoch::new(6, 2))]).unwrap();
+        drop(state);
+        let mut state = StateFile::open(&path).unwrap();
+        assert_eq!(group_counts(&state), [10, 6, 0]);
+        assert_eq!(state.begin(4, StartEpoch::Stored, NOW, 0).unwrap().epoch, Epoch::new(10, 4));
+        assert_eq!(group_counts(&state), [10, 6, 0]);
+        // Nothing new is not written.
+        fs::remove_file(&path).unwrap();
+        state.record_epochs([(GroupId(1), Epoch::new(10, 3)), (GroupId(2), Epoch::new(1, 2))]).unwrap();
+        assert!(!path.exists());
+        // A standalone gateway publishes all groups under the epoch of its start.
+        assert_eq!(state.begin(4, StartEpoch::Next, NOW, 0).unwrap().epoch, Epoch::new(11, 4));
+        assert_eq!(group_counts(&state), [11; 3]);
+        state.record_epochs([(GroupId(3), Epoch::new(12, 1))]).unwrap();
+        drop(state);
+        assert_eq!(group_counts(&StateFile::open(&path).unwrap()), [11, 11, 12]);
     }
 
     #[test]
@@ -555,9 +630,29 @@ mod tests {
             refused(&path, damaged.as_bytes());
         }
         assert!(
-            refused(&path, good.replace("\"version\": 2", "\"version\": 3").as_bytes())
-                .contains("version 3, expected 2")
+            refused(&path, good.replace("\"version\": 3", "\"version\": 4").as_bytes())
+                .contains("version 4, expected 3")
         );
+        // Epochs of groups that no version writes. Each has the right checksum, except the one without.
+        let sound = State::parse(good.as_bytes()).unwrap();
+        let state = |version, count| State {
+            version,
+            group_epoch_counts: BTreeMap::from([(7, count)]),
+            ..sound.clone()
+        };
+        for (state, expected) in [
+            (state(VERSION, EPOCH_COUNT_MAX + 1), "epoch count 72057594037927936 exceeds 56 bits"),
+            (state(VERSION_OF_ONE_EPOCH, 1), "version 2 has no epochs of groups"),
+        ] {
+            let error = refused(&path, state.with_checksum().as_bytes());
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = refused(&path, state(VERSION, 1).to_text().as_bytes());
+        assert!(error.contains("checksum"), "{error}");
+        for key in ["-1", "65536", "x"] {
+            let text = state(VERSION, 1).with_checksum().replace("\"7\"", &format!("\"{key}\""));
+            refused(&path, text.as_bytes());
+        }
         // Values that no version writes, in a version without a checksum.
         let older = as_version_1(&good, "");
         for (written, other) in [
@@ -609,11 +704,13 @@ mod tests {
         state.set_session(ChannelId(1), known(11)).unwrap();
         let left = ShutdownPosition { session: known(11).session, next: Sequence(9), has_ended: true };
         state.record_shutdown([(ChannelId(1), left)]).unwrap();
+        let without_groups = fs::read_to_string(&path).unwrap();
+        state.record_epochs([(GroupId(1), Epoch::new(10, 1)), (GroupId(23), Epoch::new(5, 2))]).unwrap();
         drop(state);
         let text = fs::read_to_string(&path).unwrap();
         assert_eq!(undetected_changes(text.as_bytes()), 0);
         // Without the checksum, this check finds another epoch, restart count or position.
-        assert!(undetected_changes(as_version_1(&text, "").as_bytes()) > 100);
+        assert!(undetected_changes(as_version_1(&without_groups, "").as_bytes()) > 100);
     }
 
     #[test]
@@ -621,7 +718,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap();
-        fs::write(directory.path().join("state.json.new"), b"{\"version\": 2, \"epoch").unwrap();
+        fs::write(directory.path().join("state.json.new"), b"{\"version\": 3, \"epoch").unwrap();
         assert_eq!(StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap().epoch, Epoch::new(2, 3));
     }
 
@@ -659,7 +756,27 @@ mod tests {
         assert_eq!([1, 2].map(|channel| state.shutdown_position(ChannelId(channel))), [Some(left), None]);
         let started_us = NOW.0 / 1_000;
         assert_eq!(state.state.started_us, started_us);
+        assert_eq!([1, 7].map(|group| state.group_epoch(GroupId(group), 3)), [Epoch::new(41, 3); 2]);
         let next = Start { epoch: Epoch::new(42, 3), incarnation: Incarnation(started_us + 1) };
         assert_eq!(state.begin(3, StartEpoch::Next, UnixNs(0), 0).unwrap(), next);
+    }
+
+    #[test]
+    fn a_state_file_with_one_epoch_for_all_groups_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let text = include_str!("../../../tests/data/formats/state_2.json");
+        fs::write(&path, text).unwrap();
+        let mut state = StateFile::open(&path).unwrap();
+        assert_eq!(state.session(ChannelId(1)), Some(known(3)));
+        let counts = |state: &StateFile| [1, 2].map(|group| state.group_epoch(GroupId(group), 3).count());
+        assert_eq!(counts(&state), [41, 41]);
+        // The difference ends for a group when it has a higher epoch.
+        state.record_epochs([(GroupId(1), Epoch::new(6, 1)), (GroupId(2), Epoch::new(42, 2))]).unwrap();
+        drop(state);
+        assert_eq!(counts(&StateFile::open(&path).unwrap()), [41, 42]);
+        // Its checksum counts.
+        fs::write(&path, text.replace("\"epoch_count\": 41", "\"epoch_count\": 40")).unwrap();
+        assert!(matches!(StateFile::open(&path).unwrap_err(), StateError::Damaged { .. }));
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     channel::KnownSession,
-    identity::{ChannelId, Line},
+    identity::{ChannelId, GroupId, Line},
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
@@ -42,7 +42,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) watched: InterfaceDependents,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
-    pub(super) epochs: Vec<Arc<KnownEpochs>>,
+    pub(super) epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
 }
 
 /// The running threads.
@@ -173,8 +173,8 @@ struct MaintenanceTasks {
     logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,
-    /// Known epochs of each group. The highest is stored in the state file.
-    epochs: Vec<Arc<KnownEpochs>>,
+    /// Known epochs of each group. The highest one of each group is stored in the state file.
+    epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
 }
 
 /// Interval of the maintenance tasks. A segment takes at least tens of milliseconds to fill, and one segment is ready
@@ -210,12 +210,13 @@ impl MaintenanceTasks {
         Ok(self.state)
     }
 
-    /// Stores the highest known epoch. A peer's epoch may be above this gateway's, which must not publish below it
-    /// after a restart.
+    /// Stores the highest known epoch of each group. A peer's epoch may be above this gateway's, which must not publish
+    /// below it after a restart. An epoch of another group says nothing: a gateway that knows an epoch above those of the
+    /// leader's record cannot open as its designated successor.
     fn persist_epochs(&mut self) {
-        let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
-        if let Err(error) = self.state.record_epoch(highest) {
-            tracing::error!(%error, "cannot write the epoch to the state file");
+        let highest = self.epochs.iter().map(|(group, epochs)| (*group, epochs.highest()));
+        if let Err(error) = self.state.record_epochs(highest) {
+            tracing::error!(%error, "cannot write the epochs to the state file");
         }
     }
 
@@ -245,5 +246,35 @@ impl MaintenanceTasks {
         if let Err(error) = read {
             tracing::warn!(%error, "cannot read a kernel drop counter");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::identity::Epoch;
+
+    use super::*;
+
+    #[test]
+    fn each_groups_highest_epoch_is_stored_and_counts_for_no_other_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        let known = |group, count| (GroupId(group), Arc::new(KnownEpochs::new(Epoch::new(count, 1), 1_000)));
+        let groups = vec![known(1, 10), known(2, 5)];
+        let second = Arc::clone(&groups[1].1);
+        let mut tasks = MaintenanceTasks {
+            state: StateFile::open(&path).unwrap(),
+            sessions: Arc::new(ArrayQueue::new(1)),
+            logs: Vec::new(),
+            drops: SocketDrops::default(),
+            kernel_drops: KernelDrops::default(),
+            epochs: groups,
+        };
+        tasks.persist_epochs();
+        second.observe(Epoch::new(6, 2)).unwrap();
+        tasks.persist_epochs();
+        drop(tasks);
+        let state = StateFile::open(&path).unwrap();
+        assert_eq!([1, 2, 3].map(|group| state.group_epoch(GroupId(group), 1).count()), [10, 6, 0]);
     }
 }

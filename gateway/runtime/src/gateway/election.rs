@@ -67,17 +67,16 @@ use crate::{
         Resolved,
         resolved::{Backend, ElectionConfig, MembershipConfig, QuorumConfig},
     },
-    state_file::Start,
 };
 
-/// Starts the election of each group. `this_start` is the gateway's start.
+/// Starts the election of each group. `incarnation` is the gateway's start.
 ///
 /// # Errors
 /// When a store cannot be opened or a thread cannot be started. Elections that were already started are closed then.
 pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
-    this_start: Start,
+    incarnation: Incarnation,
     handles: &BTreeMap<GroupId, GroupHandle>,
     context: &ElectionContext<'_>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
@@ -98,7 +97,7 @@ pub(super) fn start(
             kernel: context.kernel.and_then(|kernel| kernel.slot(*group)),
             progress_counter: context.shared_page.and_then(|shared_page| shared_page.election_progress_counter(index)),
         };
-        let started = start_one(config, election, &transport, this_start, hooks, context.audit);
+        let started = start_one(config, election, &transport, incarnation, hooks, context.audit);
         match started {
             Ok(started) => {
                 let woken = started.clone();
@@ -121,11 +120,11 @@ fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
     transport: &SharedTransport,
-    Start { epoch, incarnation }: Start,
+    incarnation: Incarnation,
     handle: GroupElectionHooks,
     audit: Option<&AuditSender>,
 ) -> Result<Election, GatewayError> {
-    let group = handle.group;
+    let (group, epoch) = (handle.group, handle.handle.start_epoch());
     let node = NodeId(config.gateway.node);
     let member = Member { node, name: election.name.clone(), incarnation };
     let fence = Arc::clone(handle.handle.fence());

@@ -14,7 +14,7 @@ use mdgw_engine::{
     publish::{FenceOpening, TakeoverShared},
 };
 use mdgw_feeds::{
-    identity::{ChannelId, GroupId},
+    identity::{ChannelId, Epoch, GroupId},
     published::position::StreamPosition,
 };
 use mdgw_pair::standby::{KnownEpochs, StatusTable};
@@ -28,6 +28,7 @@ use crate::config::Resolved;
 pub struct GroupHandle {
     fence: Arc<Fence>,
     epochs: Arc<KnownEpochs>,
+    start_epoch: Epoch,
     channels: Vec<GroupChannel>,
     /// Number of position queries to the channels so far.
     drain_requests: Arc<AtomicU64>,
@@ -54,6 +55,11 @@ impl GroupHandle {
     #[must_use]
     pub fn epochs(&self) -> &Arc<KnownEpochs> {
         &self.epochs
+    }
+
+    /// Of an elected gateway: the highest epoch of the group that its earlier starts knew.
+    pub(super) fn start_epoch(&self) -> Epoch {
+        self.start_epoch
     }
 
     /// Ids of the channels of the group.
@@ -142,12 +148,13 @@ pub(super) fn handles(
                 GroupChannel { id, pool: Arc::clone(&pool.pool), index, takeover_shared }
             })
             .collect();
-        let GroupParts { fence, epochs } = parts.clone();
+        let GroupParts { fence, epochs, start_epoch } = parts.clone();
         (
             *group,
             GroupHandle {
                 fence,
                 epochs,
+                start_epoch,
                 channels,
                 drain_requests: Arc::default(),
                 status_table: status_table.cloned(),

@@ -24,7 +24,7 @@ use mdgw_engine::{
 use mdgw_feeds::{
     arbiter::{REQUESTS_IN_FLIGHT_MAX, RecoveryConfig},
     channel::{Channel, ChannelConfig, ChannelState, KnownSession, LateStart},
-    identity::{ChannelId, GroupId, Line, Sequence, Session},
+    identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{
         packet::{PACKET_BYTES_MAX, PACKET_HEADER_BYTES, PacketFlags},
         position::StreamPosition,
@@ -104,6 +104,9 @@ pub(super) struct Wiring<'c> {
 pub(super) struct GroupParts {
     pub(super) fence: Arc<Fence>,
     pub(super) epochs: Arc<KnownEpochs>,
+    /// Of a standalone gateway: the epoch of this start. Of an elected one: the highest epoch of the group that its earlier
+    /// starts knew.
+    pub(super) start_epoch: Epoch,
 }
 
 impl<'c> Wiring<'c> {
@@ -133,12 +136,12 @@ impl<'c> Wiring<'c> {
             .collect::<Result<Vec<_>, _>>()?;
         let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
         let group = |group: GroupId| {
-            let fence = match overrides.leadership {
-                Leadership::Standalone => Fence::standalone(start.epoch),
-                Leadership::Elected => Fence::closed(),
+            let (fence, start_epoch) = match overrides.leadership {
+                Leadership::Standalone => (Fence::standalone(start.epoch), start.epoch),
+                Leadership::Elected => (Fence::closed(), state.group_epoch(group, config.gateway.node)),
             };
-            let epochs = KnownEpochs::new(start.epoch, EPOCH_JUMP_MAX);
-            (group, GroupParts { fence: Arc::new(fence), epochs: Arc::new(epochs) })
+            let epochs = Arc::new(KnownEpochs::new(start_epoch, EPOCH_JUMP_MAX));
+            (group, GroupParts { fence: Arc::new(fence), epochs, start_epoch })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
         let link = config.election.as_ref().and_then(|election| election.link.as_ref());
@@ -386,7 +389,7 @@ impl<'c> Wiring<'c> {
         let opened = mdgw_publog::open(options, unix_now().0)
             .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
-        let GroupParts { fence, epochs } = self.group_of(setup);
+        let GroupParts { fence, epochs, .. } = self.group_of(setup);
         let LogRecovery { last, last_flags, damaged_segments, removed_files, .. } = opened.recovered;
         if damaged_segments + removed_files > 0 {
             tracing::warn!(
@@ -545,7 +548,7 @@ impl<'c> Wiring<'c> {
             watched: self.watched,
             drops: self.drops,
             served: self.served,
-            epochs: self.groups.values().map(|parts| Arc::clone(&parts.epochs)).collect(),
+            epochs: self.groups.iter().map(|(group, parts)| (*group, Arc::clone(&parts.epochs))).collect(),
         })?;
         Ok((latency, cold))
     }
