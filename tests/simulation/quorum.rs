@@ -522,6 +522,43 @@ fn forged_epochs_close_a_leader_that_closes_before_it_votes() {
     assert!(minute.closed.share > 0.02, "{minute:?}");
 }
 
+/// A hand-over that is requested while a vote for a higher epoch is under way. Returns the leader, and the group some time
+/// later.
+fn hand_over_during_a_raise(prepare: fn(&mut QuorumCluster, NodeId)) -> (NodeId, QuorumCluster) {
+    let mut cluster = leading_pair(QuorumSafeguards::ALL, 300_000);
+    let leader = cluster.leading().expect("a gateway leads");
+    prepare(&mut cluster, leader);
+    let above = Epoch::new(cluster.leading_epoch().expect("it leads").count() + 5, u8::MAX);
+    cluster.input(leader, Input::ObservedEpoch(above));
+    cluster.hand_over(None);
+    cluster.run_for(500 * MS);
+    assert_eq!(cluster.violation, None);
+    (leader, cluster)
+}
+
+#[test]
+fn a_hand_over_requested_during_a_raise_begins_after_it_or_is_reported_as_failed() {
+    let (leader, cluster) = hand_over_during_a_raise(|_, _| {});
+    assert!(cluster.failed_hand_overs.is_empty(), "{:?}", cluster.failed_hand_overs);
+    let reasons: Vec<CloseReason> = cluster.closed.iter().map(|(_, _, reason)| *reason).collect();
+    assert_eq!(reasons, [CloseReason::Outranked, CloseReason::HandedOver]);
+    assert!(cluster.leading().is_some_and(|now| now != leader));
+
+    // No majority votes, and the leader leads on.
+    let (leader, cluster) = hand_over_during_a_raise(|cluster, _| cluster.loses_votes = true);
+    assert_eq!((cluster.leading(), &cluster.closed[..]), (Some(leader), &[][..]));
+    let [(of, None, why)] = cluster.failed_hand_overs[..] else { panic!("{:?}", cluster.failed_hand_overs) };
+    assert!(of == leader && why.contains("did not answer the vote"), "{why}");
+
+    // The leader loses all other voters.
+    let (leader, cluster) = hand_over_during_a_raise(|cluster, leader| {
+        (1..=3).map(NodeId).for_each(|other| cluster.cut(leader, other));
+    });
+    assert_eq!(cluster.closed.first().map(|(_, _, reason)| *reason), Some(CloseReason::Expired));
+    let [(of, None, why)] = cluster.failed_hand_overs[..] else { panic!("{:?}", cluster.failed_hand_overs) };
+    assert!(of == leader && why.contains("stopped leading"), "{why}");
+}
+
 #[test]
 fn without_polls_a_gateway_that_receives_nothing_wastes_generations() {
     let generations = |polls| {

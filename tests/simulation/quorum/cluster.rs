@@ -8,12 +8,12 @@ use std::{
 use mdgw_captures::random::Random;
 use mdgw_election::{
     auto_move::AutoMoveConfig,
-    core::{CloseReason, Core as _, Input, Output, Role},
+    core::{CloseReason, Core as _, Input, Notice, Output, Role},
     fitness::{Eligibility, Fitness},
     identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
     quorum::{
         candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
-        message::{Body, Message, VoterSession},
+        message::{Body, Message, Operation, Request, VoterSession},
         voter::{DurableVote, QuorumSafeguards, VoteWriteId, Voter, VoterInput, VoterOutput},
     },
     record::ConfigVersion,
@@ -222,6 +222,10 @@ pub(crate) struct QuorumCluster {
     pub(crate) opened: Vec<(u64, NodeId, Epoch)>,
     pub(crate) closed: Vec<(u64, NodeId, CloseReason)>,
     pub(crate) violation: Option<Violation>,
+    /// Requests for votes are lost, and only they.
+    pub(crate) loses_votes: bool,
+    /// Hand-overs that were reported as failed: by which gateway, to which one, and why.
+    pub(crate) failed_hand_overs: Vec<(NodeId, Option<NodeId>, &'static str)>,
     /// No more random faults are injected.
     faults_stopped: bool,
 }
@@ -261,6 +265,8 @@ impl QuorumCluster {
             opened: Vec::new(),
             closed: Vec::new(),
             violation: None,
+            loses_votes: false,
+            failed_hand_overs: Vec::new(),
             faults_stopped: false,
         };
         for id in cluster.ids() {
@@ -701,11 +707,16 @@ impl QuorumCluster {
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
             Output::Request(QuorumRequest::Store { write_id, durable }) => self.store(id, write_id, durable),
+            Output::Notice(Notice::HandOverFailed { target, why }) => self.failed_hand_overs.push((id, target, why)),
             Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
         }
     }
 
     fn send(&mut self, message: Message) {
+        let is_vote = matches!(&message.body, Body::Request(Request { operation: Operation::Vote(_), .. }));
+        if is_vote && self.loses_votes {
+            return;
+        }
         let Faults { loss_share, duplicate_share, delay_ns, long_delay_ns, .. } = self.setup.faults;
         let to = message.to;
         let count = 1 + u32::from(self.random.chance(duplicate_share));

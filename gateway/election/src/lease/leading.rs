@@ -6,7 +6,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     Lease, Phase,
-    leaving::{LeaveMode, Leaving, Offer, OfferCause},
+    leaving::{DeferredHandOver, LeaveMode, Leaving, Offer, OfferCause},
     promises::PendingPromises,
     successor::Predecessor,
 };
@@ -35,6 +35,8 @@ pub(super) struct Leadership {
     pub(super) runs_on_promises: bool,
     /// A hand-over that is being prepared.
     pub(super) offer: Option<Offer>,
+    /// A hand-over that waits for a raise of the epoch.
+    pub(super) deferred: Option<DeferredHandOver>,
     /// The leadership that this one succeeded, while the record does not show this one.
     pub(super) predecessor: Option<Predecessor>,
     /// Since when this gateway should hand over.
@@ -56,10 +58,15 @@ impl Leadership {
             promise_request_at: now,
             runs_on_promises: false,
             offer: None,
+            deferred: None,
             predecessor: None,
             worse_since: None,
             outranked_by: Epoch::default(),
         }
+    }
+
+    pub(super) fn is_handing_over(&self) -> bool {
+        self.offer.is_some() || self.deferred.is_some()
     }
 
     /// Whether receivers drop this leader's packets.
@@ -114,10 +121,11 @@ impl Lease {
     }
 
     /// The epoch that the next renewal carries: higher than the present one if that one is outranked. An offer names
-    /// the present epoch, so the epoch stays until the hand-over has ended; the successor opens above the observed one.
+    /// the present epoch, so the epoch stays until the hand-over has ended; the successor opens above the observed one. A
+    /// hand-over that is requested while a raise is on its way waits for that raise, and no other raise begins before it.
     fn epoch_to_renew(&self, leadership: &Leadership) -> Epoch {
         let is_outranked = self.safeguards.raises_in_place && leadership.is_outranked_by(self.observed_epoch);
-        let raised = if is_outranked && leadership.offer.is_none() { self.next_own_epoch() } else { None };
+        let raised = if is_outranked && !leadership.is_handing_over() { self.next_own_epoch() } else { None };
         raised.unwrap_or(leadership.epoch)
     }
 
@@ -131,12 +139,15 @@ impl Lease {
     ) {
         let Phase::Leading(former) = &self.phase else { return };
         let Leadership { since, worse_since, renew_at, runs_on_promises, .. } = *former;
-        let (former_epoch, former_deadline) = (former.epoch, former.deadline);
+        let (former_epoch, former_deadline, deferred) = (former.epoch, former.deadline, former.deferred);
         self.close_fence(former_epoch, former_deadline, CloseReason::Outranked);
         self.open(now, epoch, deadline.max(former_deadline), candidates);
         if let Phase::Leading(leadership) = &mut self.phase {
             // For tenure and renewals it is the same leadership.
             (leadership.since, leadership.worse_since, leadership.renew_at) = (since, worse_since, renew_at);
+            // The target learns of the epoch by its watch, which may lag behind the pair link.
+            let not_before = now.plus(self.config.timing.renew_ns);
+            leadership.deferred = deferred.map(|deferred| DeferredHandOver { not_before, ..deferred });
         }
         if runs_on_promises {
             self.emit(Output::Notice(Notice::StoreReachable));
@@ -151,9 +162,11 @@ impl Lease {
             // An offer that is still ready at the next renewal is ready now, so a step is due at once.
             if self.is_ready(offer, leadership.renew_at) { MonoNs(0) } else { self.offer_expires_at(offer) }
         });
+        let deferred = leadership.deferred.as_ref();
+        let deferred = deferred.map(|deferred| if self.is_raising() { deferred.until } else { deferred.not_before });
         let moves =
-            leadership.worse_since.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));
-        [request_at, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
+            leadership.worse_since.filter(|_| !leadership.is_handing_over()).map(|from| self.move_at(leadership, from));
+        [request_at, offer, deferred, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
     }
 
     /// When the next renewal is due; `None`: an obstacle keeps this gateway from renewing.
@@ -187,6 +200,7 @@ impl Lease {
     /// Ends leadership when there is nothing to release or hand over.
     pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
         let Phase::Leading(Leadership { epoch, deadline, .. }) = self.phase else { return };
+        self.fail_hand_over();
         self.pin = None;
         self.phase = Phase::Candidate;
         // Nothing of the old leadership is revived: the gateway waits for its own record as for any other.
@@ -205,6 +219,9 @@ impl Lease {
     /// Closes the fence and continues by releasing the record or by acquiring it again.
     pub(super) fn begin_leaving(&mut self, reason: CloseReason, mode: LeaveMode, deadline: MonoNs) {
         let Some(epoch) = self.leading_epoch() else { return };
+        if !matches!(mode, LeaveMode::HandOver { .. }) {
+            self.fail_hand_over();
+        }
         self.pin = self.pin.filter(|_| mode == LeaveMode::Reopen);
         self.close_fence(epoch, deadline, reason);
         // Opening again needs no drain; another gateway's opening does.
@@ -234,7 +251,7 @@ impl Lease {
         }
         let from = *leadership.worse_since.get_or_insert(now);
         let Phase::Leading(leadership) = &self.phase else { return };
-        if leadership.offer.is_none() && now >= self.move_at(leadership, from) {
+        if !leadership.is_handing_over() && now >= self.move_at(leadership, from) {
             let is_counted = AutoMoveConfig::counts_move(&self.tenure(leadership), self.fitness.class());
             self.offer(now, target, OfferCause::Automatic { is_counted });
         }

@@ -59,6 +59,17 @@ pub(super) struct Offer {
     pub(super) accepted: Option<PeerTimestamp>,
 }
 
+/// A hand-over that begins when a raise of the epoch has ended: an offer names the leader's epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct DeferredHandOver {
+    pub(super) target: NodeId,
+    pub(super) cause: OfferCause,
+    /// It begins no sooner: the target refuses until it has read the raised epoch.
+    pub(super) not_before: MonoNs,
+    /// If the raise has not ended by then, the hand-over has failed.
+    pub(super) until: MonoNs,
+}
+
 /// Cause of a hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OfferCause {
@@ -111,11 +122,16 @@ impl Lease {
         if self.in_doubt_since.is_some() {
             return self.hand_over_failed(Some(target), "the store does not answer");
         }
-        let nonce = self.next_number();
+        let (nonce, is_raising) = (self.next_number(), self.is_raising());
         let Some(request) = self.request(nonce) else { return };
+        let until = now.plus(2 * self.config.timing.renew_ns);
         let Phase::Leading(leadership) = &mut self.phase else { return };
-        if leadership.offer.is_some() {
+        if leadership.is_handing_over() {
             return self.hand_over_failed(Some(target), "another hand-over is in progress");
+        }
+        if is_raising {
+            leadership.deferred = Some(DeferredHandOver { target, cause, not_before: now, until });
+            return;
         }
         leadership.offer = Some(Offer { target: member, request, sent: now, cause, accepted: None });
         self.emit(Output::Peer { to: target, message: PeerMessage::Prepare(request) });
@@ -138,7 +154,39 @@ impl Lease {
         }
     }
 
+    /// Whether a swap that raises the epoch may still take effect.
+    pub(super) fn is_raising(&self) -> bool {
+        let Phase::Leading(leadership) = &self.phase else { return false };
+        self.pending.attempts.iter().any(|attempt| attempt.record.epoch > leadership.epoch)
+    }
+
+    /// Begins the hand-over that waits for a raise.
+    fn step_deferred(&mut self, now: MonoNs) {
+        let is_raising = self.is_raising();
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        let is_due = |deferred: &mut DeferredHandOver| {
+            now >= if is_raising { deferred.until } else { deferred.not_before }
+        };
+        let Some(DeferredHandOver { target, cause, .. }) = leadership.deferred.take_if(is_due) else { return };
+        if is_raising {
+            self.hand_over_failed(Some(target), "the store did not answer the raise of the epoch in time");
+        } else {
+            self.offer(now, Some(target), cause);
+        }
+    }
+
+    /// The leadership ends otherwise, so its hand-over has failed.
+    pub(super) fn fail_hand_over(&mut self) {
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        let offered = leadership.offer.take().map(|offer| offer.target.node);
+        let deferred = leadership.deferred.take().map(|deferred| deferred.target);
+        if let Some(target) = offered.or(deferred) {
+            self.hand_over_failed(Some(target), "this gateway stopped leading");
+        }
+    }
+
     pub(super) fn step_offer(&mut self, now: MonoNs) {
+        self.step_deferred(now);
         let Phase::Leading(leadership) = &self.phase else { return };
         let Some(offer) = leadership.offer.clone() else { return };
         let Offer { target, request, cause, .. } = &offer;

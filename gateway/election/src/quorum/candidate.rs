@@ -18,6 +18,7 @@ use mdgw_sys::clock_rate::ClockRate;
 use self::{
     auto_move::{AutoMovePolicy, Tenure},
     phase::{LeaderState, PendingTakeover, Phase, PollRound, PromiseTransfer, VoteRound},
+    voting::STOPPED_LEADING,
 };
 use super::{
     message::{Body, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession},
@@ -581,6 +582,7 @@ impl Candidate {
     /// The owner closes the latch: releases what this gateway holds, so that others need not wait.
     fn on_close(&mut self, now: MonoNs, outputs: &mut Outputs) {
         self.takeover = None;
+        self.fail_hand_over(STOPPED_LEADING, outputs);
         match &self.phase {
             Phase::Leading(LeaderState { epoch, raise, .. }) => {
                 let (epoch, raised) = (*epoch, raise.as_ref().map(|raise| raise.epoch));

@@ -32,13 +32,16 @@ impl Candidate {
     pub(super) fn step_auto_move(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let Some(AutoMovePolicy { config, .. }) = self.auto_move else { return };
         let (target, class) = (self.better_peer(now), self.fitness.class());
-        let Phase::Leading(LeaderState { tenure: Some(tenure), preparing, .. }) = &mut self.phase else { return };
+        let Phase::Leading(LeaderState { tenure: Some(tenure), preparing, hand_over_next, .. }) = &mut self.phase else {
+            return;
+        };
+        let is_handing_over = preparing.is_some() || hand_over_next.is_some();
         if target.is_none() {
             tenure.worse_since = None;
             return;
         }
         let worse_since = *tenure.worse_since.get_or_insert(now);
-        if preparing.is_none() && now >= config.move_at(&tenure.so_far, worse_since, class) {
+        if !is_handing_over && now >= config.move_at(&tenure.so_far, worse_since, class) {
             // If the hand-over fails, the next one waits.
             tenure.worse_since = Some(now);
             let is_counted = AutoMoveConfig::counts_move(&tenure.so_far, class);
@@ -50,7 +53,8 @@ impl Candidate {
     /// When [`Self::step_auto_move`] is due.
     pub(super) fn auto_move_due_at(&self, lead: &LeaderState) -> Option<MonoNs> {
         let (auto_move, tenure) = (self.auto_move?, lead.tenure?);
-        let worse_since = tenure.worse_since.filter(|_| lead.preparing.is_none())?;
+        let is_handing_over = lead.preparing.is_some() || lead.hand_over_next.is_some();
+        let worse_since = tenure.worse_since.filter(|_| !is_handing_over)?;
         Some(auto_move.config.move_at(&tenure.so_far, worse_since, self.fitness.class()))
     }
 

@@ -29,7 +29,7 @@ impl Candidate {
         let Phase::Leading(lead) = &mut self.phase else {
             return outputs.push(failed(Some(chosen), "this gateway is not the leader"));
         };
-        if lead.preparing.is_some() {
+        if lead.preparing.is_some() || lead.hand_over_next.is_some() {
             return outputs.push(failed(Some(chosen), "another hand-over is in progress"));
         }
         if lead.raise.is_some() {
@@ -42,6 +42,16 @@ impl Candidate {
         // This gateway never uses that epoch for itself, whatever the result.
         self.highest_known = to;
         self.send(now, chosen, Operation::Prepare { from, to, moves }, Some(RequestKind::Prepare(to)), outputs);
+    }
+
+    /// A hand-over that is prepared, or waits for a raise, has failed.
+    pub(super) fn fail_hand_over(&mut self, why: &'static str, outputs: &mut Outputs) {
+        let Phase::Leading(lead) = &mut self.phase else { return };
+        let prepared = lead.preparing.take().map(|preparing| Some(preparing.target));
+        let waiting = lead.hand_over_next.take().map(|(target, _)| target);
+        if let Some(target) = prepared.or(waiting) {
+            outputs.push(Output::Notice(Notice::HandOverFailed { target, why }));
+        }
     }
 
     /// A leader asks this gateway to take over.

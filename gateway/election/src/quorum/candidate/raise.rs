@@ -23,10 +23,15 @@ impl Candidate {
         let next = next_epoch(self.node(), [highest_known]);
         let Phase::Leading(lead) = &mut self.phase else { return };
         match &lead.raise {
-            Some(raise) if now >= raise.until => (lead.raise, lead.raise_at) = (None, now),
+            Some(raise) if now >= raise.until => {
+                (lead.raise, lead.raise_at) = (None, now);
+                // Voters that have voted hand over nothing under the present epoch, so the hand-over is not begun.
+                self.fail_hand_over("the voters did not answer the vote for a higher epoch in time", outputs);
+            }
             Some(raise) if now >= raise.resend_at => return self.ask_for_raise(now, outputs),
             _ => {}
         }
+        let Phase::Leading(lead) = &mut self.phase else { return };
         let is_due = is_outranked && lead.raise.is_none() && now >= lead.raise_at;
         // An epoch that was prepared for a hand-over goes first; its leader opens above the observed one.
         let Some(epoch) = next.filter(|_| is_due && lead.preparing.is_none()) else { return };

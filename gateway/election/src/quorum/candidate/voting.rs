@@ -279,6 +279,7 @@ impl Candidate {
 
     /// Ends this leadership; a new candidacy begins at once.
     fn stop(&mut self, now: MonoNs, reason: CloseReason, outputs: &mut Outputs) {
+        self.fail_hand_over(STOPPED_LEADING, outputs);
         self.close_fence(reason, outputs);
         self.phase = Phase::Waiting;
         self.retry_at = now;
@@ -326,6 +327,9 @@ fn keep_latest(promises: &mut BTreeMap<NodeId, MonoNs>, voter: NodeId, sent: Mon
     let latest = promises.entry(voter).or_insert(sent);
     *latest = sent.max(*latest);
 }
+
+/// Why a hand-over failed whose leader stopped leading meanwhile.
+pub(super) const STOPPED_LEADING: &str = "this gateway stopped leading";
 
 /// Minimum pause between two polls, where a voter will soon learn what another one knows.
 const RETRY_NS_MIN: u64 = 500_000;
