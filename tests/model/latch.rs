@@ -28,8 +28,6 @@ mod network;
 mod store;
 mod tests;
 
-use std::collections::BTreeMap;
-
 use mdgw_election::{
     core::{CloseReason, Core as _, Input, Output, Progress},
     identity::DeathNotice,
@@ -292,11 +290,11 @@ impl LatchModel {
             }
             // Its place is gone, so there is nothing to give up and the moment changes nothing.
             Output::Drain if state.nodes[node].has_lost_place => {
-                self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+                self.step(state, node, Input::Drained);
             }
             Output::Drain => state.nodes[node].is_draining = true,
             Output::Request(request) => self.send_request(state, node, request),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 
@@ -416,7 +414,7 @@ impl LatchModel {
         if self.drains_sends {
             state.nodes[node].sends_end = MonoNs(0);
         }
-        self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+        self.step(state, node, Input::Drained);
     }
 }
 

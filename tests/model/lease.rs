@@ -17,10 +17,7 @@
 //! over restarts with a successor among two and among three gateways, over a hand-over, and over a restored store, each
 //! with one late message.
 
-use std::{
-    collections::BTreeMap,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use mdgw_election::{
     auto_move::AutoMoveConfig,
@@ -274,7 +271,7 @@ impl LeaseModel {
                 let input = Input::Peer { from: id_of(node), message };
                 state.enqueue(InFlightMessage::Peer { to, incarnation: state.nodes[to].incarnation, input });
             }
-            Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
+            Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 
@@ -480,7 +477,7 @@ impl LeaseModel {
     fn drained(&self, state: &mut State, node: usize) {
         state.nodes[node].is_draining = false;
         state.nodes[node].sends_end = MonoNs(0);
-        self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+        self.step(state, node, Input::Drained);
     }
 
     fn restart(&self, state: &mut State, node: usize) {

@@ -191,7 +191,7 @@ impl QuorumModel {
                 }
                 // Who has expired tells nobody, so the moment changes nothing.
                 Output::Drain if has_expired => {
-                    self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+                    self.step(state, node, Input::Drained);
                 }
                 Output::Drain => state.nodes[node].is_draining = true,
                 Output::Request(QuorumRequest::Send(message)) => {
@@ -213,7 +213,7 @@ impl QuorumModel {
                     state.nodes[node].disk = durable;
                     self.step(state, node, Input::Backend(QuorumEvent::Stored(ticket)));
                 }
-                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
+                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
             }
         }
         self.check(state);
@@ -412,7 +412,7 @@ impl Model for QuorumModel {
             }
             Action::Drained(node) => {
                 state.nodes[node].is_draining = false;
-                self.step(&mut state, node, Input::Drained { positions: BTreeMap::new() });
+                self.step(&mut state, node, Input::Drained);
             }
             Action::Send(node) => {
                 let epoch = self.may_send(&state, node)?;

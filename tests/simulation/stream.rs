@@ -21,8 +21,8 @@
 //! - Every message in a log has the venue's content under the venue's sequence.
 //!
 //! The seed chooses one leader at a time, or the simulated election over a register does (`../lease.rs`), in the same
-//! simulated time and under its own faults. With the election, the fence is open as long as the lease allows, and a
-//! hand-over message carries the end of the output. The election is informed of the epochs that each standby observed. A
+//! simulated time and under its own faults. With the election, the fence is open as long as the lease allows. The election
+//! is informed of the epochs that each standby observed. A
 //! restarted gateway is eligible once it has caught up.
 
 mod election;
@@ -49,7 +49,7 @@ struct StreamSetup {
     network: NetworkConditions,
     /// A takeover begins at the last position received from the previous leader, not at the end of the own log.
     starts_at_received: bool,
-    /// Positions that a leader reports or hands over do not lift the start of a takeover.
+    /// Positions that a leader reports do not lift the start of a takeover.
     counts_received_only: bool,
     /// A standby rejects received positions beyond its own input and the leader's reports.
     rejects_beyond_input: bool,

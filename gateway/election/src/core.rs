@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, convert::Infallible, fmt};
 
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
 
 use super::{
@@ -65,10 +65,7 @@ pub enum Input<E> {
     /// Hand over to that gateway. `None`: to the fittest.
     HandOver(Option<NodeId>),
     /// The fence is closed and no send is outstanding: the answer to [`Output::Drain`].
-    Drained {
-        /// Where this gateway's output ended, per channel.
-        positions: BTreeMap<u16, StreamPosition>,
-    },
+    Drained,
     /// Forbids automatic moves, or allows them again.
     Pin(Pin),
     /// An operator admits that gateway as a candidate.
@@ -98,7 +95,7 @@ impl Input<Infallible> {
             Self::Progress(progress) => Input::Progress(progress),
             Self::ObservedEpoch(epoch) => Input::ObservedEpoch(epoch),
             Self::HandOver(target) => Input::HandOver(target),
-            Self::Drained { positions } => Input::Drained { positions },
+            Self::Drained => Input::Drained,
             Self::Pin(pin) => Input::Pin(pin),
             Self::Admit(node, name) => Input::Admit(node, name),
             Self::Placement(place) => Input::Placement(place),
@@ -133,13 +130,8 @@ pub enum Output<R> {
     /// The fence has been closed. Answer with [`Input::Drained`] once no send is outstanding, however long that takes. One
     /// answer, after the last request, serves all requests before it: a fence may have opened in between.
     Drain,
-    /// A former leader reported where its output ended.
-    PeerOutputEnded {
-        /// The epoch of that leadership.
-        epoch: Epoch,
-        /// The end positions, per channel.
-        positions: BTreeMap<u16, StreamPosition>,
-    },
+    /// The former leader has handed over to this gateway: its leadership under that epoch has ended.
+    PeerOutputEnded(Epoch),
     /// Send a request to the backend.
     Request(R),
     /// Send over the pair link.

@@ -16,7 +16,6 @@ mod tests;
 mod thread;
 
 use std::{
-    collections::BTreeMap,
     convert::Infallible,
     fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
@@ -24,7 +23,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
 pub use self::measure::{StoreLatency, measure};
@@ -82,14 +81,14 @@ pub trait ElectionHooks: Send {
     /// The fence was opened or closed: channels should check it at once.
     fn on_fence_change(&mut self) {}
 
-    /// Called again and again after the fence was closed. Returns where the output ended, once no send is outstanding.
-    fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
-        Some(BTreeMap::new())
+    /// Called again and again after the fence was closed, until it returns that no send is outstanding.
+    fn is_drained(&mut self) -> bool {
+        true
     }
 
-    /// Another gateway reported where its output ended, for its leadership under `epoch`.
-    fn on_peer_output_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
-        let _ = (epoch, positions);
+    /// The former leader has handed over to this gateway: its leadership under `epoch` has ended.
+    fn on_peer_output_ended(&mut self, epoch: Epoch) {
+        let _ = epoch;
     }
 
     /// The election has learned of that epoch, of any gateway. Its own one is passed before the fence opens under it.

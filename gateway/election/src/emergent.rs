@@ -327,8 +327,8 @@ impl Emergent {
             Message::List(list) => self.on_list(now, &from, address, list),
             Message::Acknowledge(version) => self.on_acknowledge(&from, version),
             Message::Leave => self.on_leave(now, &from),
-            Message::Ended { epoch, positions } if self.is_coordinated_by(&from) => {
-                self.outputs.push(Output::PeerOutputEnded { epoch, positions });
+            Message::Ended { epoch } if self.is_coordinated_by(&from) => {
+                self.outputs.push(Output::PeerOutputEnded(epoch));
             }
             Message::Ended { .. } => {}
             Message::Probe(side) => self.on_probe(now, &side),
@@ -423,7 +423,7 @@ impl Core for Emergent {
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.observe_epoch(epoch),
             Input::HandOver(target) => self.hand_over(target),
-            Input::Drained { positions } => self.drained(now, positions),
+            Input::Drained => self.drained(now),
             Input::Pin(pin) => self.pin = pin,
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,

@@ -133,68 +133,6 @@ pub(crate) mod epoch_number {
     }
 }
 
-/// Positions per channel in messages between gateways, for `#[serde(with)]`.
-pub(crate) mod written_positions {
-    use std::collections::BTreeMap;
-
-    use mdgw_feeds::{
-        identity::{Feed, Sequence, Session},
-        published::position::StreamPosition,
-        time::TradingDate,
-    };
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
-
-    /// Serializes the positions.
-    ///
-    /// # Errors
-    /// The serializer's error.
-    pub(crate) fn serialize<S: Serializer>(
-        positions: &BTreeMap<u16, StreamPosition>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        to.collect_map(positions.iter().map(|(channel, position)| (channel, WirePosition::from(position))))
-    }
-
-    /// Deserializes the positions.
-    ///
-    /// # Errors
-    /// Those of the deserializer, or when the feed or the date does not exist.
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
-        let written = BTreeMap::<u16, WirePosition>::deserialize(from)?;
-        let read = |(channel, written): (u16, WirePosition)| {
-            let position = written.read().ok_or_else(|| D::Error::custom("no feed has that number, or no such date"));
-            Ok((channel, position?))
-        };
-        written.into_iter().map(read).collect()
-    }
-
-    #[derive(Serialize, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct WirePosition {
-        feed: u16,
-        /// Trading date of the session, as `YYYYMMDD`.
-        date: u32,
-        restart: u32,
-        sequence: u64,
-        part: u16,
-    }
-
-    impl From<&StreamPosition> for WirePosition {
-        fn from(position: &StreamPosition) -> Self {
-            let StreamPosition { session: Session { feed, date, restart }, sequence, part } = *position;
-            Self { feed: feed as u16, date: date.yyyymmdd(), restart, sequence: sequence.0, part }
-        }
-    }
-
-    impl WirePosition {
-        fn read(self) -> Option<StreamPosition> {
-            let Self { feed, date, restart, sequence, part } = self;
-            let (feed, date) = (Feed::from_number(feed)?, TradingDate::from_yyyymmdd(date)?);
-            Some(StreamPosition { session: Session { feed, date, restart }, sequence: Sequence(sequence), part })
-        }
-    }
-}
-
 /// Knowledge, not suspicion, that a process has ended: exactly this holder, incarnation and epoch. The sentinel
 /// announces it after it has made sure. The notice says nothing about any other incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -319,7 +319,7 @@ impl Lease {
         }
         if self.outstanding_sends.outlast_lease(now) {
             self.keeps_record |= self.is_closing;
-            if matches!(self.phase, Phase::Leaving(Leaving { drained: None, .. })) {
+            if matches!(self.phase, Phase::Leaving(Leaving { is_drained: false, .. })) {
                 self.phase = Phase::Candidate;
                 self.known_record.restart_wait(now);
             }
@@ -551,8 +551,8 @@ impl Lease {
             // This gateway opened as the successor under this epoch, and the answer came after its deadline. It may
             // swap again without waiting a lease.
             Phase::Candidate if record.epoch == self.highest_opened && now < deadline && !self.is_closing => {
-                let (epoch, drained) = (record.epoch, Some(BTreeMap::new()));
-                self.phase = Phase::Leaving(Leaving { epoch, deadline, mode: LeaveMode::Reopen, drained });
+                let epoch = record.epoch;
+                self.phase = Phase::Leaving(Leaving { epoch, deadline, mode: LeaveMode::Reopen, is_drained: true });
             }
             Phase::Candidate | Phase::Leading(_) | Phase::Leaving(_) => {
                 if now < deadline && record.epoch > self.highest_opened && !self.is_closing {
@@ -636,7 +636,7 @@ impl Core for Lease {
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.observed_epoch = self.observed_epoch.max(epoch),
             Input::HandOver(target) => self.on_hand_over(now, target),
-            Input::Drained { positions } => self.on_drained(now, positions),
+            Input::Drained => self.on_drained(now),
             Input::Pin(pin) => self.pin = Some(pin),
             Input::Placement(placement) => self.placement = placement,
             Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
@@ -714,7 +714,7 @@ impl Lease {
             Phase::Candidate if self.is_closing => self.record_to_release().map(|_| MonoNs(0)),
             Phase::Candidate => self.acquire_at(),
             Phase::Leading(leadership) => self.renew_at(leadership),
-            Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
+            Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.is_drained.then_some(MonoNs(0)),
             Phase::Leaving(_) => None,
         };
         let request_at =
@@ -742,12 +742,8 @@ impl Lease {
             PeerMessage::Prepare(request) => self.on_prepare(now, from, request),
             PeerMessage::Prepared { request, stamp } => self.on_prepared(now, from, request, stamp),
             PeerMessage::PrepareRefused(request) => self.on_prepare_refused(from, request),
-            PeerMessage::LeadershipEnded { request, positions, is_automatic } => {
-                self.on_leadership_ended(
-                    from,
-                    AnnouncedEnd { leadership: request.leadership_id(), is_automatic },
-                    positions,
-                );
+            PeerMessage::LeadershipEnded { request, is_automatic } => {
+                self.on_leadership_ended(from, AnnouncedEnd { leadership: request.leadership_id(), is_automatic });
             }
             PeerMessage::AdmitRequest { member, configuration } => self.on_admit_request(from, member, configuration),
             PeerMessage::State(state) => {

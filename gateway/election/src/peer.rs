@@ -1,14 +1,12 @@
 //! Messages between the gateways of a group, beside the store. The pair link carries them, authenticated and without
 //! replay. It may lose, delay and reorder them, so each answer repeats the request's nonce and incarnation.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use serde::{Deserialize, Serialize};
 
 use super::{
     fitness::{Eligibility, Fitness},
-    identity::{DeathNotice, Incarnation, Member, NodeId, epoch_number, written_positions},
+    identity::{DeathNotice, Incarnation, Member, NodeId, epoch_number},
     record::{ConfigVersion, PeerTimestamp},
 };
 
@@ -41,9 +39,6 @@ pub enum PeerMessage {
         /// Identifies the leadership.
         #[serde(rename = "question")]
         request: LeaderRequest,
-        /// Where its output ended, per channel.
-        #[serde(with = "written_positions")]
-        positions: BTreeMap<u16, StreamPosition>,
         /// The move was automatic, so the minimum tenure of the next leader grows.
         is_automatic: bool,
     },
@@ -123,11 +118,6 @@ impl PeerState {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{
-        identity::{Feed, Sequence, Session},
-        time::TradingDate,
-    };
-
     use super::*;
     use crate::formats::check;
 
@@ -157,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_written_by_0_1_0_are_read() {
+    fn messages_that_pair_links_of_version_6_carry_are_read() {
         let request = LeaderRequest {
             requester: NodeId(1),
             incarnation: Incarnation(2),
@@ -165,9 +155,6 @@ mod tests {
             nonce: 4,
             lease_ns: 100_000_000,
         };
-        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
-        let session = Session { feed: Feed::IexDeep, date, restart: 5 };
-        let position = StreamPosition { session, sequence: Sequence(6), part: 7 };
         let member = crate::record::tests::member(1, 2);
         let configuration = ConfigVersion { hash: 8, revision: 9, output_version: 10 };
         let state = |eligibility| {
@@ -186,17 +173,23 @@ mod tests {
             PeerMessage::Prepare(request),
             PeerMessage::Prepared { request, stamp: PeerTimestamp(14) },
             PeerMessage::PrepareRefused(request),
-            PeerMessage::LeadershipEnded { request, positions: BTreeMap::from([(15, position)]), is_automatic: true },
-            PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false },
+            PeerMessage::LeadershipEnded { request, is_automatic: true },
+            PeerMessage::LeadershipEnded { request, is_automatic: false },
             PeerMessage::AdmitRequest { member: member.clone(), configuration },
             state(Eligibility::Eligible),
             state(Eligibility::Joining),
         ];
         check(
-            include_str!("../../../tests/data/formats/peer_messages.jsonl"),
+            include_str!("../../../tests/data/formats/peer_messages_6.jsonl"),
             &messages,
             |bytes| serde_json::from_slice(bytes).unwrap(),
             |message| serde_json::to_vec(message).unwrap(),
         );
+        // Earlier versions reported the end of a leadership with positions. Their links are refused.
+        let before = include_str!("../../../tests/data/formats/peer_messages.jsonl");
+        for (line, message) in before.lines().zip(messages) {
+            let is_end = matches!(message, PeerMessage::LeadershipEnded { .. });
+            assert_eq!(serde_json::from_str::<PeerMessage>(line).ok(), (!is_end).then_some(message), "{line}");
+        }
     }
 }

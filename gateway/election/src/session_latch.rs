@@ -274,7 +274,7 @@ impl SessionLatch {
                 self.leaving = LeaveState::HandOver(target);
                 self.must_read_queue = true;
             }
-            Input::Drained { .. } => {
+            Input::Drained => {
                 self.outstanding_sends.end();
                 if self.leaving == LeaveState::Draining {
                     self.leaving = LeaveState::Leaving;

@@ -382,7 +382,7 @@ impl EmergentCluster {
             }
             Event::Drained { node, incarnation, drain } => {
                 if (self.nodes[node].incarnation, self.nodes[node].drains) == (incarnation, drain) {
-                    self.step(node, Input::Drained { positions: BTreeMap::new() });
+                    self.step(node, Input::Drained);
                 }
             }
             Event::Packet(epoch) => self.receive(epoch),
@@ -553,7 +553,7 @@ impl EmergentCluster {
                 self.after(drain_ns, Event::Drained { node: index, incarnation, drain });
             }
             Output::Request(outgoing) => self.send(index, &outgoing),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 

@@ -18,7 +18,7 @@ use mdgw_election::{
     register::{RegisterEvent, RegisterRequest, StoreLink},
     timing::LeaseTiming,
 };
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
 
 use super::{faults::FaultConfig, receiver::EpochReceiver, store::SimulatedStore};
@@ -64,12 +64,6 @@ pub(crate) enum GatewayEvent {
         until_ns: u64,
     },
     Closed,
-    /// The gateway has closed for a hand-over: [`LeaseCluster::set_final_positions`] sets the end of its output.
-    Drains,
-    /// The end of the output that the previous leader reported, by channel.
-    PeerOutputEnded {
-        positions: BTreeMap<u16, StreamPosition>,
-    },
 }
 
 /// A broken promise.
@@ -154,8 +148,6 @@ pub(super) struct SimulatedGateway {
     drains: u64,
     /// Epoch of a packet that had passed the fence check and was not sent when the process was paused.
     pub(super) unsent_packet: Option<Epoch>,
-    /// Where the gateway's output ended, by channel.
-    pub(super) final_positions: BTreeMap<u16, StreamPosition>,
     /// Number of the current timer; earlier timers are void.
     timer: u64,
 }
@@ -235,7 +227,6 @@ impl LeaseCluster {
                 sends_end_ns: 0,
                 drains: 0,
                 unsent_packet: None,
-                final_positions: BTreeMap::new(),
                 timer: 0,
             })
             .collect();
@@ -315,11 +306,6 @@ impl LeaseCluster {
         self.send(gateway, Input::ObservedEpoch(epoch), 0);
     }
 
-    /// Sets where the output of a draining gateway ended, by channel.
-    pub(crate) fn set_final_positions(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
-        self.gateways[gateway].final_positions = positions;
-    }
-
     pub(crate) fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -371,8 +357,7 @@ impl LeaseCluster {
             Event::Drained { gateway, incarnation, drain } => {
                 let SimulatedGateway { incarnation: running, drains, .. } = self.gateways[gateway];
                 if (running, drains) == (incarnation, drain) {
-                    let positions = self.gateways[gateway].final_positions.clone();
-                    self.deliver_input(gateway, Some(Input::Drained { positions }));
+                    self.deliver_input(gateway, Some(Input::Drained));
                 }
             }
             Event::PeerState(gateway) => self.report_peer_state(gateway),
@@ -494,7 +479,6 @@ impl LeaseCluster {
                 self.gateways[gateway].drains += 1;
                 let SimulatedGateway { incarnation, drains: drain, .. } = self.gateways[gateway];
                 self.after(drain_ns, Event::Drained { gateway, incarnation, drain });
-                self.gateway_events.push_back((gateway, GatewayEvent::Drains));
             }
             Output::Request(request) => {
                 if matches!(request, RegisterRequest::CompareAndSwap { .. }) {
@@ -504,10 +488,7 @@ impl LeaseCluster {
                 self.send_to_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
-            Output::PeerOutputEnded { positions, .. } => {
-                self.gateway_events.push_back((gateway, GatewayEvent::PeerOutputEnded { positions }));
-            }
-            Output::Connection(_) | Output::Notice(_) => {}
+            Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 

@@ -215,7 +215,6 @@ impl LeaseCluster {
         gateway.paused = false;
         gateway.is_closing = false;
         gateway.unsent_packet = None;
-        gateway.final_positions.clear();
         gateway.fence.close();
         gateway.sends_end_ns = self.now_ns;
         let incarnation = Incarnation(gateway.incarnation);

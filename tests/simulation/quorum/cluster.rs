@@ -485,7 +485,7 @@ impl QuorumCluster {
             Event::Drained { node, incarnation, drain } => {
                 let Node { incarnation: running, drains, .. } = self.nodes[&node];
                 if (running, drains) == (incarnation, drain) && self.is_gateway(node) {
-                    self.step(node, Input::Drained { positions: BTreeMap::new() });
+                    self.step(node, Input::Drained);
                 }
             }
             Event::Packet { epoch } => self.receive(Epoch(epoch)),
@@ -708,7 +708,7 @@ impl QuorumCluster {
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
             Output::Request(QuorumRequest::Store { write_id, durable }) => self.store(id, write_id, durable),
             Output::Notice(Notice::HandOverFailed { target, why }) => self.failed_hand_overs.push((id, target, why)),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded { .. } => {}
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 

@@ -1,12 +1,10 @@
 //! Runs the simulated election over a register (`../lease.rs`) in the same simulated time as the stream.
 
-use std::collections::BTreeMap;
-
 use mdgw_election::timing::LeaseTiming;
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_feeds::identity::Epoch;
 
 use super::{
-    CHANNEL, MS, Violation,
+    MS, Violation,
     simulation::{Event, StreamSimulation},
     subscriber::Subscriber,
 };
@@ -119,21 +117,6 @@ impl StreamSimulation {
                         run.close();
                     }
                     self.forward_sent(gateway);
-                }
-                GatewayEvent::Drains => {
-                    let Some(run) = self.running_gateway(gateway) else { continue };
-                    let position = run.sent_position();
-                    self.forward_sent(gateway);
-                    let positions: BTreeMap<_, _> =
-                        position.map(|position| (CHANNEL.0, position)).into_iter().collect();
-                    election.cluster.set_final_positions(gateway, positions);
-                }
-                GatewayEvent::PeerOutputEnded { positions } => {
-                    let now = MonoNs(self.now_ns);
-                    if let (Some(run), Some(position)) = (self.running_gateway(gateway), positions.get(&CHANNEL.0)) {
-                        run.standby.set_reported_position(*position, now);
-                        run.standby.publish_watermark(now);
-                    }
                 }
             }
         }

@@ -5,11 +5,7 @@ use std::{mem, rc::Rc};
 
 use mdgw_feeds::{
     identity::{Epoch, Sequence},
-    published::{
-        packet::{PacketFlags, PacketMeta, write_packet},
-        position::StreamPosition,
-    },
-    time::MonoNs,
+    published::packet::{PacketFlags, PacketMeta, write_packet},
 };
 
 use super::{
@@ -69,21 +65,15 @@ impl StreamSimulation {
         let Some(to) = self.choose(|number| number != leader) else { return };
         let Some(run) = self.running_gateway(leader) else { return };
         run.close();
-        let position = run.sent_position();
         self.forward_sent(leader);
         self.start_vacancy();
         let delay_ns = self.delay_ns();
-        self.after(delay_ns, Event::HandedOver { to, epoch, position });
+        self.after(delay_ns, Event::HandedOver { to, epoch });
     }
 
-    pub(super) fn take_over(&mut self, to: usize, epoch: Epoch, position: Option<StreamPosition>) {
-        let (is_vacant, now) = (self.leader.is_none(), MonoNs(self.now_ns));
-        let Some(run) = self.running_gateway(to) else { return };
-        if let Some(position) = position {
-            run.standby.set_reported_position(position, now);
-            run.standby.publish_watermark(now);
-        }
-        if is_vacant && epoch == self.epoch {
+    pub(super) fn take_over(&mut self, to: usize, epoch: Epoch) {
+        let is_vacant = self.leader.is_none();
+        if is_vacant && epoch == self.epoch && self.running_gateway(to).is_some() {
             self.open(to);
         }
     }

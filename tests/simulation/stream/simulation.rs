@@ -105,7 +105,6 @@ pub(super) enum Event {
     HandedOver {
         to: usize,
         epoch: Epoch,
-        position: Option<StreamPosition>,
     },
     Elect {
         vacancy: u64,
@@ -296,7 +295,7 @@ impl StreamSimulation {
             Event::RetransmissionRequested { gateway, subscriber, request } => {
                 self.answer(gateway, subscriber, &request)
             }
-            Event::HandedOver { to, epoch, position } => self.take_over(to, epoch, position),
+            Event::HandedOver { to, epoch } => self.take_over(to, epoch),
             Event::Elect { vacancy } => self.elect(vacancy),
             Event::LeaseDeadline { gateway } => self.expire_fence(gateway),
             Event::Fault => self.fault(),

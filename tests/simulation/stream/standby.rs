@@ -31,7 +31,7 @@ pub(super) struct StandbyReceiver {
 pub(super) struct StandbySafeguards {
     /// Packets beyond the gateway's own input, and beyond what the leader reports, do not count.
     pub(super) rejects_beyond_input: bool,
-    /// Reported and handed-over positions do not lift the receive watermark.
+    /// Reported positions do not lift the receive watermark.
     pub(super) counts_received_only: bool,
 }
 

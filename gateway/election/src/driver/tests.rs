@@ -1,6 +1,7 @@
 //! Elections over a directory, with real threads and the real clock. They wait for states, never for times.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{
         Arc, Mutex,

@@ -155,11 +155,9 @@ where
     fn advance_time(&mut self) {
         let now = mono_now();
         // Without a limit: a core that is told of the end would let the next leader open beside a stalled send.
-        if self.is_draining
-            && let Some(positions) = self.hooks.drained()
-        {
+        if self.is_draining && self.hooks.is_drained() {
             self.is_draining = false;
-            self.handle(Input::Drained { positions });
+            self.handle(Input::Drained);
         }
         if now >= self.observe_at {
             self.read_observed_epoch(now);
@@ -233,7 +231,7 @@ where
                     self.hooks.on_leadership(epoch, None);
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
-                Output::PeerOutputEnded { epoch, positions } => self.hooks.on_peer_output_ended(epoch, &positions),
+                Output::PeerOutputEnded(epoch) => self.hooks.on_peer_output_ended(epoch),
                 Output::Drain => self.is_draining = true,
                 Output::Request(request) => self.backend.ask(request),
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),

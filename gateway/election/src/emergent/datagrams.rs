@@ -98,9 +98,16 @@ impl MemberSocket {
                 _ => return Err(error),
             },
         };
-        let received = self.read(&bytes[..length]);
-        self.refused.fetch_add(u64::from(received.is_none()), Relaxed);
-        Ok(received)
+        match self.read(&bytes[..length]) {
+            Ok(received) => Ok(Some(received)),
+            Err(what) => {
+                let count = 1 + self.refused.fetch_add(1, Relaxed);
+                if count.is_power_of_two() {
+                    tracing::warn!(count, "members: dropped {what}");
+                }
+                Ok(None)
+            }
+        }
     }
 
     /// Datagrams that were not signed with the key, or hold no message.
@@ -110,18 +117,22 @@ impl MemberSocket {
         self.refused.load(Relaxed)
     }
 
-    fn read(&self, bytes: &[u8]) -> Option<Received> {
+    /// The message of a datagram, or what the datagram is instead.
+    fn read(&self, bytes: &[u8]) -> Result<Received, &'static str> {
         if Announcement::has_magic(bytes) {
-            let Announcement { group, notice } = Announcement::open(bytes, &self.key)?;
-            return Some(Received::Death(group, notice));
+            let announcement = Announcement::open(bytes, &self.key);
+            let Announcement { group, notice } =
+                announcement.ok_or("a death notice that failed authentication")?;
+            return Ok(Received::Death(group, notice));
         }
-        let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>()?;
+        let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>().ok_or("a datagram without a tag")?;
         if !self.key.is_tag(Purpose::Membership, &[signed], tag) {
-            return None;
+            return Err("a message that failed authentication");
         }
-        let (group, text) = signed.split_first_chunk()?;
-        let envelope = serde_json::from_slice(text).ok()?;
-        Some(Received::Envelope(GroupId(u16::from_le_bytes(*group)), Box::new(envelope)))
+        let unknown = "an authentic message that this version does not know; is a member of another version?";
+        let (group, text) = signed.split_first_chunk().ok_or(unknown)?;
+        let envelope = serde_json::from_slice(text).map_err(|_| unknown)?;
+        Ok(Received::Envelope(GroupId(u16::from_le_bytes(*group)), Box::new(envelope)))
     }
 }
 
@@ -272,6 +283,22 @@ mod tests {
         let to_datagram = Announcement { group: GroupId(5), notice }.to_datagram(&SharedKey::new(&[1; KEY_BYTES]));
         writer.send_to(&to_datagram, reader.address().unwrap()).unwrap();
         assert_eq!(reader.receive(PATIENCE).unwrap(), Some(Received::Death(GroupId(5), notice)));
+    }
+
+    /// An earlier version reported the end of a leadership with positions.
+    #[test]
+    fn an_authentic_message_of_another_version_is_counted_and_ignored() {
+        let reader = socket(1);
+        let fixture = include_str!("../../../../tests/data/formats/emergent_messages.jsonl");
+        let read = |line: &str| {
+            let signed = [&5_u16.to_le_bytes(), line.as_bytes()].concat();
+            let tag = reader.key.tag(Purpose::Membership, &[&signed]);
+            reader.read(&[&signed[..], &tag].concat())
+        };
+        let (ended, others): (Vec<_>, Vec<_>) = fixture.lines().partition(|line| line.contains("positions"));
+        assert_eq!((ended.len(), others.len()), (1, 9));
+        assert!(read(ended[0]).unwrap_err().contains("another version"));
+        assert!(others.into_iter().all(|line| read(line).is_ok()));
     }
 
     #[test]

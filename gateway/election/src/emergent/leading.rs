@@ -1,8 +1,6 @@
 //! The coordinator as leader: epoch, fence, hand-over.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::MemberLiveness, message::Message};
 use crate::{
@@ -188,7 +186,7 @@ impl Emergent {
     }
 
     /// No send is outstanding any more: tells the others what waited for that.
-    pub(super) fn drained(&mut self, now: MonoNs, mut positions: BTreeMap<u16, StreamPosition>) {
+    pub(super) fn drained(&mut self, now: MonoNs) {
         self.outstanding_sends.end();
         if self.is_closing {
             return self.close(now);
@@ -197,10 +195,7 @@ impl Emergent {
         let Some(Membership { is_leaving: true, list, .. }) = self.membership() else { return };
         let next = list.live().nth(1).map(|listed| (listed.address, listed.member.incarnation));
         if let Some((next, incarnation)) = next {
-            while positions.len() > POSITIONS_MAX {
-                positions.pop_last();
-            }
-            self.send(next, Some(incarnation), Message::Ended { epoch: self.known_epoch, positions });
+            self.send(next, Some(incarnation), Message::Ended { epoch: self.known_epoch });
         }
         self.leave(now);
         if let Some((next, _)) = next {
@@ -247,6 +242,3 @@ impl Emergent {
         }
     }
 }
-
-/// Channels whose positions fit into a message. For further channels the next leader uses its own receive watermark.
-const POSITIONS_MAX: usize = 400;

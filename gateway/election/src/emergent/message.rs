@@ -1,13 +1,13 @@
 //! Messages between members. The driver signs them. Each message is numbered and, where its sender knows the recipient,
 //! addressed to one incarnation. So an old message is accepted neither twice nor by a later start.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::net::SocketAddr;
 
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+use mdgw_feeds::identity::Epoch;
 use serde::{Deserialize, Serialize};
 
 use super::member_list::{ListVersion, MemberList};
-use crate::identity::{Incarnation, Member, NodeId, epoch_number, written_positions};
+use crate::identity::{Incarnation, Member, NodeId, epoch_number};
 
 /// The content of one datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,9 +65,6 @@ pub enum Message {
         /// The epoch of the sender's leadership.
         #[serde(with = "epoch_number")]
         epoch: Epoch,
-        /// The end positions, per channel.
-        #[serde(with = "written_positions")]
-        positions: BTreeMap<u16, StreamPosition>,
     },
     /// From a coordinator to members that its list marks as failed.
     Probe(PartitionSide),
@@ -142,11 +139,6 @@ impl PartitionSide {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{
-        identity::{Feed, Sequence, Session},
-        time::TradingDate,
-    };
-
     use super::*;
     use crate::{
         emergent::member_list::{ListedMember, MemberState},
@@ -155,7 +147,7 @@ mod tests {
     };
 
     #[test]
-    fn messages_written_by_0_1_0_are_read() {
+    fn messages_of_this_and_earlier_versions_are_read() {
         let address: SocketAddr = "192.0.2.1:7000".parse().unwrap();
         let other: SocketAddr = "[2001:db8::1]:7001".parse().unwrap();
         let (nonce, epoch) = (1, Epoch::new(2, 3));
@@ -165,9 +157,6 @@ mod tests {
         let list = MemberList { version, next_age: 9, members };
         let beat = BeatInfo { node: NodeId(10), count: 11, version, follows: NodeId(12), echo: 13 };
         let heartbeat = Heartbeat { version, coordinator: member(5, 14), beats: vec![beat], wants_reply: true, epoch };
-        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
-        let session = Session { feed: Feed::IexTops, date, restart: 15 };
-        let position = StreamPosition { session, sequence: Sequence(16), part: 17 };
         let side = PartitionSide { coordinator: member(5, 14), address: other, age: 18, live_count: 19, epoch };
         let messages = [
             Message::Join { nonce },
@@ -177,7 +166,7 @@ mod tests {
             Message::List(list),
             Message::Acknowledge(version),
             Message::Leave,
-            Message::Ended { epoch, positions: BTreeMap::from([(20, position)]) },
+            Message::Ended { epoch },
             Message::Probe(side),
             Message::Dissolve { winner: other },
         ];
@@ -188,7 +177,7 @@ mod tests {
         };
         let envelopes: Vec<Envelope> = (0..).zip(messages).map(envelope).collect();
         check(
-            include_str!("../../../../tests/data/formats/emergent_messages.jsonl"),
+            include_str!("../../../../tests/data/formats/emergent_messages_2.jsonl"),
             &envelopes,
             |bytes| serde_json::from_slice(bytes).unwrap(),
             |envelope| serde_json::to_vec(envelope).unwrap(),

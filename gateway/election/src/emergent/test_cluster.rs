@@ -141,7 +141,7 @@ impl SimulatedNetwork {
                 }
                 Output::Close { .. } => self.nodes[index].fence = MonoNs(0),
                 Output::Drain if self.has_stalled_sends => {}
-                Output::Drain => self.step(index, Input::Drained { positions: BTreeMap::new() }),
+                Output::Drain => self.step(index, Input::Drained),
                 Output::Request(outgoing) => {
                     let to = index_of(outgoing.to);
                     if !self.cuts.contains(&(index, to)) {
@@ -149,7 +149,7 @@ impl SimulatedNetwork {
                         self.in_flight.insert((now.plus(LATENCY_NS), self.sent), outgoing);
                     }
                 }
-                Output::PeerOutputEnded { epoch, .. } => self.peer_output_ended.push((index, epoch)),
+                Output::PeerOutputEnded(epoch) => self.peer_output_ended.push((index, epoch)),
                 Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
             }
         }

@@ -312,7 +312,7 @@ fn the_others_learn_of_an_end_when_no_send_is_outstanding() {
         network.step(0, input.clone());
         network.run_ms(50);
         assert_eq!((network.leaders(), network.live_counts()[1]), (vec![], Some(3)), "{what}");
-        network.step(0, Input::Drained { positions: BTreeMap::new() });
+        network.step(0, Input::Drained);
         let drained_at = network.now;
         network.run_until(|network| network.leaders() == [1]);
         assert!(network.now.since(drained_at) < EmergentTiming::DEFAULT.heartbeat_ns, "{what}");

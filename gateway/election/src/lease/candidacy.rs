@@ -52,7 +52,7 @@ impl Lease {
 
     /// Whether the end of outstanding sends, or of the lease before, changes what this gateway does.
     pub(super) fn awaits_sends(&self) -> bool {
-        self.is_closing && !self.keeps_record || matches!(self.phase, Phase::Leaving(Leaving { drained: None, .. }))
+        self.is_closing && !self.keeps_record || matches!(self.phase, Phase::Leaving(Leaving { is_drained: false, .. }))
     }
 
     /// The record under which this gateway leads with `epoch`.

@@ -226,8 +226,7 @@ impl Lease {
         self.close_fence(epoch, deadline, reason);
         // Opening again needs no drain; another gateway's opening does.
         let needs_drain = mode != LeaveMode::Reopen && self.outstanding_sends.may_exist();
-        let drained = (!needs_drain).then(BTreeMap::new);
-        self.phase = Phase::Leaving(Leaving { epoch, deadline, mode, drained });
+        self.phase = Phase::Leaving(Leaving { epoch, deadline, mode, is_drained: !needs_drain });
     }
 
     /// A gateway asks for admission. The leader admits it if the gateway is configured here and the revision of its

@@ -5,15 +5,13 @@
 //!          ◄── prepared(nonce, stamp) ──
 //!          ── renewal: the target is the successor ──► store
 //!   fence closes; no send outstanding
-//!          ── ended(epoch, final positions) ──► target opens as the successor
+//!          ── ended(epoch) ──► target opens as the successor
 //! ```
 //! The store does all its work before the fence closes, so the output is not interrupted for the length of a swap.
 //! After the end message, the leader repeats it until the record shows the successor, and later releases the record
 //! too. It leads again only by a swap, when the successor's time has passed.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{Lease, Phase};
 use crate::{
@@ -32,8 +30,8 @@ pub(super) struct Leaving {
     /// Before this time, no gateway that waits for the lease can have taken over.
     pub(super) deadline: MonoNs,
     pub(super) mode: LeaveMode,
-    /// Where the output ended; `None`: a send may still be outstanding.
-    pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
+    /// No send is outstanding any more.
+    pub(super) is_drained: bool,
 }
 
 /// The intended next state of the record.
@@ -98,7 +96,7 @@ impl Leaving {
     /// When the successor is to be notified next.
     pub(super) fn notify_due_at(&self) -> Option<MonoNs> {
         let LeaveMode::HandOver { notify_at, .. } = &self.mode else { return None };
-        self.drained.as_ref().map(|_| *notify_at)
+        self.is_drained.then_some(*notify_at)
     }
 }
 
@@ -256,25 +254,22 @@ impl Lease {
     /// Notifies the successor until the record shows it. If that takes long, releases the record too.
     pub(super) fn step_leaving(&mut self, now: MonoNs) {
         let notify_again_at = now.plus(self.config.timing.renew_ns / NOTIFICATIONS_PER_RENEWAL);
-        let Phase::Leaving(Leaving { drained: Some(positions), mode, .. }) = &mut self.phase else { return };
+        let Phase::Leaving(Leaving { is_drained: true, mode, .. }) = &mut self.phase else { return };
         let LeaveMode::HandOver { target, request, cause, notify_at, release_at } = mode else { return };
         if now >= *release_at {
             *mode = LeaveMode::Release { cause: *cause };
         } else if now >= *notify_at {
             *notify_at = notify_again_at;
-            let is_automatic = cause.is_counted();
-            let positions =
-                positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
-            let message = PeerMessage::LeadershipEnded { request: *request, positions, is_automatic };
+            let message = PeerMessage::LeadershipEnded { request: *request, is_automatic: cause.is_counted() };
             let to = *target;
             self.emit(Output::Peer { to, message });
         }
     }
 
-    pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>) {
+    pub(super) fn on_drained(&mut self, now: MonoNs) {
         self.outstanding_sends.end();
         let Phase::Leaving(leaving) = &mut self.phase else { return };
-        leaving.drained.get_or_insert(positions);
+        leaving.is_drained = true;
         if let LeaveMode::HandOver { notify_at, release_at, .. } = &mut leaving.mode {
             (*notify_at, *release_at) = (now, now.plus(self.config.timing.renew_ns));
         }
@@ -291,7 +286,7 @@ impl Lease {
             }
             Phase::Leaving(leaving) if leaving.mode == LeaveMode::Reopen => {
                 leaving.mode = LeaveMode::Release { cause: OfferCause::Planned };
-                leaving.drained = (!self.outstanding_sends.may_exist()).then(BTreeMap::new);
+                leaving.is_drained = !self.outstanding_sends.may_exist();
             }
             Phase::Leaving(_) | Phase::Candidate => self.known_record.restart_wait(now),
         }
@@ -299,8 +294,8 @@ impl Lease {
 
     pub(super) fn record_to_leave(&mut self, now: MonoNs) -> Option<Record> {
         let Phase::Leaving(leaving) = &self.phase else { return None };
-        leaving.drained.as_ref()?;
         match leaving.mode {
+            _ if !leaving.is_drained => None,
             LeaveMode::HandOver { .. } => None,
             LeaveMode::Release { cause } => {
                 let released = self.known_record.record()?.released();
@@ -341,6 +336,3 @@ fn offer_sent_at(leadership: &super::Leadership) -> MonoNs {
 
 /// Number of notifications to the successor in one renewal period.
 const NOTIFICATIONS_PER_RENEWAL: u64 = 4;
-/// Maximum number of positions in one message: they fit with room for the rest. For further channels the successor uses
-/// its own receive watermark.
-const POSITIONS_MAX: usize = 400;

@@ -16,9 +16,7 @@
 //! - There is one successor at a time: a record names another one, or none, only when the time of the previous one has
 //!   passed.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::time::MonoNs;
 
 use super::{Lease, Phase};
 use crate::{
@@ -111,18 +109,13 @@ impl Lease {
     // ---- the successor takes over ----
 
     /// The holder announces that its leadership is over.
-    pub(super) fn on_leadership_ended(
-        &mut self,
-        from: NodeId,
-        announced: AnnouncedEnd,
-        positions: BTreeMap<u16, StreamPosition>,
-    ) {
+    pub(super) fn on_leadership_ended(&mut self, from: NodeId, announced: AnnouncedEnd) {
         let AnnouncedEnd { leadership, .. } = announced;
         let is_newer = self.announced_end.is_none_or(|before| before.leadership.epoch < leadership.epoch);
         if from == leadership.holder && is_newer {
             self.given_promise.take_if(|given_promise| given_promise.request.concerns(&leadership));
             self.announced_end = Some(announced);
-            self.emit(Output::PeerOutputEnded { epoch: leadership.epoch, positions });
+            self.emit(Output::PeerOutputEnded(leadership.epoch));
         }
     }
 

@@ -515,9 +515,9 @@ fn a_hand_over_completes_without_waiting_for_the_store() {
         (&Some(member(1, 1)), Some(Successor { stamp, ..successor(2, 0) }))
     );
     assert!(leader.messages().is_empty(), "a send may be outstanding");
-    leader.step(Input::Drained { positions: BTreeMap::new() });
+    leader.step(Input::Drained);
     leader.step(Input::Time);
-    let ended = PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false };
+    let ended = PeerMessage::LeadershipEnded { request, is_automatic: false };
     assert_eq!(leader.messages(), [(2, ended.clone())]);
 
     target.stored = Some(armed);
@@ -529,7 +529,7 @@ fn a_hand_over_completes_without_waiting_for_the_store() {
     target.step(Input::Time);
     let deadline = MonoNs(stamp.0).plus(80 * MS);
     assert!(target.outputs.contains(&Output::Open { epoch: Epoch::new(2, 2), deadline }), "{:?}", target.outputs);
-    let ended = Output::PeerOutputEnded { epoch: Epoch::new(1, 1), positions: BTreeMap::new() };
+    let ended = Output::PeerOutputEnded(Epoch::new(1, 1));
     assert!(target.outputs.contains(&ended));
     target.run(500 * MS);
     assert_eq!(target.closed(), None, "it swaps the record and renews it");
@@ -547,7 +547,7 @@ fn a_hand_over_completes_without_waiting_for_the_store() {
 fn a_successor_that_missed_the_notification_starts_from_the_released_record() {
     let (mut leader, _) = handing_over(PeerTimestamp(Harness::leading(1).now.0 + 1));
     leader.run(0);
-    leader.step(Input::Drained { positions: BTreeMap::new() });
+    leader.step(Input::Drained);
     leader.run(LeaseTiming::DEFAULT.renew_ns);
     let notifications =
         leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::LeadershipEnded { .. })).count();
@@ -820,7 +820,7 @@ fn an_unreceived_leader_waits_for_its_tenure_if_the_move_to_it_did_not_help() {
         leader.now = MonoNs(stamp.0).plus(3 * MS);
         leader.changed();
         leader.run(0);
-        leader.peer_sends(1, PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: true });
+        leader.peer_sends(1, PeerMessage::LeadershipEnded { request, is_automatic: true });
         leader.run(200 * MS);
         let record = leader.stored.clone().unwrap().record;
         assert!(record.is_held_by(&member(2, 1)) && record.automatic_moves == 1, "{record:?}");

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, VecDeque};
 
 use mdgw_feeds::{
     identity::{Epoch, GroupId},
-    published::position::StreamPosition,
     time::MonoNs,
 };
 use mdgw_sys::clock_rate::ClockRate;
@@ -252,7 +251,7 @@ impl Candidate {
             Input::Progress(progress) => self.progress = progress,
             Input::ObservedEpoch(epoch) => self.on_observed_epoch(now, epoch, outputs),
             Input::HandOver(target) => self.begin_hand_over(now, target, self.recent_moves(now), outputs),
-            Input::Drained { positions } => self.on_drained(now, positions, outputs),
+            Input::Drained => self.on_drained(now, outputs),
             Input::Pin(pin) => self.pin = pin,
             Input::Placement(placement) => self.placement = placement,
             Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
@@ -276,7 +275,7 @@ impl Candidate {
                         self.on_prepare(now, from, &request, (*former_epoch, *to, *moves), outputs);
                     }
                     Operation::HandOver(hand_over) => {
-                        self.learn_positions(hand_over);
+                        self.note_handed_over(hand_over);
                         self.voter_step(now, VoterInput::Request { from, request }, outputs);
                     }
                     _ => self.voter_step(now, VoterInput::Request { from, request }, outputs),
@@ -472,7 +471,7 @@ impl Core for Candidate {
                     .min()
             }
             Phase::Transferring(transfer) => {
-                Some(if transfer.positions.is_some() { transfer.resend_at.min(transfer.until) } else { transfer.until })
+                Some(if transfer.is_drained { transfer.resend_at.min(transfer.until) } else { transfer.until })
             }
         }
     }
@@ -589,7 +588,7 @@ impl Candidate {
                 self.close_fence(CloseReason::Released, outputs);
                 self.phase = Phase::Releasing { epoch, raised };
                 if !self.outstanding_sends.may_exist() {
-                    self.on_drained(now, BTreeMap::new(), outputs);
+                    self.on_drained(now, outputs);
                 }
             }
             Phase::Voting(VoteRound { epoch, .. }) => {

@@ -1,11 +1,6 @@
 //! Messages between candidates and voters.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{
-    identity::{Epoch, GroupId},
-    published::position::StreamPosition,
-};
+use mdgw_feeds::identity::{Epoch, GroupId};
 
 use crate::{
     fitness::{Eligibility, Fitness},
@@ -95,7 +90,7 @@ pub enum Operation {
 }
 
 /// A promise that is to move to another gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HandOver {
     /// Epoch of the former leader that gave the promise; over for good.
     pub from: Epoch,
@@ -109,8 +104,6 @@ pub struct HandOver {
     pub request_id: VoteRequestId,
     /// When the target prepared, on its own clock: its lease counts from there.
     pub stamp: PeerTimestamp,
-    /// Where the former leader's output ended, per channel. Only for the target's own voter; empty for the others.
-    pub positions: BTreeMap<u16, StreamPosition>,
 }
 
 /// The answer of a voter, or of a gateway that was asked to take over.

@@ -10,12 +10,7 @@
 //! reply: request id, session, highest epoch, promise, verdict. All fields are checked; a datagram that does not fit is
 //! refused.
 
-use std::collections::BTreeMap;
-
-use mdgw_feeds::{
-    identity::{Epoch, GroupId, Sequence, Session},
-    published::position::StreamPosition,
-};
+use mdgw_feeds::identity::{Epoch, GroupId};
 
 use super::message::{
     ActivePromise, Body, HandOver, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,
@@ -80,15 +75,12 @@ pub(crate) enum DecodeError {
 }
 
 const MAGIC: [u8; 4] = *b"MDGV";
-const VERSION: u8 = 1;
+/// 2: a hand-over carries no positions. A node of another version is refused in whole: if it polled and voted here, and
+/// refused hand-overs alone, a leader would close its fence for a hand-over that no majority grants.
+const VERSION: u8 = 2;
 
 /// The longest UDP payload over IPv4.
 pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
-
-/// Channels whose positions fit into a hand-over, with room for the rest.
-pub(crate) const POSITIONS_MAX: usize = 2_000;
-const POSITION_BYTES: usize = 2 + Session::BYTES + 8 + 2;
-const _: () = assert!(POSITIONS_MAX * POSITION_BYTES + 512 < DATAGRAM_BYTES_MAX);
 
 const POLL: u8 = 1;
 const VOTE: u8 = 2;
@@ -151,15 +143,8 @@ fn write_request(bytes: &mut Vec<u8>, request: &Request) {
 }
 
 fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
-    let HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions } = hand_over;
+    let HandOver { from, to, incarnation, lease_ns, request_id, stamp } = hand_over;
     write_numbers(bytes, &[from.0, to.0, incarnation.0, *lease_ns, request_id.nonce, request_id.number, stamp.0]);
-    // A target without a position begins at its own receive watermark: later, but nothing is lost.
-    for (channel, position) in positions.iter().take(POSITIONS_MAX) {
-        bytes.extend(channel.to_le_bytes());
-        bytes.extend(position.session.to_bytes());
-        bytes.extend(position.sequence.0.to_le_bytes());
-        bytes.extend(position.part.to_le_bytes());
-    }
 }
 
 fn write_reply(bytes: &mut Vec<u8>, reply: &Reply) {
@@ -236,18 +221,7 @@ fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
     let lease_ns = reader.u64()?;
     let request_id = VoteRequestId { nonce: reader.u64()?, number: reader.u64()? };
     let stamp = PeerTimestamp(reader.u64()?);
-    let mut positions = BTreeMap::new();
-    while !reader.0.is_empty() {
-        let channel = reader.u16()?;
-        let session = Session::from_bytes(reader.take()?)?;
-        let position = StreamPosition { session, sequence: Sequence(reader.u64()?), part: reader.u16()? };
-        // Positions are in the order of their channels, each once, so that each message has one encoding.
-        if positions.last_key_value().is_some_and(|(last, _)| *last >= channel) || positions.len() == POSITIONS_MAX {
-            return None;
-        }
-        positions.insert(channel, position);
-    }
-    Some(HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions })
+    Some(HandOver { from, to, incarnation, lease_ns, request_id, stamp })
 }
 
 fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
@@ -304,7 +278,6 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{identity::Feed, time::TradingDate};
     use proptest::prelude::*;
 
     use super::*;
@@ -316,9 +289,6 @@ mod tests {
 
     fn demands() -> Vec<Operation> {
         let (from, to) = (Epoch::new(4, 1), Epoch::new(5, 2));
-        let session =
-            Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 1 };
-        let position = StreamPosition { session, sequence: Sequence(17), part: 3 };
         let hand_over = HandOver {
             from,
             to,
@@ -326,7 +296,6 @@ mod tests {
             lease_ns: 7,
             request_id: VoteRequestId { nonce: 8, number: 9 },
             stamp: PeerTimestamp(10),
-            positions: BTreeMap::from([(1, position), (2, position)]),
         };
         vec![
             Operation::Poll,
@@ -386,36 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_beyond_one_datagram_are_omitted() {
-        let Operation::HandOver(mut hand_over) = demands().remove(5) else { unreachable!() };
-        let position = hand_over.positions[&1];
-        hand_over.positions = (0..3_000).map(|channel| (channel, position)).collect();
-        let Body::Request(request) = messages().remove(5).body else { unreachable!() };
-        let body = Body::Request(Request { operation: Operation::HandOver(hand_over), ..request });
-        let datagram = encode(&Message { body, ..messages().remove(5) }, &key());
-        assert!(datagram.len() <= DATAGRAM_BYTES_MAX);
-        let Ok(Message { body: Body::Request(Request { operation: Operation::HandOver(read), .. }), .. }) =
-            decode(&datagram, &key())
-        else {
-            panic!("it is a hand-over")
-        };
-        assert_eq!(read.positions.len(), POSITIONS_MAX);
-    }
-
-    #[test]
-    fn positions_out_of_channel_order_are_refused() {
-        let datagram = encode(&messages()[5], &key());
-        let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
-        let second = bytes.len() - POSITION_BYTES;
-        let (earlier, later) = bytes.split_at_mut(second);
-        earlier[second - POSITION_BYTES..].swap_with_slice(later);
-        let tag = key().tag(Purpose::Vote, &[&bytes]);
-        bytes.extend(tag);
-        assert_eq!(decode(&bytes, &key()), Err(DecodeError::Malformed));
-    }
-
-    #[test]
-    fn messages_written_by_0_1_0_are_read() {
+    fn messages_of_version_2_are_read_and_those_of_version_1_are_refused() {
         let mut messages = messages();
         let Message { group, from, to, body: Body::Request(poll) } = messages[0].clone() else { unreachable!() };
         let fit = Fitness::default();
@@ -429,11 +369,17 @@ mod tests {
             Message { group, from, to, body }
         }));
         check(
-            include_str!("../../../../tests/data/formats/quorum_messages.hex"),
+            include_str!("../../../../tests/data/formats/quorum_messages_2.hex"),
             &messages,
             |bytes| decode(bytes, &key()).unwrap(),
             |message| encode(message, &key()),
         );
+        let before = include_str!("../../../../tests/data/formats/quorum_messages.hex");
+        let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
+        for line in before.lines().filter(|line| !line.starts_with('#')) {
+            let datagram: Vec<u8> = line.as_bytes().chunks(2).map(byte).collect();
+            assert_eq!(decode(&datagram, &key()), Err(DecodeError::Version));
+        }
     }
 
     proptest! {

@@ -234,7 +234,7 @@ fn close_removes_the_queue_entry() {
     let (mut harness, epoch) = Harness::leading();
     harness.step(Input::Close);
     assert_eq!(harness.outputs, [Output::Close { epoch, reason: CloseReason::Released }, Output::Drain]);
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     assert!(harness.requests(SessionRequest::Leave));
     assert_ne!(harness.latch.view().role, Role::Closed);
     harness.answer(SessionAnswer::Done);
@@ -258,7 +258,7 @@ fn leadership_is_handed_only_to_the_next_in_the_queue() {
     assert!(harness.outputs.contains(&Output::Close { epoch, reason: CloseReason::HandedOver }));
     assert!(harness.outputs.contains(&Output::Drain));
     assert!(!harness.requests(SessionRequest::Leave), "sends may be outstanding");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     assert!(harness.requests(SessionRequest::Leave));
     harness.answer(SessionAnswer::Done);
     assert!(harness.requests(SessionRequest::Join), "at the end of the line");
@@ -313,7 +313,7 @@ fn a_leader_whose_threads_are_stuck_stops_and_leaves() {
     assert_eq!(harness.outputs, [Output::Close { epoch, reason: CloseReason::Expired }, Output::Drain]);
     harness.at(3_000);
     assert_eq!(harness.outputs, [], "its session is to end if its sends never do");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     assert!(harness.requests(SessionRequest::Leave));
 }
 
@@ -325,7 +325,7 @@ fn the_queue_entry_stays_while_sends_may_be_outstanding() {
     harness.step(Input::Progress(Progress::Stuck));
     harness.step(Input::Close);
     assert_eq!(harness.outputs, [], "also where several reasons to leave come together");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     assert!(harness.requests(SessionRequest::Leave));
 }
 

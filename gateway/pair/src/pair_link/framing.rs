@@ -337,7 +337,7 @@ mod tests {
         let refused = stream.next_message().unwrap_err();
         assert_eq!(refused, LinkFault::Malformed(Malformed::Version { theirs: 4 }));
         let text = refused.to_string();
-        assert!(text.contains("speaks version 4 of the pair link, and this gateway speaks version 5"), "{text}");
+        assert!(text.contains("speaks version 4 of the pair link, and this gateway speaks version 6"), "{text}");
     }
 
     fn message(number: u8) -> LinkMessage {
@@ -416,21 +416,26 @@ mod tests {
     }
 
     #[test]
-    fn messages_sealed_by_version_4_are_refused() {
-        let sealed = include_str!("../../../../tests/data/formats/pair_link_sealed.hex");
-        let bytes: Vec<u8> = (0..sealed.lines().nth(1).unwrap().len() / 2)
-            .map(|index| u8::from_str_radix(&sealed.lines().nth(1).unwrap()[2 * index..][..2], 16).unwrap())
-            .collect();
-        let [_, mut theirs] = ends();
-        theirs.push(&bytes);
-        assert_eq!(theirs.next_message(), Err(LinkFault::Unproven { node: 1 }));
+    fn messages_sealed_by_an_older_version_are_refused() {
+        for sealed in [
+            include_str!("../../../../tests/data/formats/pair_link_sealed.hex"),
+            include_str!("../../../../tests/data/formats/pair_link_sealed_5.hex"),
+        ] {
+            let digits = sealed.lines().nth(1).unwrap();
+            let bytes: Vec<u8> = (0..digits.len() / 2)
+                .map(|index| u8::from_str_radix(&digits[2 * index..][..2], 16).unwrap())
+                .collect();
+            let [_, mut theirs] = ends();
+            theirs.push(&bytes);
+            assert_eq!(theirs.next_message(), Err(LinkFault::Unproven { node: 1 }));
+        }
     }
 
     #[test]
-    fn messages_sealed_by_version_5_are_opened() {
+    fn messages_sealed_by_version_6_are_opened() {
         let message = || LinkMessage::LeadRequest { group: mdgw_feeds::identity::GroupId(259) };
         check(
-            include_str!("../../../../tests/data/formats/pair_link_sealed_5.hex"),
+            include_str!("../../../../tests/data/formats/pair_link_sealed_6.hex"),
             &[Sealed::Stream(message()), Sealed::Datagram(message())],
             |bytes| {
                 let [mut ours, mut theirs] = ends();

@@ -260,8 +260,9 @@ impl Hello {
 }
 
 const MAGIC: &[u8; 8] = b"MDGWPAIR";
-/// 5: both ends' node numbers and incarnations go into the keys of the connection.
-pub(crate) const VERSION: u16 = 5;
+/// 5: both ends' node numbers and incarnations go into the keys of the connection. 6: the end of a leadership is reported
+/// without positions.
+pub(crate) const VERSION: u16 = 6;
 
 impl LinkMessage {
     /// The body as bytes, with its kind first. Elements beyond a bound are left out: senders keep to the bounds.
@@ -663,11 +664,14 @@ mod tests {
             LinkMessage::to_bytes,
         );
         check(
-            include_str!("../../../../tests/data/formats/pair_link_hello_5.hex"),
+            include_str!("../../../../tests/data/formats/pair_link_hello_6.hex"),
             &[hello()],
             |bytes| Hello::parse(bytes.try_into().unwrap()).unwrap(),
             |hello| hello.to_bytes().to_vec(),
         );
+        let before = include_str!("../../../../tests/data/formats/pair_link_hello_5.hex").lines().last().unwrap();
+        let begin = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|at| u8::from_str_radix(&before[2 * at..][..2], 16).unwrap());
+        assert_eq!(Hello::check_version(&begin), Err(Malformed::Version { theirs: 5 }));
     }
 
     fn hello() -> Hello {

@@ -44,8 +44,7 @@ use mdgw_election::{
     register::{Register, RegisterSender},
 };
 use mdgw_feeds::{
-    identity::{ChannelId, Epoch, GroupId},
-    published::position::StreamPosition,
+    identity::{Epoch, GroupId},
     time::MonoNs,
 };
 use mdgw_pair::pair_link::LinkHandle;
@@ -480,11 +479,11 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.on_fence_change();
     }
 
-    fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
-        self.handle.drained().map(by_number)
+    fn is_drained(&mut self) -> bool {
+        self.handle.drained().is_some()
     }
 
-    fn on_peer_output_ended(&mut self, _: Epoch, _: &BTreeMap<u16, StreamPosition>) {
+    fn on_peer_output_ended(&mut self, _: Epoch) {
         self.note_hand_over();
     }
 
@@ -521,10 +520,6 @@ impl GroupElectionHooks {
     fn note_hand_over(&self) {
         lock(&self.causes).entry(self.group).or_default().handed_over = Some(mono_now());
     }
-}
-
-fn by_number(positions: BTreeMap<ChannelId, StreamPosition>) -> BTreeMap<u16, StreamPosition> {
-    positions.into_iter().map(|(channel, position)| (channel.0, position)).collect()
 }
 
 /// Duration of the store's measurement: long enough to include a rare pause.

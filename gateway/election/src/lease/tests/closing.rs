@@ -9,7 +9,7 @@ fn close_drains_then_releases_and_ends_the_candidacy() {
     assert!(matches!(harness.outputs[..], [Output::Close { reason: CloseReason::Released, .. }, Output::Drain]));
     harness.run(10 * MS);
     assert!(harness.stored.as_ref().unwrap().record.holder.is_some(), "a send may be outstanding");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     harness.run(MS);
     assert_eq!(harness.stored.as_ref().unwrap().record.holder, None);
     assert_eq!(harness.core.view().role, Role::Closed);
@@ -30,7 +30,7 @@ fn an_expired_leader_that_closes_releases_the_record_after_its_last_send() {
     let is_released = |harness: &Harness| harness.stored.as_ref().is_some_and(|stored| stored.record.holder.is_none());
     harness.run(LeaseTiming::DEFAULT.send_ns_max);
     assert!(!is_released(&harness), "a reader of a released record begins at once");
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     harness.run(MS);
     assert!(is_released(&harness));
     assert_eq!(harness.core.view().role, Role::Closed);
@@ -46,7 +46,7 @@ fn a_send_that_never_returns_leaves_the_record_to_its_lease() {
     harness.run(1);
     assert_eq!(harness.core.view().role, Role::Closed);
     assert!(harness.stored.as_ref().unwrap().record.holder.is_some());
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     harness.run(MS);
     assert!(harness.stored.as_ref().unwrap().record.holder.is_some(), "its process has ended by then");
 }
@@ -61,7 +61,7 @@ fn a_close_after_a_raise_drains_before_releasing_the_record() {
     harness.step(Input::Close);
     harness.run(MS);
     assert!(harness.stored.as_ref().unwrap().record.holder.is_some());
-    harness.step(Input::Drained { positions: BTreeMap::new() });
+    harness.step(Input::Drained);
     harness.run(30 * MS);
     assert!(harness.stored.as_ref().unwrap().record.holder.is_none());
 }

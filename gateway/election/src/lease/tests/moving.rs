@@ -82,7 +82,7 @@ fn an_unreceived_leader_that_swapped_after_a_hand_over_waits_for_its_tenure() {
     leader.run(0);
     leader.step(Input::ObservedEpoch(Epoch::new(5, 2)));
     let request = LeaderRequest { requester: NodeId(2), ..request(Epoch::new(5, 2), 1) };
-    leader.peer_sends(2, PeerMessage::LeadershipEnded { request, positions: BTreeMap::new(), is_automatic: false });
+    leader.peer_sends(2, PeerMessage::LeadershipEnded { request, is_automatic: false });
     leader.run(WAIT_NS);
     assert_eq!(leader.opened(), Some(Epoch::new(41, 1)));
     assert!(!moves_at_once(&mut leader));

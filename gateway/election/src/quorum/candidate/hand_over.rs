@@ -118,7 +118,7 @@ impl Candidate {
             lease_ns: target_lease_ns,
             request_id,
             stamp,
-            positions: None,
+            is_drained: false,
             transferred: [].into(),
             refused: [].into(),
             resend_at: now,
@@ -127,11 +127,11 @@ impl Candidate {
     }
 
     /// The last send has ended.
-    pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>, outputs: &mut Outputs) {
+    pub(super) fn on_drained(&mut self, now: MonoNs, outputs: &mut Outputs) {
         self.outstanding_sends.end();
         match &mut self.phase {
             Phase::Transferring(transfer) => {
-                transfer.positions = Some(positions);
+                transfer.is_drained = true;
                 transfer.resend_at = now;
                 self.step_transfer(now, outputs);
             }
@@ -150,17 +150,17 @@ impl Candidate {
     pub(super) fn step_transfer(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let half_ns = self.config.timing.renew_ns / 2;
         let Phase::Transferring(transfer) = &mut self.phase else { return };
-        let target = NodeId::of(transfer.to);
         if now >= transfer.until {
             return self.abort_transfer(now, "voters did not answer in time", outputs);
         }
-        let Some(positions) = transfer.positions.clone().filter(|_| now >= transfer.resend_at) else { return };
+        if !transfer.is_drained || now < transfer.resend_at {
+            return;
+        }
         transfer.resend_at = now.plus(half_ns);
         let PromiseTransfer { from, to, incarnation, lease_ns, request_id, stamp, .. } = *transfer;
+        let hand_over = HandOver { from, to, incarnation, lease_ns, request_id, stamp };
         let done: Vec<NodeId> = transfer.transferred.union(&transfer.refused).copied().collect();
         for voter in self.voters().into_iter().filter(|voter| !done.contains(voter)) {
-            let positions = if voter == target { positions.clone() } else { BTreeMap::new() };
-            let hand_over = HandOver { from, to, incarnation, lease_ns, request_id, stamp, positions };
             self.send(now, voter, Operation::HandOver(hand_over), Some(RequestKind::HandOver(to)), outputs);
         }
     }
@@ -200,9 +200,10 @@ impl Candidate {
         self.retry_at = now;
     }
 
-    pub(super) fn learn_positions(&mut self, hand_over: &HandOver) {
+    /// The former leader's output has ended.
+    pub(super) fn note_handed_over(&mut self, hand_over: &HandOver) {
         if let Some(takeover) = self.takeover.as_mut().filter(|takeover| takeover.to == hand_over.to) {
-            takeover.ended = Some((hand_over.from, hand_over.positions.clone()));
+            takeover.ended = Some(hand_over.from);
         }
     }
 

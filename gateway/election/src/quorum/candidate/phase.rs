@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::auto_move::Tenure;
 use crate::{
@@ -85,8 +85,8 @@ pub(super) struct PromiseTransfer {
     pub(super) lease_ns: u64,
     pub(super) request_id: VoteRequestId,
     pub(super) stamp: PeerTimestamp,
-    /// Set when the last send has ended.
-    pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
+    /// The last send has ended.
+    pub(super) is_drained: bool,
     pub(super) transferred: BTreeSet<NodeId>,
     pub(super) refused: BTreeSet<NodeId>,
     pub(super) resend_at: MonoNs,
@@ -102,8 +102,8 @@ pub(super) struct PendingTakeover {
     pub(super) granted_by: BTreeSet<NodeId>,
     /// Automatic moves that lead to this leadership, this one included.
     pub(super) moves: u32,
-    /// Where the former leader's output ended, and under which epoch.
-    pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
+    /// The epoch of the former leader, whose output has ended.
+    pub(super) ended: Option<Epoch>,
 }
 
 impl LeaderState {

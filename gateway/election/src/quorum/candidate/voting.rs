@@ -227,10 +227,10 @@ impl Candidate {
         now: MonoNs,
         (epoch, deadline): (Epoch, MonoNs),
         promises: BTreeMap<NodeId, MonoNs>,
-        ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
+        ended: Option<Epoch>,
         outputs: &mut Outputs,
     ) {
-        outputs.extend(ended.map(|(epoch, positions)| Output::PeerOutputEnded { epoch, positions }));
+        outputs.extend(ended.map(Output::PeerOutputEnded));
         outputs.push(Output::Open { epoch, deadline });
         let moves = self.takeover.take().filter(|takeover| takeover.to == epoch).map_or(0, |takeover| takeover.moves);
         let so_far = TenureSoFar { since: now, moves, move_helped: false };
