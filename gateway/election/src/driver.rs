@@ -107,7 +107,13 @@ pub trait ElectionHooks: Send {
         let _ = notice;
     }
 
-    /// Leadership under that epoch was gained (`lost` is `None`) or lost.
+    /// The leader has raised its epoch `count` times since the last call, to `epoch` in the end. The first raise is reported
+    /// at once, those of the next second together, and all before the leadership is reported as lost.
+    fn on_raised(&mut self, epoch: Epoch, count: u64) {
+        let _ = (epoch, count);
+    }
+
+    /// Leadership under that epoch was gained (`lost` is `None`) or lost. A raise gains the leadership anew.
     fn on_leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
         let _ = (epoch, lost);
     }

@@ -73,6 +73,12 @@ pub trait Listener: Send + Sync {
         let _ = epoch;
     }
 
+    /// The fence is about to open under a higher epoch: the leadership goes on, and no end of it was notified. A forger can
+    /// cause some hundred raises a second. By default as a gained leadership.
+    fn raised(&self, epoch: Epoch) {
+        self.gained(epoch);
+    }
+
     /// The fence has closed.
     fn lost(&self, epoch: Epoch, reason: CloseReason) {
         let _ = (epoch, reason);

@@ -163,6 +163,9 @@ impl Listener for AuditListener {
         self.sender.record(self.group, self.node, epoch, AuditEvent::Gained);
     }
 
+    /// The election sums up its raises for the audit.
+    fn raised(&self, _: Epoch) {}
+
     fn lost(&self, epoch: Epoch, reason: CloseReason) {
         self.sender.record(
             self.group,
@@ -291,6 +294,7 @@ mod tests {
         let audit = Audit::start(&path).unwrap();
         let listener = AuditListener { sender: audit.sender().clone(), group: GroupId(1), node: NodeId(3) };
         listener.gained(Epoch::new(7, 3));
+        listener.raised(Epoch::new(9, 3));
         listener.connection(Epoch::new(7, 3), ConnectionState::Suspended);
         listener.lost(Epoch::new(7, 3), CloseReason::Expired);
         drop(audit);

@@ -484,7 +484,7 @@ impl RunResult {
             captures,
             _capture_dir: capture_dir,
             fenced: verify_json.json()["stale_epoch_packets"].as_u64().unwrap_or_default(),
-            gained_ns: events(records.audits, "gained").collect(),
+            gained_ns: events(records.audits, "gained").chain(events(records.audits, "raised")).collect(),
             death_notices_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             sentinel_notices_ns: records.outputs.iter().flat_map(|output| death_notice_times(output)).collect(),
             book_warnings: warnings

@@ -16,6 +16,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     Gained(Epoch),
+    Raised(Epoch),
     Lost(Epoch, CloseReason),
     Connection(Epoch, ConnectionState),
 }
@@ -110,6 +111,7 @@ impl Notification {
         for (_, listener) in &self.to {
             let event = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| match self.event {
                 ListenerEvent::Gained(epoch) => listener.gained(epoch),
+                ListenerEvent::Raised(epoch) => listener.raised(epoch),
                 ListenerEvent::Lost(epoch, reason) => listener.lost(epoch, reason),
                 ListenerEvent::Connection(epoch, state) => listener.connection(epoch, state),
             }));

@@ -26,9 +26,9 @@ use crate::{
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TIMING: LeaseTiming = LeaseTiming::CALM;
 
-/// Delivers messages to the other election of a pair. The epoch was observed on the wire.
+/// Delivers messages to the other election of a pair. The epoch was observed on the wire. Raises of both elections.
 #[derive(Clone, Default)]
-struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>, Arc<Mutex<Epoch>>);
+struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>, Arc<Mutex<Epoch>>, Arc<Mutex<Vec<(Epoch, u64)>>>);
 
 struct TestHooks {
     node: NodeId,
@@ -38,6 +38,8 @@ struct TestHooks {
     observed: Arc<Mutex<Epoch>>,
     /// The highest epoch that the election has reported.
     known: Epoch,
+    /// Raises that were reported.
+    raises: Arc<Mutex<Vec<(Epoch, u64)>>>,
 }
 
 impl ElectionHooks for TestHooks {
@@ -56,6 +58,10 @@ impl ElectionHooks for TestHooks {
 
     fn observed_epoch(&mut self) -> Option<Epoch> {
         Some(*self.observed.lock().unwrap())
+    }
+
+    fn on_raised(&mut self, epoch: Epoch, count: u64) {
+        self.raises.lock().unwrap().push((epoch, count));
     }
 
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
@@ -99,6 +105,7 @@ fn election_with_delays(
         iteration_delay,
         observed,
         known: Epoch::default(),
+        raises: Arc::clone(&network.2),
     });
     let options = ElectionOptions {
         name: node.to_string(),
@@ -204,6 +211,10 @@ impl Listener for RecordingListener {
         self.note("gained", epoch);
     }
 
+    fn raised(&self, epoch: Epoch) {
+        self.note("raised", epoch);
+    }
+
     fn lost(&self, epoch: Epoch, _: CloseReason) {
         self.note("lost", epoch);
     }
@@ -264,7 +275,9 @@ fn an_election_closed_before_start_never_starts() {
 fn an_observed_epoch_outranks_the_leader_which_leads_on_above_it() {
     let directory = tempfile::tempdir().unwrap();
     let network = PeerNetwork::default();
-    let (election, _) = election(1, 1, directory.path(), &network);
+    let (election, fence) = election(1, 1, directory.path(), &network);
+    let listener = Arc::new(RecordingListener { fence, events: Mutex::default(), blocks: AtomicBool::new(false) });
+    election.listen(Arc::clone(&listener) as Arc<dyn Listener>);
     election.start().unwrap();
     let mut epoch = election.await_leadership().unwrap();
     for _ in 0..20 {
@@ -284,4 +297,17 @@ fn an_observed_epoch_outranks_the_leader_which_leads_on_above_it() {
         }
     }
     election.close();
+    let last = |listener: &RecordingListener| listener.events.lock().unwrap().last().map(|(what, ..)| *what);
+    while last(&listener) != Some("lost") {
+        std::thread::yield_now();
+    }
+    // Each raise is counted, and none is reported as the end of a leadership. On a crowded machine the lease may run out, and
+    // the next opening is above the observed epoch without a raise.
+    let events = listener.events.lock().unwrap().clone();
+    let count = |what| events.iter().filter(|(event, ..)| *event == what).count();
+    assert!(count("gained") == count("lost") && count("raised") > 0, "{events:?}");
+    let raises = network.2.lock().unwrap().clone();
+    assert_eq!(raises.iter().map(|(_, count)| *count).sum::<u64>(), count("raised") as u64, "{raises:?}");
+    let of_listener = events.iter().filter(|(what, ..)| *what == "raised").map(|(_, epoch, _)| *epoch).max();
+    assert_eq!(raises.last().map(|(epoch, _)| *epoch), of_listener);
 }

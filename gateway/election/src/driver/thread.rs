@@ -36,6 +36,7 @@ pub(super) struct ElectionThread<C: Core, B> {
     observed: Option<Epoch>,
     observe_at: MonoNs,
     outranked: OutrankedAlarm,
+    raises: RaiseSummary,
     clock_rate: RateMonitor,
     stalls: Histogram<u64>,
     alarming_stalls: u64,
@@ -69,6 +70,7 @@ where
             observed: None,
             observe_at: MonoNs(0),
             outranked: OutrankedAlarm::default(),
+            raises: RaiseSummary::default(),
             clock_rate: RateMonitor::default(),
             stalls,
             alarming_stalls: 0,
@@ -140,7 +142,9 @@ where
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.is_draining.then(|| now.plus(DRAIN_POLL_NS));
         let observe = (self.observe_at > now).then_some(self.observe_at);
-        let next = [self.core.next_deadline(), drain, observe, Some(self.next_state_at)].into_iter().flatten().min();
+        let times =
+            [self.core.next_deadline(), drain, observe, self.raises.due_at(), Some(self.next_state_at)];
+        let next = times.into_iter().flatten().min();
         // The core was given the time a moment ago, so a core that wants the time at once waits for the shortest step.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
         next.map_or(latest, |next| next.clamp(earliest, latest))
@@ -162,6 +166,8 @@ where
         if now >= self.observe_at {
             self.read_observed_epoch(now);
         }
+        let due = self.raises.take_due(now);
+        self.report_raises(due);
         if now >= self.next_state_at {
             // Twice per renewal: a successor's lease counts from the stamp in this state, so each millisecond of its
             // age is lost.
@@ -197,7 +203,7 @@ where
 
     fn apply_outputs(&mut self, outputs: Vec<Output<C::Request>>) {
         let fence = Arc::clone(&self.shared.fence);
-        // A leadership that is closed and opened in one step, since it was outranked, is the same one.
+        let raises = opens_after_outranked(&outputs);
         let mut is_raise = false;
         for output in outputs {
             match output {
@@ -207,9 +213,14 @@ where
                 }
                 Output::Close { epoch, reason } => {
                     fence.close();
-                    is_raise = reason == CloseReason::Outranked;
+                    is_raise = raises && reason == CloseReason::Outranked;
                     self.hooks.update_second_fence(epoch, None);
                     self.hooks.on_fence_change();
+                    if is_raise {
+                        continue;
+                    }
+                    let all = self.raises.take();
+                    self.report_raises(all);
                     self.publish_view();
                     self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
                     self.hooks.on_leadership(epoch, Some(reason));
@@ -217,7 +228,8 @@ where
                 }
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
-                    self.shared.notify_listeners(ListenerEvent::Gained(epoch), Some(limit));
+                    let event = if is_raise { ListenerEvent::Raised(epoch) } else { ListenerEvent::Gained(epoch) };
+                    self.shared.notify_listeners(event, Some(limit));
                     // Before any packet carries the epoch: a packet that continues from it must be believed here too.
                     self.hooks.on_epoch(epoch);
                     self.hooks.update_second_fence(epoch, Some(deadline));
@@ -229,7 +241,13 @@ where
                     self.hooks.on_fence_change();
                     self.publish_view();
                     self.hooks.on_leadership(epoch, None);
-                    tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
+                    if is_raise {
+                        self.raises.record(epoch);
+                        let due = self.raises.take_due(mono_now());
+                        self.report_raises(due);
+                    } else {
+                        tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
+                    }
                 }
                 Output::PeerOutputEnded(epoch) => self.hooks.on_peer_output_ended(epoch),
                 Output::Drain => self.is_draining = true,
@@ -243,6 +261,12 @@ where
                 Output::Notice(notice) => self.report(&notice),
             }
         }
+    }
+
+    fn report_raises(&mut self, raises: Option<Raises>) {
+        let Some(Raises { epoch, count }) = raises else { return };
+        tracing::info!(group = self.options.name, epoch = epoch.count(), count, "raised its epoch and leads on");
+        self.hooks.on_raised(epoch, count);
     }
 
     fn report(&mut self, notice: &Notice) {
@@ -335,6 +359,53 @@ impl OutrankedAlarm {
     }
 }
 
+/// Whether the outputs close the fence of an outranked leader and open it again. A leadership that is closed and opened in
+/// one step is the same one. A leader of an `emergent` group may stay closed for a while instead.
+fn opens_after_outranked<R>(outputs: &[Output<R>]) -> bool {
+    let is_closing = |output: &Output<R>| matches!(output, Output::Close { reason: CloseReason::Outranked, .. });
+    let mut later = outputs.iter().skip_while(|output| !is_closing(output));
+    later.any(|output| matches!(output, Output::Open { .. }))
+}
+
+/// Raises of the epoch that are reported together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Raises {
+    /// The newest epoch.
+    epoch: Epoch,
+    count: u64,
+}
+
+/// Reports the first raise at once, and those of the next second together: under forged epochs a leader may raise its epoch
+/// 200 times a second, and each raise would fill a line of the log and of the audit.
+#[derive(Debug, Default)]
+struct RaiseSummary {
+    unreported: Option<Raises>,
+    next_at: MonoNs,
+}
+
+impl RaiseSummary {
+    fn record(&mut self, epoch: Epoch) {
+        let count = 1 + self.unreported.map_or(0, |raises| raises.count);
+        self.unreported = Some(Raises { epoch, count });
+    }
+
+    /// When a report is due; `None`: there is nothing to report.
+    fn due_at(&self) -> Option<MonoNs> {
+        self.unreported.map(|_| self.next_at)
+    }
+
+    fn take_due(&mut self, now: MonoNs) -> Option<Raises> {
+        let due = self.unreported.take_if(|_| now >= self.next_at)?;
+        self.next_at = now.plus(ALARM_INTERVAL_NS);
+        Some(due)
+    }
+
+    /// Everything that is not reported yet: the leadership ends.
+    fn take(&mut self) -> Option<Raises> {
+        self.unreported.take()
+    }
+}
+
 struct EndOnDrop(Arc<Shared>);
 
 impl Drop for EndOnDrop {
@@ -347,7 +418,7 @@ impl Drop for EndOnDrop {
 const STALL_NS_MAX: u64 = 60_000_000_000;
 /// Longest wait for an input, ns.
 const IDLE_NS_MAX: u64 = 100_000_000;
-/// Shortest time between two alarms of an outranked leader, ns.
+/// Shortest time between two alarms of an outranked leader, and between two reports of its raises, ns.
 const ALARM_INTERVAL_NS: u64 = 1_000_000_000;
 /// Shortest time between two observed epochs that reach the core, ns: less than the interval of most floods, and more
 /// than a swap or vote takes.
@@ -357,3 +428,42 @@ const STEP_NS_MIN: u64 = 20_000;
 /// Interval at which the thread checks whether sends are outstanding, ns.
 const DRAIN_POLL_NS: u64 = 50_000;
 const STALLS_PER_PUBLICATION: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_raises_in_five_seconds_are_reported_once_a_second_and_each_is_counted() {
+        let mut summary = RaiseSummary::default();
+        let mut reports = Vec::new();
+        for raise in 0..1_000 {
+            let now = MonoNs(ALARM_INTERVAL_NS + raise * OBSERVATION_INTERVAL_NS);
+            // The thread wakes for the report, or for the raise.
+            reports.extend(summary.take_due(now));
+            summary.record(Epoch::new(raise + 1, 1));
+            reports.extend(summary.take_due(now));
+        }
+        assert!(summary.due_at().is_some_and(|at| at >= MonoNs(6 * ALARM_INTERVAL_NS)));
+        reports.extend(summary.take());
+        let counts: Vec<u64> = reports.iter().map(|raises| raises.count).collect();
+        assert_eq!(counts, [1, 199, 200, 200, 200, 200]);
+        assert_eq!(reports.last().map(|raises| raises.epoch), Some(Epoch::new(1_000, 1)));
+        assert_eq!((summary.due_at(), summary.take()), (None, None));
+    }
+
+    #[test]
+    fn a_raise_is_a_closing_and_an_opening_in_one_step() {
+        let (epoch, deadline) = (Epoch::new(1, 1), MonoNs(1));
+        let close = |reason| Output::<()>::Close { epoch, reason };
+        let open = Output::Open { epoch, deadline };
+        for (outputs, expected) in [
+            (vec![close(CloseReason::Outranked), Output::Drain, open.clone()], true),
+            (vec![close(CloseReason::Outranked), Output::Drain], false),
+            (vec![open.clone(), close(CloseReason::Outranked)], false),
+            (vec![close(CloseReason::Expired), open], false),
+        ] {
+            assert_eq!(opens_after_outranked(&outputs), expected, "{outputs:?}");
+        }
+    }
+}

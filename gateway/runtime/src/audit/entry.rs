@@ -58,6 +58,11 @@ pub enum AuditEvent {
     Stopped,
     /// This gateway leads: its fence is about to open.
     Gained,
+    /// This gateway leads on under a higher epoch, that of the line.
+    Raised {
+        /// Raises since the last line of this kind. Those of a second share a line.
+        count: u64,
+    },
     /// The cost of a takeover is known: each channel has published its first new content, or had no new input.
     TookOver {
         /// Why leadership changed.
@@ -237,5 +242,14 @@ mod tests {
         let fixture = include_str!("../../../../tests/data/formats/audit.jsonl");
         let read: Vec<Entry> = fixture.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(read, entries);
+    }
+
+    #[test]
+    fn a_line_of_raises_is_read_as_it_was_written() {
+        let (time, group, node, epoch) = (UnixNs(12), GroupId(13), NodeId(14), Epoch::new(15, 16));
+        let entry = Entry::of(&PendingEntry { time, group, node, epoch, change: AuditEvent::Raised { count: 17 } }, 18);
+        let line = serde_json::to_string(&entry).unwrap();
+        assert!(line.contains("\"event\":\"raised\",\"count\":17"), "{line}");
+        assert_eq!(serde_json::from_str::<Entry>(&line).unwrap(), entry);
     }
 }

@@ -495,6 +495,12 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.epochs().take_observed()
     }
 
+    fn on_raised(&mut self, epoch: Epoch, count: u64) {
+        if let Some(sender) = &self.sender {
+            sender.record(self.group, self.node, epoch, AuditEvent::Raised { count });
+        }
+    }
+
     fn on_leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {
         self.handle.epochs().record_authenticated(epoch);
     }

@@ -141,11 +141,11 @@ impl TakeoverWatch {
         // A leadership that began and ended between two calls is detected by the result of its fence opening.
         let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
         let epoch = if has_leadership { view.epoch } else { opened };
-        if epoch > watch.epoch {
+        if is_takeover(watch.epoch, epoch, handle.fence().leading_since()) {
             let causes = lock(&self.causes).remove(&group).unwrap_or_default();
             watch.open = Some((now, cause(causes, watch.had_leader_before, watch.epoch, now)));
-            watch.epoch = epoch;
         }
+        watch.epoch = watch.epoch.max(epoch);
         if !has_leadership {
             watch.had_leader_before = view.leader.is_some_and(|leader| leader.node != self.node);
         }
@@ -197,6 +197,11 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
     }
 }
 
+/// Whether a higher epoch than the last observed one is that of a new leadership. A leader that raises its epoch goes on.
+fn is_takeover(observed: Epoch, epoch: Epoch, leading_since: Epoch) -> bool {
+    epoch > observed && leading_since > observed
+}
+
 /// The cause of the takeover in words, as far as this gateway knows.
 fn cause(causes: TakeoverCauses, had_leader_before: bool, before: Epoch, now: MonoNs) -> &'static str {
     let is_recent = |cause_at: Option<MonoNs>| cause_at.is_some_and(|at| now.since(at) < CAUSE_NS_MAX);
@@ -223,6 +228,24 @@ const BLACKOUT_NS_MAX: u64 = 600_000_000_000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_raise_of_the_epoch_is_no_takeover() {
+        let epoch = |count| Epoch::new(count, 1);
+        for (observed, now, leading_since, expected) in [
+            (0, 5, 5, true),
+            (5, 5, 5, false),
+            (5, 9, 5, false),
+            (9, 14, 5, false),
+            // It led no more in between.
+            (9, 14, 12, true),
+            // It opened and raised between two observations.
+            (0, 9, 5, true),
+        ] {
+            let observed = if observed == 0 { Epoch::default() } else { epoch(observed) };
+            assert_eq!(is_takeover(observed, epoch(now), epoch(leading_since)), expected, "{observed:?} to {now}");
+        }
+    }
 
     #[test]
     fn a_change_of_leadership_has_the_most_recent_cause() {
