@@ -377,6 +377,35 @@ fn a_forged_epoch_does_not_stop_the_standby_from_receiving() {
 }
 
 #[test]
+fn a_leader_learns_of_a_higher_epoch_from_its_peer() {
+    let ([first, second], _handles, _consumer) = pair();
+    let above = Epoch::new(OLD_EPOCH.count() + 5, 2);
+    second.handle().epochs().record_authenticated(above);
+    wait_until("the leader has to go above it", || first.handle().epochs().highest_observed() == Some(above));
+    assert!(second.handle().epochs().highest_observed() < Some(above), "the standby still accepts the leader");
+    let _ = (first.stop(), second.stop());
+}
+
+#[test]
+fn packets_below_the_own_epoch_are_dropped_as_receivers_drop_them() {
+    let mut scenario = TakeoverScenario::new(&[day(1_000, 1, SESSION)]);
+    let log = scenario.standby.log();
+    scenario.leader.publish(&log[..20]);
+    scenario.standby.wait_until_received(log[19].until());
+    // This gateway leads for a moment. Receivers that received it drop a leader that opens below.
+    scenario.standby.handle().fence().open(NEW_EPOCH, MonoNs(u64::MAX));
+    scenario.standby.handle().fence().close();
+    let below = Epoch::new(NEW_EPOCH.count(), 1);
+    assert!(OLD_EPOCH < below && below < NEW_EPOCH);
+    ScriptedLeader::new(scenario.standby.fixture.output, below).publish(&log[20..30]);
+    let next = Epoch::new(NEW_EPOCH.count() + 1, 1);
+    ScriptedLeader::new(scenario.standby.fixture.output, next).publish(&log[20..21]);
+    scenario.standby.wait_until_received(log[20].until());
+    let drops = scenario.standby.stop().listener_counts.unwrap().drops;
+    assert_eq!(drops.get(DropReason::EpochStale), 10);
+}
+
+#[test]
 fn sigkill_of_the_leader_loses_and_duplicates_nothing() {
     let first = GatewayFixture::with_node(1);
     let second = first.peer_on_same_lines(2);

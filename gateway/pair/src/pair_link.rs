@@ -33,5 +33,7 @@ mod position_query;
 
 pub use copy_in::{CopyError, fetch_copy};
 pub use handle::{LinkHandle, PairCounts, PeerReport};
-pub use link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint};
+pub use link::{
+    ChannelSender, LinkedGroup, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint,
+};
 pub use position_query::query_positions;

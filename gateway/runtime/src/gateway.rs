@@ -45,7 +45,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::{
     pair_link::{
-        ChannelSender, LinkHandle, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts,
+        ChannelSender, LinkHandle, LinkedGroup, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts,
         message::LinkIdentity,
     },
     standby::{InputHistory, Standby, StandbyError, StatusTable},
@@ -446,7 +446,11 @@ impl Gateway {
     /// When the gateway is standalone.
     pub fn link(&mut self, endpoints: PairEndpoints) -> Result<&Arc<LinkHandle>, PairLinkError> {
         let status_table = Arc::clone(self.status_table().expect("a standalone gateway has no peer"));
-        let epochs = self.groups.iter().map(|(group, handle)| (*group, Arc::clone(handle.epochs()))).collect();
+        let linked = |handle: &GroupHandle| LinkedGroup {
+            epochs: Arc::clone(handle.epochs()),
+            fence: Arc::clone(handle.fence()),
+        };
+        let groups = self.groups.iter().map(|(group, handle)| (*group, linked(handle))).collect();
         let handles: Vec<_> = self.groups.values().cloned().collect();
         let channels = ChannelSender::new(move |channel, message| {
             let handle = handles.iter().find(|handle| handle.channels().any(|id| id == channel));
@@ -454,7 +458,7 @@ impl Gateway {
         });
         let (peer_gap_requests, history) = (Arc::clone(&self.peer_gap_requests), Arc::clone(&self.history));
         let identity = LinkIdentity { node: self.node, incarnation: self.this_start.incarnation };
-        let parts = PairParts { status_table, epochs, logs: self.logs.clone(), peer_gap_requests, history, channels };
+        let parts = PairParts { status_table, groups, logs: self.logs.clone(), peer_gap_requests, history, channels };
         let link = PairLink::start(PairLinkConfig { identity, endpoints }, parts)?;
         let _first = self.link_slot.set(Arc::clone(link.handle()));
         let fitness = Arc::clone(&self.peer_fitness);

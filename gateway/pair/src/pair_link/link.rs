@@ -20,11 +20,11 @@ use mdgw_election::{
 };
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequest, PeerGapRequests};
 use mdgw_feeds::{
-    identity::{ChannelId, GroupId},
+    identity::{ChannelId, Epoch, GroupId},
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{alarm::Alarm, clock::mono_now, poll, scheduler::spawn_short_slice};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, fence::Fence, poll, scheduler::spawn_short_slice};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},
@@ -72,8 +72,8 @@ pub struct PairLinkConfig {
 pub struct PairParts {
     /// Positions and windows of the local channels.
     pub status_table: Arc<StatusTable>,
-    /// Epochs of each group; the peers' messages authenticate epochs too.
-    pub epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
+    /// Epochs and fence of each group.
+    pub groups: BTreeMap<GroupId, LinkedGroup>,
     /// Directory of each local channel's publication log.
     pub logs: BTreeMap<ChannelId, PathBuf>,
     /// Gaps of the local channels, to be requested from a peer.
@@ -82,6 +82,15 @@ pub struct PairParts {
     pub history: Arc<InputHistory>,
     /// Passes messages to the local channels.
     pub channels: ChannelSender,
+}
+
+/// What the link needs of a group.
+#[derive(Clone, Debug)]
+pub struct LinkedGroup {
+    /// Epochs of the group; the peers' messages authenticate epochs too.
+    pub epochs: Arc<KnownEpochs>,
+    /// Fence of the group: whether this gateway leads it, and under which epoch.
+    pub fence: Arc<Fence>,
 }
 
 /// Passes messages to the local channels.
@@ -149,7 +158,7 @@ impl PairLink {
             end.set_nonblocking(true).map_err(PairLinkError::Thread)?;
         }
         let handle = Arc::new(LinkHandle::new(serial, wake_sender));
-        let PairParts { status_table, epochs, logs, peer_gap_requests, history, channels } = parts;
+        let PairParts { status_table, groups, logs, peer_gap_requests, history, channels } = parts;
         let begun = mono_now();
         let peer = |end: &PeerEndpoint| Peer {
             end: *end,
@@ -172,7 +181,7 @@ impl PairLink {
             duplicate_nodes: BTreeSet::new(),
             refused: BTreeSet::new(),
             status_table,
-            epochs,
+            groups: groups.into_iter().map(|(group, linked)| (group, ReportedEpochs::new(linked))).collect(),
             peer_gap_requests,
             history,
             channels,
@@ -235,7 +244,7 @@ struct Link {
     /// Addresses of refused connections, and why: each is logged once.
     refused: BTreeSet<(IpAddr, Refusal)>,
     status_table: Arc<StatusTable>,
-    epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
+    groups: BTreeMap<GroupId, ReportedEpochs>,
     peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
     channels: ChannelSender,
@@ -531,8 +540,8 @@ impl Link {
     fn positions(&self) -> LinkMessage {
         let receives_probe = self.status_table.receive_path(mono_now()) == ReceivePath::Working;
         let positions = self.status_table.all().into_iter().map(|(channel, status)| {
-            let epochs = self.epochs.get(&status.group);
-            let epoch = epochs.map_or(status.received.epoch, |epochs| epochs.highest());
+            let group = self.groups.get(&status.group);
+            let epoch = group.map_or(status.received.epoch, |epochs| epochs.group.epochs.highest());
             ChannelPositions {
                 channel,
                 logged_through: status.logged_through,
@@ -554,8 +563,8 @@ impl Link {
             LinkMessage::Positions(positions) => {
                 for report in &positions {
                     let group = self.status_table.get(report.channel).map(|status| status.group);
-                    if let Some(epochs) = group.and_then(|group| self.epochs.get(&group)) {
-                        epochs.record_authenticated(report.epoch);
+                    if let Some(epochs) = group.and_then(|group| self.groups.get_mut(&group)) {
+                        epochs.record(report.epoch, now);
                     }
                     if let Some(published) = report.published {
                         self.status_table.confirm(report.channel, published);
@@ -704,6 +713,39 @@ impl Link {
     }
 }
 
+/// A group, with the epochs that the peers report of it.
+#[derive(Debug)]
+struct ReportedEpochs {
+    group: LinkedGroup,
+    /// The highest epoch that a peer has reported above the one under which this gateway leads, and since when.
+    above: Option<(Epoch, MonoNs)>,
+}
+
+impl ReportedEpochs {
+    fn new(group: LinkedGroup) -> Self {
+        Self { group, above: None }
+    }
+
+    /// A peer reports the highest epoch that it knows. A leader below that epoch has to go above it, even if it received no
+    /// packet of that epoch: receivers may have, and then they drop the leader's packets. A peer may know of the leader's own
+    /// next epoch a little sooner than the leader, by the store or by its vote, so the leader waits.
+    fn record(&mut self, epoch: Epoch, now: MonoNs) {
+        self.group.epochs.record_authenticated(epoch);
+        let Some(own) = self.group.fence.epoch_if_open(now) else {
+            self.above = None;
+            return;
+        };
+        self.above.take_if(|(above, _)| *above <= own);
+        if epoch > own {
+            let (above, since) = self.above.get_or_insert((epoch, now));
+            *above = epoch.max(*above);
+            if now.since(*since) >= ABOVE_NS_MIN {
+                self.group.epochs.record_above_leader(*above);
+            }
+        }
+    }
+}
+
 /// Why a connection was refused, as far as the log tells it apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Refusal {
@@ -752,6 +794,9 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
+/// How long a peer must have reported a higher epoch before a leader goes above it, ns: longer than a swap or vote that raises
+/// the leader's epoch is on its way.
+const ABOVE_NS_MIN: u64 = 250_000_000;
 /// A connection whose last input is younger than this is in use, ns. A running gateway sends far more often.
 const ALIVE_NS: u64 = 500_000_000;
 /// How long after the start a peer without any connection is reported, ns. Two gateways are rarely started at the same

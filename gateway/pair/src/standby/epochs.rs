@@ -21,7 +21,7 @@ use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
 /// step, a leader has to follow: receivers would ignore it otherwise. Each step takes a packet, and 2^56 epochs
 /// outlast such an attack.
 ///
-/// Any thread may record an authenticated epoch, one thread observes packets, and any thread may read. Each atomic is
+/// Any thread may record an epoch, one thread observes packets, and any thread may read. Each atomic is
 /// independent, except that the wake-up orders the observed epoch.
 pub struct KnownEpochs {
     authenticated: AtomicU64,
@@ -66,6 +66,13 @@ impl KnownEpochs {
         self.authenticated.fetch_max(epoch.0, Relaxed);
     }
 
+    /// A connected peer has reported an epoch above the one under which this gateway leads. Receivers may hold it: this leader
+    /// has to go above it, as if it had received a packet of that epoch.
+    pub(crate) fn record_above_leader(&self, epoch: Epoch) {
+        self.record_authenticated(epoch);
+        self.raise_observed(epoch);
+    }
+
     /// Observes the epoch of a received packet.
     ///
     /// # Errors
@@ -79,6 +86,11 @@ impl KnownEpochs {
             self.rejected_jumps.fetch_add(1, Relaxed);
             return Err(DropReason::EpochJump);
         }
+        self.raise_observed(epoch);
+        Ok(())
+    }
+
+    fn raise_observed(&self, epoch: Epoch) {
         let is_higher = self.observed.fetch_max(epoch.0, Relaxed) < epoch.0;
         if is_higher
             && let Some(waker) = self.waker.get()
@@ -86,7 +98,6 @@ impl KnownEpochs {
         {
             waker();
         }
-        Ok(())
     }
 
     /// As [`Self::highest_observed`], for the election. The next higher epoch wakes the election again.
@@ -96,8 +107,8 @@ impl KnownEpochs {
         self.highest_observed()
     }
 
-    /// The highest epoch accepted from the network. Receivers ignore a leader whose epoch is below it; that leader has
-    /// to be elected again above it.
+    /// The highest epoch accepted from the network, or reported to this gateway while it led below. Receivers ignore a leader
+    /// whose epoch is below it; that leader has to go above it.
     #[must_use]
     pub fn highest_observed(&self) -> Option<Epoch> {
         Some(Epoch(self.observed.load(Relaxed))).filter(|epoch| epoch.0 > 0)
@@ -160,6 +171,21 @@ mod tests {
             assert_eq!(wakes.load(Relaxed), expected);
             assert_eq!(known.take_observed(), Some(known.highest()));
         }
+    }
+
+    #[test]
+    fn a_leader_takes_a_higher_epoch_that_its_peer_reports_for_an_observed_one() {
+        let known = KnownEpochs::new(Epoch::new(5, 1), 10);
+        let wakes = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&wakes);
+        known.wake_with(move || {
+            counted.fetch_add(1, Relaxed);
+        });
+        known.record_authenticated(Epoch::new(400, 2));
+        assert_eq!((known.take_observed(), wakes.load(Relaxed)), (None, 0), "a standby only believes it");
+        // However far it is above the leader: the peer's messages are authenticated.
+        known.record_above_leader(Epoch::new(400, 2));
+        assert_eq!((known.take_observed(), wakes.load(Relaxed)), (Some(Epoch::new(400, 2)), 1));
     }
 
     #[test]

@@ -330,6 +330,7 @@ impl Standby {
                 last_epoch: Epoch::default(),
                 tags,
                 tag_alarm: TagAlarm::default(),
+                outdated_leader: OutdatedLeaderWatch::default(),
                 status_table,
             });
         }
@@ -437,7 +438,41 @@ struct Channel {
     last_epoch: Epoch,
     tags: TagPolicy,
     tag_alarm: TagAlarm,
+    outdated_leader: OutdatedLeaderWatch,
     status_table: ChannelStatus,
+}
+
+/// Notices a leader whose packets every receiver drops, since an epoch above its own was received before.
+#[derive(Debug, Default)]
+struct OutdatedLeaderWatch {
+    /// Since when only packets of lower epochs have come.
+    since: Option<MonoNs>,
+    /// Their number.
+    packets: u64,
+    /// The next alarm is due then.
+    alarm_at: MonoNs,
+}
+
+impl OutdatedLeaderWatch {
+    /// A packet of a lower epoch has come. Returns the number of packets if an alarm is due. Shortly after a takeover some come
+    /// of the former leader, and the new leader sends soon.
+    fn on_lower(&mut self, now: MonoNs) -> Option<u64> {
+        self.packets += 1;
+        if self.since.is_none() {
+            self.since = Some(now);
+            self.alarm_at = now.plus(OUTDATED_NS_MIN);
+        }
+        if now < self.alarm_at {
+            return None;
+        }
+        self.alarm_at = now.plus(OUTDATED_ALARM_INTERVAL_NS);
+        Some(self.packets)
+    }
+
+    /// A packet of the highest epoch has come.
+    fn on_highest(&mut self) {
+        *self = Self::default();
+    }
 }
 
 #[derive(Debug)]
@@ -544,7 +579,7 @@ impl Listener {
             channel.status_table.own_packets += 1;
             return Ok(());
         }
-        channel.epochs.observe(meta.epoch)?;
+        channel.observe(meta.epoch, now)?;
         channel.status_table.packets += 1;
         channel.status_table.received_at = now;
         let span = StreamPosition::range_of_packet(&packet);
@@ -565,6 +600,34 @@ impl Listener {
 }
 
 impl Channel {
+    /// As a receiver, which has received this gateway's own output too.
+    fn observe(&mut self, epoch: Epoch, now: MonoNs) -> Result<(), DropReason> {
+        let own = self.fence.epoch();
+        let outcome = if epoch < own { Err(DropReason::EpochStale) } else { self.epochs.observe(epoch) };
+        match outcome {
+            // A leader receives nothing of the highest epoch, which is its own.
+            Err(DropReason::EpochStale) if !self.fence.is_open_at(now) => {
+                if let Some(packets) = self.outdated_leader.on_lower(now) {
+                    let highest = self.epochs.highest_observed().unwrap_or_default().max(own);
+                    tracing::error!(
+                        alarm = Alarm::Outranked.name(),
+                        group = self.status_table.group.0,
+                        channel = self.id.0,
+                        epoch = epoch.count(),
+                        node = epoch.node(),
+                        highest = highest.count(),
+                        highest_node = highest.node(),
+                        packets,
+                        "the leader's packets are dropped: a higher epoch was received before, and nothing of that epoch comes"
+                    );
+                }
+            }
+            Err(DropReason::EpochStale | DropReason::EpochJump) => {}
+            _ => self.outdated_leader.on_highest(),
+        }
+        outcome
+    }
+
     fn follow(&mut self, now: MonoNs, status_table: &StatusTable) -> bool {
         // A full queue drops its oldest window, which is then not compared.
         let more =
@@ -654,6 +717,11 @@ fn node_of(epoch: Epoch) -> u8 {
 
 /// Shortest time between two reports of refused tags of one channel, ns.
 const TAG_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
+/// How long only packets of lower epochs must have come before the leader counts as outdated, ns: longer than a takeover, and
+/// than two default heartbeat intervals of an output.
+const OUTDATED_NS_MIN: u64 = 3_000_000_000;
+/// Shortest time between two alarms of one channel about an outdated leader, ns.
+const OUTDATED_ALARM_INTERVAL_NS: u64 = 10_000_000_000;
 /// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of datagrams from one socket in a turn; then the other sockets have theirs.
@@ -669,6 +737,21 @@ mod tests {
     use mdgw_feeds::{identity::Feed, time::TradingDate};
 
     use super::*;
+
+    #[test]
+    fn a_leader_below_what_was_received_is_reported_while_nothing_of_the_higher_epoch_comes() {
+        let second = |tenths: u64| MonoNs(tenths * 100_000_000);
+        let mut watch = OutdatedLeaderWatch::default();
+        // A former leader's packets after a takeover.
+        for at in [0, 1, 10, 29] {
+            assert_eq!(watch.on_lower(second(at)), None);
+        }
+        watch.on_highest();
+        let alarms: Vec<_> = (0..400).filter_map(|tenth| Some((tenth, watch.on_lower(second(30 + tenth))?))).collect();
+        assert_eq!(alarms, [(30, 31), (130, 131), (230, 231), (330, 331)]);
+        watch.on_highest();
+        assert_eq!(watch.on_lower(second(900)), None);
+    }
 
     #[test]
     fn windows_before_following_began_are_not_compared() {

@@ -88,7 +88,7 @@ fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)
     let endpoints = PairEndpoints { listen, peers, key: key(), period_ns: 5_000_000 };
     let parts = PairParts {
         status_table: Arc::default(),
-        epochs: BTreeMap::new(),
+        groups: BTreeMap::new(),
         logs: BTreeMap::new(),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),

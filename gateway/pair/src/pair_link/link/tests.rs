@@ -10,7 +10,6 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation, NodeId},
     peer::{LeaderRequest, PeerMessage},
 };
-use mdgw_feeds::identity::Epoch;
 use socket2::{Domain, Socket, Type};
 
 use super::*;
@@ -28,7 +27,8 @@ fn start(node: u8, listen: SocketAddrV4, peer: SocketAddrV4, key: u8) -> (PairLi
     let epochs = Arc::new(KnownEpochs::new(Epoch::new(node.into(), node), 1));
     let endpoints =
         PairEndpoints { listen, peers: vec![end(peer)], key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
-    let parts = PairParts { epochs: [(GroupId(1), Arc::clone(&epochs))].into(), ..parts() };
+    let group = LinkedGroup { epochs: Arc::clone(&epochs), fence: Arc::new(Fence::closed()) };
+    let parts = PairParts { groups: [(GroupId(1), group)].into(), ..parts() };
     (PairLink::start(PairLinkConfig { identity: identity(node), endpoints }, parts).unwrap(), epochs)
 }
 
@@ -48,7 +48,7 @@ fn has_met(link: &PairLink, node: u8) -> bool {
 fn parts() -> PairParts {
     PairParts {
         status_table: Arc::default(),
-        epochs: BTreeMap::new(),
+        groups: BTreeMap::new(),
         logs: BTreeMap::new(),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
@@ -336,4 +336,32 @@ fn the_same_address_for_both_endpoints_is_refused() {
         PairEndpoints { listen: address, peers: vec![end(address)], key: SharedKey::new(&[7; 32]), period_ns: 1 };
     let refused = PairLink::start(PairLinkConfig { identity: identity(1), endpoints }, parts()).unwrap_err();
     assert!(matches!(refused, PairLinkError::SameAddress(_)));
+}
+
+#[test]
+fn a_leader_goes_above_a_higher_epoch_that_a_peer_keeps_reporting() {
+    let fence = Arc::new(Fence::closed());
+    let epochs = Arc::new(KnownEpochs::new(Epoch::default(), 1));
+    let mut reported = ReportedEpochs::new(LinkedGroup { epochs: Arc::clone(&epochs), fence: Arc::clone(&fence) });
+    let ms = |ms: u64| MonoNs(ms * 1_000_000);
+    let (own, next, above) = (Epoch::new(7, 1), Epoch::new(8, 1), Epoch::new(9, 2));
+    reported.record(above, ms(0));
+    reported.record(above, ms(900));
+    assert_eq!((epochs.highest(), epochs.highest_observed()), (above, None), "a standby only believes it");
+
+    fence.open(own, ms(10_000));
+    // The peer read the leader's next epoch in the store before the leader had the answer.
+    reported.record(next, ms(1_000));
+    reported.record(next, ms(1_200));
+    fence.raise(next, ms(10_000));
+    reported.record(next, ms(1_300));
+    assert_eq!(epochs.highest_observed(), None);
+    // Another peer does not know the epoch that the first one holds.
+    for at in (2_000..2_250).step_by(20) {
+        reported.record(above, ms(at));
+        reported.record(next, ms(at + 1));
+        assert_eq!(epochs.highest_observed(), None);
+    }
+    reported.record(above, ms(2_260));
+    assert_eq!(epochs.highest_observed(), Some(above));
 }
