@@ -12,7 +12,7 @@ use mdgw_feeds::{
     frame::FrameKind,
     identity::{Epoch, Feed, Sequence, Session},
     published::{
-        packet::Frames,
+        packet::{Frames, PacketFlags},
         position::StreamPosition,
         tag::{TagKey, TagPolicy},
     },
@@ -511,6 +511,19 @@ fn the_leader_learns_whether_its_output_is_received() {
         wait_until("the standby receives its own probes", || report().receives_probe);
         if is_cut {
             assert_eq!(report().last_received, None, "the standby receives its own packets, and none of the leader");
+            // Somebody else sends under the leader's epoch, at a position that was never published. After it, a position that
+            // was: only a key would tell it from the leader's.
+            let first_entry = second.log().remove(0);
+            let (at, flags) = (Sequence(1 << 40), PacketFlags::HEARTBEAT);
+            let beyond = LogEntry { first: at, next: at, flags, payload: Vec::new(), ..first_entry.clone() };
+            let forger = ScriptedLeader::new(second.fixture.output, OLD_EPOCH);
+            let packets = second.channel_status().packets;
+            forger.publish(std::slice::from_ref(&beyond));
+            wait_until("the forged packet has come", || second.channel_status().packets > packets);
+            assert_eq!(second.channel_status().last_received, None);
+            forger.publish(&[first_entry, beyond]);
+            wait_until("the plausible packet is reported", || report().last_received.is_some());
+            assert!(report().last_received < first.channel_status().published, "the position beyond is not");
         } else {
             wait_until("the published output is received", || {
                 report().last_received == first.channel_status().published

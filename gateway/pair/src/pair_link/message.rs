@@ -107,7 +107,7 @@ pub struct ChannelPositions {
     pub logged_through: Option<StreamPosition>,
     /// How far the sender has published, if it leads.
     pub published: Option<StreamPosition>,
-    /// End of the last packet of the leader's output that the sender received: the acknowledgement.
+    /// End of the furthest packet of the leader's output that the sender received: the acknowledgement.
     pub last_received: Option<StreamPosition>,
     /// Whether the sender receives its own probes on the group. If it does, and does not receive the leader's output,
     /// the leader's output is at fault.

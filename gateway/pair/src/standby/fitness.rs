@@ -54,6 +54,9 @@ struct Acknowledgement {
     since: MonoNs,
     /// The peer has acknowledged a position before.
     was_received: bool,
+    /// The peer's last report, if it was beyond what this gateway had published: a packet of another sender, or this gateway has
+    /// not noticed yet how far its own output is.
+    beyond: Option<StreamPosition>,
 }
 
 /// A counter that has grown recently.
@@ -100,13 +103,17 @@ impl FitnessWatch {
             self.acknowledgements.remove(&channel.channel);
             return false;
         };
-        let new = Acknowledgement { unconfirmed: published, since: now, was_received: false };
+        let new = Acknowledgement { unconfirmed: published, since: now, was_received: false, beyond: None };
         let known = self.acknowledgements.entry(channel.channel).or_insert(new);
-        if channel.peer_received >= Some(known.unconfirmed) {
+        let reported = [known.beyond, channel.peer_received].into_iter().flatten();
+        let acknowledged = reported.filter(|position| *position <= published).max();
+        let beyond = channel.peer_received.filter(|position| *position > published);
+        if acknowledged >= Some(known.unconfirmed) {
             // The peer has acknowledged. It now owes an acknowledgement of what was published since.
-            *known = Acknowledgement { was_received: true, ..new };
+            *known = Acknowledgement { was_received: true, beyond, ..new };
             return false;
         }
+        known.beyond = beyond;
         now.since(known.since) >= CONFIRM_NS_MAX
     }
 }
@@ -209,6 +216,22 @@ mod tests {
         assert!(was_received([channel(1, at(90), at(6)), channel(2, at(90), at(5))]), "it was received before");
         assert!(!was_received([channel(1, None, at(6)), channel(2, None, at(5))]));
         assert!(!was_received([channel(1, at(100), at(6)), channel(2, at(100), at(5))]), "the next leadership");
+    }
+
+    #[test]
+    fn a_position_that_was_not_published_acknowledges_nothing() {
+        let channel = |published, peer_received| ChannelSample { published, peer_received, ..ChannelSample::default() };
+        let mut watch = FitnessWatch::default();
+        let mut update = |published, received, ms| {
+            let fitness = watch.update(&sample(channel(at(published), at(received))), MonoNs(ms * MS));
+            (watch.was_received(), fitness.output_not_received)
+        };
+        assert_eq!(update(5, 1 << 40, 0), (false, false));
+        assert_eq!(update(9, 1 << 40, 100), (false, false));
+        assert_eq!(update(20, 1 << 40, 200), (false, true), "the output is dead, and somebody forges packets");
+        // A report overtook this gateway's own notice of what it had published.
+        assert_eq!(update(30, 31, 300), (false, true));
+        assert_eq!(update(40, 31, 400), (true, false));
     }
 
     #[test]

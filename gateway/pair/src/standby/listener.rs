@@ -158,8 +158,8 @@ pub struct ChannelStatus {
     /// How far a leader has reported, authenticated, to have published: what its kernel has accepted. It confirms received
     /// packets that are ahead of the local input, and lifts nothing.
     pub reported_through: Option<StreamPosition>,
-    /// End of the last packet of the other gateway's output, whether or not the local input has come that far. It
-    /// shows that this gateway receives the output at all.
+    /// End of the furthest packet of the present leader's output that the local input or the leader's report confirms, whatever
+    /// is missing before it. It shows that this gateway receives the output at all.
     pub last_received: Option<StreamPosition>,
     /// Packets of the other gateway's output, on all lines.
     pub packets: u64,
@@ -327,7 +327,6 @@ impl Standby {
                 takeover,
                 gauges,
                 gap_until: logged_through,
-                last_epoch: Epoch::default(),
                 tags,
                 tag_alarm: TagAlarm::default(),
                 outdated_leader: OutdatedLeaderWatch::default(),
@@ -434,8 +433,6 @@ struct Channel {
     gauges: ChannelGauges,
     /// End of the last gap that the other gateway has declared, or of the own log at the start: a recorded packet declares no new gap.
     gap_until: Option<StreamPosition>,
-    /// Epoch of the last packet of the other gateway.
-    last_epoch: Epoch,
     tags: TagPolicy,
     tag_alarm: TagAlarm,
     outdated_leader: OutdatedLeaderWatch,
@@ -583,7 +580,6 @@ impl Listener {
         channel.status_table.packets += 1;
         channel.status_table.received_at = now;
         let span = StreamPosition::range_of_packet(&packet);
-        channel.note_last_received(span.1, meta.epoch);
         // A leader declares its own gaps.
         if !channel.fence.is_open_at(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
@@ -641,15 +637,6 @@ impl Channel {
         more
     }
 
-    /// Notes how far the other gateway's output was received, which this gateway reports to it. Where tags are required, a recorded
-    /// packet that is sent again does not lower the position. Without tags a forged position could be above all that follow, so
-    /// the last packet counts.
-    fn note_last_received(&mut self, until: StreamPosition, epoch: Epoch) {
-        let is_same_epoch = std::mem::replace(&mut self.last_epoch, epoch) == epoch;
-        let known = self.status_table.last_received.filter(|_| is_same_epoch && self.tags.requires_tag());
-        self.status_table.last_received = known.max(Some(until));
-    }
-
     /// Notes the gaps that a packet declares. Returns whether one reaches beyond the known gaps.
     fn note_declared_gap(&mut self, packet: &Packet<'_>) -> bool {
         let gaps = packet.frames().filter(|(header, _)| header.kind == FrameKind::Gap as u8);
@@ -676,6 +663,7 @@ impl Channel {
         if let Some(reported_through) = shared.reported_through {
             self.tracker.confirm_through(reported_through, now);
         }
+        self.status_table.last_received = self.tracker.furthest();
         let received = ReceiveWatermark { received_through: self.tracker.position(), epoch: self.tracker.epoch() };
         if received != self.status_table.received {
             self.status_table.received = received;

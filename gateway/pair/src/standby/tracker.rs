@@ -22,6 +22,8 @@ use mdgw_feeds::{
 pub struct ReceiveTracker {
     position: Option<StreamPosition>,
     epoch: Epoch,
+    /// End of the furthest confirmed packet under `epoch`.
+    furthest: Option<StreamPosition>,
     /// Ranges received behind a hole: disjoint, ascending, not adjacent to the position.
     ahead: Vec<Span>,
     hole_since: MonoNs,
@@ -57,6 +59,7 @@ impl ReceiveTracker {
         Self {
             position: None,
             epoch: Epoch::default(),
+            furthest: None,
             ahead: Vec::with_capacity(SPANS_MAX),
             hole_since: MonoNs(0),
             hole_ns_max,
@@ -119,6 +122,14 @@ impl ReceiveTracker {
         self.position
     }
 
+    /// End of the furthest confirmed packet of the highest epoch, whatever is missing before it: the acknowledgement of the
+    /// leader's output. A forged position beyond the local input and the leader's reports acknowledges nothing, and one before
+    /// takes nothing back.
+    #[must_use]
+    pub(crate) fn furthest(&self) -> Option<StreamPosition> {
+        self.furthest
+    }
+
     /// The highest epoch of the confirmed packets.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
@@ -137,6 +148,8 @@ impl ReceiveTracker {
         }
         let is_new_leader = epoch > self.epoch;
         self.epoch = epoch;
+        // Another leader has published nothing yet of what the former one did.
+        self.furthest = if is_new_leader { Some(until) } else { self.furthest.max(Some(until)) };
         let Some(position) = self.position else {
             self.position = Some(until);
             return;
@@ -318,6 +331,26 @@ mod tests {
         }
         assert!(tracker.counts().discarded > 0);
         assert_eq!(tracker.position(), Some(at(0, 20, 0)));
+    }
+
+    #[test]
+    fn forged_positions_acknowledge_nothing_and_take_no_acknowledgement_back() {
+        let mut tracker = ReceiveTracker::new(1_000);
+        tracker.confirm_through(at(0, 10, 0), T);
+        tracker.accept(of(1, 5), E, T);
+        for forged in [of(1, 1), of(1 << 40, 1 << 40), (at(8, 1, 0), at(8, 2, 0))] {
+            tracker.accept(forged, E, T);
+            assert_eq!(tracker.furthest(), Some(at(0, 5, 0)), "{forged:?}");
+        }
+        // The leader is ahead of the local input, and a packet is missing.
+        tracker.accept(of(12, 14), E, T);
+        assert_eq!(tracker.furthest(), Some(at(0, 5, 0)));
+        tracker.confirm_through(at(0, 20, 0), T);
+        assert_eq!(tracker.furthest(), Some(at(0, 14, 0)));
+        // A new leader has to be acknowledged anew.
+        tracker.accept(of(8, 9), Epoch(8), T);
+        tracker.accept(of(15, 16), E, T);
+        assert_eq!(tracker.furthest(), Some(at(0, 9, 0)));
     }
 
     #[test]
