@@ -167,6 +167,7 @@ impl Lease {
         };
         let Some(DeferredHandOver { target, cause, .. }) = leadership.deferred.take_if(is_due) else { return };
         if is_raising {
+            self.withdraw_offer(now);
             self.hand_over_failed(Some(target), "the store did not answer the raise of the epoch in time");
         } else {
             self.offer(now, Some(target), cause);
