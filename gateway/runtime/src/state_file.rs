@@ -169,13 +169,14 @@ impl StateFile {
         &mut self,
         epochs: impl IntoIterator<Item = (GroupId, Epoch)>,
     ) -> Result<(), StateError> {
-        let mut state = self.state.clone();
-        for (group, epoch) in epochs {
-            if epoch.count() > state.group_epoch_count(group) {
-                state.group_epoch_counts.insert(group.0, epoch.count());
-            }
+        let is_higher = |(group, epoch): &(GroupId, Epoch)| epoch.count() > self.state.group_epoch_count(*group);
+        let higher: Vec<_> = epochs.into_iter().filter(is_higher).collect();
+        if higher.is_empty() {
+            return Ok(());
         }
-        if state == self.state { Ok(()) } else { self.replace(state) }
+        let mut state = self.state.clone();
+        state.group_epoch_counts.extend(higher.into_iter().map(|(group, epoch)| (group.0, epoch.count())));
+        self.replace(state)
     }
 
     /// The last session of a channel.
