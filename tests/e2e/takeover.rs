@@ -388,13 +388,12 @@ fn a_leader_learns_of_a_higher_epoch_from_its_peer() {
 
 #[test]
 fn packets_below_the_own_epoch_are_dropped_as_receivers_drop_them() {
-    let mut scenario = TakeoverScenario::new(&[day(1_000, 1, SESSION)]);
+    let scenario = TakeoverScenario::new(&[day(1_000, 1, SESSION)]);
     let log = scenario.standby.log();
     scenario.leader.publish(&log[..20]);
     scenario.standby.wait_until_received(log[19].until());
-    // This gateway leads for a moment. Receivers that received it drop a leader that opens below.
-    scenario.standby.handle().fence().open(NEW_EPOCH, MonoNs(u64::MAX));
-    scenario.standby.handle().fence().close();
+    // This gateway has led, and its lease is over. Receivers that received it drop a leader that opens below.
+    scenario.standby.handle().fence().open(NEW_EPOCH, MonoNs(0));
     let below = Epoch::new(NEW_EPOCH.count(), 1);
     assert!(OLD_EPOCH < below && below < NEW_EPOCH);
     ScriptedLeader::new(scenario.standby.fixture.output, below).publish(&log[20..30]);
