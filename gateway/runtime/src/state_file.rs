@@ -636,11 +636,8 @@ mod tests {
         );
         // Epochs of groups that no version writes. Each has the right checksum, except the one without.
         let sound = State::parse(good.as_bytes()).unwrap();
-        let state = |version, count| State {
-            version,
-            group_epoch_counts: BTreeMap::from([(7, count)]),
-            ..sound.clone()
-        };
+        let state =
+            |version, count| State { version, group_epoch_counts: BTreeMap::from([(7, count)]), ..sound.clone() };
         for (state, expected) in [
             (state(VERSION, EPOCH_COUNT_MAX + 1), "epoch count 72057594037927936 exceeds 56 bits"),
             (state(VERSION_OF_ONE_EPOCH, 1), "version 2 has no epochs of groups"),

@@ -142,8 +142,7 @@ where
     fn wake_at(&self, now: MonoNs) -> MonoNs {
         let drain = self.is_draining.then(|| now.plus(DRAIN_POLL_NS));
         let observe = (self.observe_at > now).then_some(self.observe_at);
-        let times =
-            [self.core.next_deadline(), drain, observe, self.raises.due_at(), Some(self.next_state_at)];
+        let times = [self.core.next_deadline(), drain, observe, self.raises.due_at(), Some(self.next_state_at)];
         let next = times.into_iter().flatten().min();
         // The core was given the time a moment ago, so a core that wants the time at once waits for the shortest step.
         let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));

@@ -121,8 +121,7 @@ impl MemberSocket {
     fn read(&self, bytes: &[u8]) -> Result<Received, &'static str> {
         if Announcement::has_magic(bytes) {
             let announcement = Announcement::open(bytes, &self.key);
-            let Announcement { group, notice } =
-                announcement.ok_or("a death notice that failed authentication")?;
+            let Announcement { group, notice } = announcement.ok_or("a death notice that failed authentication")?;
             return Ok(Received::Death(group, notice));
         }
         let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>().ok_or("a datagram without a tag")?;

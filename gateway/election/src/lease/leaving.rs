@@ -162,9 +162,8 @@ impl Lease {
     fn step_deferred(&mut self, now: MonoNs) {
         let is_raising = self.is_raising();
         let Phase::Leading(leadership) = &mut self.phase else { return };
-        let is_due = |deferred: &mut DeferredHandOver| {
-            now >= if is_raising { deferred.until } else { deferred.not_before }
-        };
+        let is_due =
+            |deferred: &mut DeferredHandOver| now >= if is_raising { deferred.until } else { deferred.not_before };
         let Some(DeferredHandOver { target, cause, .. }) = leadership.deferred.take_if(is_due) else { return };
         if is_raising {
             self.withdraw_offer(now);

@@ -422,9 +422,8 @@ mod tests {
             include_str!("../../../../tests/data/formats/pair_link_sealed_5.hex"),
         ] {
             let digits = sealed.lines().nth(1).unwrap();
-            let bytes: Vec<u8> = (0..digits.len() / 2)
-                .map(|index| u8::from_str_radix(&digits[2 * index..][..2], 16).unwrap())
-                .collect();
+            let bytes: Vec<u8> =
+                (0..digits.len() / 2).map(|index| u8::from_str_radix(&digits[2 * index..][..2], 16).unwrap()).collect();
             let [_, mut theirs] = ends();
             theirs.push(&bytes);
             assert_eq!(theirs.next_message(), Err(LinkFault::Unproven { node: 1 }));

@@ -32,8 +32,7 @@ fn after_an_election_an_unreceived_leader_moves_at_once_only_if_it_received_the_
         }),
         ("the holder died and had named a successor", || {
             let stamp = Harness::new(1).now.0 - 10 * MS;
-            let mut harness =
-                following_gateway_2(|record| Record { successor: Some(successor(1, stamp)), ..record });
+            let mut harness = following_gateway_2(|record| Record { successor: Some(successor(1, stamp)), ..record });
             harness.step(death_of(2, Epoch::new(5, 2)));
             harness
         }),

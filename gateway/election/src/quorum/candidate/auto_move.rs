@@ -32,7 +32,8 @@ impl Candidate {
     pub(super) fn step_auto_move(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let Some(AutoMovePolicy { config, .. }) = self.auto_move else { return };
         let (target, class) = (self.better_peer(now), self.fitness.class());
-        let Phase::Leading(LeaderState { tenure: Some(tenure), preparing, hand_over_next, .. }) = &mut self.phase else {
+        let Phase::Leading(LeaderState { tenure: Some(tenure), preparing, hand_over_next, .. }) = &mut self.phase
+        else {
             return;
         };
         let is_handing_over = preparing.is_some() || hand_over_next.is_some();
