@@ -221,8 +221,8 @@ fn a_standby_that_accepts_untagged_packets_follows_a_leader_without_a_key() {
     consumer.receive_to_session_end(log.last().unwrap().session);
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     other_key.publish(&log[..1]);
-    // The kernel returns the gateway's own packets. Their tags are valid.
-    leader.publish(&log[..1]);
+    // The kernel returns the gateway's own packets. Their tags are valid. Only a later leader's packets are received now.
+    ScriptedLeader::new(output, Epoch(5 << 8 | 9)).publish(&log[..1]);
     wait_until("the standby has read the last packet", || {
         standby.channel_status().packets == most as u64 + 1 && standby.channel_status().own_packets > 0
     });
