@@ -84,7 +84,8 @@ impl PacketFlags {
     pub const RETRANSMISSION: Self = Self(1 << 1);
     /// Out-of-sequence frames that describe a state; in an answer, definitions.
     pub const SNAPSHOT: Self = Self(1 << 2);
-    /// Nothing follows in this session: `next` is final.
+    /// Nothing follows in this session: `next` is final. At the end of an answer: the service knows where the session ended, with
+    /// or without the venue's word.
     pub const END_OF_SESSION: Self = Self(1 << 3);
     /// A [`tag`](super::tag) follows the frames. [`parse_packet`] removes the flag and the tag.
     pub const TAGGED: Self = Self(1 << 4);

@@ -249,6 +249,9 @@ pub struct ReceiverStatistics {
     pub definitions: u64,
     /// Starts without definitions or without the log's oldest message, because no service answered.
     pub starts_unanswered: u64,
+    /// Sessions that were left although no service knew where they end. Messages at their end may be missing, or a whole session
+    /// after them, and no [`Item::Lost`] reports it.
+    pub sessions_incomplete: u64,
     /// Packets ignored while the start was being requested. Their messages are requested too.
     pub packets_before_start_position: u64,
     /// Frames that fill a declared gap. An in-order receiver discards them.

@@ -8,13 +8,16 @@
 //! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the log: `[first, next)` is the log's extent in it. If there is none, the requested session |
 //! | [`RequestKind::Epoch`] with `first == next`, drawn at random | none | [`PacketFlags::EPOCH_ANSWER`]: repeats session, `first` and `next` of the request |
 //!
-//! For a session that is not in the log the extent is `[0, 0)`. Every answer has such an end, also one shortened by a
+//! For a session that is not in the log the extent is `[0, 0)`. The end of an answer has [`PacketFlags::END_OF_SESSION`] if the
+//! service knows that the session ended at `next`: its gateway followed the session until the venue ended it or began another
+//! one. Without that flag the session may have more messages than this log. Every answer has such an end, also one shortened by a
 //! limit, and carries the highest epoch known to its sender. A limit leaves room for all parts of one message, so
 //! that a message can always arrive whole. A starting receiver believes the answer about the epoch, so that answer repeats
 //! the request's random numbers: who didn't see the request can't forge the answer. A service that knows no epoch doesn't
 //! answer. A request beyond a requester's rate is not answered. The requester
 //! continues from the last position received.
 //!
+//! [`PacketFlags::END_OF_SESSION`]: super::packet::PacketFlags::END_OF_SESSION
 //! [`PacketFlags::EPOCH_ANSWER`]: super::packet::PacketFlags::EPOCH_ANSWER
 //! [`PacketFlags::RETRANSMISSION`]: super::packet::PacketFlags::RETRANSMISSION
 //! [`PacketFlags::SNAPSHOT`]: super::packet::PacketFlags::SNAPSHOT

@@ -19,7 +19,8 @@
 //! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
 //!   segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
 //!   continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
-//!   missing once the next segment exists ([`Reader::lost_entries`]).
+//!   missing once the next segment exists ([`Reader::lost_entries`]). An entry that no reader may miss
+//!   ([`Writer::commit_lasting`]) is repeated at the beginning of that segment.
 //!
 //! Out of scope: the meaning of sessions, sequences and payloads; clocks; threads.
 
@@ -37,7 +38,7 @@ mod damage;
 mod model;
 
 pub use error::LogError;
-pub use reader::{Reader, SeekResult};
+pub use reader::{Reader, SeekResult, SessionRange};
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
 pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Writer, WriterCounts, open};
 

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use crate::{
     Checksum, Entry, LogError, LogOptions, OpenedLog, Position, Reader, Retention, SeekResult, SessionBytes,
+    SessionRange,
     directory::{segment_numbers, segment_path},
     open,
 };
@@ -174,7 +175,10 @@ proptest! {
         let available = read_all(&mut reader);
         let session = [u8::try_from(target_run).unwrap(); 16];
         let of_session: Vec<_> = available.iter().filter(|entry| entry.session == session).collect();
-        let range = of_session.first().map(|oldest| (oldest.first, of_session[of_session.len() - 1].next));
+        let range = of_session.first().map(|oldest| {
+            let last = of_session[of_session.len() - 1];
+            SessionRange { first: oldest.first, next: last.next, last_flags: last.flags }
+        });
         prop_assert_eq!(reader.session_range(session).unwrap(), range);
         let covers = |entry: &WrittenEntry| entry.session == session && (entry.next > target || entry.first >= target);
         let first_of_session = available.iter().position(|entry| entry.session == session);
@@ -297,7 +301,8 @@ fn entries_left_after_the_truncation_point_are_not_found() {
     let behind = WrittenEntry { session: [2; 16], ..WrittenEntry::with_sequence(2) };
     behind.write(&mut log);
     let mut reader = Reader::open(target.path(), CHANNEL).unwrap();
-    assert_eq!(reader.session_range([2; 16]).unwrap(), Some((1, 3)));
+    let range = SessionRange { first: 1, next: 3, last_flags: 0 };
+    assert_eq!(reader.session_range([2; 16]).unwrap(), Some(range));
     assert_eq!(reader.seek([2; 16], 0).unwrap(), SeekResult::OldestAvailable);
     assert_eq!(read_all(&mut reader), [next_session, behind]);
     assert!(!reader.seek_position(stale_position).unwrap(), "its place is gone");
@@ -391,6 +396,49 @@ fn without_a_ready_segment_publishing_continues_and_readers_count_lost_entries()
     after.write(&mut log);
     assert_eq!(read_all(&mut reader), [after]);
     assert_eq!(reader.lost_entries(), writer_counts.entries_private);
+}
+
+/// While the log has no file, three sessions end. Each end is in the next file, once; the publisher sends it once.
+#[test]
+fn a_lasting_entry_in_private_memory_is_repeated_in_the_next_file_and_not_published_again() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+    let mut cursor = log.writer.end();
+    let mut written = Vec::new();
+    let mut sequence = 0;
+    while log.writer.counts().entries_private == 0 {
+        sequence += 1;
+        written.push(WrittenEntry::with_sequence(sequence));
+        written.last().unwrap().write(&mut log);
+    }
+    let end_of =
+        |session: u8, next| WrittenEntry { session: [session; 16], first: next, next, flags: 7, payload: vec![] };
+    let ends = [end_of(1, sequence + 1), end_of(2, 1), end_of(3, 1)];
+    for end in &ends {
+        log.writer.begin(end.session, end.first);
+        log.writer.commit_lasting(end.next, end.flags, NOW_NS).unwrap();
+        written.push(end.clone());
+    }
+    let filed = read_all(&mut reader);
+    assert_eq!(filed, written[..filed.len()], "no end is in a file yet");
+    log.maintenance.run_once(NOW_NS);
+    let after = WrittenEntry { session: [4; 16], ..WrittenEntry::with_sequence(1) };
+    after.write(&mut log);
+    log.writer.begin([4; 16], 2);
+    log.writer.commit_lasting(2, 7, NOW_NS).unwrap();
+    let in_file = end_of(4, 2);
+    written.extend([after.clone(), in_file.clone()]);
+    assert_eq!(read_all(&mut reader), [&ends[..], &[after, in_file]].concat());
+    let mut pending = log.writer.pending(cursor).unwrap();
+    let published: Vec<_> = pending.by_ref().map(|entry| WrittenEntry::from_entry(&entry)).collect();
+    assert_eq!(published, written);
+    cursor = pending.position();
+    assert_eq!(cursor, log.writer.end());
+    let range = SessionRange { first: 1, next: sequence + 1, last_flags: 7 };
+    assert_eq!(reader.session_range([1; 16]).unwrap(), Some(range));
+    let at = log.writer.pending_before([3; 16], 2).expect("private memory has it");
+    assert_eq!(log.writer.pending(at).unwrap().next().map(|entry| entry.session), Some([3; 16]));
 }
 
 #[test]

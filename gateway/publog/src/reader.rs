@@ -33,6 +33,17 @@ pub enum SeekResult {
     NotYetWritten,
 }
 
+/// A log's extent in one session: `[first, next)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRange {
+    /// First sequence of the oldest entry.
+    pub first: u64,
+    /// First sequence behind the last entry.
+    pub next: u64,
+    /// The writer's own flags of the last entry.
+    pub last_flags: u16,
+}
+
 impl Reader {
     /// Opens the log in `directory` at its oldest entry. The log may still be empty.
     ///
@@ -201,21 +212,20 @@ impl Reader {
         }
     }
 
-    /// The log's extent in a session: `[first, next)`, `None` if empty. Leaves the reader behind the session's last
-    /// entry.
+    /// The log's extent in a session, `None` if empty. Leaves the reader behind the session's last entry.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn session_range(&mut self, session: SessionBytes) -> Result<Option<(u64, u64)>, LogError> {
+    pub fn session_range(&mut self, session: SessionBytes) -> Result<Option<SessionRange>, LogError> {
         self.seek(session, 0)?;
         let Some(first) = self.peek().filter(|entry| entry.session == session).map(|entry| entry.first) else {
             return Ok(None);
         };
-        let mut range = (first, first);
+        let mut range = SessionRange { first, next: first, last_flags: 0 };
         let Some((segment, offset, _)) = self.find_slot(session, u64::MAX)? else { return Ok(None) };
         self.move_to(segment, offset);
         while let Some(entry) = self.peek().filter(|entry| entry.session == session) {
-            range.1 = entry.next;
+            (range.next, range.last_flags) = (entry.next, entry.flags);
             self.next();
         }
         Ok(Some(range))

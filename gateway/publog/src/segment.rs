@@ -34,6 +34,8 @@ use crate::{
 
 /// Bytes of an entry before its payload.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 64;
+/// Maximum number of repeated entries in a segment: one for each session that ended while the log had no file.
+pub(crate) const REPEATED_MAX: usize = 8;
 
 /// Sizes of a segment, derived from two parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl Layout {
         let slot_count_max = segment_bytes / INDEX_INTERVAL_BYTES + SESSION_SLOTS;
         let entries_offset = HEADER_BYTES + slot_count_max * SLOT_BYTES;
         let layout = Self { segment_bytes, payload_bytes_max, slot_count_max, entries_offset };
-        let bytes_min = entries_offset + 4 * layout.entry_bytes_max() + WORD_BYTES;
+        let bytes_min = entries_offset + REPEATED_MAX * ENTRY_HEADER_BYTES + 4 * layout.entry_bytes_max() + WORD_BYTES;
         let is_valid = segment_bytes.is_multiple_of(PAGE_BYTES)
             && u32::try_from(segment_bytes).is_ok()
             && u32::try_from(payload_bytes_max).is_ok()
@@ -232,10 +234,6 @@ impl WriteSegment {
     /// Where the next entry begins.
     pub(crate) fn end(&self) -> usize {
         self.end
-    }
-
-    pub(crate) fn entries_offset(&self) -> usize {
-        self.header.layout.entries_offset
     }
 
     pub(crate) fn segment_bytes(&self) -> usize {

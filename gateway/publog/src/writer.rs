@@ -12,8 +12,8 @@ use crate::{
     directory::{lock_path, remove_unfinished, segment_numbers, segment_path},
     retention::{Retention, SegmentMaintenance, Shared},
     segment::{
-        EntryHeader, EntryState, IndexSlot, Layout, ReadSegment, SegmentHeader, WriteSegment, seal_after_crash,
-        try_lock,
+        EntryHeader, EntryState, IndexSlot, Layout, REPEATED_MAX, ReadSegment, SegmentHeader, WriteSegment,
+        seal_after_crash, try_lock,
     },
 };
 
@@ -123,9 +123,10 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     let writer = Writer {
         payload_bytes_max: layout.payload_bytes_max,
         older_areas: VecDeque::with_capacity(OLDER_AREAS_MAX + 1),
-        current: LogArea { number: current.number(), base: 0, kind: AreaKind::File, segment: current },
+        current: LogArea::file(current),
         spare,
         entry: None,
+        repeated: Vec::with_capacity(REPEATED_MAX),
         next_number: recovered.next_number,
         counts: WriterCounts::default(),
         shared,
@@ -145,6 +146,8 @@ pub struct Writer {
     /// Private areas that are not in use.
     spare: Vec<WriteSegment>,
     entry: Option<OpenEntry>,
+    /// Lasting entries in private memory, which the next file repeats; at most [`REPEATED_MAX`].
+    repeated: Vec<EntryHeader>,
     payload_bytes_max: usize,
     next_number: u64,
     counts: WriterCounts,
@@ -183,6 +186,8 @@ struct LogArea {
     /// Added to offsets to form positions: 0 for files.
     base: u64,
     kind: AreaKind,
+    /// Offset of the first entry for the publisher: behind repeated entries, which it has sent already.
+    begin_offset: usize,
     segment: WriteSegment,
 }
 
@@ -193,8 +198,13 @@ enum AreaKind {
 }
 
 impl LogArea {
+    /// An area in a file, which may have repeated entries by now.
+    fn file(segment: WriteSegment) -> Self {
+        Self { number: segment.number(), base: 0, kind: AreaKind::File, begin_offset: segment.end(), segment }
+    }
+
     fn begin(&self) -> Position {
-        Position { segment: self.number, offset: self.base + self.segment.entries_offset() as u64 }
+        Position { segment: self.number, offset: self.base + self.begin_offset as u64 }
     }
 
     fn end(&self) -> Position {
@@ -257,6 +267,22 @@ impl Writer {
         Some(position)
     }
 
+    /// Commits the open entry, which has no content, so that no reader misses it: an entry in private memory is repeated in
+    /// the next file, ahead of that file's own entries. [`Self::pending`] does not return the repeated one.
+    pub fn commit_lasting(&mut self, next: u64, flags: u16, ts_commit: u64) -> Option<Position> {
+        let (number, entry) = (self.next_number, self.entry.as_ref()?);
+        debug_assert_eq!(entry.payload_bytes, 0);
+        let (session, first) = (entry.session, entry.first);
+        let position = self.commit(next, 0, flags, ts_commit)?;
+        if self.current.kind == AreaKind::Private {
+            if self.repeated.len() == REPEATED_MAX {
+                self.repeated.remove(0);
+            }
+            self.repeated.push(EntryHeader { number, session, first, next, ts_commit, frame_count: 0, flags });
+        }
+        Some(position)
+    }
+
     /// Abandons the open entry: no reader has seen it.
     pub fn abandon(&mut self) {
         self.entry = None;
@@ -289,7 +315,8 @@ impl Writer {
     pub fn pending_before(&self, session: SessionBytes, sequence: u64) -> Option<Position> {
         (0..=self.older_areas.len()).rev().find_map(|index| {
             let area = self.area(index);
-            let is_before = |slot: &IndexSlot| slot.session == session && slot.first < sequence;
+            let is_before =
+                |slot: &IndexSlot| slot.session == session && slot.first < sequence && slot.offset >= area.begin_offset;
             let slot = area.segment.slots().rev().find(is_before)?;
             Some(Position { segment: area.number, offset: area.base + slot.offset as u64 })
         })
@@ -323,11 +350,13 @@ impl Writer {
     /// Continues in the next segment, or in private memory if none is ready.
     #[cold]
     fn roll_segment(&mut self) {
-        if let Some(segment) = self.shared.ready.pop() {
+        if let Some(mut segment) = self.shared.ready.pop() {
             self.counts.segments += 1;
             self.shared.current.store(segment.number(), Relaxed);
-            let number = segment.number();
-            self.replace_current(LogArea { number, base: 0, kind: AreaKind::File, segment });
+            for header in self.repeated.drain(..) {
+                segment.commit(&header, 0);
+            }
+            self.replace_current(LogArea::file(segment));
             return;
         }
         if self.current.segment.has_room() {
@@ -345,8 +374,8 @@ impl Writer {
         let Some(mut segment) = self.spare.pop() else { return };
         segment.reset();
         let base = self.current.base + self.current.segment.segment_bytes() as u64;
-        let number = self.current.number;
-        self.replace_current(LogArea { number, base, kind: AreaKind::Private, segment });
+        let (number, begin_offset) = (self.current.number, segment.end());
+        self.replace_current(LogArea { number, base, kind: AreaKind::Private, begin_offset, segment });
     }
 
     fn replace_current(&mut self, area: LogArea) {

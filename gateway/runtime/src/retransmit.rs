@@ -26,7 +26,7 @@ use std::{
 };
 
 use definitions::Definitions;
-use mdgw_engine::publish::{is_covered_by, packet_header};
+use mdgw_engine::publish::{FINAL_POSITION, is_covered_by, packet_header};
 use mdgw_feeds::{
     drop_reason::DropCounts,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
@@ -39,7 +39,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 use mdgw_pair::standby::KnownEpochs;
-use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
+use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes, SessionRange};
 use mdgw_sys::{clock::unix_now, fence::Fence, poll};
 use requesters::{Refusal, Requesters};
 use socket2::{SockAddr, SockRef};
@@ -345,7 +345,7 @@ struct Response<'a> {
 impl Response<'_> {
     fn range(&mut self, reader: &mut Reader, definitions: &Definitions, first: u64, next: u64) -> Result<(), LogError> {
         let available = reader.session_range(self.session)?;
-        if let Some((oldest, _)) = available {
+        if let Some(SessionRange { first: oldest, .. }) = available {
             self.counts.expired += u64::from(first < oldest && first < next);
             // The first part of a message may be in an entry that covers only what comes before it.
             reader.seek(self.session, first.saturating_sub(1))?;
@@ -366,11 +366,16 @@ impl Response<'_> {
             }
         }
         // No entry of the session is in a file of the log: then only the present position is known.
-        let (oldest, newest) = available.unwrap_or_else(|| {
+        let Some(SessionRange { first: oldest, next: newest, last_flags }) = available else {
             let next = if definitions.session() == Some(self.session) { definitions.next() } else { 0 };
-            (next, next)
-        });
-        self.end(oldest, newest, PacketFlags::default());
+            self.end(next, next, PacketFlags::default());
+            return Ok(());
+        };
+        // A log that merely has nothing further does not know where the session ends: this gateway may be behind, may have been
+        // down, or may have had no file for the last messages.
+        let is_final = last_flags & (FINAL_POSITION | u16::from(PacketFlags::END_OF_SESSION.0)) != 0;
+        let flags = if is_final { PacketFlags::END_OF_SESSION } else { PacketFlags::default() };
+        self.end(oldest, newest, flags);
         Ok(())
     }
 

@@ -14,6 +14,34 @@ use super::{
     venue_script::{FORGED_SESSION, session},
 };
 
+/// A fault of a run without an election.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FaultKind {
+    KillLeader,
+    KillAny,
+    PauseAtSend,
+    HandOver,
+    ExpireLease,
+    StarveLog,
+    Forge,
+    CutOutput,
+}
+
+impl FaultKind {
+    /// All kinds. Pauses are as frequent as two others.
+    pub(super) const ALL: &'static [Self] = &[
+        Self::KillLeader,
+        Self::KillAny,
+        Self::PauseAtSend,
+        Self::PauseAtSend,
+        Self::HandOver,
+        Self::ExpireLease,
+        Self::StarveLog,
+        Self::Forge,
+        Self::CutOutput,
+    ];
+}
+
 impl StreamSimulation {
     // ---- leadership ----
 
@@ -166,36 +194,38 @@ impl StreamSimulation {
         let delay_ns = 1 + self.random.exponential(FAULT_NS);
         self.after(delay_ns, Event::Fault);
         if self.election.is_some() {
-            // The simulated election kills, pauses and partitions gateways. Log maintenance is suspended only without an
-            // election: if the entry that ends an abandoned session is in no log file of the leader, receivers do not wait for
-            // another gateway that logs it much later.
-            return self.send_forged_packet();
+            // The simulated election kills, pauses and partitions gateways.
+            return if self.random.chance(0.5) { self.starve_log() } else { self.send_forged_packet() };
         }
         if self.output_cut.is_some() && self.setup.network == NetworkConditions::Lossless {
             // The gateway that takes over from the cut one is the only one that can publish what nobody received.
             return;
         }
-        let kind = self.random.below(9);
+        let kinds = self.setup.faults;
+        let kind = kinds[usize::try_from(self.random.below(kinds.len() as u64)).expect("few kinds")];
         let any = usize::try_from(self.random.below(self.slots.len() as u64)).expect("few gateways");
         match (kind, self.leader) {
-            (0, Some(leader)) => self.kill(leader),
-            (1, _) => self.kill(any),
-            (2 | 3, Some(leader)) => {
+            (FaultKind::KillLeader, Some(leader)) => self.kill(leader),
+            (FaultKind::KillAny, _) => self.kill(any),
+            (FaultKind::PauseAtSend, Some(leader)) => {
                 if let Some(run) = self.running_gateway(leader) {
                     run.thread_io.pauses_at_next_send = true;
                 }
             }
-            (4, Some(leader)) => self.hand_over(leader),
-            (5, Some(leader)) => self.expire_lease(leader),
+            (FaultKind::HandOver, Some(leader)) => self.hand_over(leader),
+            (FaultKind::ExpireLease, Some(leader)) => self.expire_lease(leader),
             // Without retransmission services, entries that are in no log file would be lost.
-            (6, _) if self.setup.network == NetworkConditions::Lossy => {
-                let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
-                self.slots[self.starved_gateway].no_segments_until_ns = until_ns;
-            }
-            (7, _) => self.send_forged_packet(),
-            (8, Some(leader)) => self.cut_output(leader),
+            (FaultKind::StarveLog, _) if self.setup.network == NetworkConditions::Lossy => self.starve_log(),
+            (FaultKind::Forge, _) => self.send_forged_packet(),
+            (FaultKind::CutOutput, Some(leader)) => self.cut_output(leader),
             _ => {}
         }
+    }
+
+    /// Suspends the log maintenance of one gateway for a while: its log runs out of segments, so its messages are in no file.
+    fn starve_log(&mut self) {
+        let until_ns = self.now_ns + 5 * MS + self.random.below(25 * MS);
+        self.slots[self.starved_gateway].no_segments_until_ns = until_ns;
     }
 
     /// The leader's output cable dies while its kernel still accepts packets. Some time later another gateway takes over.

@@ -164,7 +164,7 @@ pub(super) struct RunOutcome {
 impl StreamSimulation {
     pub(super) fn new(seed: u64, setup: StreamSetup) -> Self {
         let mut random = Random::new(seed);
-        let day = Rc::new(VenueScript::new(&mut random));
+        let day = Rc::new(VenueScript::new(&mut random, setup.session_break_ns));
         let directory = memory_temp_dir();
         let lines = 1 + random.below(2);
         let sockets: Vec<_> = (0..lines).map(|_| Arc::new(null_socket())).collect();
@@ -202,6 +202,7 @@ impl StreamSimulation {
             services,
             checks_epochs: setup.checks_epochs,
             asks_all_services: setup.asks_all_services,
+            waits_for_end: setup.waits_for_end,
         };
         let starved_gateway = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
         let random_seed = random.next_u64();

@@ -26,6 +26,7 @@ pub(super) struct Subscriber {
     selector: ServiceSelector,
     checks_epochs: bool,
     asks_all_services: bool,
+    waits_for_end: bool,
     highest_epoch: Epoch,
     pub(super) stale_packets: u64,
     checker: DeliveryChecker,
@@ -50,6 +51,8 @@ pub(super) struct SubscriberSetup {
     pub(super) checks_epochs: bool,
     /// The receiver asks all services for the range of their logs.
     pub(super) asks_all_services: bool,
+    /// The receiver leaves a session when a service knows where it ended.
+    pub(super) waits_for_end: bool,
 }
 
 impl Subscriber {
@@ -79,6 +82,7 @@ impl Subscriber {
             selector: ServiceSelector::new(setup.services.unwrap_or(0)),
             checks_epochs: setup.checks_epochs,
             asks_all_services: setup.asks_all_services,
+            waits_for_end: setup.waits_for_end,
             highest_epoch: Epoch::default(),
             stale_packets: 0,
             checker,
@@ -94,6 +98,10 @@ impl Subscriber {
         let mut bytes = bytes.to_vec();
         if !self.checks_epochs {
             bytes[EPOCH].copy_from_slice(&Epoch::new(1, 1).0.to_le_bytes());
+        }
+        if !self.waits_for_end && packet.meta.flags == END_OF_ANSWER {
+            // As if each service knew the end.
+            bytes[FLAGS] = END_OF_ANSWER.with(PacketFlags::END_OF_SESSION).0;
         }
         let service = if self.asks_all_services { service } else { 0 };
         let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now_ns) };
@@ -192,5 +200,9 @@ impl DeliveryChecker {
     }
 }
 
+/// Flags of the end of an answer whose service does not know where the session ended.
+const END_OF_ANSWER: PacketFlags = PacketFlags::HEARTBEAT.with(PacketFlags::RETRANSMISSION);
+/// Offset of the flags in a packet header.
+const FLAGS: usize = 5;
 /// Byte range of the epoch in a packet header.
 const EPOCH: std::ops::Range<usize> = 16..24;

@@ -45,13 +45,14 @@ pub(super) enum StreamItem {
 }
 
 impl VenueScript {
-    pub(super) fn new(random: &mut Random) -> Self {
+    /// `session_break_ns`: pause of the venue between two sessions, ns.
+    pub(super) fn new(random: &mut Random, session_break_ns: u64) -> Self {
         let mut day =
             Self { steps: Vec::new(), sent_ns: Vec::new(), messages: BTreeMap::new(), expected_items: Vec::new() };
         let restarts = u32::try_from(random.below(3)).expect("at most 2");
         let mut at_ns = MS;
         for restart in 0..=restarts {
-            at_ns += SESSION_BREAK_NS;
+            at_ns += if restart == 0 { OPENING_NS } else { session_break_ns };
             day.push(at_ns, VenueStep::Session(restart));
             day.expected_items.push(StreamItem::Session(restart));
             let mut next = 1;
@@ -138,5 +139,5 @@ fn records(random: &mut Random) -> Vec<u8> {
 pub(super) const FORGED_SESSION: u32 = 9;
 /// Mean time between two steps, ns.
 const STEP_NS: u64 = 250_000;
-/// Pause of the venue before it begins a session, ns.
-const SESSION_BREAK_NS: u64 = 25 * MS;
+/// When the venue begins its first session, ns: the election has a leader by then.
+const OPENING_NS: u64 = 25 * MS;

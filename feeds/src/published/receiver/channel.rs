@@ -28,7 +28,7 @@ use crate::{
 use super::{
     Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, StartFrom,
     item_stream::ItemStream,
-    log_extents::LogExtents,
+    log_extents::{LogExtent, LogExtents},
     positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
     service_query::ServiceQuery,
 };
@@ -171,7 +171,8 @@ impl ReceiverChannel {
                 return Ok(());
             }
         }
-        if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) {
+        // The end of an answer says that its service knows the session's end, not that the venue has ended the session.
+        if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) && !(is_answer && is_end_of_answer(packet)) {
             self.stream.session_end = Some(position_of(packet.meta.next));
         }
         match &self.phase {
@@ -268,10 +269,18 @@ impl ReceiverChannel {
         }
     }
 
-    /// Whether enough services have answered a log extent query.
+    /// Whether enough services have answered a log extent query. A session is left only when one of them knows where it ended:
+    /// the others may be behind, or may have had no file for the last messages.
     fn is_query_satisfied(&self) -> bool {
-        let asks_every_service = !matches!(self.phase, Phase::QueryingDefinitions { .. });
-        asks_every_service && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
+        let suffices = match &self.phase {
+            Phase::QueryingDefinitions { .. } => false,
+            Phase::QueryingSessions { oldest, .. } => {
+                oldest.is_some() || self.stream.session.is_none() || self.log_extents.any_final()
+            }
+            Phase::ClosingSession { .. } => self.log_extents.any_final(),
+            Phase::Idle | Phase::QueryingExtent { .. } | Phase::Running => true,
+        };
+        suffices && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
     }
 
     /// Processes a service's log extent. The other services are queried too until enough have answered: at once,
@@ -288,15 +297,19 @@ impl ReceiverChannel {
     fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let is_answered = self.log_extents.any_reported() && !matches!(self.phase, Phase::QueryingDefinitions { .. });
         self.stream.statistics.starts_unanswered += u64::from(!is_answered);
+        let is_final = self.log_extents.any_final();
         match self.phase {
             Phase::QueryingSessions { oldest: None, next_session, .. } => {
+                self.stream.statistics.sessions_incomplete += u64::from(self.stream.session.is_some() && !is_final);
                 self.begin_session(next_session, None, now, deliver)
             }
             Phase::QueryingSessions { query, oldest: Some(oldest), next_session, .. } => {
+                // The end of a session that no service knows yet is queried like that of any other session.
+                let query = if is_final { query } else { ServiceQuery::new(self.service.unwrap_or_default(), now) };
                 let (first, next) = self.log_extents.range().unwrap_or((FIRST_SEQUENCE, FIRST_SEQUENCE));
                 self.switch_to(oldest, deliver);
                 self.start_at(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first });
-                self.phase = Phase::ClosingSession { query, is_end_known: true, next_session };
+                self.phase = Phase::ClosingSession { query, is_end_known: is_final, next_session };
                 // Rejections are counted, and show as a loss when the session is left.
                 let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
             }
@@ -315,6 +328,7 @@ impl ReceiverChannel {
                 self.start_running(next_session, now, deliver);
             }
             Phase::ClosingSession { query, next_session, .. } => {
+                self.stream.statistics.sessions_incomplete += u64::from(!is_final);
                 self.phase = Phase::ClosingSession { query, is_end_known: true, next_session }
             }
             Phase::Idle | Phase::Running => {}
@@ -403,8 +417,16 @@ impl ReceiverChannel {
             *oldest = Some(meta.session);
         }
         let is_oldest = is_in_log && *oldest == Some(meta.session);
-        let (first, next) = if is_oldest { (meta.first, meta.next) } else { (Sequence(0), Sequence(0)) };
-        let is_first_report = self.log_extents.report(service, first, next);
+        let extent = if is_oldest {
+            extent_of(packet)
+        } else {
+            // A log that has the next session has nothing in between. Restart counts follow each other, so on the same day it
+            // lacks a session that exists.
+            let lacks_session = (from.feed, from.date) == (next_session.feed, next_session.date);
+            let is_final = oldest.is_none() && meta.session >= *next_session && !lacks_session;
+            LogExtent { is_final, ..LogExtent::EMPTY }
+        };
+        let is_first_report = self.log_extents.report(service, extent);
         self.on_extent_reported(is_first_report, now, deliver);
     }
 
@@ -534,7 +556,7 @@ impl ReceiverChannel {
                 }
             }
             Phase::QueryingExtent { .. } if is_end_of_answer(packet) => {
-                let is_first_report = self.log_extents.report(service, first, next);
+                let is_first_report = self.log_extents.report(service, extent_of(packet));
                 self.on_extent_reported(is_first_report, now, deliver);
             }
             _ => {}
@@ -560,8 +582,7 @@ impl ReceiverChannel {
             return Err(DropReason::SequenceInvalid);
         }
         let is_answer_end = is_answer && is_end_of_answer(packet);
-        let is_first_report =
-            is_answer_end && log_extents.report(datagram.service, packet.meta.first, packet.meta.next);
+        let is_first_report = is_answer_end && log_extents.report(datagram.service, extent_of(packet));
         if let Some(unavailable) = log_extents.unavailable_before().filter(|_| is_answer_end) {
             arbiter.declare_missing_before(position_of(unavailable), now, &mut |delivery| {
                 stream.on_delivery(delivery, deliver)
@@ -606,4 +627,10 @@ impl ReceiverChannel {
 fn is_end_of_answer(packet: &Packet<'_>) -> bool {
     let flags = packet.meta.flags;
     flags.contains(PacketFlags::HEARTBEAT) && !flags.contains(PacketFlags::SNAPSHOT)
+}
+
+/// The extent that the end of an answer reports.
+fn extent_of(packet: &Packet<'_>) -> LogExtent {
+    let is_final = packet.meta.flags.contains(PacketFlags::END_OF_SESSION);
+    LogExtent { first: packet.meta.first, next: packet.meta.next, is_final }
 }

@@ -146,6 +146,12 @@ fn datagram(flags: PacketFlags, session: Session, epoch: Epoch, (first, next): (
     bytes
 }
 
+/// Flags of the end of an answer. `is_final`: the service knows that the session ended there.
+fn end_flags(is_final: bool) -> PacketFlags {
+    let final_flag = if is_final { PacketFlags::END_OF_SESSION } else { PacketFlags::default() };
+    PacketFlags::HEARTBEAT.with(final_flag)
+}
+
 /// Gateways, lines, service and receiver in one place, with virtual time in µs.
 struct ReceiverHarness {
     inputs: Vec<Vec<Input>>,
@@ -153,6 +159,8 @@ struct ReceiverHarness {
     logs: Vec<Vec<Vec<Entry>>>,
     /// The part of its log that each service has, in entries. The services take turns.
     service_log_ranges: Vec<Range<usize>>,
+    /// From this request on, every service has its whole log.
+    complete_from_request: usize,
     packets_per_answer: usize,
     answers: Vec<bool>,
     requests: usize,
@@ -179,6 +187,7 @@ impl ReceiverHarness {
             inputs,
             logs,
             service_log_ranges: vec![WHOLE_LOG],
+            complete_from_request: usize::MAX,
             packets_per_answer: 5,
             answers: vec![true],
             requests: 0,
@@ -273,7 +282,8 @@ impl ReceiverHarness {
             assert_eq!((request.group, request.channel), (GROUP, CHANNEL));
             let answered = self.answers[self.requests % self.answers.len()];
             let service = self.requests % self.service_log_ranges.len();
-            let Range { start, end } = self.service_log_ranges[service].clone();
+            let is_complete = self.requests >= self.complete_from_request;
+            let Range { start, end } = if is_complete { WHOLE_LOG } else { self.service_log_ranges[service].clone() };
             self.requests += 1;
             assert!(self.requests < 20_000, "a flood of requests");
             if !answered {
@@ -290,6 +300,7 @@ impl ReceiverHarness {
                 }
                 RequestKind::Range => {
                     let log = &self.logs[session.restart as usize][1];
+                    let is_final = end >= log.len();
                     let log = log.get(start..end.min(log.len())).unwrap_or_default();
                     let wanted = log.iter().filter(|entry| {
                         request.first < request.next
@@ -301,12 +312,13 @@ impl ReceiverHarness {
                         out.push(datagram(flags, session, epoch, (entry.first, entry.next), &entry.body));
                     }
                     let extent = log.first().map_or((0, 0), |first| (first.first, log.last().unwrap().next));
-                    out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, extent, &[]));
+                    out.push(datagram(flags.with(end_flags(is_final)), session, epoch, extent, &[]));
                 }
                 RequestKind::Sessions => {
                     let log = self.logs.get(session.restart as usize).map(|gateways| &gateways[1]);
-                    let extent = log.and_then(|log| Some((log.first()?.first, log.last()?.next))).unwrap_or_default();
-                    out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, extent, &[]));
+                    let extent = log.and_then(|log| Some((log.first()?.first, log.last()?.next)));
+                    let flags = flags.with(end_flags(extent.is_some()));
+                    out.push(datagram(flags, session, epoch, extent.unwrap_or_default(), &[]));
                 }
                 RequestKind::Definitions => {
                     let flags = flags.with(PacketFlags::SNAPSHOT);
@@ -701,6 +713,30 @@ fn ranges_missing_in_one_log_are_fetched_from_another() {
     harness.service_log_ranges = vec![4..10, 5..10];
     harness.run();
     assert_eq!(harness.check().unwrap(), BTreeSet::from([(0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]));
+}
+
+/// The leader's log has no file for the last messages of the first session, and the other gateway logs them later.
+#[test]
+fn a_session_is_left_only_when_a_service_knows_where_it_ended() {
+    let service = ServiceConfig { service_count: 2, attempts_max: 40, ..service() };
+    let behind = |complete_from_request| {
+        let mut harness = with_truncated_session(2, service);
+        harness.service_log_ranges = vec![0..6, 0..4];
+        harness.complete_from_request = complete_from_request;
+        harness.run();
+        let incomplete = harness.receiver.channels().next().unwrap().statistics().sessions_incomplete;
+        let last_of = |number: u32| {
+            let sequence = |event: &ReceiverEvent| match event {
+                ReceiverEvent::Message(session, sequence) if *session == number => Some(*sequence),
+                _ => None,
+            };
+            harness.events.iter().filter_map(sequence).next_back()
+        };
+        (last_of(0), last_of(1), incomplete)
+    };
+    assert_eq!(behind(20), (Some(10), Some(10), 0));
+    // No service gets there: the receiver goes on after its attempts, and says so.
+    assert_eq!(behind(usize::MAX), (Some(6), Some(6), 1));
 }
 
 #[test]

@@ -27,6 +27,10 @@ pub struct LogSink {
     counts: SinkCounts,
 }
 
+/// Flag of a log entry, not of its packet: this run followed the session to its end, which is `next`, and the venue then began
+/// another session. An entry with [`PacketFlags::END_OF_SESSION`] says the same.
+pub const FINAL_POSITION: u16 = 1 << 8;
+
 /// Position of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionProgress {
@@ -36,6 +40,8 @@ pub struct SessionProgress {
     pub committed: Sequence,
     /// First sequence that the channel has not handled.
     pub covered_through: Sequence,
+    /// Whether this run has followed the session. After a restart the log may lack the end of the session that it resumes.
+    pub is_followed: bool,
     /// Whether the venue has ended the session.
     pub has_ended: bool,
     /// Whether the channel is out of service.
@@ -69,7 +75,8 @@ impl LogSink {
     /// Continues after an earlier run, whose committed entries ended at `next` of `session`; `has_ended`: the venue had
     /// ended the session there. Until the venue sends again, heartbeats carry that position.
     pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
-        self.session_progress = Some(SessionProgress { has_ended, ..SessionProgress::starting_at(session, next) });
+        let progress = SessionProgress::starting_at(session, next);
+        self.session_progress = Some(SessionProgress { has_ended, is_followed: false, ..progress });
     }
 
     /// Takes the channel out of service: uncommitted frames are dropped, and a state frame informs readers.
@@ -235,6 +242,16 @@ impl LogSink {
             self.counts.empty_entries += 1;
         }
     }
+
+    /// Commits where the session ends. A receiver that misses the session's last messages learns of them here, even if the log
+    /// had no file for those messages.
+    fn commit_end(&mut self, flags: u16) {
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        self.writer.begin(progress.session, progress.committed.0);
+        progress.committed = progress.covered_through;
+        self.writer.commit_lasting(progress.committed.0, flags, self.now.0);
+        self.counts.empty_entries += 1;
+    }
 }
 
 impl FrameSink for LogSink {
@@ -270,9 +287,16 @@ impl FrameSink for LogSink {
     fn session(&mut self, session: Session, next: Sequence) {
         self.commit_covered();
         let new_session = SessionProgress::starting_at(session, next);
+        let is_abandoned = self.session_progress.is_some_and(|before| {
+            before.session != new_session.session && before.is_followed && !before.has_ended && !before.has_failed
+        });
+        if is_abandoned {
+            self.commit_end(u16::from(PacketFlags::HEARTBEAT.0) | FINAL_POSITION);
+        }
         let logged =
             self.session_progress.filter(|logged| logged.session == new_session.session && logged.committed > next);
         self.replayed_until = logged.map(|logged| logged.committed);
+        let logged = logged.map(|logged| SessionProgress { is_followed: true, ..logged });
         self.session_progress = logged.or(Some(new_session));
     }
 
@@ -280,8 +304,7 @@ impl FrameSink for LogSink {
         self.flush();
         if let Some(progress) = self.session_progress.as_mut().filter(|progress| !progress.has_ended) {
             progress.has_ended = true;
-            let covered_through = progress.covered_through;
-            self.commit_empty(covered_through, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
+            self.commit_end(PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION).0.into());
         }
     }
 }
@@ -289,7 +312,8 @@ impl FrameSink for LogSink {
 impl SessionProgress {
     fn starting_at(session: Session, next: Sequence) -> Self {
         let session = session.to_bytes();
-        Self { session, committed: next, covered_through: next, has_ended: false, has_failed: false }
+        let (is_followed, has_ended, has_failed) = (true, false, false);
+        Self { session, committed: next, covered_through: next, is_followed, has_ended, has_failed }
     }
 }
 
@@ -523,7 +547,28 @@ mod tests {
         sink.session(session(2), Sequence(1));
         sink.covered_through(Sequence(2));
         sink.end_of_session();
-        assert_eq!(harness.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
+        assert_eq!(
+            harness.entries(),
+            ["#0 [1,4) 0: (1.0+1)", "#0 [4,4) 257:", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]
+        );
+    }
+
+    #[test]
+    fn the_end_of_a_session_that_this_run_has_not_followed_is_not_final() {
+        let mut harness = Harness::new();
+        let sink = &mut harness.sink;
+        // An earlier run wrote up to 4. The gateway was down when the session ended.
+        sink.resume(session(0), Sequence(4), false);
+        sink.session(session(1), Sequence(1));
+        // This session fails before its end.
+        sink.frame(&message(1), 1, &records(1, 80));
+        sink.fail();
+        sink.session(session(2), Sequence(1));
+        sink.resume(session(2), Sequence(1), false);
+        // The input is replayed, and followed to its end.
+        sink.session(session(2), Sequence(1));
+        sink.session(session(3), Sequence(1));
+        assert_eq!(harness.entries(), ["#1 [1,1) 0: (1.0+0)", "#2 [1,1) 257:"]);
     }
 
     #[test]

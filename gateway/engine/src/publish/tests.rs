@@ -395,7 +395,7 @@ fn a_takeover_across_sessions_publishes_the_rest_of_the_old_session_first() {
     harness.messages(1, 3);
     harness.set_watermark(1, 0, 3, 0);
     harness.send(&Fence::standalone(Epoch(2)));
-    assert_eq!(harness.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
+    assert_eq!(harness.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 [4,4) r0", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
 }
 
 #[test]

@@ -157,9 +157,16 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for (reason, count) in &refused {
         warn(&format!("refused {count} packets: {} ({})", reason.name(), reason.help()));
     }
+    let incomplete: u64 =
+        subscriber.receiver().channels().map(|channel| channel.statistics().sessions_incomplete).sum();
+    if incomplete > 0 {
+        warn(&format!(
+            "{incomplete} sessions were left although no retransmission service knew where they ended: messages may be missing"
+        ));
+    }
     let outcome = tail.finish()?;
     ended?;
-    Ok(if refused.is_empty() { outcome } else { Outcome::No })
+    Ok(if refused.is_empty() && incomplete == 0 { outcome } else { Outcome::No })
 }
 
 /// Whether packets dropped for this reason mean that something is wrong. Redundant lines bring duplicates and late packets,

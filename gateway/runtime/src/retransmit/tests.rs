@@ -168,7 +168,7 @@ fn all_parts_of_a_message_and_empty_ranges_are_retransmitted() {
     fixture.log.end_of_session();
     let answer = fixture.send_request(RequestKind::Range, None, 2, 8);
     // A packet that covers a range without frames does not end the answer.
-    assert_eq!(answer, ["#0 [2,2) 1", "#0 [2,3) 1", "#0 [3,8) 0", "#0 [1,8) h0"]);
+    assert_eq!(answer, ["#0 [2,2) 1", "#0 [2,3) 1", "#0 [3,8) 0", "#0 [1,8) he0"]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn each_session_is_answered_separately() {
     fixture.messages(1..3, TRADE);
     assert_eq!(
         fixture.send_request(RequestKind::Range, Some(session(0)), 2, 9),
-        ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,4) h0"]
+        ["#0 [2,3) 1", "#0 [3,4) 1", "#0 [4,4) 0", "#0 [1,4) he0"]
     );
     assert_eq!(fixture.send_request(RequestKind::Range, None, 2, 9), ["#1 [2,3) 1", "#1 [1,3) h0"]);
     assert_eq!(
@@ -202,6 +202,27 @@ fn each_session_is_answered_separately() {
         ["#7 [0,0) h0"],
         "nothing of that one"
     );
+}
+
+#[test]
+fn the_end_of_an_abandoned_session_is_known_though_its_last_messages_are_in_no_file() {
+    let mut fixture = ServiceFixture::new(limits());
+    fixture.messages(1..4, TRADE);
+    // Log maintenance starves.
+    let mut next = 4;
+    while fixture.log.writer().counts().entries_private == 0 {
+        let mut record = [0; 520];
+        record[0] = 130;
+        fixture.frame(next, 1, &record);
+        fixture.log.flush();
+        next += 1;
+    }
+    fixture.log.session(session(1), Sequence(1));
+    let send_request =
+        |fixture: &mut ServiceFixture| fixture.send_request(RequestKind::Range, Some(session(0)), next - 1, next);
+    assert_eq!(send_request(&mut fixture), [format!("#0 [1,{}) h0", next - 1)], "not known to be the end");
+    fixture.messages(1..2, TRADE);
+    assert_eq!(send_request(&mut fixture), [format!("#0 [1,{next}) he0")]);
 }
 
 #[test]
@@ -215,9 +236,9 @@ fn the_sessions_of_the_log_are_listed_one_by_one() {
     fixture.log.session(session(5), Sequence(1));
     fixture.messages(1..9, TRADE);
     let mut send_request = |from: Option<u32>| fixture.send_request(RequestKind::Sessions, from.map(session), 0, 0);
-    assert_eq!(send_request(None), ["#0 [1,4) h0"]);
-    assert_eq!(send_request(Some(0)), ["#0 [1,4) h0"]);
-    assert_eq!(send_request(Some(1)), ["#1 [1,3) h0"]);
+    assert_eq!(send_request(None), ["#0 [1,4) he0"]);
+    assert_eq!(send_request(Some(0)), ["#0 [1,4) he0"]);
+    assert_eq!(send_request(Some(1)), ["#1 [1,3) he0"]);
     assert_eq!(send_request(Some(2)), ["#5 [1,9) h0"]);
     assert_eq!(send_request(Some(6)), ["#6 [0,0) h0"], "none from there on");
     // Sessions whose segments were removed are not listed.
