@@ -516,6 +516,16 @@ fn forged_epochs_do_not_silence_a_group() {
 }
 
 #[test]
+fn an_epoch_that_is_raised_before_the_votes_lets_epochs_regress() {
+    let faults = Faults { forge_every_ns: 20 * MS, kill_every_ns: 40 * MS, ..HEAVY_FAULTS };
+    assert_eq!(first_violation(QuorumSetup { faults, ..PAIR }, 300), None);
+    let safeguards = QuorumSafeguards { raises_once_voted: false, ..QuorumSafeguards::ALL };
+    let found =
+        first_violation(QuorumSetup { safeguards, faults, ..PAIR }, 100).expect("the voters know a lower epoch");
+    assert!(matches!(found.1, Violation::EpochRegressed { .. }), "{found:?}");
+}
+
+#[test]
 fn forged_epochs_close_a_leader_that_closes_before_it_votes() {
     let mut cluster = leading_pair(QuorumSafeguards { raises_in_place: false, ..QuorumSafeguards::ALL }, 300_000);
     let minute = ForgedMinute::run("votes, closing first", 1, Offset::One, &mut cluster);

@@ -249,6 +249,8 @@ pub enum Safeguard {
     EndAfterSends,
     /// A coordinator probes failed members only.
     ProbeSeeds,
+    /// A member claims only when all older members are silent, and sends a list that makes a member coordinator once.
+    ClaimBesideFollowers,
     /// Each outranking is answered by a wait that doubles, whether another side can exist or not.
     RaiseInPlace,
 }

@@ -211,8 +211,10 @@ pub struct LeaseSafeguards {
     /// A candidate waits after its start as after any other change.
     pub startup_wait: bool,
     /// A promise is given only while no own swap can still take effect. While all other safeguards are on, neither
-    /// model nor simulation has found a violation without this one.
+    /// model nor simulation has found a violation without this one: [`Self::ends_at_deadline`] covers it.
     pub promises_only_without_swap: bool,
+    /// A leadership ends at its deadline: neither an answer of the store nor a promise revives it.
+    pub ends_at_deadline: bool,
     /// A swap of unknown outcome does not count as a success.
     pub ignores_unknown_outcome: bool,
     /// A break of the connection invalidates what was known before it.
@@ -238,6 +240,7 @@ impl LeaseSafeguards {
         asks_every_candidate: true,
         startup_wait: true,
         promises_only_without_swap: true,
+        ends_at_deadline: true,
         ignores_unknown_outcome: true,
         forgets_on_disconnect: true,
         ends_after_sends: true,
@@ -314,6 +317,7 @@ impl Lease {
     fn expire(&mut self, now: MonoNs) {
         if let Phase::Leading(leadership) = &self.phase
             && now >= leadership.deadline
+            && self.safeguards.ends_at_deadline
         {
             self.end_leadership(now, CloseReason::Expired);
         }

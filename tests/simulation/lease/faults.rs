@@ -96,6 +96,9 @@ impl FaultConfig {
         ],
         ..Self::STORM
     };
+    /// A store that is restored while gateways and store are out of touch.
+    pub(crate) const RESTORES_DURING_PAUSES: Self =
+        Self { kinds: &[Fault::BackUp, Fault::Restore, Fault::StoreDown, Fault::Pause], ..Self::STORM };
     pub(crate) const RESTORES: Self = Self {
         kinds: &[
             Fault::Kill,

@@ -91,6 +91,7 @@ impl Emergent {
 
     pub(super) fn on_heartbeat(&mut self, now: MonoNs, from: &Member, address: SocketAddr, heartbeat: &Heartbeat) {
         let ours = self.config.member.clone();
+        let repeats_list = !self.is_disabled(Safeguard::ClaimBesideFollowers);
         let Some(membership) = self.membership_mut() else { return };
         if membership.list.find_live(from).is_none() {
             // The sender follows us but is not on our list as live: it was excluded without knowing it.
@@ -110,6 +111,7 @@ impl Emergent {
             && heartbeat.version < membership.list.version
             && membership.list.version.by == ours.node
             && !is_coordinator
+            && repeats_list
         {
             let list = membership.list.clone();
             self.send(address, Some(from.incarnation), Message::List(list));
@@ -197,12 +199,14 @@ impl Emergent {
         let older: Vec<_> =
             membership.list.live().take_while(|listed| listed.member != self.config.member).cloned().collect();
         let is_silent = |listed: &&ListedMember| self.is_silent(membership, listed, now, claim_ns);
+        let counts_followers = !self.is_disabled(Safeguard::ClaimBesideFollowers);
         let follows_us = |listed: &ListedMember| {
             let liveness = membership.liveness.get(&listed.member.node);
             liveness.is_some_and(|liveness| liveness.beat.follows == self.config.member.node)
         };
         let silent: Vec<_> = older.iter().filter(is_silent).map(|listed| listed.member.node).collect();
-        let all_gone = older.iter().all(|listed| silent.contains(&listed.member.node) || follows_us(listed));
+        let all_gone =
+            older.iter().all(|listed| silent.contains(&listed.member.node) || counts_followers && follows_us(listed));
         if all_gone && !silent.is_empty() {
             self.mark_members_failed(now, &silent);
         }

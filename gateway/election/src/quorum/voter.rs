@@ -121,6 +121,8 @@ pub struct QuorumSafeguards {
     pub compares_whole_epochs: bool,
     /// An outranked leader keeps its fence open until a majority has voted for its higher epoch.
     pub raises_in_place: bool,
+    /// The fence takes a raised epoch only when a majority has voted for it.
+    pub raises_once_voted: bool,
 }
 
 impl QuorumSafeguards {
@@ -132,6 +134,7 @@ impl QuorumSafeguards {
         releases_after_sends: true,
         compares_whole_epochs: true,
         raises_in_place: true,
+        raises_once_voted: true,
     };
 }
 

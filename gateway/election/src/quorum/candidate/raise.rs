@@ -15,6 +15,7 @@ impl Candidate {
     /// Begins, repeats or abandons the vote for a higher epoch.
     pub(super) fn step_raise(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let (observed_epoch, vote_ns_max) = (self.observed_epoch, self.config.vote_ns_max);
+        let raises_once_voted = self.safeguards.raises_once_voted;
         let is_outranked = self.is_outranked();
         if !self.safeguards.raises_in_place || !self.may_renew() {
             return;
@@ -36,10 +37,15 @@ impl Candidate {
         // An epoch that was prepared for a hand-over goes first; its leader opens above the observed one.
         let Some(epoch) = next.filter(|_| is_due && lead.preparing.is_none()) else { return };
         let until = now.plus(vote_ns_max);
-        lead.raise = Some(VoteRound { epoch, promises: [].into(), refused: [].into(), resend_at: now, until });
+        let promises = if raises_once_voted { [].into() } else { lead.promises.clone() };
+        lead.raise = Some(VoteRound { epoch, promises, refused: [].into(), resend_at: now, until });
         self.highest_known = epoch;
         outputs.push(Output::Notice(Notice::HigherEpochObserved(observed_epoch)));
-        self.ask_for_raise(now, outputs);
+        if raises_once_voted {
+            self.ask_for_raise(now, outputs);
+        } else {
+            self.complete_raise(now, outputs);
+        }
     }
 
     fn ask_for_raise(&mut self, now: MonoNs, outputs: &mut Outputs) {
