@@ -12,6 +12,7 @@ mod late_join;
 mod log_disk_full;
 mod multi_channel;
 mod output_failures;
+mod overload;
 mod top;
 mod until_loss;
 mod witness_check;

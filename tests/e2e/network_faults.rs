@@ -84,6 +84,13 @@ fn one_way_partitions_move_leadership_only_when_needed() {
     let _judged = inject_faults(test, &partitions, ElectionBackend::Quorum);
 }
 
+/// Both gateways lose packets of each burst; the venue's request server has them.
+#[test]
+fn an_overrun_pair_loses_nothing_and_keeps_its_leader() {
+    let _judged =
+        inject_faults("an_overrun_pair_loses_nothing_and_keeps_its_leader", &["overload"], ElectionBackend::File);
+}
+
 /// Nobody can request a message, so whatever the successor skips is lost.
 #[test]
 fn messages_that_a_dead_output_swallowed_are_published_by_the_successor() {

@@ -382,6 +382,13 @@ impl Testbed {
         send_request(&self.control_socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
     }
 
+    /// Datagrams that the kernel has dropped since that gateway's start, because a receive buffer was full.
+    #[must_use]
+    pub fn kernel_drops(&self, node: u8) -> u64 {
+        let snapshot = send_request(&self.control_socket(node), &Request::Snapshot {});
+        snapshot.ok().and_then(|snapshot| snapshot["kernel_drops"].as_u64()).unwrap_or_default()
+    }
+
     /// Its role in the election, such as `leader` or `candidate`; empty if it doesn't answer.
     #[must_use]
     pub fn role(&self, node: u8) -> String {

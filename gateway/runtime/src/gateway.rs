@@ -11,6 +11,7 @@ mod election;
 mod group;
 mod health;
 mod kernel_guard;
+mod load;
 mod log_maintenance;
 mod placement;
 mod report;
@@ -34,7 +35,7 @@ use mdgw_election::{
 };
 use mdgw_engine::{
     channel_pool::{ChannelPool, PoolError},
-    dispatch::FailReason,
+    dispatch::{FailReason, roles::Gauges},
     handle_set::backend_choice::MissingIoUring,
     pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests},
 };
@@ -58,13 +59,14 @@ use thiserror::Error;
 
 pub use self::group::GroupHandle;
 pub use self::health::beginning;
-pub use self::report::{ChannelReport, GatewayReport, LineReport};
+pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
     election::{DeathRecorder, ElectionContext, LinkSlot, PeerForwarder},
     health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
     kernel_guard::KernelGuard,
+    load::{LoadSample, LoadWatch},
     placement::{PlacementInputs, PlacementThread},
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
@@ -116,6 +118,7 @@ pub struct Gateway {
     latency: LatencyThread,
     cold: ColdThreads,
     alarms: Alarms,
+    load: LoadWatch,
     audit: Option<Audit>,
     control: Option<ControlServer>,
 }
@@ -296,6 +299,10 @@ impl Gateway {
             }
             None => BTreeMap::new(),
         };
+        let load = LoadWatch::new(
+            mono_now(),
+            pools.iter().map(|pool| (pool.name.clone(), pool.pool.gauges().threads.len())).collect(),
+        );
         let gateway = Self {
             this_start,
             node: config.gateway.node,
@@ -331,6 +338,7 @@ impl Gateway {
             latency,
             cold,
             alarms: Alarms::default(),
+            load,
         };
         gateway.record_all(&AuditEvent::Started);
         if overrides.leadership == Leadership::Standalone {
@@ -556,8 +564,10 @@ impl Gateway {
         self.pools.iter().find_map(|pool| pool.pool.fault())
     }
 
-    /// Logs the alarms that occurred since the last call. To be called about once a second.
+    /// Logs the alarms that occurred since the last call, and samples the load. To be called about once a second.
     pub fn log_alarms(&mut self) {
+        let gauges: Vec<_> = self.pools.iter().map(|pool| pool.pool.gauges()).collect();
+        self.load.sample(load_sample(&gauges, self.cold.kernel_drops().total()));
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
         self.alarms.check(&self.registry, &failed);
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
@@ -612,7 +622,7 @@ impl Gateway {
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
         let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
-        let Self { sentinel, latency, cold, audit, control, .. } = self;
+        let Self { sentinel, latency, cold, audit, control, load, .. } = self;
         drop(placement);
         // First of all, so that a peer leads while this gateway still stops.
         elections.values().for_each(LeaderLatch::close);
@@ -632,8 +642,10 @@ impl Gateway {
                 channels.push(ChannelReport::of(&pipeline, id, name));
             }
         }
-        let kernel_drops = cold.kernel_drops().total();
+        let kernel_drops = cold.kernel_drops().clone();
         let stopped = cold.stop(positions);
+        // The maintenance thread has read the counters a last time.
+        let load = load.finish(load_sample(&gauges, kernel_drops.total()), kernel_drops.highest_use());
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
             tracing::error!(
                 alarm = Alarm::AuditFailing.name(),
@@ -643,14 +655,17 @@ impl Gateway {
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
-        Ok(GatewayReport {
-            epoch: this_start.epoch,
-            channels,
-            gauges,
-            kernel_drops,
-            listener_counts,
-            latency: collected?,
-        })
+        Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, load, listener_counts, latency: collected? })
+    }
+}
+
+/// Counters of the pools and of the kernel at this moment.
+fn load_sample(gauges: &[Gauges], dropped: u64) -> LoadSample {
+    LoadSample {
+        at: mono_now(),
+        packets: gauges.iter().map(|pool| pool.counts.packets).sum(),
+        dropped,
+        busy_ns: gauges.iter().map(|pool| pool.counts.handler_ns_sum).collect(),
     }
 }
 

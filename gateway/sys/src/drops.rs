@@ -1,4 +1,4 @@
-//! Datagrams that the kernel dropped before they could be received, read by a cold thread.
+//! Datagrams that the kernel dropped before they could be received, and how full the receive buffers were; read by a cold thread.
 
 use std::{
     io,
@@ -10,7 +10,10 @@ use std::{
 
 use socket2::Socket;
 
-use crate::{handle::Handle, socket_options};
+use crate::{
+    handle::Handle,
+    socket_options::{self, ReceiveMemory},
+};
 
 /// Drop counters of a pool's sockets. One cold thread calls [`Self::read`]; any thread may read the sums.
 ///
@@ -19,6 +22,25 @@ use crate::{handle::Handle, socket_options};
 #[derive(Debug, Default)]
 pub struct SocketDrops {
     sockets: Vec<WatchedSocket>,
+    highest_use: ReceiveBufferUse,
+}
+
+/// Use of one socket's receive buffer, in bytes of kernel memory: a datagram counts with the memory that it occupies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReceiveBufferUse {
+    /// Bytes in use. The last datagram accepted may exceed the limit.
+    pub used_bytes: u32,
+    /// Size of the buffer, bytes.
+    pub limit_bytes: u32,
+}
+
+impl ReceiveBufferUse {
+    /// Whether a larger share of this buffer than of `other` is in use.
+    #[must_use]
+    fn is_above(self, other: Self) -> bool {
+        u64::from(self.used_bytes) * u64::from(other.limit_bytes.max(1))
+            > u64::from(other.used_bytes) * u64::from(self.limit_bytes.max(1))
+    }
 }
 
 #[derive(Debug)]
@@ -44,8 +66,12 @@ impl SocketDrops {
     pub fn read(&mut self, mut on_drop: impl FnMut(Handle, u32)) -> io::Result<()> {
         let mut fault = None;
         for watched in &mut self.sockets {
-            match socket_options::drop_count(&*watched.socket) {
-                Ok(count) => {
+            match socket_options::receive_memory(&*watched.socket) {
+                Ok(ReceiveMemory { used_bytes, limit_bytes, dropped: count }) => {
+                    let buffer_use = ReceiveBufferUse { used_bytes, limit_bytes };
+                    if buffer_use.is_above(self.highest_use) {
+                        self.highest_use = buffer_use;
+                    }
                     let new = count.wrapping_sub(watched.last);
                     watched.last = count;
                     watched.total.fetch_add(new.into(), Ordering::Relaxed);
@@ -57,6 +83,12 @@ impl SocketDrops {
             }
         }
         fault.map_or(Ok(()), Err)
+    }
+
+    /// The fullest receive buffer of all readings so far, by the share in use.
+    #[must_use]
+    pub fn highest_use(&self) -> ReceiveBufferUse {
+        self.highest_use
     }
 }
 
@@ -87,14 +119,17 @@ mod tests {
         for _ in 0..sent {
             sender.send_to(&[0; 1_000], receiver.local_address().unwrap()).unwrap();
         }
+        let mut seen = Vec::new();
+        drops.read(|handle, count| seen.push((handle, count))).unwrap();
+        let full = drops.highest_use();
+        assert!(full.used_bytes > full.limit_bytes / 2 && full.limit_bytes >= 4_096, "{full:?}");
         let mut received = 0;
         while receiver.socket().recv(&mut [std::mem::MaybeUninit::uninit(); 1_000]).is_ok() {
             received += 1;
         }
-        let mut seen = Vec::new();
-        drops.read(|handle, count| seen.push((handle, count))).unwrap();
         assert_eq!(seen, [(handle, sent - received)]);
         assert_eq!(total.load(Ordering::Relaxed), u64::from(sent - received));
         drops.read(|_, _| panic!("nothing new was dropped")).unwrap();
+        assert_eq!(drops.highest_use(), full, "the buffer is empty now");
     }
 }

@@ -57,13 +57,24 @@ pub(crate) fn leave_source(
     set(socket, libc::IPPROTO_IP, libc::MCAST_LEAVE_SOURCE_GROUP, &request)
 }
 
-/// Datagrams that the kernel dropped because the socket's buffer was full or their checksum wrong (`SO_MEMINFO`).
+/// The receive side of a socket's memory, as the kernel counts it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveMemory {
+    /// Bytes of the receive buffer that are in use.
+    pub(crate) used_bytes: u32,
+    /// Size of the receive buffer, bytes.
+    pub(crate) limit_bytes: u32,
+    /// Datagrams that were dropped because the buffer was full or their checksum wrong. Wraps.
+    pub(crate) dropped: u32,
+}
+
+/// Reads `SO_MEMINFO`.
 ///
 /// # Errors
 /// If the descriptor is no socket.
-pub(crate) fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
+pub(crate) fn receive_memory(socket: &impl AsFd) -> io::Result<ReceiveMemory> {
     let values = get::<[u32; MEMINFO_VALUES]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
-    Ok(values[DROPS])
+    Ok(ReceiveMemory { used_bytes: values[RECEIVE_USED], limit_bytes: values[RECEIVE_LIMIT], dropped: values[DROPS] })
 }
 
 /// Reads an option of type `T`, which consists of integers. Fields that the kernel does not write stay 0.
@@ -131,5 +142,9 @@ const fn bytes_of<T>() -> libc::socklen_t {
 
 /// `SK_MEMINFO_VARS` of linux/sock_diag.h.
 const MEMINFO_VALUES: usize = 9;
+const RECEIVE_USED: usize = 0;
+const RECEIVE_LIMIT: usize = 1;
 const DROPS: usize = 8;
+const _: () = assert!(RECEIVE_USED == libc::SK_MEMINFO_RMEM_ALLOC as usize);
+const _: () = assert!(RECEIVE_LIMIT == libc::SK_MEMINFO_RCVBUF as usize);
 const _: () = assert!(DROPS == libc::SK_MEMINFO_DROPS as usize);

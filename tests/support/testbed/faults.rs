@@ -10,9 +10,9 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{
     RECEIVERS, Testbed,
-    plan::{ElectionBackend, Plan},
+    plan::{ElectionBackend, Plan, VenueBursts},
 };
-use crate::{failover::LeaseTimingMs, stores::Store};
+use crate::{failover::LeaseTimingMs, process::wait_until, stores::Store};
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 45] = {
+pub const CASES: [FaultCase; 46] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -137,6 +137,13 @@ pub const CASES: [FaultCase; 45] = {
         )
         .with_plan(publish_books),
         FaultCase::new("no-fault", "no fault, for a while", NoChange, |testbed, _| hold_fault_as_planned(testbed, |_, _| {})),
+        FaultCase::new(
+            "overload",
+            "for a tenth of the time the venue sends 40 times as much, and receive buffers have room for a few packets",
+            NoChange,
+            |testbed, _| overload(testbed),
+        )
+        .with_plan(overrun_receive_buffers),
         FaultCase::new("leader-line-a-loss", "the leader misses 30 % of line A", NoChange, network::drop_on_line_a),
         FaultCase::new(
             "leader-loss-kill",
@@ -310,6 +317,30 @@ fn split_messages(plan: &mut Plan) {
     plan.channel += "schemas = [\"mbo\", \"mbp-1\", \"mbp-10\", \"trades\"]\n";
     plan.output += "payload_bytes_max = 640\n";
 }
+
+/// Bursts for a tenth of the time of a fault that must change nothing, into small receive buffers.
+fn overrun_receive_buffers(plan: &mut Plan) {
+    let every_ms = u64::try_from(plan.stable_for.as_millis()).expect("a fault is shorter than an age");
+    let messages_per_second = OVERLOAD_FACTOR * plan.messages_per_second;
+    plan.bursts = Some(VenueBursts { messages_per_second, burst_ms: every_ms / 10, every_ms });
+    plan.receive_buffer_bytes = Some(OVERLOAD_BUFFER_BYTES);
+    // The day lasts as long as without bursts.
+    plan.messages *= 5;
+}
+
+/// The bursts come by themselves. Both gateways must have lost packets, and have everything in the end.
+fn overload(testbed: &mut Testbed) -> InjectedFault {
+    let fault = hold_fault_as_planned(testbed, |_, _| {});
+    for node in testbed.running() {
+        wait_until("a burst has overrun the gateway", || testbed.kernel_drops(node) > 0);
+    }
+    fault
+}
+
+/// A burst has this many times the rate.
+const OVERLOAD_FACTOR: f64 = 40.0;
+/// Receive buffer of a line under overload: the kernel doubles it, and counts a packet with 2 KiB or more.
+const OVERLOAD_BUFFER_BYTES: u32 = 8_192;
 
 /// Injects a fault that must change nothing, and undoes it after `length`.
 fn hold_fault(testbed: &mut Testbed, length: Duration, mut toggle: impl FnMut(&mut Testbed, bool)) -> InjectedFault {

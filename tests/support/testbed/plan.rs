@@ -67,6 +67,8 @@ pub struct Plan {
     pub channel: String,
     /// Additional lines of `[[output]]`, for all gateways.
     pub output: String,
+    /// Receive buffer of each gateway's line, bytes. `None`: the default.
+    pub receive_buffer_bytes: Option<u32>,
     /// How much of its input each gateway keeps for its peers, bytes.
     pub history_bytes: u64,
     /// Whether votes and audits are on a small disk that can be filled.
@@ -115,6 +117,7 @@ impl Plan {
             priority: 0,
             channel: String::new(),
             output: String::new(),
+            receive_buffer_bytes: None,
             history_bytes: 32 << 20,
             has_small_disks: false,
             has_memory_limit: false,

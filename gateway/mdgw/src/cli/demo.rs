@@ -142,8 +142,8 @@ fn table(report: &DemoReport) -> anyhow::Result<String> {
     for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
         row("refused", format!("{count}: {}", reason.name().replace('_', " ")))?;
     }
-    if report.gateway.kernel_drops > 0 {
-        row("dropped by the kernel", format!("{} datagrams (receive buffer full)", report.gateway.kernel_drops))?;
+    if report.gateway.load.kernel_drops > 0 {
+        row("dropped by the kernel", format!("{} datagrams (receive buffer full)", report.gateway.load.kernel_drops))?;
     }
     row("published", format!("{} records in {} packets", channel.counters.records, channel.published.packets))?;
     let received = &report.received;

@@ -10,9 +10,9 @@ use anyhow::Context as _;
 use mdgw_feeds::{consumer_edge::TsRecvMode, time::TradingDate};
 use mdgw_runtime::{
     config::Resolved,
-    gateway::{self, Gateway, GatewayReport, Overrides},
+    gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
-use mdgw_sys::memory;
+use mdgw_sys::{drops::ReceiveBufferUse, memory};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -180,11 +180,73 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
             writeln!(text, "  trades cancelled by the venue (broken trades): {}", channel.counters.trades_broken)?;
         }
     }
-    if report.kernel_drops > 0 {
-        writeln!(text, "dropped by the kernel (socket buffers full): {}", report.kernel_drops)?;
-    }
+    write_load(&mut text, &report.load)?;
     for log in &report.latency.logs {
         writeln!(text, "latency log: {}", log.display())?;
     }
     Ok(text)
+}
+
+/// How loaded the gateway was, and what would have been needed to drop nothing.
+fn write_load(text: &mut String, load: &LoadReport) -> anyhow::Result<()> {
+    let LoadReport { peak_arrived_per_s, peak_taken_per_s, ns_per_packet, receive_buffers, kernel_drops, .. } = load;
+    for PoolLoad { name, threads, busy_share, busiest_share } in &load.pools {
+        let [mean, busiest] = [busy_share, busiest_share].map(|share| 100.0 * share);
+        writeln!(
+            text,
+            "pool {name}: {threads} threads, busy {mean:.1} % of the time, {busiest:.1} % in the busiest second"
+        )?;
+    }
+    writeln!(
+        text,
+        "input: at most {peak_arrived_per_s} packets/s, {peak_taken_per_s} of them received; {ns_per_packet} ns per packet"
+    )?;
+    let ReceiveBufferUse { used_bytes, limit_bytes } = receive_buffers;
+    writeln!(text, "receive buffers: at most {used_bytes} of {limit_bytes} bytes in use")?;
+    if *kernel_drops > 0 {
+        writeln!(text, "dropped by the kernel (socket buffers full): {kernel_drops}")?;
+        let (cores, run) = (load.cores_at_peak(), load.worst_drop_run);
+        let mebibytes = (run * QUEUED_PACKET_BYTES).div_ceil(1 << 20);
+        writeln!(
+            text,
+            "  to drop nothing: {cores:.1} cores for the pools, or room for {run} more packets in a receive buffer (about {mebibytes} MiB)"
+        )?;
+    }
+    Ok(())
+}
+
+/// Kernel memory of a queued packet, bytes: usual for a NIC whose driver takes half a page per packet. Drivers differ.
+const QUEUED_PACKET_BYTES: u64 = 2_304;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_would_have_dropped_nothing() {
+        let pool = PoolLoad { name: "main".to_owned(), threads: 2, busy_share: 0.125, busiest_share: 0.99 };
+        let quiet = LoadReport {
+            pools: vec![pool],
+            peak_arrived_per_s: 300_000,
+            peak_taken_per_s: 300_000,
+            ns_per_packet: 2_000,
+            receive_buffers: ReceiveBufferUse { used_bytes: 70, limit_bytes: 4_608 },
+            kernel_drops: 0,
+            worst_drop_run: 0,
+        };
+        let shown = |load: &LoadReport| {
+            let mut text = String::new();
+            write_load(&mut text, load).unwrap();
+            text
+        };
+        let lines = "pool main: 2 threads, busy 12.5 % of the time, 99.0 % in the busiest second\n\
+            input: at most 300000 packets/s, 300000 of them received; 2000 ns per packet\n\
+            receive buffers: at most 70 of 4608 bytes in use\n";
+        assert_eq!(shown(&quiet), lines);
+        let overrun =
+            LoadReport { peak_arrived_per_s: 1_200_000, kernel_drops: 90_000, worst_drop_run: 50_000, ..quiet };
+        let more = "dropped by the kernel (socket buffers full): 90000\n  \
+            to drop nothing: 2.4 cores for the pools, or room for 50000 more packets in a receive buffer (about 110 MiB)\n";
+        assert!(shown(&overrun).ends_with(more), "{}", shown(&overrun));
+    }
 }

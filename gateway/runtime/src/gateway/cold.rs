@@ -19,7 +19,7 @@ use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
     alarm::Alarm,
     clock::{mono_now, unix_now},
-    drops::SocketDrops,
+    drops::{ReceiveBufferUse, SocketDrops},
     sockets::{InterfaceDependents, MembershipWatch},
 };
 
@@ -113,20 +113,44 @@ impl Drop for ColdThreads {
     }
 }
 
-/// Datagrams that the kernel dropped because a receive buffer was full, summed by the maintenance thread.
+/// Datagrams that the kernel dropped because a receive buffer was full, summed by the maintenance thread, and the highest use of a
+/// receive buffer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct KernelDrops(Arc<AtomicU64>);
+pub(super) struct KernelDrops(Arc<ReceiveCounts>);
+
+#[derive(Debug, Default)]
+struct ReceiveCounts {
+    dropped: AtomicU64,
+    /// Used bytes in the upper half, the limit in the lower half.
+    highest_use: AtomicU64,
+}
 
 impl KernelDrops {
     /// The sum over all sockets.
     pub(super) fn total(&self) -> u64 {
         // Relaxed: a count orders nothing else.
-        self.0.load(Ordering::Relaxed)
+        self.0.dropped.load(Ordering::Relaxed)
+    }
+
+    /// The fullest receive buffer so far.
+    pub(super) fn highest_use(&self) -> ReceiveBufferUse {
+        let [used_bytes, limit_bytes] = halves(self.0.highest_use.load(Ordering::Relaxed));
+        ReceiveBufferUse { used_bytes, limit_bytes }
     }
 
     fn add(&self, count: u64) {
-        self.0.fetch_add(count, Ordering::Relaxed);
+        self.0.dropped.fetch_add(count, Ordering::Relaxed);
     }
+
+    fn set_highest_use(&self, ReceiveBufferUse { used_bytes, limit_bytes }: ReceiveBufferUse) {
+        self.0.highest_use.store(u64::from(used_bytes) << 32 | u64::from(limit_bytes), Ordering::Relaxed);
+    }
+}
+
+/// Upper and lower half.
+#[allow(clippy::cast_possible_truncation, reason = "each half has 32 bits")]
+fn halves(word: u64) -> [u32; 2] {
+    [(word >> 32) as u32, word as u32]
 }
 
 /// The retransmission service's thread.
@@ -243,6 +267,7 @@ impl MaintenanceTasks {
                 "the kernel dropped datagrams: receive buffer full"
             );
         });
+        kernel_drops.set_highest_use(self.drops.highest_use());
         if let Err(error) = read {
             tracing::warn!(%error, "cannot read a kernel drop counter");
         }

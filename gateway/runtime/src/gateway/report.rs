@@ -12,6 +12,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::standby::ListenerCounts;
 use mdgw_publog::WriterCounts;
+use mdgw_sys::drops::ReceiveBufferUse;
 
 use crate::latency_thread::LatencyResult;
 
@@ -24,12 +25,55 @@ pub struct GatewayReport {
     pub channels: Vec<ChannelReport>,
     /// Gauges of each pool, with its threads.
     pub gauges: Vec<Gauges>,
-    /// Datagrams that the kernel dropped because a receive buffer was full.
-    pub kernel_drops: u64,
+    /// How loaded the gateway was.
+    pub load: LoadReport,
     /// Counts of the peers' output, if the gateway received it.
     pub listener_counts: Option<ListenerCounts>,
     /// Latencies of the whole run, and the logs that were written.
     pub latency: LatencyResult,
+}
+
+/// How loaded a gateway was, and what it dropped for it. A window is about a second.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadReport {
+    /// One per pool.
+    pub pools: Vec<PoolLoad>,
+    /// Packets per second that arrived in the window with the most of them: those that the pools took, and those that the
+    /// kernel dropped. 0 for a run that is shorter than a window.
+    pub peak_arrived_per_s: u64,
+    /// Packets per second that the pools took in that window.
+    pub peak_taken_per_s: u64,
+    /// Mean processing time of a packet in the whole run, ns.
+    pub ns_per_packet: u64,
+    /// Highest use of a receive buffer, of the readings.
+    pub receive_buffers: ReceiveBufferUse,
+    /// Datagrams that the kernel dropped because a receive buffer was full.
+    pub kernel_drops: u64,
+    /// Datagrams that were dropped in the worst run of consecutive windows with drops. A receive buffer with room for so many more would
+    /// have dropped none.
+    pub worst_drop_run: u64,
+}
+
+/// The load of one pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolLoad {
+    /// Its configured name.
+    pub name: String,
+    /// Its threads.
+    pub threads: usize,
+    /// Share of its threads' time that was spent in processing, 0 to 1.
+    pub busy_share: f64,
+    /// The same in its busiest window.
+    pub busiest_share: f64,
+}
+
+impl LoadReport {
+    /// Cores that would have processed all packets of the busiest window within it.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "an estimate that is printed")]
+    pub fn cores_at_peak(&self) -> f64 {
+        self.peak_arrived_per_s as f64 * self.ns_per_packet as f64 / 1e9
+    }
 }
 
 /// One channel.
