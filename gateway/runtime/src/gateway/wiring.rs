@@ -140,7 +140,9 @@ impl<'c> Wiring<'c> {
                 Leadership::Standalone => (Fence::standalone(start.epoch), start.epoch),
                 Leadership::Elected => (Fence::closed(), state.group_epoch(group, config.gateway.node)),
             };
-            let epochs = Arc::new(KnownEpochs::new(start_epoch, EPOCH_JUMP_MAX));
+            // This gateway reports it to its peers. Under this gateway's number a restarted gateway would outrank a leader with this count.
+            let known = Epoch::new(start_epoch.count(), 0);
+            let epochs = Arc::new(KnownEpochs::new(known, EPOCH_JUMP_MAX));
             (group, GroupParts { fence: Arc::new(fence), epochs, start_epoch })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
