@@ -65,7 +65,8 @@ impl StreamPosition {
     pub fn from_u64s([low, high, sequence_and_part]: [u64; 3]) -> Option<Self> {
         let session = Session::from_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes())?;
         let part = u16::try_from(sequence_and_part & ((1 << PART_BITS) - 1)).ok()?;
-        Some(Self { session, sequence: Sequence(sequence_and_part >> PART_BITS), part })
+        let sequence = Sequence(sequence_and_part >> PART_BITS);
+        (sequence.0 < SEQUENCE_END).then_some(Self { session, sequence, part })
     }
 }
 
@@ -145,5 +146,6 @@ mod tests {
         let [low, high, sequence_and_part] = at(3, 77, 5).to_u64s();
         assert_eq!(StreamPosition::from_u64s([low ^ 1 << 20, high, sequence_and_part]), None);
         assert_eq!(StreamPosition::from_u64s([low, high ^ 1 << 40, sequence_and_part]), None);
+        assert_eq!(StreamPosition::from_u64s([low, high, SEQUENCE_END << PART_BITS]), None, "no packet gets there");
     }
 }

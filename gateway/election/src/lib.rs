@@ -52,6 +52,8 @@ pub mod emergent;
 pub mod etcd;
 pub mod file;
 pub mod fitness;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod identity;
 pub mod latch;
 pub mod lease;

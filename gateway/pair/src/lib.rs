@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod pair_link;
 pub mod standby;
 

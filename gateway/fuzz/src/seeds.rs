@@ -1,0 +1,68 @@
+//! Seeds: the messages and files that earlier versions wrote (`tests/data/formats`), and captures with faults.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// The fixtures of each target, and how many bytes of tag each message ends with.
+const FIXTURES: [(&str, &[&str], usize); 10] = [
+    ("vote_message", &["quorum_messages.hex"], 32),
+    ("election_record", &["record.jsonl"], 0),
+    ("death_notice", &["announcement.hex"], 32),
+    ("peer_message", &["peer_messages.jsonl"], 0),
+    ("member_message", &["emergent_messages.jsonl"], 0),
+    ("link_message", &["pair_link_messages.hex"], 0),
+    ("control_request", &["control_requests.jsonl"], 0),
+    ("configuration", &["configuration"], 0),
+    ("capture_file", &["../fuzz/capture"], 0),
+    ("latency_log", &["interval_log.hlog"], 0),
+];
+
+/// The seeds of each target, by its name.
+///
+/// # Errors
+/// When a fixture cannot be read.
+pub fn all() -> io::Result<Vec<(&'static str, Vec<Vec<u8>>)>> {
+    let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/formats");
+    let mut all = Vec::new();
+    for (target, files, tag_bytes) in FIXTURES {
+        let mut seeds = Vec::new();
+        for file in files {
+            seeds.extend(messages(&formats.join(file))?);
+        }
+        for seed in &mut seeds {
+            seed.truncate(seed.len() - tag_bytes);
+        }
+        all.push((target, seeds));
+    }
+    let hello = lines(&formats.join("pair_link_hello_5.hex"))?;
+    all.push(("link_stream", hello.into_iter().map(|hello| [&[hello.len() as u8][..], &hello].concat()).collect()));
+    let copies = lines(&formats.join("state_copy.hex"))?;
+    let for_each_feed = copies.iter().flat_map(|copy| (0..3).map(|feed| [&[feed][..], copy].concat()));
+    all.push(("state_copy", for_each_feed.collect()));
+    Ok(all)
+}
+
+/// The files of a folder, the lines of a text, or the whole of another file.
+fn messages(path: &Path) -> io::Result<Vec<Vec<u8>>> {
+    if path.is_dir() {
+        let files: Vec<PathBuf> = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        return files.iter().map(fs::read).collect();
+    }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("hex" | "jsonl") => lines(path),
+        _ => Ok(vec![fs::read(path)?]),
+    }
+}
+
+fn lines(path: &Path) -> io::Result<Vec<Vec<u8>>> {
+    let text = fs::read_to_string(path)?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    Ok(lines.map(|line| if line.starts_with(['{', '[']) { line.as_bytes().to_vec() } else { from_hex(line) }).collect())
+}
+
+fn from_hex(line: &str) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or_default() as u8;
+    line.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}

@@ -1,0 +1,121 @@
+//! Assertions of each fuzz target. Nothing may panic. A message that a parser accepts is the same after it was written and read
+//! again.
+//!
+//! Messages that need a tag are read under a valid one: what is fuzzed is the parser behind the tag.
+
+use std::{cell::RefCell, fs, path::Path};
+
+use mdgw_captures::capture_file::{CaptureFile, OpenOptions};
+pub use mdgw_election::fuzzing::{death_notice, election_record, vote_message};
+use mdgw_election::{
+    auth::{Nonce, SharedKey},
+    emergent::message::Envelope,
+    identity::Incarnation,
+    peer::PeerMessage,
+};
+use mdgw_feeds::{
+    book::BookLimits,
+    channel::{ChannelConfig, copy::CopyRestorer},
+    identity::{ChannelId, Feed},
+};
+pub use mdgw_pair::fuzzing::link_message;
+use mdgw_pair::pair_link::{framing::LinkStream, message::LinkIdentity};
+use mdgw_runtime::config::{Resolved, explain::explain};
+use mdgw_status::control::Request;
+use mdgw_tools::report::Report;
+use serde_json::{from_slice, to_vec};
+
+/// A message between candidates over the pair link.
+pub fn peer_message(input: &[u8]) {
+    let Ok(message) = from_slice::<PeerMessage>(input) else { return };
+    let written = to_vec(&message).expect("a message can be written");
+    assert_eq!(from_slice::<PeerMessage>(&written).expect("and read"), message);
+}
+
+/// A message between members of the backend without a store.
+pub fn member_message(input: &[u8]) {
+    let Ok(message) = from_slice::<Envelope>(input) else { return };
+    let written = to_vec(&message).expect("a message can be written");
+    assert_eq!(from_slice::<Envelope>(&written).expect("and read"), message);
+}
+
+/// A request on the control socket.
+pub fn control_request(input: &[u8]) {
+    let Ok(request) = from_slice::<Request>(input) else { return };
+    let written = to_vec(&request).expect("a request can be written");
+    assert_eq!(from_slice::<Request>(&written).expect("and read"), request);
+}
+
+/// The bytes of a connection, in pieces: the first byte of a piece is its length.
+pub fn link_stream(input: &[u8]) {
+    let identity = LinkIdentity { node: 1, incarnation: Incarnation(5) };
+    let mut stream = LinkStream::new(SharedKey::new(&[7; 32]), identity, Nonce([9; 16]));
+    let mut rest = input;
+    while let [length, behind @ ..] = rest {
+        let (piece, after) = behind.split_at(usize::from(*length).min(behind.len()));
+        rest = after;
+        stream.push(piece);
+        loop {
+            match stream.next_message() {
+                Ok(None) => break,
+                Ok(Some(message)) => panic!("without the key: {message:?}"),
+                // The connection is closed.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// A state copy as one slice, for a channel with small books.
+pub fn state_copy(input: &[u8]) {
+    let Some((feed, slice)) = input.split_first() else { return };
+    let feed = [Feed::NasdaqItch, Feed::IexDeep, Feed::IexTops][usize::from(*feed) % 3];
+    let mut config = ChannelConfig::new(ChannelId(1), feed);
+    config.books = BookLimits { orders_max: 64, levels_max: 64, instruments_max: 16, ..BookLimits::default() };
+    let mut restorer = CopyRestorer::new(config);
+    if restorer.push_slice(slice).is_ok() {
+        assert!(restorer.items() <= slice.len(), "more items than bytes");
+        let _refused = restorer.into_channel();
+    }
+}
+
+/// A configuration file.
+pub fn configuration(input: &[u8]) {
+    let Ok(text) = str::from_utf8(input) else { return };
+    if let Ok(config) = Resolved::from_text(Path::new("gateway.toml"), text) {
+        let mut output = String::new();
+        explain(&config, &mut output).expect("a string takes everything");
+    }
+}
+
+/// A capture file of any format.
+pub fn capture_file(input: &[u8]) {
+    with_file("capture", input, |path| {
+        let options = OpenOptions::default();
+        let Ok(mut file) = CaptureFile::open(path, &options) else { return };
+        while let Ok(Some(datagram)) = file.next_datagram() {
+            assert!(datagram.payload.len() <= datagram.captured_len as usize);
+        }
+    });
+}
+
+/// A latency log.
+pub fn latency_log(input: &[u8]) {
+    let report = Report::of(&[("a.hlog".into(), input.to_vec())], None);
+    for damage in &report.damage {
+        assert!(damage.offset_bytes <= input.len());
+    }
+}
+
+/// Calls `read` with the path of a file of that content, in memory.
+fn with_file(name: &str, input: &[u8], read: impl FnOnce(&Path)) {
+    thread_local! {
+        static FOLDER: RefCell<Option<tempfile::TempDir>> = const { RefCell::new(None) };
+    }
+    FOLDER.with_borrow_mut(|folder| {
+        let folder = folder.get_or_insert_with(|| tempfile::tempdir_in("/dev/shm").expect("a file system in memory"));
+        let path = folder.path().join(name);
+        fs::write(&path, input).expect("the file can be written");
+        read(&path);
+    });
+}
