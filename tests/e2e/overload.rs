@@ -14,7 +14,7 @@ use mdgw_tests::{
 const DATE: &str = "2019-01-30";
 
 #[test]
-fn what_an_overrun_gateway_lost_is_recovered_from_the_venue() {
+fn messages_lost_by_an_overrun_gateway_are_recovered_from_the_venue() {
     let fixture = GatewayFixture::new();
     let options = GatewayOptions::itch();
     // Room for the packets that arrive while the lost ones are requested.
@@ -45,7 +45,7 @@ fn what_an_overrun_gateway_lost_is_recovered_from_the_venue() {
 }
 
 #[test]
-fn what_an_overrun_gateway_lost_for_good_is_a_gap_that_marks_books_until_the_next_session() {
+fn messages_lost_for_good_by_an_overrun_gateway_are_a_gap_that_marks_books_until_the_next_session() {
     let fixture = GatewayFixture::new();
     let packets = feeds::itch_packets(feeds::itch_day(20_000, 5), SESSION, MIDNIGHT_NS);
     let [before, during, after] = [&packets[..500], &packets[500..1_500], &packets[1_500..]];

@@ -189,7 +189,7 @@ impl QuorumModel {
                     state.nodes[node].fence = None;
                     has_expired = reason == CloseReason::Expired;
                 }
-                // Who has expired tells nobody, so the moment changes nothing.
+                // A leader whose lease has expired reports nothing, so the moment changes nothing.
                 Output::Drain if has_expired => {
                     self.step(state, node, Input::Drained);
                 }

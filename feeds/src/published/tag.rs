@@ -27,7 +27,7 @@ use zerocopy::FromBytes as _;
 /// Bytes of a tag.
 pub const TAG_BYTES: usize = 16;
 /// Bytes of a key.
-pub const TAG_KEY_BYTES: usize = 32;
+const TAG_KEY_BYTES: usize = 32;
 
 /// Key of packet tags. `Debug` does not print it.
 #[derive(Clone)]
@@ -107,12 +107,6 @@ pub struct TagPolicy {
 }
 
 impl TagPolicy {
-    /// Whether a packet without a valid tag is refused.
-    #[must_use]
-    pub fn requires_tag(&self) -> bool {
-        !self.keys.is_empty() && !self.accepts_untagged
-    }
-
     /// Checks a datagram before anything of it is believed.
     ///
     /// # Errors

@@ -172,7 +172,7 @@ pub struct Emergent {
     phase: Phase,
     leadership: Option<Leadership>,
     outstanding_sends: OutstandingSends,
-    /// The owner closes the latch; the others are told when no send is outstanding.
+    /// The owner closes the latch; the others are notified when no send is outstanding.
     is_closing: bool,
     outranked: OutrankedTurns,
     eligibility: Eligibility,

@@ -1,5 +1,5 @@
-//! Sends that passed the fence before it closed and have not returned. While there may be any, a gateway tells nobody
-//! that its leadership has ended: whoever is told opens at once, and both would send.
+//! Sends that passed the fence before it closed and have not returned. While there may be any, a gateway does not report
+//! that its leadership has ended: the gateway that receives the report opens at once, and both would send.
 
 use mdgw_feeds::time::MonoNs;
 
@@ -31,7 +31,7 @@ impl OutstandingSends {
         self.lease_ends_at
     }
 
-    /// Whether the lease has ended before the sends. There is nothing left to tell the others then.
+    /// Whether the lease has ended before the sends. There is nothing left to report to the others then.
     pub(crate) fn outlast_lease(self, now: MonoNs) -> bool {
         self.lease_ends_at.is_some_and(|at| now >= at)
     }

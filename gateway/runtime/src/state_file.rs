@@ -156,7 +156,7 @@ impl StateFile {
 
     /// The highest epoch of that group that earlier starts of this gateway knew, under the number `node`.
     #[must_use]
-    pub fn group_epoch(&self, group: GroupId, node: u8) -> Epoch {
+    pub(crate) fn group_epoch(&self, group: GroupId, node: u8) -> Epoch {
         Epoch::new(self.state.group_epoch_count(group), node)
     }
 
@@ -712,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_beside_the_state_file_is_replaced() {
+    fn files_left_by_a_crash_beside_the_state_file_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         StateFile::open(&path).unwrap().begin(3, StartEpoch::Next, NOW, 0).unwrap();

@@ -172,7 +172,7 @@ enum Event {
     End {
         node: NodeId,
     },
-    /// A stranger's packet with an epoch slightly above the highest accepted one.
+    /// An unknown sender's packet with an epoch slightly above the highest accepted one.
     Forge,
     Start {
         node: NodeId,
@@ -368,7 +368,7 @@ impl QuorumCluster {
         self.cuts.insert((from, to));
     }
 
-    /// Receivers accept a stranger's packet.
+    /// Receivers accept an unknown sender's packet.
     pub(crate) fn receive_forged(&mut self, epoch: Epoch) {
         self.receive(epoch);
     }

@@ -157,7 +157,7 @@ where
 
     fn advance_time(&mut self) {
         let now = mono_now();
-        // Without a limit: a core that is told of the end would let the next leader open beside a stalled send.
+        // Without a limit: a core that is notified of the end would let the next leader open beside a stalled send.
         if self.is_draining && self.hooks.is_drained() {
             self.is_draining = false;
             self.handle(Input::Drained);

@@ -185,7 +185,7 @@ impl Emergent {
         }
     }
 
-    /// No send is outstanding any more: tells the others what waited for that.
+    /// No send is outstanding any more: sends the others the messages that waited for that.
     pub(super) fn drained(&mut self, now: MonoNs) {
         self.outstanding_sends.end();
         if self.is_closing {
@@ -205,7 +205,7 @@ impl Emergent {
         }
     }
 
-    /// The promises of the others have ended before the sends of this node: there is nothing to tell them any more.
+    /// The promises of the others have ended before the sends of this node: there is nothing to report to them any more.
     pub(super) fn stop_awaiting_sends(&mut self, now: MonoNs) {
         if !self.outstanding_sends.outlast_lease(now) {
             return;

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_left_while_the_file_was_made_is_replaced() {
+    fn a_file_left_unfinished_by_a_crash_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("group-7.new"), vec![0xff; 10_000]).unwrap();
         let mut file = VoteFile::open(directory.path(), GROUP).unwrap();

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_0_1_0_carries_for_the_election_is_read() {
+    fn election_messages_carried_by_0_1_0_are_read() {
         let (requester, incarnation, epoch) = (NodeId(1), Incarnation(2), Epoch::new(3, 1));
         let request = LeaderRequest { requester, incarnation, epoch, nonce: 4, lease_ns: 5 };
         check(

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use mdgw_tools::report::escape;
+
 use super::{ResourceSample, SoakReport};
 
 /// The whole page.
@@ -73,10 +75,6 @@ fn chart(title: &str, curves: &[Curve]) -> String {
         top = TOP + 10.0,
         bottom = HEIGHT - 8.0,
     )
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 const WIDTH: f64 = 900.0;
