@@ -4,10 +4,14 @@
 //! `cargo bench -p mdgw-bench --bench fence`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
-use std::{hint::black_box, time::Instant};
+mod rounds;
+
+use std::hint::black_box;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
+
+use self::rounds::{ns_each, spread};
 
 const ROUNDS: usize = 401;
 /// Checks per round: few, so that most rounds end before the scheduler preempts the thread.
@@ -17,9 +21,9 @@ fn main() {
     let fence = Fence::closed();
     fence.open(Epoch::new(1, 1), MonoNs(u64::MAX));
     let fence = black_box(&fence);
-    let clock = || ns_each(|| mono_now().0);
-    let fenced = || ns_each(|| fence.epoch_if_open(mono_now()).map_or(0, |epoch| epoch.0));
-    let check = || ns_each(|| fence.epoch_if_open(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
+    let clock = || ns_each(CHECKS, || mono_now().0);
+    let fenced = || ns_each(CHECKS, || fence.epoch_if_open(mono_now()).map_or(0, |epoch| epoch.0));
+    let check = || ns_each(CHECKS, || fence.epoch_if_open(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
     // Warm-up: code and data are in the caches before the first round.
     let _ = (clock(), fenced(), check());
 
@@ -39,22 +43,8 @@ fn main() {
         check_times.push(check());
     }
     println!("ns, median (first quartile, third quartile) of {ROUNDS} interleaved rounds of {CHECKS}");
-    println!("clock read             {}", spread(&mut clock_times));
-    println!("clock read and fence   {}", spread(&mut fenced_times));
-    println!("added by the fence     {}", spread(&mut added_times));
-    println!("fence at a given time  {}", spread(&mut check_times));
-}
-
-fn ns_each(mut work: impl FnMut() -> u64) -> f64 {
-    let started = Instant::now();
-    for _ in 0..CHECKS {
-        black_box(work());
-    }
-    started.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS)
-}
-
-fn spread(values: &mut [f64]) -> String {
-    values.sort_by(f64::total_cmp);
-    let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
-    format!("{:.2} ({:.2}, {:.2})", at(2), at(1), at(3))
+    println!("clock read             {}", spread(&mut clock_times, 2));
+    println!("clock read and fence   {}", spread(&mut fenced_times, 2));
+    println!("added by the fence     {}", spread(&mut added_times, 2));
+    println!("fence at a given time  {}", spread(&mut check_times, 2));
 }

@@ -4,6 +4,8 @@
 //! `cargo bench -p mdgw-bench --bench tag`
 #![allow(clippy::print_stdout, reason = "its output is its purpose")]
 
+mod rounds;
+
 use std::{
     hint::black_box,
     net::{SocketAddr, UdpSocket},
@@ -17,6 +19,8 @@ use mdgw_feeds::published::{
 };
 use mdgw_sys::batch::{Output, OutputIndex, Outputs, SendBuffers};
 use zerocopy::{FromZeros as _, IntoBytes as _};
+
+use self::rounds::{ns_each, spread};
 
 const ROUNDS: usize = 101;
 /// Packets per measurement: few, so that most end before the scheduler preempts the thread.
@@ -41,11 +45,11 @@ fn main() {
         assert_eq!(check(), 1, "the tag is valid");
         let mut times = [const { Vec::new() }; 3];
         for _ in 0..ROUNDS {
-            times[0].push(ns_each(make));
-            times[1].push(ns_each(check));
+            times[0].push(ns_each(PACKETS, make));
+            times[1].push(ns_each(PACKETS, check));
             times[2].push(loopback.ns_each_sent(header, frames));
         }
-        let [made, checked, sent] = times.map(|mut times| spread(&mut times));
+        let [made, checked, sent] = times.map(|mut times| spread(&mut times, 0));
         println!("{size:<12}{made:>28}{checked:>28}{sent:>28}");
     }
 }
@@ -89,18 +93,4 @@ impl Loopback {
         }
         taken_s * 1e9 / f64::from(PACKETS)
     }
-}
-
-fn ns_each(work: impl Fn() -> u64) -> f64 {
-    let started = Instant::now();
-    for _ in 0..PACKETS {
-        black_box(work());
-    }
-    started.elapsed().as_secs_f64() * 1e9 / f64::from(PACKETS)
-}
-
-fn spread(values: &mut [f64]) -> String {
-    values.sort_by(f64::total_cmp);
-    let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
-    format!("{:.0} ({:.0}, {:.0})", at(2), at(1), at(3))
 }

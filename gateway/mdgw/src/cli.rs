@@ -27,11 +27,13 @@ mod witness;
 
 use std::{
     io::{self, Write},
+    path::PathBuf,
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use mdgw_subscriber::{KeyError, TagPolicy, load_tag_key};
 
 /// Parses the command line, runs the subcommand, reports its error.
 #[must_use]
@@ -154,6 +156,12 @@ enum Outcome {
     Done,
     /// The check failed or the request was refused; exit code 1.
     No,
+}
+
+/// The policy of `--tag-key`: packets need a tag under one of these keys. Without a key every packet is accepted.
+fn tag_policy(key_files: &[PathBuf]) -> Result<TagPolicy, KeyError> {
+    let keys = key_files.iter().map(|path| load_tag_key(path));
+    Ok(TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false })
 }
 
 /// Writes text to standard output and flushes it. The error may be a closed pipe, which [`run()`] treats as success.

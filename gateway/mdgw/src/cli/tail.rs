@@ -29,7 +29,6 @@ use mdgw_feeds::{
 use mdgw_runtime::config::Resolved;
 use mdgw_subscriber::{
     ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, TagPolicy,
-    load_tag_key,
 };
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
@@ -37,7 +36,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, print, run::TsRecvArg, warn};
+use super::{Outcome, print, run::TsRecvArg, tag_policy, warn};
 
 /// What to subscribe to: the output of a configuration, or output lines given one by one.
 ///
@@ -190,12 +189,7 @@ impl Args {
         let mut config = SubscriberConfig::new(lines);
         config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
         config.sources = if self.sources.is_empty() { sources } else { self.sources.clone() };
-        let tags = if self.tag_keys.is_empty() {
-            tags
-        } else {
-            let keys = self.tag_keys.iter().map(|path| load_tag_key(path));
-            TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false }
-        };
+        let tags = if self.tag_keys.is_empty() { tags } else { tag_policy(&self.tag_keys)? };
         config.receiver = ReceiverConfig {
             tags,
             group: self.group.map_or(group, GroupId),

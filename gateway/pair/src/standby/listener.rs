@@ -326,7 +326,7 @@ impl Standby {
                 fence,
                 takeover,
                 gauges,
-                gap_until: logged_through,
+                gap_until: None,
                 tags,
                 tag_alarm: TagAlarm::default(),
                 outdated_leader: OutdatedLeaderWatch::default(),
@@ -431,7 +431,7 @@ struct Channel {
     fence: Arc<Fence>,
     takeover: Arc<TakeoverShared>,
     gauges: ChannelGauges,
-    /// End of the last gap that the other gateway has declared, or of the own log at the start: a recorded packet declares no new gap.
+    /// End of the last gap that the other gateway has declared.
     gap_until: Option<StreamPosition>,
     tags: TagPolicy,
     tag_alarm: TagAlarm,

@@ -70,14 +70,14 @@ fn check_is_apart(tag: &Path, election: Option<&ElectionConfig>) -> Result<(), T
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{fs, os::unix::fs::PermissionsExt as _};
 
     use mdgw_feeds::{drop_reason::DropReason, published::tag::TagUse};
 
     use super::*;
 
-    fn write_key(path: &Path, digits: &str) {
+    pub(in crate::config) fn write_key(path: &Path, digits: &str) {
         fs::write(path, digits).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
     }

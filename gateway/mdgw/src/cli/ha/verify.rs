@@ -9,13 +9,12 @@ use std::{
 use anyhow::{Context as _, bail};
 use mdgw_captures::capture_file::OpenOptions;
 use mdgw_feeds::identity::GroupId;
-use mdgw_subscriber::{TagPolicy, load_tag_key};
 use mdgw_tools::{
     replay::capture_merge::{CaptureMerge, Window},
     verify::{CapturedPacket, Location, PublishClock, RowsVerifier, Verdict, Verifier, VerifyOptions},
 };
 
-use crate::cli::{Outcome, print, warn};
+use crate::cli::{Outcome, print, tag_policy, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -64,9 +63,8 @@ enum ClockArg {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let keys = args.tag_keys.iter().map(|path| load_tag_key(path));
     let options = VerifyOptions {
-        tags: TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false },
+        tags: tag_policy(&args.tag_keys)?,
         group: args.group.map(GroupId),
         clock: match args.by {
             ClockArg::Send => PublishClock::Sender,

@@ -83,12 +83,12 @@ fn addresses(election: &ElectionConfig) -> impl Iterator<Item = (&'static str, S
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
+    use std::fs;
 
     use mdgw_election::access::{EtcdConfig, StoreAccess};
 
     use super::*;
-    use crate::config::{Resolved, host::Host};
+    use crate::config::{Resolved, host::Host, tag_keys::tests::write_key};
 
     /// The shipped configuration for `quorum`, with a link, its files in `folder` and its own address `address`.
     fn voting(folder: &Path, address: &str) -> Resolved {
@@ -102,11 +102,6 @@ mod tests {
 
     fn election(config: &Resolved) -> &ElectionConfig {
         config.election.as_ref().unwrap()
-    }
-
-    fn write_key(path: &Path, digits: &str) {
-        fs::write(path, digits).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     #[test]
