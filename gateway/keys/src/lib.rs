@@ -51,7 +51,7 @@ impl fmt::Debug for KeyBytes {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The operating system refused.
-    #[error("cannot read key file {}: {source}{}", path.display(), advice(path, source))]
+    #[error("cannot read key file {}{}: {source}", path.display(), advice(path, source))]
     Io {
         /// Path of the key file.
         path: PathBuf,
@@ -84,7 +84,7 @@ fn advice(path: &Path, error: &io::Error) -> String {
         return String::new();
     }
     format!(
-        "; copy the key of the deployment to it, or create the first with (umask 077; openssl rand -hex {KEY_BYTES} > {})",
+        " (copy the key of the deployment to it, or create the first: umask 077; openssl rand -hex {KEY_BYTES} > {})",
         path.display()
     )
 }
@@ -128,6 +128,10 @@ mod tests {
         };
         let missing = KeyBytes::load(&path).unwrap_err().to_string();
         assert!(missing.contains("openssl rand -hex 32"), "{missing}");
+        assert!(
+            missing.ends_with("No such file or directory (os error 2)"),
+            "a chain of errors ends with its cause: {missing}"
+        );
         let digits = "0a".repeat(32);
         assert_eq!(load(&format!("{digits}\n"), 0o600).unwrap(), KeyBytes([10; 32]));
         let mixed = "0123456789abcdefABCDEF".repeat(3);
