@@ -227,10 +227,10 @@ pub struct DispatchConfig {
     pub wait: WaitPolicy,
     /// When a follower is promoted; the default is [`PromotionPolicy::default_for`].
     pub promotion: Option<PromotionPolicy>,
-    /// Maximum number of events that one turn claims, 1..=1024. A larger number costs less per packet, but binds more
+    /// Maximum number of events that one turn claims, 1..=256. A larger number costs less per packet, but binds more
     /// channels to one thread; 8 to 64 is a good range.
     pub batch_events_max: usize,
-    /// Maximum number of packets that one claim takes, so that a busy channel cannot occupy a thread. The reorder
+    /// Maximum number of packets that one claim takes, 1..=1024, so that a busy channel cannot occupy a thread. The reorder
     /// window must be larger than the number of messages in that many packets.
     pub quota_packets: usize,
     /// How long a thread spins before it parks ([`WaitPolicy::SpinThenPark`]).

@@ -25,6 +25,10 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
+/// Maximum number of events of one wait, and so of one turn. A thread that claims more in one turn no longer shares its
+/// work with the others.
+pub const EVENTS_MAX: usize = 256;
+
 /// An event returned by a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -85,7 +89,7 @@ pub trait HandleSet: Send + Sync {
 
 /// The thread's part. Created on the thread that uses it, and not moved to another.
 pub trait ThreadIo {
-    /// Waits, as the leader, and pushes at most `room` events.
+    /// Waits, as the leader, and pushes at most `room` events; `room` is at most [`EVENTS_MAX`].
     ///
     /// # Errors
     /// The kernel's error. An interrupted wait is no error and returns no events.

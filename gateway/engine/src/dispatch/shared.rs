@@ -6,7 +6,7 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw_sys::{affinity, handle::ChannelIndex};
+use mdgw_sys::{affinity, batch::ReceiveBatch, handle::ChannelIndex};
 
 use super::{
     claim::{Claim, DeferredClaim, PendingEvents},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     dispatch::{ChannelHandler, DispatchConfig, FailReason, PromotionPolicy, StartError, ThreadConfig, WaitPolicy},
-    handle_set::HandleSet,
+    handle_set::{EVENTS_MAX, HandleSet},
 };
 
 /// State that the threads of a pool share.
@@ -124,11 +124,14 @@ impl Settings {
         if threads.is_empty() {
             return Err(StartError::InvalidSetting("a pool needs at least one thread"));
         }
-        if !(1..=BATCH_EVENTS_MAX).contains(&config.batch_events_max) {
-            return Err(StartError::InvalidSetting("batch_events_max must be in 1..=1024"));
+        if !(1..=EVENTS_MAX).contains(&config.batch_events_max) {
+            return Err(StartError::InvalidSetting("batch_events_max must be in 1..=256"));
         }
-        if config.quota_packets == 0 || config.inbox_messages_max == 0 {
-            return Err(StartError::InvalidSetting("quota_packets and inbox_messages_max must be at least 1"));
+        if !(1..=ReceiveBatch::ROWS_MAX).contains(&config.quota_packets) {
+            return Err(StartError::InvalidSetting("quota_packets must be in 1..=1024"));
+        }
+        if config.inbox_messages_max == 0 {
+            return Err(StartError::InvalidSetting("inbox_messages_max must be at least 1"));
         }
         if delivers_data && threads.len() > 1 {
             return Err(StartError::InvalidSetting("a handle set that delivers datagrams serves a pool of one thread"));
@@ -158,8 +161,8 @@ impl Settings {
     }
 }
 
-/// Largest allowed `batch_events_max`. A thread that claims more in one turn no longer shares its work with the others.
-const BATCH_EVENTS_MAX: usize = 1_024;
+// The texts of `check` name both limits.
+const _: () = assert!(EVENTS_MAX == 256 && ReceiveBatch::ROWS_MAX == 1_024);
 
 /// Text of a panic, for logs.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {

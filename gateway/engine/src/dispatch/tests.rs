@@ -378,7 +378,9 @@ fn an_impossible_configuration_is_refused_before_any_thread_runs() {
     let bad_priority =
         ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100), progress: None };
     assert!(matches!(start(&threads(vec![bad_priority])), Err(StartError::Priority { thread: 0, priority: 100, .. })));
-    for (batch_events_max, quota_packets, inbox_messages_max) in [(0, 1, 1), (1_025, 1, 1), (1, 0, 1), (1, 1, 0)] {
+    for (batch_events_max, quota_packets, inbox_messages_max) in
+        [(0, 1, 1), (257, 1, 1), (1, 0, 1), (1, 1_025, 1), (1, 1, 0)]
+    {
         let config =
             DispatchConfig { batch_events_max, quota_packets, inbox_messages_max, ..DispatchConfig::default() };
         assert!(matches!(start(&config), Err(StartError::InvalidSetting(_))));

@@ -19,7 +19,7 @@ use mdgw_sys::{
     sockets,
 };
 
-use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
+use crate::handle_set::{EVENTS_MAX, Event, HandleSet, ThreadIo, Wait};
 
 /// One `#[test]` for each promise, with sets made by the given closure.
 macro_rules! for_each_backend_test {
@@ -40,7 +40,7 @@ macro_rules! for_each_backend_test {
     };
     (several threads: $make:expr) => {
         $crate::handle_set::backend_tests::for_each_backend_test!($make);
-        $crate::handle_set::backend_tests::for_each_backend_test!($make; leadership_moves_between_threads_without_loss,);
+        $crate::handle_set::backend_tests::for_each_backend_test!($make; leadership_moves_between_threads_without_loss, one_wait_returns_as_many_events_as_a_turn_may_claim,);
     };
     ($make:expr; $($backend_test:ident,)*) => {
         $(#[test]
@@ -235,6 +235,16 @@ pub(super) fn a_small_event_limit_loses_no_event<S: HandleSet>(set: &S) {
     }
     seen.sort_unstable();
     assert_eq!(seen, [0, 1, 2, 3, 4]);
+}
+
+/// For sets that deliver readiness: a ring that delivers data hands over as many completions as the kernel runs at a time.
+pub(super) fn one_wait_returns_as_many_events_as_a_turn_may_claim<S: HandleSet>(set: &S) {
+    let pairs: Vec<_> = (0..100).map(|channel| SocketPair::new(channel, Line::A).added_to(set)).collect();
+    let mut reader = EventReader::new(set, &pairs);
+    while !reader.wait_and_read(Wait::Block, EVENTS_MAX, |_, _| {}).contains(&Event::Wake) {}
+    while !reader.wait_and_read(Wait::Poll, EVENTS_MAX, |_, _| {}).is_empty() {}
+    pairs.iter().for_each(|pair| assert_eq!(pair.sender.send(b"x").unwrap(), 1));
+    assert_eq!(reader.wait_and_read(Wait::Block, EVENTS_MAX, |_, _| {}).len(), pairs.len());
 }
 
 pub(super) fn datagrams_queued_before_a_socket_was_added_are_received<S: HandleSet>(set: &S) {

@@ -18,9 +18,7 @@ use mdgw_sys::{
     handle::{Handle, LineSet},
 };
 
-pub(in crate::handle_set) use self::ready::{
-    EVENTS_MAX, EventBuffer, KernelEvent, NO_EVENT, ReadySet, Signals, to_event,
-};
+pub(in crate::handle_set) use self::ready::{EventBuffer, KernelEvent, NO_EVENT, ReadySet, Signals, to_event};
 use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
 
 /// The shared part of an epoll set.

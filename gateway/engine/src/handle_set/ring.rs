@@ -33,8 +33,8 @@ pub use self::multishot::{MultishotIo, MultishotSet};
 #[cfg(all(test, not(feature = "loom")))]
 pub(crate) use self::shared_ring::SharedRingSet;
 use self::submission::{Request, Ring};
-use super::epoll::{EVENTS_MAX, EventBuffer, KernelEvent, NO_EVENT, ReadySet, to_event};
-use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
+use super::epoll::{EventBuffer, KernelEvent, NO_EVENT, ReadySet, to_event};
+use crate::handle_set::{EVENTS_MAX, Event, HandleSet, ThreadIo, Wait};
 
 /// How a ring waits for the epoll set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,7 @@ impl HandleSet for RingSet {
             armed: false,
             wait_buffer: PinnedArray::new(EVENTS_MAX, |_| NO_EVENT),
             poll_buffer: EventBuffer::new(),
+            events_per_request: EVENTS_PER_REQUEST_MIN,
             undelivered: Vec::with_capacity(EVENTS_MAX),
             fault: None,
         })
@@ -115,6 +116,8 @@ pub struct RingIo {
     wait_buffer: PinnedArray<KernelEvent>,
     /// Where `epoll_wait` puts the events.
     poll_buffer: EventBuffer,
+    /// Events that the next request takes at most.
+    events_per_request: usize,
     /// Events that were not returned yet. The last one is returned first.
     undelivered: Vec<Event>,
     /// Why a wait ended without events. The next wait returns the error, whatever call saw it.
@@ -126,12 +129,12 @@ impl RingIo {
         let set = types::Fd(self.ready.epoll());
         let request = match self.wait_method {
             EpollWaitMethod::Events => {
-                let count = u32::try_from(EVENTS_MAX).unwrap_or(1);
+                let count = u32::try_from(self.events_per_request).unwrap_or(1);
                 opcode::EpollWait::new(set, self.wait_buffer.at(0).cast(), count).build()
             }
             EpollWaitMethod::Readiness => opcode::PollAdd::new(set, u32::from(libc::POLLIN.unsigned_abs())).build(),
         };
-        // SAFETY: the kernel writes at most `EVENTS_MAX` events to `wait_buffer`, which has that many. It is read only
+        // SAFETY: the kernel writes at most `events_per_request` events to `wait_buffer`, which has room for `EVENTS_MAX`. It is read only
         // after the request has completed, and freed only after the request was cancelled (`drop`).
         unsafe { self.ring.push(request, Request::Wait)? };
         self.armed = true;
@@ -166,7 +169,7 @@ impl RingIo {
                 }
             }
             EpollWaitMethod::Readiness => {
-                let seen = self.ready.wait(Wait::Poll, EVENTS_MAX, &mut self.poll_buffer)?;
+                let seen = self.ready.wait(Wait::Poll, self.events_per_request, &mut self.poll_buffer)?;
                 self.undelivered.extend(seen.iter().rev().map(to_event));
             }
         }
@@ -186,6 +189,7 @@ impl ThreadIo for RingIo {
     fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
         if self.undelivered.is_empty() && self.leftover.is_empty() {
             if !self.armed {
+                self.events_per_request = room.clamp(EVENTS_PER_REQUEST_MIN, EVENTS_MAX);
                 self.arm()?;
             }
             // Spinning costs a read of memory: the ring is entered only for a newly armed request or if the kernel has
@@ -311,6 +315,9 @@ fn without(set: LineSet, line: Line) -> LineSet {
     LineSet(set.0 & !LineSet::default().with(line).0)
 }
 
+/// Events that a request takes at least, if that many are ready: a small `room` then needs a request every few waits
+/// only.
+const EVENTS_PER_REQUEST_MIN: usize = 64;
 /// Requests for each socket in the first submission: usually one datagram has arrived, and the second request finds the
 /// socket empty. Each later submission has four times as many.
 const FIRST_REQUESTS_PER_SOCKET: usize = 2;

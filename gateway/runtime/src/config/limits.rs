@@ -1,5 +1,8 @@
 //! Bounds and defaults of every number in the configuration, with the reason for the default.
 
+use mdgw_engine::handle_set::EVENTS_MAX;
+use mdgw_sys::batch::ReceiveBatch;
+
 /// The allowed values of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bound {
@@ -34,10 +37,12 @@ pub(crate) const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "second
 pub(crate) const THREADS: Bound = bound(1, 64, 1, "threads");
 /// Core numbers: those that a kernel core set can hold.
 pub(crate) const CORE: Bound = bound(0, 1_023, 0, "core number");
-/// Packets that one claim may process before other channels get a turn: keeps one hot channel from holding a thread.
-pub(crate) const QUOTA: Bound = bound(1, 4_096, 64, "packets");
-/// Events claimed in one turn: measured between 8 and 64, where the cost per event is flat.
-pub(crate) const BATCH: Bound = bound(1, 256, 32, "events");
+/// Packets that one claim may process before other channels get a turn: keeps one hot channel from holding a thread. The
+/// maximum is what one receive batch holds.
+pub(crate) const QUOTA: Bound = bound(1, ReceiveBatch::ROWS_MAX as i64, 64, "packets");
+/// Events claimed in one turn: measured between 8 and 64, where the cost per event is flat. The maximum is that of one
+/// wait.
+pub(crate) const BATCH: Bound = bound(1, EVENTS_MAX as i64, 32, "events");
 /// How long a leader of `spin-then-park` polls before it blocks: a few times the cost of a wake.
 pub(crate) const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
 /// SCHED_FIFO priority; 0 leaves the thread in the ordinary class.

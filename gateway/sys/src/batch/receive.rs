@@ -72,16 +72,18 @@ pub struct ReceiveBatch {
 impl ReceiveBatch {
     /// Packets of a default batch, also the default quota of one claim.
     pub const PACKETS_MAX: usize = 64;
+    /// Largest batch: the limit of one system call (`UIO_MAXIOV`).
+    pub const ROWS_MAX: usize = 1_024;
     /// Bytes per datagram: enough for any datagram in a 1,500-byte Ethernet frame.
     pub const DATAGRAM_BYTES_MAX: usize = 2_048;
 
     /// Allocates and touches all memory of the batch.
     ///
     /// # Panics
-    /// If `packets_max` is 0 or above 1,024 (the limit of one system call).
+    /// If `packets_max` is 0 or above [`Self::ROWS_MAX`].
     #[must_use]
     pub fn new(packets_max: usize, datagram_bytes_max: usize) -> Self {
-        assert!((1..=1_024).contains(&packets_max), "packets_max {packets_max}: 1 to 1,024");
+        assert!((1..=Self::ROWS_MAX).contains(&packets_max), "packets_max {packets_max}: 1 to {}", Self::ROWS_MAX);
         let rows = Rows::new(packets_max, datagram_bytes_max);
         let free = (0..=u16::MAX).take(packets_max).collect();
         Self {

@@ -19,10 +19,7 @@ use rustix::{
     time::{TimerfdClockId, TimerfdFlags, timerfd_create},
 };
 
-use crate::handle_set::{Event, Wait};
-
-/// Maximum number of events of one wait.
-pub(in crate::handle_set) const EVENTS_MAX: usize = 64;
+use crate::handle_set::{EVENTS_MAX, Event, Wait};
 
 /// An event as the kernel writes it.
 pub(in crate::handle_set) type KernelEvent = epoll::Event;

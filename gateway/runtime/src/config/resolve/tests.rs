@@ -186,6 +186,10 @@ fn wrong_types_and_values_name_key_value_and_range() {
         expect!["x.toml:6:13: pool[0].cores[1]: 4096: must be between 0 and 1023 (core number)"],
     );
     refused(
+        &with_edit("wait = \"spin\"", "wait = \"spin\"\nquota = 1025"),
+        expect!["x.toml:8:9: pool[0].quota: 1025: must be between 1 and 1024 (packets)"],
+    );
+    refused(
         &with_edit("\"spin\"", "\"sleep\""),
         expect![[r#"x.toml:7:8: pool[0].wait: "sleep": must be one of: spin, park, spin-then-park"#]],
     );
