@@ -188,6 +188,8 @@ struct SocketSlot {
     raw_fd: RawFd,
     handle: Handle,
     state: SlotState,
+    /// Open until the receive has ended. `None` in a free slot.
+    socket: Option<Arc<OwnedFd>>,
     first: u16,
     last: u16,
 }
@@ -218,8 +220,6 @@ impl MultishotIo {
     fn new(shared: Arc<Shared>, buffer_count: u16) -> io::Result<Self> {
         // Every filled buffer and every request has a completion, so the queue never overflows.
         let ring = Ring::new(SUBMISSIONS, COMPLETIONS + 2 * u32::from(buffer_count))?;
-        let sockets_max = u32::try_from(MultishotSet::SOCKETS_MAX).unwrap_or(u32::MAX);
-        ring.reserve_sockets(sockets_max)?;
         let buffers = BufferRing::new(&ring, buffer_count)?;
         {
             let mut sockets_watched = shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,19 +295,19 @@ impl MultishotIo {
         };
         for change in changes {
             match change {
-                Change::Add { raw_fd, handle, socket } => self.open(raw_fd, handle, &socket)?,
+                Change::Add { raw_fd, handle, socket } => self.open(raw_fd, handle, socket)?,
                 Change::Remove { raw_fd } => self.close(raw_fd)?,
             }
         }
         Ok(())
     }
 
-    fn open(&mut self, raw_fd: RawFd, handle: Handle, socket: &OwnedFd) -> io::Result<()> {
-        let opened = SocketSlot { raw_fd, handle, state: SlotState::Idle, first: NONE, last: NONE };
+    fn open(&mut self, raw_fd: RawFd, handle: Handle, socket: Arc<OwnedFd>) -> io::Result<()> {
+        let opened =
+            SocketSlot { raw_fd, handle, state: SlotState::Idle, socket: Some(socket), first: NONE, last: NONE };
         let free = self.slots.iter().position(|slot| slot.state == SlotState::Free);
         let number = free.unwrap_or(self.slots.len());
         let slot = u16::try_from(number).map_err(io::Error::other)?;
-        self.ring.set_socket(slot, socket.as_raw_fd())?;
         match self.slots.get_mut(number) {
             Some(slot) => *slot = opened,
             None => self.slots.push(opened),
@@ -325,25 +325,48 @@ impl MultishotIo {
             self.buffers.provide(id);
         }
         self.ready_slots.retain(|on_other| *on_other != slot);
-        let state = self.slots[number].state;
-        self.slots[number].state = SlotState::Closing;
-        if state == SlotState::Receiving {
-            let cancel = opcode::AsyncCancel::new(Request::Multishot(slot).user_data()).build();
-            // SAFETY: the request holds no pointer.
-            return unsafe { self.ring.push(cancel, Request::Cancel) };
+        if self.slots[number].state == SlotState::Receiving {
+            return self.cancel_receive(slot);
         }
         self.idle.retain(|on_other| *on_other != slot);
-        self.free(slot)
+        self.free(slot);
+        Ok(())
     }
 
-    fn free(&mut self, slot: u16) -> io::Result<()> {
-        self.slots[usize::from(slot)].state = SlotState::Free;
-        self.ring.set_socket(slot, -1)
+    fn cancel_receive(&mut self, slot: u16) -> io::Result<()> {
+        self.slots[usize::from(slot)].state = SlotState::Closing;
+        let cancel = opcode::AsyncCancel::new(Request::Multishot(slot).user_data()).build();
+        // SAFETY: the request holds no pointer.
+        unsafe { self.ring.push(cancel, Request::Cancel) }
+    }
+
+    /// Ends all receives, so that the ring holds no socket any more. The kernel ends the requests of a closed ring some
+    /// time later only, and until then their sockets would keep their ports.
+    fn end_receives(&mut self) -> io::Result<()> {
+        for number in 0..self.slots.len() {
+            if let (SlotState::Receiving, Ok(slot)) = (self.slots[number].state, u16::try_from(number)) {
+                self.cancel_receive(slot)?;
+            }
+        }
+        while self.slots.iter().any(|slot| slot.state == SlotState::Closing) {
+            self.ring.enter(1)?;
+            self.reap(|_, _| {});
+        }
+        Ok(())
+    }
+
+    fn free(&mut self, slot: u16) {
+        let slot = &mut self.slots[usize::from(slot)];
+        slot.state = SlotState::Free;
+        slot.socket = None;
     }
 
     fn arm(&mut self, slot: u16) -> io::Result<()> {
+        let Some(socket) = &self.slots[usize::from(slot)].socket else { return Ok(()) };
         let message_template = self.message_template.at(0);
-        let receive = opcode::RecvMsgMulti::new(types::Fixed(slot.into()), message_template, GROUP).build();
+        // Not a registered socket: the kernel takes that from a dying process some time after its end only, and a new process
+        // could not bind the port. A receive is armed so seldom that looking up the descriptor costs nothing.
+        let receive = opcode::RecvMsgMulti::new(types::Fd(socket.as_raw_fd()), message_template, GROUP).build();
         // SAFETY: the kernel reads `message_template`, which lives as long as `self`. It writes to buffers of the
         // group, which it owns until it has filled them, and which are taken back before they are freed (`drop`).
         unsafe { self.ring.push(receive, Request::Multishot(slot))? };
@@ -400,8 +423,7 @@ impl MultishotIo {
             }
         });
         while let Some(slot) = self.closing_done.pop() {
-            let freed = self.free(slot);
-            self.fault = self.fault.take().or_else(|| freed.err());
+            self.free(slot);
         }
     }
 
@@ -488,6 +510,8 @@ impl ThreadIo for MultishotIo {
 
 impl Drop for MultishotIo {
     fn drop(&mut self) {
+        // After an error the ring's requests end when the kernel ends them; nothing else depends on it.
+        let _ring_failed = self.end_receives();
         self.buffers.unregister(&self.ring);
         self.shared.has_owner.store(false, Ordering::Release);
     }
@@ -521,7 +545,7 @@ const NONE: u16 = u16::MAX;
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::{net::UdpSocket, os::fd::AsFd};
 
     use super::*;
     use crate::handle_set::backend_tests::{self, SocketPair};
@@ -589,6 +613,28 @@ mod tests {
             io.take_provided(pair.handle, &mut batch);
         }
         assert_eq!(batch.get(0).unwrap().bytes, b"later");
+    }
+
+    #[test]
+    fn a_port_is_free_as_soon_as_the_thread_has_ended() {
+        for _ in 0..20 {
+            let set = MultishotSet::new(16).unwrap();
+            let pairs: Vec<_> = (0..8).map(|channel| SocketPair::new(channel, Line::A)).collect();
+            let mut io = set.thread_io().unwrap();
+            for pair in &pairs {
+                set.add(pair.receiver.as_fd(), pair.handle).unwrap();
+                assert_eq!(pair.sender.send(b"x").unwrap(), 1);
+            }
+            let mut events = Vec::new();
+            while events.len() < pairs.len() {
+                io.wait(Wait::Block, 8, &mut events).unwrap();
+            }
+            let addresses: Vec<_> = pairs.iter().map(|pair| pair.receiver.local_addr().unwrap()).collect();
+            drop((io, set, pairs));
+            for address in addresses {
+                UdpSocket::bind(address).unwrap();
+            }
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
 
-use std::{fmt, io, os::fd::RawFd};
+use std::{fmt, io};
 
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 use mdgw_sys::batch::{PACKETS_MAX, SendBatch};
@@ -149,16 +149,6 @@ impl Ring {
         for completion in self.ring.completion() {
             each(Request::from_user_data(completion.user_data()), completion.result(), completion.flags());
         }
-    }
-
-    /// Makes room for registered sockets.
-    pub(super) fn reserve_sockets(&self, count: u32) -> io::Result<()> {
-        self.ring.submitter().register_files_sparse(count)
-    }
-
-    /// Registers a socket in a slot, or clears the slot (-1). The ring keeps the socket open meanwhile.
-    pub(super) fn set_socket(&self, slot: u16, socket: RawFd) -> io::Result<()> {
-        self.ring.submitter().register_files_update(slot.into(), &[socket]).map(drop)
     }
 
     /// Registers a ring of provided buffers.
