@@ -594,3 +594,35 @@ fn without_polls_a_gateway_that_receives_nothing_wastes_generations() {
     assert!(with <= 3 * 20, "{with} generations in 20 runs with two elections each");
     assert!(without >= 2 * with, "{without} generations without polls, {with} with");
 }
+
+/// A leader receives nothing more from the other voters, and the standby is less fit. Returns how long nobody led, at most
+/// 100 leases.
+fn silence_behind_a_leader_that_receives_nothing(seed: u64, safeguards: QuorumSafeguards) -> u64 {
+    let mut cluster = QuorumCluster::new(seed, QuorumSetup { safeguards, ..PAIR });
+    cluster.run_for(200 * MS);
+    let leader = cluster.leading().expect("a gateway leads");
+    let standby = NodeId(3 - leader.0);
+    cluster.input(standby, Input::Fitness(Fitness { stalled: true, ..Fitness::default() }));
+    cluster.run_for(50 * MS);
+    assert_eq!(cluster.leading(), Some(leader));
+    [standby, NodeId(3)].into_iter().for_each(|other| cluster.cut(other, leader));
+    cluster.run_until(|cluster| cluster.leading().is_none());
+    let closed_ns = cluster.now_ns();
+    cluster
+        .run_until(|cluster| cluster.leading().is_some() || cluster.now_ns() > closed_ns + 100 * PAIR.timing.lease_ns);
+    assert_eq!(cluster.violation, None);
+    assert_ne!(cluster.leading(), Some(leader));
+    cluster.now_ns() - closed_ns
+}
+
+#[test]
+fn a_gateway_that_receives_nothing_does_not_hold_back_a_less_fit_one() {
+    let lease_ns = PAIR.timing.lease_ns;
+    let silence_ns = |safeguards| {
+        (0..50).map(|seed| silence_behind_a_leader_that_receives_nothing(seed, safeguards)).max().expect("seeds")
+    };
+    let with_ns = silence_ns(QuorumSafeguards::ALL);
+    assert!(with_ns < 2 * lease_ns, "nobody led for {with_ns} ns");
+    let without_ns = silence_ns(QuorumSafeguards { yields_if_unanswered: false, ..QuorumSafeguards::ALL });
+    assert!(without_ns > 100 * lease_ns, "{without_ns} ns without the rule");
+}

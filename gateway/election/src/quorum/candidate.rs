@@ -390,8 +390,19 @@ impl Candidate {
             session,
             lease_ns: self.config.timing.lease_ns,
             fitness: self.fitness,
-            eligibility: if self.is_closing() { Eligibility::Joining } else { self.eligibility },
+            eligibility: self.stated_eligibility(),
             operation,
+        }
+    }
+
+    /// The eligibility that voters and peers are told. A voter refuses less fit gateways while a fitter one asks, so a
+    /// gateway that no majority answers, and that cannot win, must not ask as an eligible one.
+    fn stated_eligibility(&self) -> Eligibility {
+        let is_unanswered = matches!(self.connection, ConnectionState::Suspended | ConnectionState::Lost);
+        if self.is_closing() || (is_unanswered && self.safeguards.yields_if_unanswered) {
+            Eligibility::Joining
+        } else {
+            self.eligibility
         }
     }
 
@@ -477,7 +488,7 @@ impl Core for Candidate {
     }
 
     fn peer_state(&self, now: MonoNs) -> PeerState {
-        PeerState::at(now, &self.config.member, self.config.configuration, self.eligibility, self.fitness)
+        PeerState::at(now, &self.config.member, self.config.configuration, self.stated_eligibility(), self.fitness)
     }
 
     fn view(&self) -> View {

@@ -123,6 +123,8 @@ pub struct QuorumSafeguards {
     pub raises_in_place: bool,
     /// The fence takes a raised epoch only when a majority has voted for it.
     pub raises_once_voted: bool,
+    /// A gateway that no majority of voters answers does not keep them from voting for a less fit one.
+    pub yields_if_unanswered: bool,
 }
 
 impl QuorumSafeguards {
@@ -135,6 +137,7 @@ impl QuorumSafeguards {
         compares_whole_epochs: true,
         raises_in_place: true,
         raises_once_voted: true,
+        yields_if_unanswered: true,
     };
 }
 
