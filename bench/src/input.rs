@@ -79,8 +79,13 @@ impl SyntheticDay {
 }
 
 /// Smallest limits. The memory sizes that the documents report are for these limits; a larger day gets larger limits.
-const LIMITS_MIN: BookLimits =
-    BookLimits { instruments_max: 8_001, orders_max: 1_000_000, levels_max: 1_000_000, order_hash_seed: 0 };
+const LIMITS_MIN: BookLimits = BookLimits {
+    instruments_max: 8_001,
+    orders_max: 1_000_000,
+    levels_max: 1_000_000,
+    order_hash_seed: 0,
+    prefault: true,
+};
 
 /// Limits for the orders, levels and instruments of the day. Live orders are counted as orders added minus orders
 /// deleted. That is an upper bound, since a fully executed order has no delete message. Each order may have its own

@@ -26,6 +26,7 @@ pub mod store;
 
 pub use fault::{BookFault, BookFaultCounts};
 pub use ladder::{BookView, Levels};
+use zerocopy::FromZeros;
 
 /// Dense index of an instrument within a channel: the stock locate of ITCH, the index in the symbol table of IEX.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,7 +66,7 @@ impl Side {
 }
 
 /// The orders at one price on one side.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 pub struct Level {
     /// Price in 1e-9.
     pub price_e9: i64,
@@ -75,7 +76,7 @@ pub struct Level {
     pub order_count: u32,
 }
 
-/// Capacity of one channel's books. All of it is allocated and prefaulted by `new`.
+/// Capacity of one channel's books. All of it is allocated by `new`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BookLimits {
     /// Instrument indices are below this. ITCH locates run from 1 to a little over the number of listed stocks.
@@ -87,11 +88,20 @@ pub struct BookLimits {
     /// Mixed into the hash of order ids. A secret seed prevents a hostile venue from choosing ids that collide. The
     /// content of the books does not depend on it.
     pub order_hash_seed: u64,
+    /// Whether `new` makes all pages present, so that no message takes a page fault. Without it, most of the memory is
+    /// touched only as it is used, and a start is quick.
+    pub prefault: bool,
 }
 
 impl Default for BookLimits {
     fn default() -> Self {
-        Self { instruments_max: 16_384, orders_max: 4_000_000, levels_max: 1_000_000, order_hash_seed: 0 }
+        Self {
+            instruments_max: 16_384,
+            orders_max: 4_000_000,
+            levels_max: 1_000_000,
+            order_hash_seed: 0,
+            prefault: true,
+        }
     }
 }
 

@@ -262,7 +262,7 @@ pub fn channel(input: &[u8]) {
     let mut config = ChannelConfig::new(ChannelId(1), feed);
     config.schemas = SchemaSet(0xff);
     config.date = TradingDate::from_yyyymmdd(20_190_130);
-    config.books = BookLimits { instruments_max: 64, orders_max: 256, levels_max: 256, order_hash_seed: 0 };
+    config.books = BookLimits { instruments_max: 64, orders_max: 256, levels_max: 256, ..BookLimits::default() };
     config.arbiter.window_packets = 64;
     let mut channel = Channel::new(config);
     let mut sink = OrderCheckingSink::default();

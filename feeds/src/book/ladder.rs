@@ -285,7 +285,7 @@ impl Ladders {
         Self {
             books: memory::prefaulted(Book::EMPTY, limits.instruments_max as usize),
             lens: memory::prefaulted(PerSide([EMPTY_LEN; 2]), limits.instruments_max as usize),
-            trees: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max),
+            trees: LevelTrees::new(sides.min(levels_max / HOT_MIN), levels_max, limits.prefault),
             level_count: 0,
             levels_max: limits.levels_max,
         }

@@ -6,6 +6,8 @@
 //!
 //! A key is a price mapped so that the better price is the larger key on both sides (see [`super::ladder`]).
 
+use zerocopy::FromZeros;
+
 use super::{Level, memory};
 
 /// A tree: its root node and its number of inner levels. Without a root it is empty.
@@ -40,11 +42,11 @@ pub(super) struct LevelTrees<const C: usize> {
     inners_free: Vec<u32>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Leaf<const C: usize>([Level; C]);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C, align(64))]
 struct Inner<const C: usize> {
     /// All keys below child `i` are at least `lows[i]` and less than `lows[i + 1]`. `lows[0]` is not used.
@@ -58,18 +60,17 @@ impl<const C: usize> LevelTrees<C> {
         assert!(C >= 4 && C <= 1 << 15);
         C / 2
     };
-    const VACANT: Level = Level { price_e9: 0, size: 0, order_count: 0 };
 
     /// Room for `levels_max` levels in up to `trees_max` trees.
-    pub(super) fn new(trees_max: usize, levels_max: usize) -> Self {
+    pub(super) fn new(trees_max: usize, levels_max: usize, prefault: bool) -> Self {
         let leaves = levels_max / Self::HALF + trees_max + usize::from(HEIGHT_MAX);
         // Each inner level has at most one node per `HALF` nodes below, and each tree has a root that may have fewer.
         let inners = leaves / (Self::HALF - 1) + trees_max.min(levels_max / C) + 2 * usize::from(HEIGHT_MAX);
         Self {
-            leaves: memory::prefaulted(Leaf([Self::VACANT; C]), leaves),
+            leaves: memory::zeroed(leaves, prefault),
             lens: vec![0; leaves],
             free: free_list(leaves),
-            inners: memory::prefaulted(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
+            inners: memory::zeroed(inners, prefault),
             inners_free: free_list(inners),
         }
     }
@@ -689,7 +690,7 @@ mod tests {
         /// Small chunks make tall trees: splits, merges and borrowing on every inner level.
         #[test]
         fn a_level_tree_matches_a_sorted_map(steps in steps()) {
-            let mut trees = LevelTrees::<4>::new(1, 1_000);
+            let mut trees = LevelTrees::<4>::new(1, 1_000, true);
             let all_free = trees.free_counts();
             let mut root = Root::EMPTY;
             let mut model = BTreeMap::new();
@@ -730,7 +731,7 @@ mod tests {
     #[test]
     fn the_pool_holds_its_configured_levels_for_any_insertion_order() {
         for stride in [1_i64, 7_919, -1] {
-            let mut trees = LevelTrees::<8>::new(1, 10_000);
+            let mut trees = LevelTrees::<8>::new(1, 10_000, true);
             let mut root = Root::EMPTY;
             for index in 0..10_000 {
                 assert!(trees.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
@@ -741,7 +742,7 @@ mod tests {
 
     #[test]
     fn a_full_pool_refuses_inserts_and_stays_consistent() {
-        let mut trees = LevelTrees::<4>::new(0, 0);
+        let mut trees = LevelTrees::<4>::new(0, 0, true);
         let mut root = Root::EMPTY;
         let fitted = (0..1_000).take_while(|key| trees.insert(&mut root, level(*key))).count();
         assert!(fitted < 1_000);

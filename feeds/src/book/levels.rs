@@ -13,7 +13,7 @@ pub struct LevelBooks {
 }
 
 impl LevelBooks {
-    /// Allocates and prefaults all memory.
+    /// Allocates all memory, and prefaults it unless [`BookLimits::prefault`] is off.
     #[must_use]
     pub fn new(limits: BookLimits) -> Self {
         Self { ladders: Ladders::new(&limits), faults: BookFaultCounts::default() }
@@ -150,7 +150,8 @@ mod tests {
         model::{Model, assert_same_book},
     };
 
-    const LIMITS: BookLimits = BookLimits { instruments_max: 2, orders_max: 0, levels_max: 300, order_hash_seed: 0 };
+    const LIMITS: BookLimits =
+        BookLimits { instruments_max: 2, orders_max: 0, levels_max: 300, order_hash_seed: 0, prefault: true };
 
     fn price() -> impl Strategy<Value = i64> {
         const EXTREMES: [i64; 5] = [-PRICE_E9_MAX - 1, -PRICE_E9_MAX, PRICE_E9_MAX, PRICE_E9_MAX + 1, i64::MAX];

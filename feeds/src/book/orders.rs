@@ -21,7 +21,7 @@ pub struct OrderBooks<S: OrderStore = HashStore> {
 }
 
 impl<S: OrderStore> OrderBooks<S> {
-    /// Allocates and prefaults all memory.
+    /// Allocates all memory, and prefaults it unless [`BookLimits::prefault`] is off.
     #[must_use]
     pub fn new(limits: BookLimits) -> Self {
         Self {
@@ -353,7 +353,8 @@ mod tests {
         store::WindowStore,
     };
 
-    const LIMITS: BookLimits = BookLimits { instruments_max: 3, orders_max: 60, levels_max: 40, order_hash_seed: 0 };
+    const LIMITS: BookLimits =
+        BookLimits { instruments_max: 3, orders_max: 60, levels_max: 40, order_hash_seed: 0, prefault: true };
     const ONE: InstrumentIndex = InstrumentIndex(1);
 
     #[derive(Clone, Debug)]
@@ -485,7 +486,8 @@ mod tests {
     #[test]
     fn a_million_levels_on_one_side_fit_and_come_out_in_order() {
         let count = 1_000_000_u32;
-        let limits = BookLimits { instruments_max: 2, orders_max: count, levels_max: count, order_hash_seed: 1 };
+        let limits =
+            BookLimits { instruments_max: 2, orders_max: count, levels_max: count, order_hash_seed: 1, prefault: true };
         let mut books = OrderBooks::<HashStore>::new(limits);
         for number in 1..=count {
             books.add(ONE, u64::from(number), Side::Bid, -i64::from(number), 1).expect("fits");

@@ -6,11 +6,13 @@ pub(crate) mod window;
 pub use hash::HashStore;
 pub use window::WindowStore;
 
+use zerocopy::FromZeros;
+
 use super::{BookFault, BookLimits, InstrumentIndex, OrderView, Side};
 
 /// A table of resting orders, of bounded size.
 pub trait OrderStore {
-    /// Allocates and prefaults all memory.
+    /// Allocates all memory, and prefaults it unless [`BookLimits::prefault`] is off.
     fn new(limits: &BookLimits) -> Self;
 
     /// Removes all orders.
@@ -64,7 +66,7 @@ pub trait OrderStore {
 pub struct OrderSlot(pub(super) usize);
 
 /// One entry: a resting order, or a vacant slot (size 0).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(C, align(32))]
 pub struct Order {
     pub(super) id: u64,

@@ -42,7 +42,7 @@ impl ChannelHarness {
 
     /// With small books and one line, on a fixed date.
     fn config(feed: Feed, schemas: SchemaSet) -> ChannelConfig {
-        let books = BookLimits { instruments_max: 64, orders_max: 2_000, levels_max: 2_000, order_hash_seed: 0 };
+        let books = BookLimits { instruments_max: 64, orders_max: 2_000, levels_max: 2_000, ..BookLimits::default() };
         let arbiter = ArbiterConfig { lines: 2, gap_timeout_ns: 1_000_000, ..ArbiterConfig::default() };
         ChannelConfig {
             schemas,

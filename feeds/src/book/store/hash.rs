@@ -70,21 +70,6 @@ const STRIDE_QUOTIENT_MAX: u64 = 256;
 const GROUPS_MAX: u64 = 1 << 30;
 
 impl HashStore {
-    pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
-        let slots = len_max + len_max / 2;
-        let region_bits = if slots >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
-        let regions = (slots >> region_bits) + 1;
-        Self {
-            slots: memory::prefaulted(Order::VACANT, regions << region_bits),
-            regions,
-            region_bits,
-            len: 0,
-            len_max,
-            id_last: 0,
-            multipliers: MULTIPLIERS.map(|odd| multiplier(odd, seed)),
-        }
-    }
-
     #[inline(always)]
     fn home(&self, order_id: u64) -> usize {
         let [for_region, for_slot] = self.multipliers;
@@ -147,12 +132,27 @@ impl HashStore {
 
 impl OrderStore for HashStore {
     fn new(limits: &BookLimits) -> Self {
-        Self::with_len_max(limits.orders_max as usize, limits.order_hash_seed)
+        let len_max = limits.orders_max as usize;
+        let slots = len_max + len_max / 2;
+        let region_bits = if slots >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
+        let regions = (slots >> region_bits) + 1;
+        Self {
+            slots: memory::zeroed(regions << region_bits, limits.prefault),
+            regions,
+            region_bits,
+            len: 0,
+            len_max,
+            id_last: 0,
+            multipliers: MULTIPLIERS.map(|odd| multiplier(odd, limits.order_hash_seed)),
+        }
     }
 
     fn clear(&mut self) {
-        self.slots.fill(Order::VACANT);
-        self.len = 0;
+        // Without a resting order all slots are vacant and all counts 0: a removal undoes what the insertion did.
+        if self.len > 0 {
+            self.slots.fill(Order::VACANT);
+            self.len = 0;
+        }
     }
 
     #[inline(always)]
@@ -298,6 +298,10 @@ mod tests {
     use super::*;
     use crate::book::{InstrumentIndex, Side};
 
+    fn with_len_max(len_max: u32, order_hash_seed: u64) -> HashStore {
+        HashStore::new(&BookLimits { orders_max: len_max, order_hash_seed, ..BookLimits::default() })
+    }
+
     fn order(id: u64) -> Order {
         Order::new(id, InstrumentIndex(1), Side::Bid, 5, 7, id)
     }
@@ -319,7 +323,7 @@ mod tests {
         /// decrement many counts.
         #[test]
         fn the_hash_store_matches_a_map(steps in prop::collection::vec((any::<bool>(), 0_usize..40), 1..400)) {
-            let mut store = HashStore::with_len_max(16, 3);
+            let mut store = with_len_max(16, 3);
             let mut ids = colliding(&store, 20);
             ids.extend((0..20).map(|id| id * 3));
             let mut model = BTreeMap::new();
@@ -357,7 +361,7 @@ mod tests {
         let scatter = |number: u64| (number ^ number >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31);
         for id_of in [|number| number, |number| number * 64, scatter] {
             let len_max = 100_000;
-            let mut store = HashStore::with_len_max(len_max, 0);
+            let mut store = with_len_max(len_max, 0);
             for number in 0..len_max as u64 {
                 assert_eq!(store.insert(order(id_of(number))), Ok(()));
             }
@@ -393,7 +397,7 @@ mod tests {
         }
         for seed in CLUSTERING_SEEDS.into_iter().chain(1..20) {
             for stride in [10, 100, 1_000, 10_000, 100_000] {
-                let mut store = HashStore::with_len_max(20_000, seed);
+                let mut store = with_len_max(20_000, seed);
                 let refused = (0..20_000).filter(|number| store.insert(order(number * stride)).is_err()).count();
                 assert_eq!(refused, 0, "{seed:#x}, in steps of {stride}");
             }
@@ -402,13 +406,13 @@ mod tests {
             let plain = MULTIPLIERS[0].wrapping_mul(seed << 1 | 1);
             assert!(!has_small_quotients(plain, STRIDE_QUOTIENT_MAX));
             for stride in [1, 3, 64, 1_000] {
-                let mut store = HashStore::with_len_max(100_000, seed);
+                let mut store = with_len_max(100_000, seed);
                 for number in 0..100_000 {
                     assert_eq!(store.insert(order(number * stride)), Ok(()), "{seed:#x}, in steps of {stride}");
                 }
             }
             // Negative control: with the seed's first multiplier, many are rejected.
-            let mut clustered = HashStore::with_len_max(100_000, 0);
+            let mut clustered = with_len_max(100_000, 0);
             clustered.multipliers[0] = plain;
             let taken = (0..100_000).filter(|number| clustered.insert(order(*number)).is_ok()).count();
             assert!(taken < 99_000, "{seed:#x}: {taken}");
@@ -417,7 +421,7 @@ mod tests {
 
     #[test]
     fn colliding_ids_are_refused_at_the_probe_limit() {
-        let mut store = HashStore::with_len_max(10_000, 0);
+        let mut store = with_len_max(10_000, 0);
         let ids = colliding(&store, 2 * PROBES_MAX);
         let inserted = ids.iter().filter(|id| store.insert(order(**id)).is_ok()).count();
         assert_eq!(inserted, PROBES_MAX);
@@ -433,7 +437,7 @@ mod tests {
 
     #[test]
     fn removing_an_order_restores_the_overflow_counts() {
-        let mut store = HashStore::with_len_max(1_000, 0);
+        let mut store = with_len_max(1_000, 0);
         let ids = colliding(&store, 100);
         for id in &ids {
             store.insert(order(*id)).expect("room");

@@ -75,7 +75,7 @@ impl OrderStore for WindowStore {
         let slots = (limits.orders_max as usize + 1).next_power_of_two() / 2;
         let slots = slots.max(1);
         Self {
-            window: memory::prefaulted(Order::default(), slots),
+            window: memory::zeroed(slots, limits.prefault),
             mask: slots as u64 - 1,
             window_len: 0,
             displaced: HashStore::new(limits),
@@ -85,8 +85,11 @@ impl OrderStore for WindowStore {
     }
 
     fn clear(&mut self) {
-        self.window.fill(Order::default());
-        self.window_len = 0;
+        // Without a resting order all slots are vacant.
+        if self.window_len > 0 {
+            self.window.fill(Order::default());
+            self.window_len = 0;
+        }
         self.displaced.clear();
         self.id_max = None;
     }

@@ -246,6 +246,8 @@ impl ReplayDriver {
         config.date = self.options.date.or_else(|| source.day_file_date());
         config.arbiter.lines = Line::RECOVERY.0;
         config.accept_unsequenced = true;
+        // No packet waits for a page fault, and a small capture uses few pages.
+        config.books.prefault = false;
         config
     }
 }
