@@ -1,6 +1,7 @@
 //! One gateway, and the commands that feed, watch, query and record it.
 
 mod capture;
+mod cold_threads;
 mod damaged_input;
 mod data_path;
 mod day_change;

@@ -52,7 +52,13 @@ use mdgw_pair::{
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
 use mdgw_status::control::ControlServer;
-use mdgw_sys::{alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
+use mdgw_sys::{
+    affinity::{confine_to, usable_cores},
+    alarm::Alarm,
+    clock::mono_now,
+    kernel_fence::KernelFenceError,
+    sockets::SocketError,
+};
 use mdgw_telemetry::counters::Registry;
 use serde_json::json;
 use thiserror::Error;
@@ -81,6 +87,7 @@ use crate::{
     },
     config::{
         Resolved, TagKeyError,
+        host::NO_COLD_CORE,
         resolved::{Backend, LinkConfig},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
@@ -232,11 +239,13 @@ impl GatewayError {
 }
 
 impl Gateway {
-    /// Starts everything that the configuration names.
+    /// Starts everything that the configuration names. The calling thread, and each thread that it starts from now on,
+    /// keeps off the cores of the pools.
     ///
     /// # Errors
     /// The first part that cannot be started. No part is left running then.
     pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
+        keep_off_pool_cores(config);
         let audit = config.gateway.audit_file.as_ref().map(Audit::start).transpose()?;
         let registry = Arc::new(Registry::default());
         let overrides = match config.election {
@@ -656,6 +665,21 @@ impl Gateway {
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
         Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, load, listener_counts, latency: collected? })
+    }
+}
+
+/// Confines the calling thread to the cores that no pool has. Threads and processes inherit this: all cold threads, those of
+/// libraries, and the sentinel. The pools' threads, and an election's with a configured core, then pin themselves.
+fn keep_off_pool_cores(config: &Resolved) {
+    let usable = usable_cores();
+    let cold = config.cold_cores(&usable);
+    if cold.is_empty() {
+        tracing::warn!("{NO_COLD_CORE}");
+    } else if cold.len() < usable.len() {
+        match confine_to(&cold) {
+            Ok(()) => tracing::info!(cores = ?cold, "cold threads keep off the pools' cores"),
+            Err(error) => tracing::warn!(%error, "cold threads may run on the pools' cores: cannot confine them"),
+        }
     }
 }
 

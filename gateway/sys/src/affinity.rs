@@ -1,6 +1,8 @@
-//! Pins threads to cores.
+//! Which cores a thread may run on.
 
-use core_affinity::CoreId;
+use std::io;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Pins the calling thread to one core.
 ///
@@ -8,15 +10,38 @@ use core_affinity::CoreId;
 /// If the core does not exist, is offline, or is not available to this process. A thread on another core than
 /// configured would falsify every measured latency, so there is no fallback.
 pub fn pin_to(core: usize) -> Result<(), PinError> {
-    // The `core_affinity` crate has a core set of fixed size and must not be given a core beyond it.
-    let allowed = core < CORE_COUNT_MAX && core_affinity::set_for_current(CoreId { id: core });
-    if allowed { Ok(()) } else { Err(PinError { core, usable: usable_cores() }) }
+    confine_to(&[core]).map_err(|_| PinError { core, usable: pinnable_cores() })
 }
 
-/// The cores available to the calling thread; empty if the kernel does not report them.
+/// Confines the calling thread, and all threads and processes that it starts from now on, to these cores. A thread leaves
+/// them again by [`pin_to`].
+///
+/// # Errors
+/// If none of the cores exists, is online, and is available to this process; nothing is changed then.
+pub fn confine_to(cores: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cores.iter().filter(|core| **core < CpuSet::MAX_CPU).for_each(|core| set.set(*core));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// The cores on which the calling thread may run; empty if the kernel does not report them.
 #[must_use]
 pub fn usable_cores() -> Vec<usize> {
-    core_affinity::get_core_ids().unwrap_or_default().into_iter().map(|core| core.id).collect()
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+/// The cores to which a thread of this process can be pinned: those that the kernel grants to a thread that asks for all.
+/// They include isolated cores (`isolcpus`), on which no thread runs unless it asks. The calling thread is confined as
+/// before on return.
+#[must_use]
+pub fn pinnable_cores() -> Vec<usize> {
+    let Ok(before) = sched_getaffinity(None) else { return Vec::new() };
+    let all: Vec<usize> = (0..CpuSet::MAX_CPU).collect();
+    let granted = confine_to(&all).map(|()| usable_cores());
+    // The cores were granted before, so the kernel grants them again.
+    let _granted_again = sched_setaffinity(None, &before);
+    granted.unwrap_or_default()
 }
 
 /// A thread could not be pinned.
@@ -28,9 +53,6 @@ pub struct PinError {
     /// The cores available to this process.
     pub usable: Vec<usize>,
 }
-
-/// `CPU_SETSIZE` of the C library.
-const CORE_COUNT_MAX: usize = 1_024;
 
 #[cfg(test)]
 mod tests {
@@ -49,10 +71,33 @@ mod tests {
 
     #[test]
     fn a_core_that_does_not_exist_is_refused_and_named() {
-        for core in [CORE_COUNT_MAX - 1, CORE_COUNT_MAX, usize::MAX] {
+        for core in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU, usize::MAX] {
             let refused = pin_to(core).unwrap_err();
             assert_eq!(refused.core, core);
             assert!(!refused.usable.is_empty());
         }
+    }
+
+    #[test]
+    fn a_confined_thread_passes_its_cores_on_and_can_be_pinned_to_any_other() {
+        let cores = usable_cores();
+        let [first, .., last] = *cores else { return };
+        std::thread::spawn(move || {
+            confine_to(&[first]).unwrap();
+            let of_child = std::thread::spawn(move || {
+                let inherited = usable_cores();
+                let refused = pin_to(CpuSet::MAX_CPU).unwrap_err();
+                assert!(refused.usable.contains(&last), "{refused}");
+                assert_eq!(usable_cores(), inherited, "a refusal changes nothing");
+                pin_to(last).unwrap();
+                (inherited, usable_cores())
+            });
+            assert_eq!(of_child.join().unwrap(), (vec![first], vec![last]));
+            assert_eq!(usable_cores(), [first]);
+            assert!(confine_to(&[]).is_err() && confine_to(&[usize::MAX]).is_err());
+            assert_eq!(usable_cores(), [first]);
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -25,10 +25,13 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
-    let findings = Host::this(&config).findings(&config);
+    let host = Host::this(&config);
+    let findings = host.findings(&config);
     let mut text = verdict_line(&args.config, &findings);
     text.push('\n');
     explain(&config, &mut text)?;
+    let cold_cores: Vec<String> = host.cold_cores(&config).iter().map(usize::to_string).collect();
+    writeln!(text, "\ncold threads on cores {}", cold_cores.join(", "))?;
     if args.all {
         text.push_str("\nsettings in force:\n");
         for (key, value) in config.settings() {

@@ -14,7 +14,12 @@ use std::{
 use mdgw_election::sentinel::shared_page::GROUPS_MAX;
 use mdgw_engine::handle_set::backend_choice::{self, IoChoice};
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, scheduler::set_fifo};
+use mdgw_sys::{
+    affinity::{pinnable_cores, usable_cores},
+    kernel_fence::KernelFence,
+    memory,
+    scheduler::set_fifo,
+};
 
 use super::{
     quantity::Bytes,
@@ -27,8 +32,10 @@ use super::{
 pub struct Host {
     /// The configured interfaces that the host has.
     pub interfaces: Vec<Interface>,
-    /// Cores that this process may use.
+    /// Cores to which this process may pin a thread.
     pub cores: Vec<usize>,
+    /// Cores on which a thread without a core of its own may run: fewer, where cores are isolated.
+    pub shared_cores: Vec<usize>,
     /// `net.core.rmem_max`, bytes; `None` if it cannot be read.
     pub receive_buffer_bytes_max: Option<usize>,
     /// Interfaces on which the kernel is set to IGMP version 1 or 2.
@@ -59,7 +66,8 @@ impl Host {
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
         Self {
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
-            cores: usable_cores(),
+            cores: pinnable_cores(),
+            shared_cores: usable_cores(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
             old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
             sources_max: read_sysctl("igmp_max_msf"),
@@ -67,6 +75,13 @@ impl Host {
             refused: refusals(config),
             not_yet_present: config.election.as_ref().and_then(election::missing_sentinel).into_iter().collect(),
         }
+    }
+
+    /// Cores for the threads of this configuration that have no core of their own.
+    #[must_use]
+    pub fn cold_cores(&self, config: &Resolved) -> Vec<usize> {
+        let cold = config.cold_cores(&self.shared_cores);
+        if cold.is_empty() { self.shared_cores.clone() } else { cold }
     }
 
     /// Compares the host with the configuration.
@@ -98,6 +113,9 @@ impl Host {
                 "core {core} of the election is not available to this process (available: {:?})",
                 self.cores
             ));
+        }
+        if !self.shared_cores.is_empty() && config.cold_cores(&self.shared_cores).is_empty() {
+            found.warnings.push(NO_COLD_CORE.to_owned());
         }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::has_group_slots) {
@@ -137,6 +155,10 @@ impl Host {
         found
     }
 }
+
+/// Warning where the pools have all cores.
+pub(crate) const NO_COLD_CORE: &str =
+    "no core is left for cold threads: they share the pools' cores, and packets wait while one of them runs";
 
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -283,6 +305,7 @@ mod tests {
         let host = Host {
             interfaces: vec![Interface::Name("eth2".to_owned())],
             cores: vec![0, 1, 2],
+            shared_cores: vec![0, 1, 2],
             receive_buffer_bytes_max: Some(212_992),
             ..Host::default()
         };
@@ -298,6 +321,26 @@ mod tests {
         );
         assert_eq!(warnings.len(), 4);
         assert!(warnings[0].contains("limits receive buffers to 208 KiB"), "{warnings:?}");
+    }
+
+    #[test]
+    fn cold_threads_keep_off_the_cores_of_pools_unless_no_other_core_is_left() {
+        let config = Resolved::shipped();
+        let mut host = complete_host(&config);
+        for (shared, cold, is_warned) in [
+            (vec![0, 1, 2, 3, 4], vec![0, 1, 4], false),
+            (vec![2, 7], vec![7], false),
+            (vec![0, 1], vec![0, 1], false),
+            (vec![2, 3], vec![2, 3], true),
+        ] {
+            host.shared_cores = shared;
+            assert_eq!(host.cold_cores(&config), cold);
+            assert_eq!(host.findings(&config).warnings.contains(&NO_COLD_CORE.to_owned()), is_warned);
+        }
+        let mut unpinned = config;
+        unpinned.pools.iter_mut().for_each(|pool| pool.threads = Threads::Unpinned(2));
+        assert_eq!(host.cold_cores(&unpinned), [2, 3]);
+        assert_eq!(host.findings(&unpinned).warnings, [""; 0]);
     }
 
     #[test]
@@ -386,6 +429,7 @@ mod tests {
         Host {
             interfaces: interfaces(config).cloned().collect(),
             cores: vec![2, 3],
+            shared_cores: vec![0, 1],
             receive_buffer_bytes_max: Some(1 << 30),
             ..Host::default()
         }

@@ -56,6 +56,18 @@ pub struct Resolved {
     pub warnings: Vec<String>,
 }
 
+impl Resolved {
+    /// Cores for cold threads: the `usable` ones less those of the pools. Empty if the pools have all of them. An
+    /// election's thread may have a configured core instead.
+    #[must_use]
+    pub(crate) fn cold_cores(&self, usable: &[usize]) -> Vec<usize> {
+        let is_pinned = |core: &usize| {
+            self.pools.iter().any(|pool| matches!(&pool.threads, Threads::Pinned(cores) if cores.contains(core)))
+        };
+        usable.iter().copied().filter(|core| !is_pinned(core)).collect()
+    }
+}
+
 /// Settings of the whole gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayConfig {
