@@ -13,11 +13,14 @@
 //! - Before an entry is committed, the word after it is set to 0. So memory need not be zeroed, and the remains of an
 //!   unfinished entry are never read as an entry.
 //! - An index slot maps session and sequence to an entry: one slot per 16 KiB, and one at each change of session.
-//! - Segments are unlinked, never truncated or rewritten, so a reader's mapping stays valid.
+//! - Segments are never truncated. The maintenance unlinks old ones or, where they lie in memory, reuses their files for new
+//!   ones. A reader holds a shared lock (`F_OFD_SETLK` with `F_RDLCK`, the whole file) on each segment that it maps, taken
+//!   before it maps, and checks that the header has the number of the file's name. A file whose exclusive lock is refused is
+//!   unlinked instead. So a reader's mapping stays valid, and no reader delays the writer.
 //! - A reopened log keeps its committed entries and continues in a new segment. It checks the checksum of each entry, and so
 //!   does each reader: a damaged entry ends its segment.
 //! - The writer makes no system call, allocates nothing and never waits. A cold thread ([`SegmentMaintenance`]) makes
-//!   segments ahead and unlinks old ones. If no segment is ready (the thread starved, or the disk is full), the writer
+//!   segments ahead and removes old ones. If no segment is ready (the thread starved, or the disk is full), the writer
 //!   continues in private memory. [Publication](Writer::pending) is unaffected. Readers find those entry numbers
 //!   missing once the next segment exists ([`Reader::lost_entries`]). An entry that no reader may miss
 //!   ([`Writer::commit_lasting`]) is repeated at the beginning of that segment.
@@ -36,6 +39,8 @@ mod writer;
 mod damage;
 #[cfg(test)]
 mod model;
+#[cfg(all(test, feature = "loom"))]
+mod reuse_model;
 
 pub use error::LogError;
 pub use reader::{Reader, SeekResult, SessionRange};

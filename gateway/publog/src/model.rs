@@ -1,6 +1,6 @@
 //! The log against a `Vec`: committed entries are read in order, each once, whatever happens to the writer.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -62,6 +62,11 @@ pub(crate) fn read_all(reader: &mut Reader) -> Vec<WrittenEntry> {
 
 pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
+}
+
+/// A directory on the disk of temporary files, and one in memory, where segments are reused.
+fn directories() -> [TempDir; 2] {
+    [directory(), tempfile::tempdir_in("/dev/shm").unwrap()]
 }
 
 #[derive(Clone, Debug)]
@@ -459,73 +464,76 @@ fn a_slow_publisher_loses_the_oldest_entries_and_is_counted() {
 }
 
 #[test]
-fn retention_by_size_unlinks_the_oldest_and_mapped_segments_stay_readable() {
-    let directory = directory();
-    let bytes_max = 4 * (12 << 10);
-    let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
-    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
-    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
-    let mut written = 0;
-    while log.maintenance.counts().unlinked < 3 {
-        written += 1;
-        log.maintenance.run_once(NOW_NS);
-        assert!(log.maintenance.bytes() <= bytes_max);
-        WrittenEntry::with_sequence(written).write(&mut log);
+fn retention_by_size_removes_the_oldest_and_mapped_segments_stay_readable() {
+    for directory in directories() {
+        let bytes_max = 4 * (12 << 10);
+        let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
+        let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        let mut written = 0;
+        while log.maintenance.counts().removed < 3 {
+            written += 1;
+            log.maintenance.run_once(NOW_NS);
+            assert!(log.maintenance.bytes() <= bytes_max);
+            WrittenEntry::with_sequence(written).write(&mut log);
+        }
+        let read_entries = read_all(&mut reader);
+        // The whole first segment, although it was removed; then the remaining entries.
+        let first_gap = read_entries.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
+        assert!(first_gap > 10);
+        let missing = read_entries[first_gap + 1].first - read_entries[first_gap].first - 1;
+        assert_eq!(reader.lost_entries(), missing);
+        assert_eq!(read_entries.last().unwrap().first, written);
+        assert_eq!(reader.seek([1; 16], 1).unwrap(), SeekResult::OldestAvailable);
+        assert_eq!(reader.next().unwrap().first, read_entries[first_gap + 1].first);
     }
-    let read_entries = read_all(&mut reader);
-    // The whole first segment, although it was unlinked; then the remaining entries.
-    let first_gap = read_entries.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
-    assert!(first_gap > 10);
-    let missing = read_entries[first_gap + 1].first - read_entries[first_gap].first - 1;
-    assert_eq!(reader.lost_entries(), missing);
-    assert_eq!(read_entries.last().unwrap().first, written);
-    assert_eq!(reader.seek([1; 16], 1).unwrap(), SeekResult::OldestAvailable);
-    assert_eq!(reader.next().unwrap().first, read_entries[first_gap + 1].first);
 }
 
 #[test]
 fn protected_segments_are_retained_up_to_a_limit() {
-    let directory = directory();
-    let segment = 12 << 10;
-    let retention = Retention { bytes_max: 4 * segment, age_ns_max: None, protected_bytes_max: 8 * segment };
-    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
-    log.maintenance.retention_hold().set(Some(log.writer.end()));
-    let mut sequence = 0;
-    while log.maintenance.bytes() < 8 * segment {
-        sequence += 1;
+    for directory in directories() {
+        let segment = 12 << 10;
+        let retention = Retention { bytes_max: 4 * segment, age_ns_max: None, protected_bytes_max: 8 * segment };
+        let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+        log.maintenance.retention_hold().set(Some(log.writer.end()));
+        let mut sequence = 0;
+        while log.maintenance.bytes() < 8 * segment {
+            sequence += 1;
+            log.maintenance.run_once(NOW_NS);
+            WrittenEntry::with_sequence(sequence).write(&mut log);
+            assert_eq!(log.maintenance.counts().removed, 0);
+        }
+        while log.maintenance.counts().removed == 0 {
+            sequence += 1;
+            log.maintenance.run_once(NOW_NS);
+            WrittenEntry::with_sequence(sequence).write(&mut log);
+        }
+        assert_eq!(log.maintenance.counts().protected_removed, 1);
+        log.maintenance.retention_hold().set(None);
         log.maintenance.run_once(NOW_NS);
-        WrittenEntry::with_sequence(sequence).write(&mut log);
-        assert_eq!(log.maintenance.counts().unlinked, 0);
+        assert_eq!(log.maintenance.bytes(), 4 * segment);
+        assert_eq!(log.maintenance.counts().protected_removed, 1);
     }
-    while log.maintenance.counts().unlinked == 0 {
-        sequence += 1;
-        log.maintenance.run_once(NOW_NS);
-        WrittenEntry::with_sequence(sequence).write(&mut log);
-    }
-    assert_eq!(log.maintenance.counts().protected_unlinked, 1);
-    log.maintenance.retention_hold().set(None);
-    log.maintenance.run_once(NOW_NS);
-    assert_eq!(log.maintenance.bytes(), 4 * segment);
-    assert_eq!(log.maintenance.counts().protected_unlinked, 1);
 }
 
 #[test]
 fn retention_by_age_unlinks_old_segments() {
-    let directory = directory();
-    let retention = Retention { age_ns_max: Some(1_000), ..options(directory.path()).retention };
-    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
-    let mut sequence = 0;
-    while log.writer.counts().segments < 3 {
-        sequence += 1;
+    for directory in directories() {
+        let retention = Retention { age_ns_max: Some(1_000), ..options(directory.path()).retention };
+        let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+        let mut sequence = 0;
+        while log.writer.counts().segments < 3 {
+            sequence += 1;
+            log.maintenance.run_once(NOW_NS);
+            WrittenEntry::with_sequence(sequence).write(&mut log);
+        }
         log.maintenance.run_once(NOW_NS);
-        WrittenEntry::with_sequence(sequence).write(&mut log);
+        log.maintenance.run_once(NOW_NS + 1_000);
+        assert_eq!(log.maintenance.counts().removed, 0);
+        log.maintenance.run_once(NOW_NS + 1_001);
+        let left = segment_numbers(directory.path()).unwrap();
+        assert_eq!(left.len(), 2, "the current one and the next: {left:?}");
     }
-    log.maintenance.run_once(NOW_NS);
-    log.maintenance.run_once(NOW_NS + 1_000);
-    assert_eq!(log.maintenance.counts().unlinked, 0);
-    log.maintenance.run_once(NOW_NS + 1_001);
-    let left = segment_numbers(directory.path()).unwrap();
-    assert_eq!(left.len(), 2, "the current one and the next: {left:?}");
 }
 
 #[test]
@@ -548,37 +556,96 @@ fn maintenance_that_cannot_create_segments_counts_failures_and_retries() {
 }
 
 #[test]
-fn readers_in_other_threads_see_every_entry_while_segments_are_created_and_unlinked() {
+fn readers_in_other_threads_see_every_entry_while_segments_are_created_and_removed() {
     const ENTRIES: u64 = 20_000;
-    let directory = directory();
-    let retention = Retention { bytes_max: 4 * (12 << 10), age_ns_max: None, protected_bytes_max: 0 };
-    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
-    std::thread::scope(|scope| {
-        let readers = [0, 1].map(|_| {
-            scope.spawn(|| {
-                let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
-                let (mut read, mut last, mut begun_at) = (0, 0, None);
-                while last < ENTRIES {
-                    let Some(entry) = reader.next() else {
-                        std::thread::yield_now();
-                        continue;
-                    };
-                    assert!(entry.first > last);
-                    assert_eq!(WrittenEntry::from_entry(&entry), WrittenEntry::with_sequence(entry.first));
-                    (read, last) = (read + 1, entry.first);
-                    begun_at.get_or_insert(entry.first);
-                }
-                // Every entry that the reader did not read since its start is counted as lost.
-                assert_eq!(read + reader.lost_entries(), ENTRIES + 1 - begun_at.unwrap());
-            })
+    for directory in directories() {
+        let retention = Retention { bytes_max: 4 * (12 << 10), age_ns_max: None, protected_bytes_max: 0 };
+        let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+        std::thread::scope(|scope| {
+            let readers = [0, 1].map(|_| {
+                scope.spawn(|| {
+                    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+                    let (mut read, mut last, mut begun_at) = (0, 0, None);
+                    while last < ENTRIES {
+                        let Some(entry) = reader.next() else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        assert!(entry.first > last);
+                        assert_eq!(WrittenEntry::from_entry(&entry), WrittenEntry::with_sequence(entry.first));
+                        (read, last) = (read + 1, entry.first);
+                        begun_at.get_or_insert(entry.first);
+                    }
+                    // Every entry that the reader did not read since its start is counted as lost.
+                    assert_eq!(read + reader.lost_entries(), ENTRIES + 1 - begun_at.unwrap());
+                })
+            });
+            for sequence in 1..=ENTRIES {
+                log.maintenance.run_once(NOW_NS);
+                WrittenEntry::with_sequence(sequence).write(&mut log);
+            }
+            for reader in readers {
+                reader.join().unwrap();
+            }
         });
-        for sequence in 1..=ENTRIES {
-            log.maintenance.run_once(NOW_NS);
-            WrittenEntry::with_sequence(sequence).write(&mut log);
+        assert!(log.maintenance.counts().removed > 50);
+        assert!(log.maintenance.counts().reused > 0 || directory.path().starts_with(std::env::temp_dir()));
+    }
+}
+
+#[test]
+fn in_memory_the_removed_segment_becomes_the_next_one() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let bytes_max = 6 * (12 << 10);
+    let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    let inodes = || -> BTreeSet<u64> {
+        let files = fs::read_dir(directory.path()).unwrap();
+        files.map(|file| file.unwrap().metadata().unwrap().ino()).collect()
+    };
+    let mut seen = BTreeSet::new();
+    let mut written = 0;
+    while log.maintenance.counts().removed < 50 {
+        written += 1;
+        log.maintenance.run_once(NOW_NS);
+        assert!(log.maintenance.bytes() <= bytes_max);
+        WrittenEntry::with_sequence(written).write(&mut log);
+        log.writer.release_before(log.writer.end());
+        seen.extend(inodes());
+    }
+    // All but the first lap, in which the writer still keeps old segments, and the lock file.
+    let counts = *log.maintenance.counts();
+    assert_eq!((counts.failures, counts.no_space), (0, 0));
+    assert!(counts.reused > 40 && seen.len() < 15, "{counts:?}, {} files", seen.len());
+    let read_entries = read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap());
+    assert!(read_entries.windows(2).all(|pair| pair[1].first == pair[0].first + 1));
+    assert_eq!(read_entries.last().unwrap().first, written);
+    drop(log);
+    let left: Vec<_> = fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_str().unwrap().ends_with("unfinished")), "{left:?}");
+    // What earlier segments left in reused files is not found.
+    let log = open(options(directory.path()), NOW_NS).unwrap();
+    assert_eq!((log.recovered.damaged_segments, log.recovered.last), (0, Some(([1; 16], written + 1))));
+    assert_eq!(read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap()), read_entries);
+}
+
+#[test]
+fn a_segment_that_a_reader_maps_is_not_reused() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let bytes_max = 4 * (12 << 10);
+    let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    WrittenEntry::with_sequence(1).write(&mut log);
+    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+    let entry = reader.peek().unwrap();
+    for sequence in 2.. {
+        log.maintenance.run_once(NOW_NS);
+        WrittenEntry::with_sequence(sequence).write(&mut log);
+        log.writer.release_before(log.writer.end());
+        assert_eq!(WrittenEntry::from_entry(&entry), WrittenEntry::with_sequence(1));
+        if log.maintenance.counts().reused > 20 {
+            break;
         }
-        for reader in readers {
-            reader.join().unwrap();
-        }
-    });
-    assert!(log.maintenance.counts().unlinked > 50);
+    }
+    assert_eq!(reader.next().map(|entry| entry.first), Some(1));
 }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Reads a log's entries in order. Within a segment, [`next`](Self::next) makes no system call. Segments stay
-/// readable for as long as they are mapped here, even after they were unlinked.
+/// readable for as long as they are mapped here, even after they were removed.
 #[derive(Debug)]
 pub struct Reader {
     directory: PathBuf,
@@ -340,9 +340,11 @@ impl Reader {
         Ok(())
     }
 
-    /// `None` if it does not exist, or was unlinked since the directory was listed.
+    /// `None` if it does not exist, or was removed since the directory was listed.
     fn map_segment(&self, number: u64) -> Result<Option<ReadSegment>, LogError> {
         match ReadSegment::open(&segment_path(&self.directory, number), self.channel) {
+            // The file was reused for another number after its name was looked up.
+            Ok(segment) if segment.header().number != number => Ok(None),
             Ok(segment) => Ok(Some(segment)),
             Err(LogError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),

@@ -1,8 +1,19 @@
-//! Segment maintenance on the cold thread: makes segments ahead, unlinks old ones.
+//! Segment maintenance on the cold thread: makes segments ahead, and unlinks or reuses old ones.
+//!
+//! A new page of memory costs more than all that the log does with it. So where files lie in memory, the oldest segment that
+//! has to go becomes the next one, with its pages present and mapped:
+//!
+//! ```text
+//!   N.segment ── rename ──► N.unfinished ── no reader maps it: new header ── rename ──► M.segment
+//!   no reader finds it       (a spare)   └─ a reader maps it: unlinked, and M is made anew
+//! ```
+//! Readers hold a shared lock on each file that they map, and check the header's number. So a reader never sees a file that
+//! is reused while the reader maps it, and no reader delays maintenance.
 
 use std::{
     collections::VecDeque,
-    fs, io,
+    fs::{self, File},
+    io, mem,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -11,11 +22,12 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
+use rustix::fs::statfs;
 
 use crate::{
     LogError, Position,
     directory::{segment_numbers, segment_path, unfinished_path},
-    segment::{SegmentHeader, WriteSegment},
+    segment::{SegmentHeader, WriteSegment, try_lock_for_reuse, unlock},
 };
 
 /// Limits for old segments. The current segment and those made ahead stay whatever the limits are.
@@ -80,6 +92,11 @@ pub struct SegmentMaintenance {
     next_segment: u64,
     /// Segments with a file name, oldest first.
     segments: VecDeque<RetainedSegment>,
+    /// Removed segments whose files may be reused, oldest first.
+    spares: VecDeque<RetainedSegment>,
+    /// Whether the files lie in memory. A file on a disk is not reused: after a power loss old pages, with intact entries of
+    /// the earlier segment, could be taken for pages of the new one.
+    is_in_memory: bool,
     shared: Arc<Shared>,
     counts: MaintenanceCounts,
 }
@@ -87,22 +104,26 @@ pub struct SegmentMaintenance {
 /// Counters of a [`SegmentMaintenance`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaintenanceCounts {
-    /// Segments made.
+    /// Segments made, anew or from old ones.
     pub made: u64,
-    /// Segments unlinked.
-    pub unlinked: u64,
-    /// Protected segments unlinked: the gateway cannot take over from its peer's last observed position.
-    pub protected_unlinked: u64,
-    /// Calls that found neither space for a segment nor an old segment to unlink.
+    /// Of those, segments made from old ones.
+    pub reused: u64,
+    /// Segments removed: unlinked, or set aside for reuse.
+    pub removed: u64,
+    /// Protected segments removed: the gateway cannot take over from its peer's last observed position.
+    pub protected_removed: u64,
+    /// Calls that found neither space for a segment nor an old segment to remove.
     pub no_space: u64,
     /// Other errors of the operating system.
     pub failures: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct RetainedSegment {
     number: u64,
     sealed_ns: Option<u64>,
+    /// The writer's mapping, once the writer no longer needs it.
+    mapping: Option<WriteSegment>,
 }
 
 impl SegmentMaintenance {
@@ -113,25 +134,28 @@ impl SegmentMaintenance {
         next_segment: u64,
         shared: Arc<Shared>,
     ) -> Self {
-        let segments = VecDeque::new();
-        Self { directory, header, retention, next_segment, segments, shared, counts: MaintenanceCounts::default() }
+        let (segments, spares) = (VecDeque::new(), VecDeque::new());
+        let is_in_memory = statfs(&directory).is_ok_and(|file_system| file_system.f_type == TMPFS_MAGIC);
+        let counts = MaintenanceCounts::default();
+        Self { directory, header, retention, next_segment, segments, spares, is_in_memory, shared, counts }
     }
 
     /// Takes over the segments of earlier runs, and makes the writer's first segment.
     pub(crate) fn make_first(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
         for number in segment_numbers(&self.directory)? {
-            self.segments.push_back(RetainedSegment { number, sealed_ns: Some(now_ns) });
+            self.segments.push_back(RetainedSegment { number, sealed_ns: Some(now_ns), mapping: None });
         }
         self.shared.current.store(self.next_segment, Relaxed);
         self.make(now_ns)
     }
 
-    /// Makes and unlinks segments as necessary. Returns whether there was work. `now_ns`: ns since 1970 UTC. Errors
+    /// Makes and removes segments as necessary. Returns whether there was work. `now_ns`: ns since 1970 UTC. Errors
     /// are counted in [`Self::counts`] and retried in the next call.
     pub fn run_once(&mut self, now_ns: u64) -> bool {
         let before = self.counts;
         let mut did_work = false;
-        while self.shared.retired.pop().is_some() {
+        while let Some(mapping) = self.shared.retired.pop() {
+            self.keep_mapping(mapping);
             did_work = true;
         }
         while !self.shared.ready.is_full() {
@@ -170,14 +194,95 @@ impl SegmentMaintenance {
         self.segments.len() as u64 * self.header.layout.segment_bytes as u64
     }
 
-    /// Makes one segment. If there is no space, unlinks the oldest ones until there is.
+    /// Makes one segment, from an old one if possible. If there is no space, unlinks the oldest ones until there is.
     fn make(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
+        // The segment that retention removes once there is one more.
+        if self.is_in_memory && self.exceeds_retention(self.header.layout.segment_bytes as u64, now_ns) {
+            self.set_aside_oldest();
+        }
+        if let Some(segment) = self.reuse_spare(now_ns) {
+            return Ok(segment);
+        }
         loop {
             match self.try_make(now_ns) {
-                Err(error) if error.is_no_space() && self.unlink_oldest() => {}
+                Err(error) if error.is_no_space() && (self.unlink_spare() || self.unlink_oldest()) => {}
                 other => return other,
             }
         }
+    }
+
+    /// Keeps a mapping for reuse. Where files are not reused, the drop unmaps it.
+    fn keep_mapping(&mut self, mapping: WriteSegment) {
+        let number = mapping.number();
+        let of_number = |segment: &&mut RetainedSegment| self.is_in_memory && segment.number == number;
+        if let Some(segment) = self.segments.iter_mut().chain(&mut self.spares).find(of_number) {
+            segment.mapping = Some(mapping);
+        }
+    }
+
+    /// Makes the next segment from the first spare that nobody maps any more.
+    fn reuse_spare(&mut self, now_ns: u64) -> Option<WriteSegment> {
+        // The writer still has the other spares.
+        while let Some(index) = self.spares.iter().position(|spare| spare.mapping.is_some()) {
+            let spare = self.spares.remove(index)?;
+            let path = unfinished_path(&self.directory, spare.number);
+            let reused = spare.mapping.and_then(|mapping| self.try_reuse(mapping, &path, now_ns));
+            if reused.is_some() {
+                return reused;
+            }
+            // A reader maps it, and keeps its pages for as long as it does.
+            let _may_be_gone = fs::remove_file(&path);
+        }
+        None
+    }
+
+    fn try_reuse(&mut self, mapping: WriteSegment, path: &Path, now_ns: u64) -> Option<WriteSegment> {
+        let file = File::options().read(true).write(true).open(path).ok()?;
+        // The lock is held until the file has its new name: a reader that opened the old one finds it locked, or another
+        // number in the header.
+        if !mapping.is_file(&file) || !try_lock_for_reuse(&file).ok()? {
+            return None;
+        }
+        let number = self.next_segment;
+        let segment = mapping.reuse(SegmentHeader { number, created_ns: now_ns, ..self.header });
+        let renamed = rename(path, &segment_path(&self.directory, number));
+        // Not by closing the file alone: a child that was just forked may have its descriptor too.
+        unlock(&file);
+        renamed.ok()?;
+        self.next_segment += 1;
+        self.segments.push_back(RetainedSegment { number, sealed_ns: None, mapping: None });
+        self.counts.made += 1;
+        self.counts.reused += 1;
+        Some(segment)
+    }
+
+    /// Takes the name from the oldest segment, so that no reader finds it, and keeps the file for reuse. No effect if there is
+    /// none before the current one, or if it cannot be renamed: retention tries to unlink it then.
+    fn set_aside_oldest(&mut self) {
+        let Some(oldest) = self.segments.front().filter(|oldest| oldest.number < self.shared.current.load(Relaxed))
+        else {
+            return;
+        };
+        let number = oldest.number;
+        if rename(&segment_path(&self.directory, number), &unfinished_path(&self.directory, number)).is_err() {
+            return;
+        }
+        self.spares.extend(self.segments.pop_front());
+        self.count_removed(number);
+        if self.spares.len() > SPARES_MAX {
+            self.unlink_spare();
+        }
+    }
+
+    fn unlink_spare(&mut self) -> bool {
+        let Some(spare) = self.spares.pop_front() else { return false };
+        let _may_be_gone = fs::remove_file(unfinished_path(&self.directory, spare.number));
+        true
+    }
+
+    fn count_removed(&mut self, number: u64) {
+        self.counts.removed += 1;
+        self.counts.protected_removed += u64::from(number >= self.shared.retention_hold.load(Relaxed));
     }
 
     fn try_make(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
@@ -189,7 +294,7 @@ impl SegmentMaintenance {
             .and_then(|segment| rename(&unfinished, &path).map(|()| segment))
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         self.next_segment += 1;
-        self.segments.push_back(RetainedSegment { number, sealed_ns: None });
+        self.segments.push_back(RetainedSegment { number, sealed_ns: None, mapping: None });
         self.counts.made += 1;
         Ok(made)
     }
@@ -199,29 +304,31 @@ impl SegmentMaintenance {
         for segment in self.segments.iter_mut().filter(|segment| segment.number < current) {
             segment.sealed_ns.get_or_insert(now_ns);
         }
-        while let Some(oldest) = self.segments.front() {
-            let age_ns = oldest.sealed_ns.map_or(0, |sealed_ns| now_ns.saturating_sub(sealed_ns));
-            let bytes_max = if oldest.number >= self.shared.retention_hold.load(Relaxed) {
-                self.retention.protected_bytes_max.max(self.retention.bytes_max)
-            } else if self.retention.age_ns_max.is_some_and(|age_ns_max| age_ns > age_ns_max) {
-                0
-            } else {
-                self.retention.bytes_max
-            };
-            if self.bytes() <= bytes_max || !self.unlink_oldest() {
-                return;
-            }
-        }
+        while self.exceeds_retention(0, now_ns) && self.unlink_oldest() {}
+    }
+
+    /// Whether the oldest segment has to go, once there are so many bytes more.
+    fn exceeds_retention(&self, more_bytes: u64, now_ns: u64) -> bool {
+        let Some(oldest) = self.segments.front() else { return false };
+        let age_ns = oldest.sealed_ns.map_or(0, |sealed_ns| now_ns.saturating_sub(sealed_ns));
+        let bytes_max = if oldest.number >= self.shared.retention_hold.load(Relaxed) {
+            self.retention.protected_bytes_max.max(self.retention.bytes_max)
+        } else if self.retention.age_ns_max.is_some_and(|age_ns_max| age_ns > age_ns_max) {
+            0
+        } else {
+            self.retention.bytes_max
+        };
+        self.bytes() + more_bytes > bytes_max
     }
 
     /// Unlinks the oldest segment. Returns `false` if there is none before the current one, or if it cannot be
     /// unlinked.
     fn unlink_oldest(&mut self) -> bool {
-        let Some(oldest) = self.segments.front().copied() else { return false };
-        if oldest.number >= self.shared.current.load(Relaxed) {
+        let Some(number) = self.segments.front().map(|oldest| oldest.number) else { return false };
+        if number >= self.shared.current.load(Relaxed) {
             return false;
         }
-        let path = segment_path(&self.directory, oldest.number);
+        let path = segment_path(&self.directory, number);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 self.counts.failures += 1;
@@ -230,8 +337,7 @@ impl SegmentMaintenance {
             _ => {}
         }
         self.segments.pop_front();
-        self.counts.unlinked += 1;
-        self.counts.protected_unlinked += u64::from(oldest.number >= self.shared.retention_hold.load(Relaxed));
+        self.count_removed(number);
         true
     }
 }
@@ -241,5 +347,18 @@ fn rename(from: &Path, to: &Path) -> Result<(), LogError> {
     fs::rename(from, to).map_err(LogError::io("rename to", to))
 }
 
+impl Drop for SegmentMaintenance {
+    /// Spares have no entries for the next start.
+    fn drop(&mut self) {
+        for spare in mem::take(&mut self.spares) {
+            let _may_be_gone = fs::remove_file(unfinished_path(&self.directory, spare.number));
+        }
+    }
+}
+
+/// `f_type` of a file system in memory.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// Maximum number of spares: those that the writer still keeps for the publisher, and one more.
+const SPARES_MAX: usize = 4;
 /// Maximum number of segments that wait to be unmapped. The writer leaves at most one per segment that it fills.
 const RETIRED_MAX: usize = 8;

@@ -16,7 +16,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::AsRawFd,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::Path,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
@@ -87,29 +87,31 @@ pub(crate) enum EntryState<'a> {
     Damaged,
 }
 
-/// A segment mapped by a reader. Committed bytes never change, so slices of them are sound for as long as the mapping
-/// lives, even after the file is unlinked.
+/// A segment mapped by a reader. Committed bytes do not change while the shared lock is held, so slices of them are sound
+/// for as long as the mapping lives, even after the file is unlinked.
 #[derive(Debug)]
 pub(crate) struct ReadSegment {
     map: MmapRaw,
     header: SegmentHeader,
+    /// Holds the shared lock: dropped after the mapping.
+    _locked: File,
 }
 
 impl ReadSegment {
     /// Maps an existing segment for reading.
     pub(crate) fn open(path: &Path, channel: u16) -> Result<Self, LogError> {
-        let file = File::open(path).map_err(LogError::io("open", path))?;
+        let file = open_shared(path)?;
         let map = map_existing(&file, path, channel, |options, file| options.map_raw_read_only(file))?;
         let header = read_header(&map).map_err(|fault| fault.into_error(path, channel))?;
         if header.channel != channel {
             return Err(HeaderFault::Foreign("it belongs to another channel").into_error(path, channel));
         }
-        Ok(Self { map, header })
+        Ok(Self { map, header, _locked: file })
     }
 
     /// The channel in the segment's header.
     pub(crate) fn channel_of(path: &Path) -> Result<u16, LogError> {
-        let file = File::open(path).map_err(LogError::io("open", path))?;
+        let file = open_shared(path)?;
         let map = map_existing(&file, path, 0, |options, file| options.map_raw_read_only(file))?;
         let header = read_header(&map).map_err(|fault| fault.into_error(path, 0))?;
         Ok(header.channel)
@@ -177,6 +179,8 @@ pub(crate) struct IndexSlot {
 pub(crate) struct WriteSegment {
     map: MmapRaw,
     header: SegmentHeader,
+    /// Inode of the file; 0 for private memory.
+    inode: u64,
     /// Where the next entry begins. Nothing at or beyond it is committed.
     end: usize,
     slot_count: usize,
@@ -204,7 +208,8 @@ impl WriteSegment {
         reserve(&file, header.layout.segment_bytes).map_err(LogError::io("reserve space for", path))?;
         let map =
             MmapOptions::new().len(header.layout.segment_bytes).map_raw(&file).map_err(LogError::io("map", path))?;
-        Ok(Self::new(map, header))
+        let inode = file.metadata().map_err(LogError::io("stat", path))?.ino();
+        Ok(Self { inode, ..Self::new(map, header) })
     }
 
     /// Private memory in the layout of a segment, all pages present.
@@ -220,11 +225,32 @@ impl WriteSegment {
                 word(&map, offset).store(0, Relaxed);
             }
         }
-        for (index, value) in header_words(&header).into_iter().enumerate() {
-            word(&map, index * WORD_BYTES).store(value, Relaxed);
-        }
         let end = header.layout.entries_offset;
-        Self { map, header, end, slot_count: 0, next_slot_offset: 0, slot_session: [0; 16] }
+        let segment = Self { map, header, inode: 0, end, slot_count: 0, next_slot_offset: 0, slot_session: [0; 16] };
+        segment.store_header();
+        segment
+    }
+
+    fn store_header(&self) {
+        for (index, value) in header_words(&self.header).into_iter().enumerate() {
+            word(&self.map, index * WORD_BYTES).store(value, Relaxed);
+        }
+    }
+
+    /// Whether `file` is the file of this segment.
+    pub(crate) fn is_file(&self, file: &File) -> bool {
+        self.inode != 0 && file.metadata().is_ok_and(|metadata| metadata.ino() == self.inode)
+    }
+
+    /// Makes this segment, which no reader maps, an empty one with another header of the same layout. Its pages stay
+    /// present. Its bytes stay as remains of earlier use, as [`commit::commit`] permits.
+    pub(crate) fn reuse(mut self, header: SegmentHeader) -> Self {
+        debug_assert_eq!(self.header.layout, header.layout);
+        self.header = header;
+        self.reset();
+        word(&self.map, SEALED_AT).store(0, Relaxed);
+        self.store_header();
+        self
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -288,11 +314,12 @@ impl WriteSegment {
         commit::seal(word(&self.map, self.end));
     }
 
-    /// Removes every entry. Only for private memory, which no reader maps.
+    /// Removes every entry. Only for memory that no reader maps.
     pub(crate) fn reset(&mut self) {
         self.end = self.header.layout.entries_offset;
         self.slot_count = 0;
         self.next_slot_offset = 0;
+        self.slot_session = [0; 16];
         word(&self.map, SLOT_COUNT).store_release(0);
         word(&self.map, self.end).store_release(0);
     }
@@ -337,6 +364,49 @@ pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Resu
     word(&map, SEALED_AT).store(offset as u64, Relaxed);
     commit::seal(word(&map, offset));
     Ok(())
+}
+
+/// Opens a file for reading, with the shared lock that keeps the file from being reused. A file that is being reused
+/// counts as not found.
+fn open_shared(path: &Path) -> Result<File, LogError> {
+    let file = File::open(path).map_err(LogError::io("open", path))?;
+    if lock_range(&file, libc::F_RDLCK).map_err(LogError::io("lock", path))? {
+        return Ok(file);
+    }
+    Err(LogError::io("open", path)(io::ErrorKind::NotFound.into()))
+}
+
+/// Locks a segment file that is open for writing against readers, for as long as it is open; `false` if a reader maps it.
+pub(crate) fn try_lock_for_reuse(file: &File) -> io::Result<bool> {
+    lock_range(file, libc::F_WRLCK)
+}
+
+/// Gives up this open file description's lock.
+pub(crate) fn unlock(file: &File) {
+    // Cannot fail: there is a lock to give up, and no memory is needed for a whole file.
+    let unlocked = lock_range(file, libc::F_UNLCK);
+    debug_assert!(unlocked.is_ok());
+}
+
+/// Locks the whole file without waiting, for this open file description; `false` if another one holds a conflicting lock.
+/// Not flock(2): with read permission alone, anybody could lock readers out.
+fn lock_range(file: &File, kind: libc::c_int) -> io::Result<bool> {
+    let lock = libc::flock {
+        l_type: libc::c_short::try_from(kind).map_err(io::Error::other)?,
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: fcntl(2) reads one flock through the pointer, which is to a live local, and `file` keeps the descriptor open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
 }
 
 /// Locks a file for as long as it is open; `false` if another process has locked it.
@@ -434,9 +504,10 @@ fn bytes(map: &MmapRaw, offset: usize, length: usize) -> &[u8] {
     assert!(offset.checked_add(length).is_some_and(|end| end <= map.len()));
     let at = map.as_ptr().wrapping_add(offset);
     // SAFETY: from_raw_parts demands initialised memory, inside one mapping (asserted), that is not written while the
-    // slice lives. Callers pass ranges behind a commit word they loaded (acquire): committed bytes are never written
-    // again, neither by the writer, which only moves forward, nor by recycling, which unlinks. The file is never
-    // truncated, so no page goes away. Private memory is reset by `&mut` alone, which ends every borrow.
+    // slice lives. Callers pass ranges behind a commit word they loaded (acquire): the writer, which only moves forward,
+    // writes committed bytes never again. Maintenance reuses a file only under the exclusive lock, so not while a reader
+    // maps it (`ReadSegment` holds the shared lock), and takes the writer's segment by value, which ends every borrow. The
+    // file is never truncated, so no page goes away. Private memory is reset by `&mut` alone, which ends every borrow.
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 

@@ -15,6 +15,7 @@ counter_block! {
     pub(super) struct LogCounters, key LogCounter {
         log_no_space_turns: Counter, None, "maintenance turns without space for a segment";
         log_failures: Counter, None, "segments that could not be created or deleted";
+        log_segments_reused: Counter, Segments, "segments made from deleted ones, without new memory";
         log_protected_segments_deleted: Counter, Segments, "deleted segments that the peer may not have published yet";
     }
 }
@@ -27,11 +28,12 @@ impl MaintainedLog {
     /// Creates and deletes segments as needed, and publishes the counters. `now_ns`: ns since 1970 UTC.
     pub(super) fn turn(&mut self, now_ns: u64) {
         self.maintenance.run_once(now_ns);
-        let MaintenanceCounts { no_space, failures, protected_unlinked, .. } = *self.maintenance.counts();
+        let MaintenanceCounts { no_space, failures, reused, protected_removed, .. } = *self.maintenance.counts();
         self.counters.publish(&LogCounters {
             log_no_space_turns: no_space,
             log_failures: failures,
-            log_protected_segments_deleted: protected_unlinked,
+            log_segments_reused: reused,
+            log_protected_segments_deleted: protected_removed,
         });
     }
 }

@@ -243,7 +243,7 @@ fn the_sessions_of_the_log_are_listed_one_by_one() {
     assert_eq!(send_request(Some(6)), ["#6 [0,0) h0"], "none from there on");
     // Sessions whose segments were removed are not listed.
     fixture.messages(9..2_000, TRADE);
-    assert!(fixture.maintenance.counts().unlinked > 5);
+    assert!(fixture.maintenance.counts().removed > 5);
     let sessions = fixture.send_request(RequestKind::Sessions, Some(session(0)), 0, 0);
     assert!(sessions[0].starts_with("#5 [1") && sessions[0].ends_with(",2000) h0"), "{sessions:?}");
 }
@@ -252,7 +252,7 @@ fn the_sessions_of_the_log_are_listed_one_by_one() {
 fn an_expired_range_is_answered_from_the_oldest_entry() {
     let mut fixture = ServiceFixture::new(limits());
     fixture.messages(1..2_000, TRADE);
-    assert!(fixture.maintenance.counts().unlinked > 5);
+    assert!(fixture.maintenance.counts().removed > 5);
     let answer = fixture.send_request(RequestKind::Range, None, 1, 1_999);
     let end = answer.last().unwrap();
     let oldest: u64 = end.strip_prefix("#0 [").unwrap().split(',').next().unwrap().parse().unwrap();
@@ -336,7 +336,7 @@ fn definitions_outlive_their_segments_and_span_several_packets() {
     fixture.messages(7..8, dbn::enums::rtype::SYMBOL_MAPPING);
     fixture.send_request(RequestKind::Definitions, None, 0, 0);
     fixture.messages(8..2_000, TRADE);
-    assert!(fixture.maintenance.counts().unlinked > 5);
+    assert!(fixture.maintenance.counts().removed > 5);
     // Each definition has 552 bytes, so a packet holds two.
     let answer = fixture.send_request(RequestKind::Definitions, None, 0, 0);
     assert_eq!(answer, ["#0 [0,2) s2", "#0 [2,4) s2", "#0 [4,6) hs0"]);
