@@ -33,6 +33,8 @@ mod context_switches;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 #[cfg(all(test, not(feature = "loom")))]
+mod parking;
+#[cfg(all(test, not(feature = "loom")))]
 mod testing;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

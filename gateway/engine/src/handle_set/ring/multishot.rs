@@ -364,8 +364,8 @@ impl MultishotIo {
     fn arm(&mut self, slot: u16) -> io::Result<()> {
         let Some(socket) = &self.slots[usize::from(slot)].socket else { return Ok(()) };
         let message_template = self.message_template.at(0);
-        // Not a registered socket: the kernel takes that from a dying process some time after its end only, and a new process
-        // could not bind the port. A receive is armed so seldom that looking up the descriptor costs nothing.
+        // Not a registered socket: after a kill the kernel would keep that for tens of milliseconds, and a new process could
+        // not bind the port. A receive is armed so seldom that looking up the descriptor costs nothing.
         let receive = opcode::RecvMsgMulti::new(types::Fd(socket.as_raw_fd()), message_template, GROUP).build();
         // SAFETY: the kernel reads `message_template`, which lives as long as `self`. It writes to buffers of the
         // group, which it owns until it has filled them, and which are taken back before they are freed (`drop`).
