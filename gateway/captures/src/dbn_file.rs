@@ -119,7 +119,7 @@ impl DbnFileWriter {
                 Compression::None
             },
             options,
-            spool: Spool::new(spool),
+            spool: Spool::new(spool)?,
             record_bytes: 0,
             time_range: None,
             mappings: BTreeMap::new(),

@@ -1,13 +1,15 @@
-//! The bytes of a file, decompressed, through one bounded buffer.
+//! The bytes of a file, decompressed, through one bounded buffer. A compressed file is decompressed by a thread of its own.
 
 use std::{
     fmt,
     fs::File,
     io::{self, BufRead, BufReader, Read},
+    mem,
     path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
     thread,
     time::Duration,
@@ -46,8 +48,8 @@ impl ByteSource {
         };
         let compression = CompressedBytes { file, bytes: Arc::clone(&compressed_bytes_read) };
         let reader: Box<dyn Read + Send> = match format {
-            Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(compression)),
-            Some(_) => Box::new(zstd::Decoder::with_buffer(compression)?),
+            Some("gzip") => Box::new(ReadAhead::start(flate2::bufread::MultiGzDecoder::new(compression))?),
+            Some(_) => Box::new(ReadAhead::start(zstd::Decoder::with_buffer(compression)?)?),
             None => Box::new(compression.file),
         };
         Ok(Self {
@@ -174,6 +176,62 @@ impl fmt::Debug for ByteSource {
     }
 }
 
+/// Reads ahead on a thread of its own, at most [`CHUNKS_AHEAD`] chunks. If dropped, its thread ends with the read in progress.
+struct ReadAhead {
+    chunks: Receiver<io::Result<Vec<u8>>>,
+    empty: Sender<Vec<u8>>,
+    chunk: Vec<u8>,
+    /// Bytes of `chunk` that were returned.
+    used: usize,
+}
+
+impl ReadAhead {
+    fn start(reader: impl Read + Send + 'static) -> io::Result<Self> {
+        let (read, chunks) = sync_channel(CHUNKS_AHEAD);
+        let (empty, to_fill) = channel();
+        let body = move || read_chunks(reader, &read, &to_fill);
+        thread::Builder::new().name("mdgw-read-ahead".to_owned()).spawn(body)?;
+        Ok(Self { chunks, empty, chunk: Vec::new(), used: 0 })
+    }
+}
+
+impl Read for ReadAhead {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.used == self.chunk.len() {
+            // A disconnected channel is the end of the stream.
+            let Ok(next) = self.chunks.recv() else { return Ok(0) };
+            let used = mem::replace(&mut self.chunk, next?);
+            self.used = 0;
+            // The thread may have ended.
+            let _unused = self.empty.send(used);
+        }
+        let count = self.chunk.get(self.used..).unwrap_or_default().read(buffer)?;
+        self.used += count;
+        Ok(count)
+    }
+}
+
+/// Main function of the thread: hands over each read as it comes, since a pipe may not have more for some time.
+fn read_chunks(mut reader: impl Read, read: &SyncSender<io::Result<Vec<u8>>>, to_fill: &Receiver<Vec<u8>>) {
+    loop {
+        let mut chunk = to_fill.try_recv().unwrap_or_default();
+        chunk.resize(CHUNK_BYTES, 0);
+        let outcome = match reader.read(&mut chunk) {
+            Ok(0) => return,
+            Ok(count) => {
+                chunk.truncate(count);
+                Ok(chunk)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => Err(error),
+        };
+        let is_last = outcome.is_err();
+        if read.send(outcome).is_err() || is_last {
+            return;
+        }
+    }
+}
+
 /// Counts the bytes read, for a progress display.
 struct CountingFile {
     file: File,
@@ -223,6 +281,10 @@ impl BufRead for CompressedBytes {
 
 /// Size of one read of the file. A larger read would bypass the inner buffer.
 const READ_BYTES: usize = 64 * 1024;
+/// Size of a chunk that is read ahead.
+const CHUNK_BYTES: usize = 128 * 1024;
+/// Chunks read ahead.
+const CHUNKS_AHEAD: usize = 4;
 /// Interval at which a growing file is polled.
 const FOLLOW_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Size of the buffer: it holds the largest frame with its surrounding block, and fits into the second-level cache.

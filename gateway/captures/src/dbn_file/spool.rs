@@ -3,27 +3,48 @@
 //! Records occupy disk space once, not twice: blocks that were read from the spool are returned to the file system at
 //! once, where it supports holes in files. (This costs no time: the pages are returned before they reach a disk.) If
 //! space still runs out, the spool drops records at its end so that the earlier ones get a complete file.
+//!
+//! A thread of the spool writes to its file: that takes longer than all else that an offline replay does for a record. At most
+//! [`BUFFERS_MAX`] buffers wait for the thread; then the caller waits.
 
 use std::{
     cell::RefCell,
     fs::File,
-    io::{self, BufWriter, Write},
+    io::{self, Write},
+    mem,
     os::unix::fs::FileExt as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
+    },
+    thread::{self, JoinHandle},
 };
 
 use mdgw_feeds::consumer_edge::first_record;
 use rustix::fs::{FallocateFlags, fallocate};
 
-/// Write side of the spool. After a failure it accepts no more records.
+/// Write side of the spool. After a failure it accepts no more records. If dropped, its thread ends by itself.
 #[derive(Debug)]
 pub(super) struct Spool {
-    file: BufWriter<File>,
+    /// Whole records that the thread does not have yet.
+    buffer: Vec<u8>,
+    full: SyncSender<Vec<u8>>,
+    empty: Receiver<Vec<u8>>,
+    thread: JoinHandle<(File, Option<io::Error>)>,
+    has_write_failed: Arc<AtomicBool>,
     failure: Option<io::Error>,
 }
 
 impl Spool {
-    pub(super) fn new(file: File) -> Self {
-        Self { file: BufWriter::with_capacity(BUFFER_BYTES, file), failure: None }
+    pub(super) fn new(file: File) -> io::Result<Self> {
+        let (full, to_write) = sync_channel(BUFFERS_MAX);
+        let (written, empty) = channel();
+        let has_write_failed = Arc::new(AtomicBool::new(false));
+        let failed = Arc::clone(&has_write_failed);
+        let body = move || write_buffers(file, &to_write, &written, &failed);
+        let thread = thread::Builder::new().name("mdgw-spool".to_owned()).spawn(body)?;
+        Ok(Self { buffer: Vec::with_capacity(BUFFER_BYTES), full, empty, thread, has_write_failed, failure: None })
     }
 
     /// Appends one whole record; [`Self::has_failed`] reports failure.
@@ -32,23 +53,57 @@ impl Spool {
             return;
         }
         // The reader finds record boundaries by the records' own lengths.
-        let is_whole = first_record(record).is_some_and(|whole| whole.len() == record.len());
-        let pushed = if is_whole { self.file.write_all(record) } else { Err(io::ErrorKind::InvalidInput.into()) };
-        self.failure = pushed.err();
+        if first_record(record).is_none_or(|whole| whole.len() != record.len()) {
+            self.failure = Some(io::ErrorKind::InvalidInput.into());
+            return;
+        }
+        if self.buffer.len() + record.len() > BUFFER_BYTES {
+            self.hand_over();
+        }
+        self.buffer.extend_from_slice(record);
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.failure.is_some()
+        self.failure.is_some() || self.has_write_failed.load(Relaxed)
+    }
+
+    /// Hands the buffer to the thread, and takes an empty one.
+    fn hand_over(&mut self) {
+        let next = self.empty.try_recv().unwrap_or_else(|_| Vec::with_capacity(BUFFER_BYTES));
+        // Fails only if the thread has panicked: `into_reader` returns that.
+        let _thread_ended = self.full.send(mem::replace(&mut self.buffer, next));
     }
 
     /// Starts reading. Also returns the error that ended writing, if any; records still buffered at that point are
     /// lost.
     pub(super) fn into_reader(mut self) -> io::Result<(SpoolReader, Option<io::Error>)> {
-        let failure = self.failure.take().or_else(|| self.file.flush().err());
-        let (file, _) = self.file.into_parts();
+        self.hand_over();
+        let Self { full, thread, failure, .. } = self;
+        drop(full);
+        let (file, write_failure) = thread.join().map_err(|_| io::Error::other("the spool's thread panicked"))?;
         let end = file.metadata()?.len();
-        Ok((SpoolReader { file, read_bytes: 0, end }, failure))
+        Ok((SpoolReader { file, read_bytes: 0, end }, failure.or(write_failure)))
     }
+}
+
+/// Main function of the spool's thread: writes the buffers until the other end is dropped. After a failure it drops them.
+fn write_buffers(
+    mut file: File,
+    full: &Receiver<Vec<u8>>,
+    empty: &Sender<Vec<u8>>,
+    has_failed: &AtomicBool,
+) -> (File, Option<io::Error>) {
+    let mut failure = None;
+    for mut buffer in full {
+        if failure.is_none() {
+            failure = file.write_all(&buffer).err();
+            has_failed.store(failure.is_some(), Relaxed);
+        }
+        buffer.clear();
+        // Nobody takes the last ones.
+        let _unused = empty.send(buffer);
+    }
+    (file, failure)
 }
 
 /// Read side of the spool.
@@ -244,6 +299,8 @@ pub(super) fn is_out_of_space(error: &io::Error) -> bool {
 
 /// Buffer of the write side: about a thousand of the largest records.
 const BUFFER_BYTES: usize = 512 * 1024;
+/// Buffers that wait for the spool's thread.
+const BUFFERS_MAX: usize = 4;
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1024 * 1024;
 /// The largest allocation unit that file systems commonly use. Smaller holes would free nothing.

@@ -14,7 +14,7 @@ fn records() -> Vec<Vec<u8>> {
 }
 
 fn spool_reader(records: &[Vec<u8>]) -> SpoolReader {
-    let mut spool = Spool::new(tempfile::tempfile().unwrap());
+    let mut spool = Spool::new(tempfile::tempfile().unwrap()).unwrap();
     records.iter().for_each(|record| spool.push(record));
     let (spool_reader, failure) = spool.into_reader().unwrap();
     assert!(failure.is_none());
