@@ -109,6 +109,13 @@ impl Channel {
         each_kind!(&mut self.0, line => line.accept(datagram, now, sink));
     }
 
+    /// Whether the datagram's header says that it holds the next expected message. The caller looks ahead with it: the
+    /// datagram may still be refused, and another one may deliver that message first.
+    #[must_use]
+    pub fn holds_expected(&self, datagram: &[u8]) -> bool {
+        each_kind!(&self.0, line => line.holds_expected(datagram))
+    }
+
     /// When [`Self::on_deadline`] must be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {

@@ -77,6 +77,12 @@ pub trait Transport {
     /// sequences are then unreliable.
     fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason>;
 
+    /// Checks the header alone, to look ahead: [`Packet::messages`] may be broken.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], as far as the header shows it.
+    fn parse_header(datagram: &[u8]) -> Result<Packet<'_>, DropReason>;
+
     /// Removes the next message, without its length, from the front of a checked block; `None` at the end.
     fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]>;
 }

@@ -88,6 +88,16 @@ impl<C: FeedCore> DataPath<C> {
         self.publish_state(sink);
     }
 
+    pub(super) fn holds_expected(&self, datagram: &[u8]) -> bool {
+        let Ok(packet) = C::Transport::parse_header(datagram) else { return false };
+        if packet.unsequenced {
+            return self.config.accept_unsequenced;
+        }
+        let is_current = self.sessions.current().is_some_and(|current| current.venue == packet.session);
+        let expected = self.arbiter.expected();
+        is_current && expected.is_some_and(|expected| packet.first <= expected && expected < packet.next())
+    }
+
     fn accept_one<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         if let Err(reason) = self.try_accept(datagram, now, sink) {
             self.drops.count(reason);

@@ -91,6 +91,13 @@ pub(crate) const VERSION: u8 = 1;
 impl<P: MessageProtocol> Transport for IexTp<P> {
     #[inline]
     fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
+        let packet = Self::parse_header(datagram)?;
+        check_messages(packet.messages, packet.count)?;
+        Ok(packet)
+    }
+
+    #[inline]
+    fn parse_header(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
         let (header, payload) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
         if header.version != VERSION || !P::IDS.contains(&header.message_protocol_id.get()) {
             return Err(DropReason::ProtocolMismatch);
@@ -111,7 +118,6 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
         if !is_valid_offset(offset, first) {
             return Err(DropReason::StreamOffsetInvalid);
         }
-        check_messages(payload, count)?;
         Ok(Packet {
             kind: if count == 0 { PacketKind::Heartbeat } else { PacketKind::Messages },
             session: venue_session(header.session_id.get(), header.channel_id.get()),
@@ -274,7 +280,7 @@ fn is_valid_offset(offset: i64, first: u64) -> bool {
 }
 
 /// Whether the payload is exactly `count` messages.
-fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
+fn check_messages(mut block: &[u8], count: u32) -> Result<(), DropReason> {
     for _ in 0..count {
         if next_message(&mut block).is_none() {
             return Err(if block.is_empty() { DropReason::CountMismatch } else { DropReason::MessageTruncated });

@@ -47,6 +47,13 @@ pub type MoldSession = [u8; 10];
 impl Transport for MoldUdp64 {
     #[inline]
     fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
+        let packet = Self::parse_header(datagram)?;
+        let rest = skip_messages(packet.messages, packet.count)?;
+        if rest.is_empty() { Ok(packet) } else { Err(DropReason::TrailingBytes) }
+    }
+
+    #[inline]
+    fn parse_header(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
         let (header, messages) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
         let first = header.sequence_number.get();
         let (kind, count) = match header.message_count.get() {
@@ -57,10 +64,6 @@ impl Transport for MoldUdp64 {
         let unsequenced = first == 0 && kind == PacketKind::Messages && is_blank(&header.session);
         if (first == 0 && !unsequenced) || first.checked_add(u64::from(count)).is_none() {
             return Err(DropReason::SequenceInvalid);
-        }
-        let rest = skip_messages(messages, count)?;
-        if !rest.is_empty() {
-            return Err(DropReason::TrailingBytes);
         }
         Ok(Packet {
             kind,
@@ -216,7 +219,7 @@ fn is_blank(session: &MoldSession) -> bool {
 }
 
 /// The bytes after the next `count` messages.
-fn skip_messages(mut block: &[u8], count: u16) -> Result<&[u8], DropReason> {
+fn skip_messages(mut block: &[u8], count: u32) -> Result<&[u8], DropReason> {
     for _ in 0..count {
         if MoldUdp64::next_message(&mut block).is_none() {
             return Err(if block.is_empty() { DropReason::CountMismatch } else { DropReason::MessageTruncated });

@@ -9,6 +9,8 @@
 //! allocates or locks.
 
 mod state_copy;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
 
 pub use state_copy::CopyRequest;
 
@@ -27,10 +29,10 @@ use mdgw_feeds::{
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
-    time::MonoNs,
+    time::{MonoNs, UnixNs},
 };
 use mdgw_sys::{
-    batch::{ReceiveBatch, SendBuffers, StampKind},
+    batch::{ReceiveBatch, ReceivedDatagram, SendBuffers, StampKind},
     clock::{WallFromMono, mono_now},
     fence::Fence,
     handle::{ChannelIndex, Handle, LineSet},
@@ -40,7 +42,7 @@ use mdgw_telemetry::{
     channel_metrics::ChannelRecorder,
     counter_block,
     counters::CounterWriter,
-    stages::{Stage, StageRecorder},
+    stages::{Stage, StageHistograms, StageRecorder},
 };
 
 use crate::{
@@ -219,6 +221,8 @@ pub struct PipelineLocal {
     batch: ReceiveBatch,
     /// Receive timestamp, ns, and index in the batch, of each datagram; oldest first.
     order: Vec<(u64, u16)>,
+    /// Datagrams whose output is not sent yet.
+    unsent: Vec<UnsentDatagram>,
     buffers: SendBuffers,
     stages: StageRecorder,
     wall: WallFromMono,
@@ -228,9 +232,17 @@ impl PipelineLocal {
     /// Allocates all of its memory.
     #[must_use]
     pub fn new(batch: ReceiveBatch, buffers: SendBuffers, stages: StageRecorder) -> Self {
-        let order = Vec::with_capacity(batch.room());
-        Self { batch, order, buffers, stages, wall: WallFromMono::new() }
+        let (order, unsent) = (Vec::with_capacity(batch.room()), Vec::with_capacity(batch.room()));
+        Self { batch, order, unsent, buffers, stages, wall: WallFromMono::new() }
     }
+}
+
+/// A datagram whose output waits for its packet to leave.
+#[derive(Clone, Copy, Debug)]
+struct UnsentDatagram {
+    ts_recv: UnixNs,
+    /// When its last record was written.
+    recorded_at: MonoNs,
 }
 
 counter_block! {
@@ -341,8 +353,11 @@ impl ChannelPipeline {
 
     /// The data path: processes all datagrams of the batch in the order of their receive timestamps, whichever line
     /// they came on. Returns the number of datagrams.
+    ///
+    /// A packet stays open while a later datagram of the batch holds the next message. The packet leaves at once when
+    /// it is full, or when the rest of the batch has nothing new.
     fn process_batch<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
-        let PipelineLocal { batch, order, buffers, stages, wall } = &mut *context.local;
+        let PipelineLocal { batch, order, unsent, buffers, stages, wall } = &mut *context.local;
         let received_at = wall.at(mono_now());
         let stages = stages.histograms();
 
@@ -354,41 +369,86 @@ impl ChannelPipeline {
         // Lines were drained one after the other; the timestamps decide the order between them.
         order.sort_unstable();
 
-        for (stamp, place) in order.iter() {
+        unsent.clear();
+        let mut sent_entries = self.sink.writer().counts().entries;
+        // Index in `order` of the datagram that the open packet waits for.
+        let mut open_until = 0;
+        for (index, (stamp, place)) in order.iter().enumerate() {
             let Some(datagram) = batch.get(usize::from(*place)) else { continue };
             let ts_recv = datagram.ts_recv.unwrap_or(context.woken_at);
             debug_assert_eq!(ts_recv.0, *stamp);
-            if let Err(reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
-                self.drops.count(reason);
+            match admit(&self.lines, self.recovery.as_ref(), &datagram) {
+                Err(reason) => self.drops.count(reason),
+                Ok(()) => {
+                    stages.record_wall(self.index, Stage::WireToUser, ts_recv, received_at);
+                    let recorded = self.process_datagram(&datagram, ts_recv, context.now, stages, wall);
+                    unsent.extend(recorded.map(|recorded_at| UnsentDatagram { ts_recv, recorded_at }));
+                }
+            }
+            if self.sink.has_open_frames() && (self.sink.is_full() || index >= open_until) {
+                match self.next_with_new_messages(batch, order, index + 1) {
+                    Some(next) if !self.sink.is_full() => open_until = next,
+                    _ => self.sink.flush(),
+                }
+            }
+            let entries = self.sink.writer().counts().entries;
+            if entries == sent_entries {
                 continue;
             }
-            self.stamps.count(datagram.stamp);
-            stages.record_wall(self.index, Stage::WireToUser, ts_recv, received_at);
-
-            let started_at = mono_now();
-            self.sink.begin(wall.at(started_at));
-            let log_end_before = self.sink.writer().end();
-            let mut timed_sink = TimedSink { sink: &mut self.sink, arbitrated: None };
-            let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
-            self.channel.accept(datagram, context.now, &mut timed_sink);
-            let arbitrated = timed_sink.arbitrated;
-            // The records of one datagram are published at once.
-            self.sink.flush();
-            let committed = mono_now();
-            stages.record_mono(self.index, Stage::Arbitrate, started_at, arbitrated.unwrap_or(committed));
-            if let Some(arbitrated) = arbitrated {
-                stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, committed);
-            }
-            if self.sink.writer().end() == log_end_before {
-                continue;
-            }
-            if let Some(sent_at) = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io) {
-                stages.record_mono(self.index, Stage::Publish, committed, sent_at);
-                stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(sent_at));
+            sent_entries = entries;
+            let sent_at = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
+            // The last datagram's output ends in the open packet, if there is one.
+            let sent = unsent.drain(..unsent.len().saturating_sub(self.sink.has_open_frames().into()));
+            if let Some(sent_at) = sent_at {
+                let sent_at_wall = wall.at(sent_at);
+                for UnsentDatagram { ts_recv, recorded_at } in sent {
+                    stages.record_mono(self.index, Stage::Publish, recorded_at, sent_at);
+                    stages.record_wall(self.index, Stage::WireToWire, ts_recv, sent_at_wall);
+                }
             }
         }
+        debug_assert!(!self.sink.has_open_frames(), "nothing stays open past the batch");
         self.finish_batch(context.now);
         order.len()
+    }
+
+    /// Passes one datagram to the channel. Returns when its last record was written, if it had output.
+    #[inline]
+    fn process_datagram(
+        &mut self,
+        datagram: &ReceivedDatagram<'_>,
+        ts_recv: UnixNs,
+        now: MonoNs,
+        stages: &mut StageHistograms,
+        wall: &mut WallFromMono,
+    ) -> Option<MonoNs> {
+        self.stamps.count(datagram.stamp);
+        let started_at = mono_now();
+        self.sink.begin(wall.at(started_at));
+        let written_before = self.sink.written();
+        let mut timed_sink = TimedSink { sink: &mut self.sink, arbitrated: None };
+        let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
+        self.channel.accept(datagram, now, &mut timed_sink);
+        let arbitrated = timed_sink.arbitrated;
+        self.sink.end_datagram();
+        let recorded_at = mono_now();
+        stages.record_mono(self.index, Stage::Arbitrate, started_at, arbitrated.unwrap_or(recorded_at));
+        if let Some(arbitrated) = arbitrated {
+            stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, recorded_at);
+        }
+        (self.sink.written() != written_before).then_some(recorded_at)
+    }
+
+    /// The first datagram from `from` on that holds the next message, as an index in `order`. A copy of another line
+    /// holds only messages that were delivered before.
+    #[inline]
+    fn next_with_new_messages(&self, batch: &ReceiveBatch, order: &[(u64, u16)], from: usize) -> Option<usize> {
+        let is_new = |datagram: &ReceivedDatagram<'_>| {
+            self.channel.holds_expected(datagram.bytes) && admit(&self.lines, self.recovery.as_ref(), datagram).is_ok()
+        };
+        let mut rest = order.iter().enumerate().skip(from);
+        rest.find(|(_, (_, place))| batch.get(usize::from(*place)).is_some_and(|datagram| is_new(&datagram)))
+            .map(|(index, _)| index)
     }
 
     /// Records the time between the wait's return and the claim.
@@ -609,7 +669,7 @@ impl ChannelHandler for ChannelPipeline {
 fn admit(
     lines: &[LineSocket],
     recovery: Option<&RecoverySocket>,
-    datagram: &mdgw_sys::batch::ReceivedDatagram<'_>,
+    datagram: &ReceivedDatagram<'_>,
 ) -> Result<(), DropReason> {
     if datagram.truncated {
         return Err(DropReason::DatagramTruncated);

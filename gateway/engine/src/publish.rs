@@ -14,7 +14,7 @@
 //! | live | the catch-up is complete | sends each entry once it is committed |
 //!
 //! The publisher checks the fence with a fresh clock at each hand-over to the kernel. A send that the kernel refuses is
-//! counted and retried from the cursor. No send blocks, and no packet waits to be filled.
+//! counted and retried from the cursor. No send blocks, and no packet waits for input that is not at hand.
 
 mod catch_up;
 mod packet;

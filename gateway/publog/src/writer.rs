@@ -137,7 +137,7 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
 
 /// Appends entries. Makes no system call, allocates nothing, never waits. Owned by one thread at a time.
 ///
-/// `begin`, any number of `append`, then `commit` or `abandon`.
+/// `begin`, any number of `append` and `truncate`, then `commit` or `abandon`.
 #[derive(Debug)]
 pub struct Writer {
     current: LogArea,
@@ -250,6 +250,13 @@ impl Writer {
         room.copy_from_slice(bytes);
         entry.payload_bytes = end;
         true
+    }
+
+    /// Removes what was appended to the open entry beyond its first `payload_bytes`.
+    pub fn truncate(&mut self, payload_bytes: usize) {
+        if let Some(entry) = self.entry.as_mut() {
+            entry.payload_bytes = entry.payload_bytes.min(payload_bytes);
+        }
     }
 
     /// Commits the open entry, and returns its position; `None` without an open entry. `ts_commit`: ns since 1970 UTC.

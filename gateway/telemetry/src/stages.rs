@@ -6,16 +6,17 @@
 //!    └──────────────────────────── wire_to_wire ────────────────────────────────────────────────┘
 //! ```
 //!
-//! The output of one datagram is sent at once, so every stage after the claim is measured for each packet:
+//! Every stage after the claim is measured for each received packet, also where several of them share a published
+//! packet:
 //!
 //! | stage | one value per | from | to |
 //! | --- | --- | --- | --- |
 //! | `wire_to_user` | packet | its receive timestamp | it is in the gateway's memory, received with its batch |
 //! | `claim_wait` | claim | the return of the wait | the holder begins to drain |
 //! | `arbitrate` | packet | the start of its processing | its first message is in sequence, or the packet held no new message |
-//! | `decode_and_book` | packet with new messages | end of `arbitrate` | its last record is in the publication log |
-//! | `publish` | packet whose records were published | end of `decode_and_book` | its send call returned |
-//! | `wire_to_wire` | packet whose records were published | its receive timestamp | its send call returned |
+//! | `decode_and_book` | packet with new messages | end of `arbitrate` | its last record is written |
+//! | `publish` | packet whose records were published | end of `decode_and_book` | the send call of its last record returned |
+//! | `wire_to_wire` | packet whose records were published | its receive timestamp | the send call of its last record returned |
 //!
 //! **Hand-over.** A thread records into its own [`StageHistograms`]. At a batch boundary it exchanges them for empty
 //! ones if a cold thread requests it ([`double_buffer`](super::double_buffer)).

@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 /// Writes a channel's frames to its publication log.
 ///
-/// Frames that fit are packed together until [`Self::flush`], which ends the output of one datagram: no entry ever
-/// waits to be filled. Within a session the ranges of entries follow each other without a gap. Messages that produced
+/// Frames that fit are packed together until [`Self::flush`]. The caller flushes as soon as no datagram at hand holds
+/// further messages, so no entry ever waits for input. Within a session the ranges of entries follow each other without a gap. Messages that produced
 /// no frame extend the range of the next entry, or of the entry that [`Self::commit_covered`] makes.
 #[derive(Debug)]
 pub struct LogSink {
@@ -23,8 +23,30 @@ pub struct LogSink {
     replayed_until: Option<Sequence>,
     /// Frames in the open entry.
     frame_count: u16,
+    kept: KeptOutput,
     now: UnixNs,
     counts: SinkCounts,
+}
+
+/// A frame with one MBO record, the most frequent one of feeds by order; few messages have less.
+const SMALL_FRAME_BYTES: usize = FRAME_HEADER_BYTES + 56;
+
+/// What a failure leaves of the output that is not committed yet: that of the input before the failure.
+#[derive(Clone, Copy, Debug)]
+struct KeptOutput {
+    /// Payload of the open entry, bytes.
+    payload_bytes: usize,
+    /// Frames in the open entry.
+    frame_count: u16,
+    /// First sequence that this input has not handled.
+    covered_through: Sequence,
+}
+
+impl KeptOutput {
+    /// All output before `covered_through` is committed.
+    fn committed(covered_through: Sequence) -> Self {
+        Self { payload_bytes: 0, frame_count: 0, covered_through }
+    }
 }
 
 /// Flag of a log entry, not of its packet: this run followed the session to its end, which is `next`, and the venue then began
@@ -69,7 +91,8 @@ impl LogSink {
     #[must_use]
     pub fn new(writer: Writer) -> Self {
         let counts = SinkCounts::default();
-        Self { writer, session_progress: None, replayed_until: None, frame_count: 0, now: UnixNs(0), counts }
+        let kept = KeptOutput::committed(Sequence(0));
+        Self { writer, session_progress: None, replayed_until: None, frame_count: 0, kept, now: UnixNs(0), counts }
     }
 
     /// Continues after an earlier run, whose committed entries ended at `next` of `session`; `has_ended`: the venue had
@@ -77,12 +100,22 @@ impl LogSink {
     pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
         let progress = SessionProgress::starting_at(session, next);
         self.session_progress = Some(SessionProgress { has_ended, is_followed: false, ..progress });
+        self.kept = KeptOutput::committed(next);
     }
 
-    /// Takes the channel out of service: uncommitted frames are dropped, and a state frame informs readers.
+    /// Takes the channel out of service: uncommitted frames of the input that failed are dropped, those of the input
+    /// before it are committed, and a state frame informs readers.
     pub(crate) fn fail(&mut self) {
-        self.writer.abandon();
-        self.frame_count = 0;
+        let KeptOutput { payload_bytes, frame_count, covered_through } = self.kept;
+        if frame_count > 0 {
+            self.writer.truncate(payload_bytes);
+        } else {
+            self.writer.abandon();
+        }
+        self.frame_count = frame_count;
+        let Some(progress) = self.session_progress.as_mut() else { return };
+        progress.covered_through = covered_through;
+        self.flush();
         let Some(progress) = self.session_progress.as_mut() else { return };
         progress.has_failed = true;
         progress.covered_through = progress.committed;
@@ -95,6 +128,36 @@ impl LogSink {
     #[inline]
     pub fn begin(&mut self, now: UnixNs) {
         self.now = now;
+    }
+
+    /// Ends a datagram whose output may stay in the open entry. A failure of later input does not remove that output.
+    #[inline]
+    pub(crate) fn end_datagram(&mut self) {
+        if let Some(progress) = self.session_progress
+            && self.frame_count > 0
+        {
+            let payload_bytes = self.writer.payload_bytes_max() - self.writer.room();
+            let (frame_count, covered_through) = (self.frame_count, progress.covered_through);
+            self.kept = KeptOutput { payload_bytes, frame_count, covered_through };
+        }
+    }
+
+    /// Whether the open entry has frames.
+    #[inline]
+    pub(crate) fn has_open_frames(&self) -> bool {
+        self.frame_count > 0
+    }
+
+    /// Whether the open entry has no room for another small message.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.writer.room() < SMALL_FRAME_BYTES
+    }
+
+    /// Entries committed and frames in the open one. Any output changes at least one of the two.
+    #[inline]
+    pub(crate) fn written(&self) -> (u64, u16) {
+        (self.writer.counts().entries, self.frame_count)
     }
 
     /// Commits the open entry: readers and the publisher see it.
@@ -231,6 +294,7 @@ impl LogSink {
         let Some(progress) = self.session_progress.as_mut() else { return };
         progress.covered_through = progress.covered_through.max(next);
         progress.committed = progress.committed.max(next);
+        self.kept = KeptOutput::committed(progress.committed);
         self.writer.commit(progress.committed.0, self.frame_count, flags.0.into(), self.now.0);
         self.frame_count = 0;
     }
@@ -249,6 +313,7 @@ impl LogSink {
         let Some(progress) = self.session_progress.as_mut() else { return };
         self.writer.begin(progress.session, progress.committed.0);
         progress.committed = progress.covered_through;
+        self.kept = KeptOutput::committed(progress.committed);
         self.writer.commit_lasting(progress.committed.0, flags, self.now.0);
         self.counts.empty_entries += 1;
     }
@@ -297,7 +362,9 @@ impl FrameSink for LogSink {
             self.session_progress.filter(|logged| logged.session == new_session.session && logged.committed > next);
         self.replayed_until = logged.map(|logged| logged.committed);
         let logged = logged.map(|logged| SessionProgress { is_followed: true, ..logged });
-        self.session_progress = logged.or(Some(new_session));
+        let progress = logged.unwrap_or(new_session);
+        self.kept = KeptOutput::committed(progress.committed);
+        self.session_progress = Some(progress);
     }
 
     fn end_of_session(&mut self) {
@@ -569,6 +636,50 @@ mod tests {
         sink.session(session(2), Sequence(1));
         sink.session(session(3), Sequence(1));
         assert_eq!(harness.entries(), ["#1 [1,1) 0: (1.0+0)", "#2 [1,1) 257:"]);
+    }
+
+    #[test]
+    fn a_failure_drops_the_output_of_the_failed_datagram_alone() {
+        let outputs = |run: &dyn Fn(&mut LogSink)| {
+            let mut harness = Harness::new();
+            harness.sink.session(session(0), Sequence(1));
+            run(&mut harness.sink);
+            harness.sink.fail();
+            assert!(!harness.sink.has_open_frames());
+            harness.entries()
+        };
+        let datagram = |sink: &mut LogSink, first: u64, next: u64, bytes: usize| {
+            (first..next).for_each(|sequence| sink.frame(&message(sequence), 1, &records(1, bytes)));
+        };
+        // The log already holds a datagram's output, and messages without output after it.
+        assert_eq!(
+            outputs(&|sink| {
+                datagram(sink, 1, 3, 80);
+                sink.covered_through(Sequence(5));
+                sink.end_datagram();
+                datagram(sink, 5, 7, 80);
+            }),
+            ["#0 [1,5) 0: (1.0+1) (2.0+1)", "#0 [5,5) 0: (5.0+0)"]
+        );
+        // The failed datagram had filled the packet that an earlier one began: two frames to an entry.
+        assert_eq!(
+            outputs(&|sink| {
+                datagram(sink, 1, 2, 560);
+                sink.end_datagram();
+                datagram(sink, 2, 4, 560);
+            }),
+            ["#0 [1,3) 0: (1.0+1) (2.0+1)", "#0 [3,3) 0: (3.0+0)"]
+        );
+        // Nothing is kept across a session's begin.
+        assert_eq!(
+            outputs(&|sink| {
+                datagram(sink, 1, 3, 80);
+                sink.end_datagram();
+                sink.session(session(1), Sequence(1));
+                datagram(sink, 1, 2, 80);
+            }),
+            ["#0 [1,3) 0: (1.0+1) (2.0+1)", "#0 [3,3) 257:", "#1 [1,1) 0: (1.0+0)"]
+        );
     }
 
     #[test]

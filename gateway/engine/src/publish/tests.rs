@@ -178,13 +178,17 @@ impl Harness {
 
     /// Packets that `line` received since the last call: `epoch [first,next) letters`, letters for flags and frames.
     fn received(&self, line: usize) -> Vec<String> {
-        let mut texts = Vec::new();
+        self.received_datagrams(line).iter().map(|datagram| text_of(datagram)).collect()
+    }
+
+    fn received_datagrams(&self, line: usize) -> Vec<Vec<u8>> {
+        let mut datagrams = Vec::new();
         let mut datagram = [0; 2_048];
         while let Ok(length) = self.receivers[line].recv(&mut datagram) {
             assert_eq!(self.tags.check(TagUse::Published, &datagram[..length]), Ok(()));
-            texts.push(text_of(&datagram[..length]));
+            datagrams.push(datagram[..length].to_vec());
         }
-        texts
+        datagrams
     }
 }
 
@@ -385,6 +389,47 @@ fn a_takeover_inside_a_split_message_continues_with_its_next_part() {
         harness.set_watermark(1, 0, 4, part);
         harness.send(&Fence::standalone(Epoch(2)));
         assert_eq!(harness.received(0), expected, "{part} parts were received");
+    }
+}
+
+#[test]
+fn a_takeover_inside_a_filled_packet_delivers_each_message_once() {
+    // Two gateways cut the same input differently: each received other batches.
+    let in_packets = |cuts: &[u64]| {
+        let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
+        for sequence in 1..13 {
+            harness.log.frame(&message(sequence), 1, &RECORD);
+            harness.log.end_datagram();
+            if cuts.contains(&(sequence + 1)) {
+                harness.log.flush();
+            }
+        }
+        harness
+    };
+    for (sent, watermark, expected) in [
+        (0, None, &["2 [1,1) h0", "2 [1,2) r1", "2 [2,9) r7", "2 [9,13) r4"][..]),
+        (1, Some(4), &["2 [4,4) h0", "2 [2,9) r7", "2 [9,13) r4"]),
+        (2, Some(9), &["2 [9,9) h0", "2 [9,13) r4"]),
+        (3, Some(12), &["2 [12,12) h0", "2 [9,13) r4"]),
+        (4, Some(13), &["2 [13,13) h0"]),
+    ] {
+        let mut old_leader = in_packets(&[4, 9, 12, 13]);
+        let mut subscriber = Subscriber::new();
+        old_leader.send(&Fence::standalone(Epoch(1)));
+        // The opening's heartbeat, and the packets that the old leader sent before it died.
+        old_leader.received_datagrams(0)[..1 + sent].iter().for_each(|datagram| subscriber.accept(datagram));
+        let mut successor = in_packets(&[2, 9, 13]);
+        if let Some(watermark) = watermark {
+            successor.set_watermark(1, 0, watermark, 0);
+        }
+        successor.send(&Fence::standalone(Epoch(2)));
+        let taken_over = successor.received_datagrams(0);
+        let texts: Vec<_> = taken_over.iter().map(|datagram| text_of(datagram)).collect();
+        assert_eq!(texts, expected, "after {sent} packets");
+        taken_over.iter().for_each(|datagram| subscriber.accept(datagram));
+        let all: Vec<_> =
+            std::iter::once("session".to_owned()).chain((1..13).map(|n| format!("message {n}"))).collect();
+        assert_eq!(subscriber.items, all, "after {sent} packets");
     }
 }
 
@@ -708,20 +753,21 @@ impl Subscriber {
     }
 
     fn receive(&mut self, harness: &Harness) {
+        harness.received_datagrams(0).iter().for_each(|datagram| self.accept(datagram));
+    }
+
+    fn accept(&mut self, datagram: &[u8]) {
         let Self { receiver, items } = self;
-        let mut datagram = [0; 2_048];
-        while let Ok(length) = harness.receivers[0].recv(&mut datagram) {
-            let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &datagram[..length], ts_recv: NOW };
-            let mut deliver = |output: Output<'_>| {
-                items.push(match output.item {
-                    Item::Session => "session".to_owned(),
-                    Item::Message { header, .. } => format!("message {}", header.sequence),
-                    Item::State(state) => format!("state {state:?}"),
-                    other => panic!("{other:?}"),
-                });
-            };
-            receiver.accept(datagram, MonoNs(1), &mut deliver).unwrap();
-        }
+        let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: datagram, ts_recv: NOW };
+        let mut deliver = |output: Output<'_>| {
+            items.push(match output.item {
+                Item::Session => "session".to_owned(),
+                Item::Message { header, .. } => format!("message {}", header.sequence),
+                Item::State(state) => format!("state {state:?}"),
+                other => panic!("{other:?}"),
+            });
+        };
+        receiver.accept(datagram, MonoNs(1), &mut deliver).unwrap();
     }
 }
 
