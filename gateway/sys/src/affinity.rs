@@ -2,6 +2,7 @@
 
 use std::io;
 
+use core_affinity::CoreId;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Pins the calling thread to one core.
@@ -10,7 +11,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// If the core does not exist, is offline, or is not available to this process. A thread on another core than
 /// configured would falsify every measured latency, so there is no fallback.
 pub fn pin_to(core: usize) -> Result<(), PinError> {
-    confine_to(&[core]).map_err(|_| PinError { core, usable: pinnable_cores() })
+    // The `core_affinity` crate has a core set of fixed size and must not be given a core beyond it.
+    let is_pinned = core < CpuSet::MAX_CPU && core_affinity::set_for_current(CoreId { id: core });
+    if is_pinned { Ok(()) } else { Err(PinError { core, usable: pinnable_cores() }) }
 }
 
 /// Confines the calling thread, and all threads and processes that it starts from now on, to these cores. A thread leaves
