@@ -8,7 +8,7 @@
 use std::{
     env, fs,
     io::{ErrorKind, Read as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,

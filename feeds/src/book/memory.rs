@@ -4,7 +4,7 @@
 //! the TLB. Measured gain: see the rows of huge pages in `bench/RESULTS.md`.
 #![allow(unsafe_code, reason = "advice about memory is a system call")]
 
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, slice};
 
 use zerocopy::FromZeros;
 
@@ -51,22 +51,21 @@ fn advise_huge_pages<T>(_memory: &mut [MaybeUninit<T>]) {}
 fn zero_on_demand<T>(memory: &mut [MaybeUninit<T>]) -> bool {
     // SAFETY: sysconf(3) reads and writes no memory of ours.
     let Ok(page_bytes) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return false };
-    let (start, len) = (memory.as_mut_ptr().cast::<u8>(), size_of_val(memory));
-    if len < HUGE_PAGE_BYTES || !page_bytes.is_power_of_two() {
+    // SAFETY: the bytes of `memory`, which is borrowed for writing; any byte may be uninitialised.
+    let bytes =
+        unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<MaybeUninit<u8>>(), size_of_val(memory)) };
+    if bytes.len() < HUGE_PAGE_BYTES || !page_bytes.is_power_of_two() {
         return false;
     }
-    let head = start.align_offset(page_bytes);
-    let pages = (len - head) / page_bytes * page_bytes;
-    // SAFETY: the range is whole pages inside `memory`, which is borrowed for writing and holds no values. They are private
-    // and anonymous, as all memory of the allocator, so each reads as zeros from now on (madvise(2)).
-    if unsafe { libc::madvise(start.add(head).cast(), pages, libc::MADV_DONTNEED) } != 0 {
+    let (head, rest) = bytes.split_at_mut(bytes.as_ptr().align_offset(page_bytes));
+    let (pages, tail) = rest.split_at_mut(rest.len() / page_bytes * page_bytes);
+    // SAFETY: the range is whole pages that are borrowed for writing and hold no values. They are private and anonymous, as
+    // all memory of the allocator, so each reads as zeros from now on (madvise(2)).
+    if unsafe { libc::madvise(pages.as_mut_ptr().cast(), pages.len(), libc::MADV_DONTNEED) } != 0 {
         return false;
     }
-    // SAFETY: both ranges, before and behind the whole pages, lie inside `memory`.
-    unsafe {
-        start.write_bytes(0, head);
-        start.add(head + pages).write_bytes(0, len - head - pages);
-    }
+    head.fill(MaybeUninit::new(0));
+    tail.fill(MaybeUninit::new(0));
     true
 }
 

@@ -39,10 +39,11 @@ pub(crate) const THREADS: Bound = bound(1, 64, 1, "threads");
 pub(crate) const CORE: Bound = bound(0, 1_023, 0, "core number");
 /// Packets that one claim may process before other channels get a turn: keeps one hot channel from holding a thread. The
 /// maximum is what one receive batch holds.
-pub(crate) const QUOTA: Bound = bound(1, ReceiveBatch::ROWS_MAX as i64, 64, "packets");
+pub(crate) const QUOTA: Bound = bound(1, 1_024, 64, "packets");
 /// Events claimed in one turn: measured between 8 and 64, where the cost per event is flat. The maximum is that of one
 /// wait.
-pub(crate) const BATCH: Bound = bound(1, EVENTS_MAX as i64, 32, "events");
+pub(crate) const BATCH: Bound = bound(1, 256, 32, "events");
+const _: () = assert!(ReceiveBatch::ROWS_MAX == 1_024 && EVENTS_MAX == 256);
 /// How long a leader of `spin-then-park` polls before it blocks: a few times the cost of a wake.
 pub(crate) const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
 /// SCHED_FIFO priority; 0 leaves the thread in the ordinary class.
