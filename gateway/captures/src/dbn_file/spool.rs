@@ -74,7 +74,7 @@ impl Spool {
         let _thread_ended = self.full.send(mem::replace(&mut self.buffer, next));
     }
 
-    /// Starts reading. Also returns the error that ended writing, if any; records still buffered at that point are
+    /// Starts reading. Also returns the error that ended writing, if any. Records that waited behind a failed write are
     /// lost.
     pub(super) fn into_reader(mut self) -> io::Result<(SpoolReader, Option<io::Error>)> {
         self.hand_over();
