@@ -42,8 +42,9 @@ fn cold_threads_keep_off_the_cores_of_pools() {
     let fixture = GatewayFixture::new();
     let (gateway, checked) = pinned_gateway(&fixture, &pool);
     assert!(checked.contains(&format!("cold threads on cores {other}\n")), "{checked}");
-    wait_until("the threads of the pool are pinned", || {
-        threads_of(&gateway).values().any(|cores| *cores == last.to_string())
+    wait_until("the threads of the pool are pinned, and the log's maintenance runs", || {
+        let threads = threads_of(&gateway);
+        threads.values().any(|cores| *cores == last.to_string()) && threads.contains_key("mdgw-maint")
     });
     let threads = threads_of(&gateway);
     let (of_pool, cold): (Vec<_>, Vec<_>) = threads.iter().partition(|(name, _)| name.starts_with("main-"));
@@ -51,8 +52,7 @@ fn cold_threads_keep_off_the_cores_of_pools() {
     for ((_, cores), core) in of_pool.into_iter().zip(&pool) {
         assert_eq!(*cores, core.to_string(), "{threads:?}");
     }
-    assert!(cold.len() >= 4, "{threads:?}");
-    assert!(cold.iter().any(|(name, _)| *name == "mdgw-maint"), "{threads:?}");
+    assert!(cold.len() >= 2, "{threads:?}");
     assert!(cold.iter().all(|(_, cores)| **cores == other.to_string()), "{threads:?}");
     let stopped = gateway.stop_with(Signal::Terminate).expect_code(0);
     assert!(stopped.stderr.contains("cold threads keep off the pools' cores"), "{}", stopped.stderr);

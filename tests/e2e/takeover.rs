@@ -475,7 +475,11 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let log = second.log();
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
-    assert_eq!(first.log(), log, "the logs of both gateways are equal, byte for byte");
+    assert_eq!(
+        messages_of(&first.log()),
+        messages_of(&log),
+        "both gateways logged the same records; entries may be cut differently"
+    );
     wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
     assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
