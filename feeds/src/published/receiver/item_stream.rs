@@ -77,6 +77,7 @@ impl ItemStream {
                 }
                 // Messages without output are covered by the range alone.
                 if part_number(until) == 0 {
+                    self.abandon_message_before(message_of(until), deliver);
                     self.reported_through = self.reported_through.max(message_of(until));
                 }
             }
@@ -179,6 +180,15 @@ impl ItemStream {
             self.statistics.lost_messages += gap.count();
             self.reported_through = next;
             self.emit(Item::Lost(gap), deliver);
+        }
+    }
+
+    /// Everything before `next` was delivered, and parts of a message before it are left: gateways with different packet sizes
+    /// number the parts differently.
+    fn abandon_message_before(&mut self, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
+        if self.assembly.incomplete_message().is_some_and(|sequence| sequence < next) {
+            self.statistics.broken_messages += 1;
+            self.abandon_incomplete_message(deliver);
         }
     }
 
