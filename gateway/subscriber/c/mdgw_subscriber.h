@@ -1,0 +1,267 @@
+/* Receives the published multicast of mdgw. C11, POSIX sockets on Linux, no dependency but libc.
+ *
+ * ops/guide/output-protocol.md is the specification. mdgw_receiver is the protocol without sockets and clocks: output lines are
+ * arbitrated, epochs fenced, parts joined, gaps requested and reported. mdgw_subscriber adds the sockets.
+ *
+ * All memory is allocated by mdgw_receiver_new and mdgw_subscriber_open, none after. One thread at a time may use a receiver.
+ * Pointers in an item are valid until the callback returns. Times are in ns.
+ *
+ * The records of an item are DBN records (version 3) back to back, as published: ts_recv in them is undefined and ts_in_delta
+ * is 0, since both are local to a gateway. mdgw_fill_local_times copies them from the item into the records.
+ */
+#ifndef MDGW_SUBSCRIBER_H
+#define MDGW_SUBSCRIBER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MDGW_PACKET_HEADER_BYTES 64
+#define MDGW_FRAME_HEADER_BYTES 32
+#define MDGW_REQUEST_BYTES 56
+#define MDGW_TAG_BYTES 16
+#define MDGW_TAG_KEY_BYTES 32
+#define MDGW_LINES_MAX 7
+#define MDGW_SERVICES_MAX 8
+#define MDGW_TAG_KEYS_MAX 4
+/* Line number of the services' answers. */
+#define MDGW_SERVICE_LINE 7
+/* No deadline. */
+#define MDGW_NEVER UINT64_MAX
+
+/* Flags of a packet. */
+enum { MDGW_HEARTBEAT = 1, MDGW_RETRANSMISSION = 2, MDGW_SNAPSHOT_PACKET = 4, MDGW_SESSION_ENDS = 8, MDGW_TAGGED = 16 };
+/* Kinds of frames. */
+enum { MDGW_KIND_MESSAGE = 0, MDGW_KIND_GAP = 1, MDGW_KIND_SNAPSHOT = 2, MDGW_KIND_STATE = 3 };
+/* Flags of a frame, and of an item with records. */
+enum { MDGW_FIRST_PART = 1, MDGW_LAST_PART = 2, MDGW_SUSPECT = 4, MDGW_LATE_FILL = 8 };
+/* Kinds of requests. */
+enum { MDGW_RANGE = 1, MDGW_DEFINITIONS = 2, MDGW_SESSIONS = 3, MDGW_EPOCH = 4 };
+
+/* Why a datagram, or a part of it, was not used. */
+typedef enum mdgw_reason {
+    MDGW_USED = 0,
+    MDGW_HEADER_TRUNCATED,
+    MDGW_PROTOCOL_MISMATCH,
+    MDGW_LENGTH_MISMATCH,
+    MDGW_MESSAGE_TRUNCATED,
+    MDGW_MESSAGE_LENGTH,
+    MDGW_FIELD_INVALID,
+    MDGW_TRAILING_BYTES,
+    MDGW_SEQUENCE_INVALID,
+    MDGW_SEQUENCE_JUMP,
+    MDGW_SESSION_STALE,
+    MDGW_DUPLICATE,
+    MDGW_WINDOW_FULL,
+    MDGW_SOURCE_UNEXPECTED,
+    MDGW_EPOCH_STALE,
+    MDGW_EPOCH_JUMP,
+    MDGW_EPOCH_UNCONFIRMED,
+    MDGW_ANSWER_UNREQUESTED,
+    MDGW_TAG_MISSING,
+    MDGW_TAG_INVALID,
+    MDGW_CHANNEL_UNKNOWN,
+    MDGW_REASONS
+} mdgw_reason;
+
+/* Its name, as in the specification. */
+const char *mdgw_reason_name(mdgw_reason reason);
+
+/* One numbering of a channel, which begins at 1. The date is YYYYMMDD. */
+typedef struct mdgw_session {
+    uint16_t feed;
+    uint32_t date;
+    uint32_t restart;
+} mdgw_session;
+
+/* A checked packet. */
+typedef struct mdgw_packet {
+    uint8_t flags; /* without MDGW_TAGGED */
+    bool is_tagged;
+    uint16_t group, channel, frame_count;
+    uint64_t epoch; /* count in the upper 56 bits, node in the lower 8 */
+    mdgw_session session;
+    uint64_t first, next; /* covers [first, next) */
+    uint64_t send_time_ns;
+    const uint8_t *frames;
+    size_t frames_bytes;
+    /* The part of a message in the packet, if any. */
+    bool has_part, is_last_part;
+    uint16_t part;
+    uint64_t part_sequence;
+} mdgw_packet;
+
+typedef struct mdgw_frame {
+    uint64_t sequence, ts_recv;
+    int32_t ts_in_delta;
+    uint16_t body_bytes, record_count, part;
+    uint8_t kind, flags;
+    const uint8_t *body;
+} mdgw_frame;
+
+/* Checks a datagram, except for its tag. */
+mdgw_reason mdgw_parse_packet(const uint8_t *data, size_t length, mdgw_packet *packet);
+
+/* The next frame of a checked packet; *offset begins at 0. Returns false after the last one. */
+bool mdgw_next_frame(const uint8_t *frames, size_t frames_bytes, size_t *offset, mdgw_frame *frame);
+
+typedef struct mdgw_request {
+    uint8_t kind;
+    uint16_t group, channel;
+    bool has_session; /* without: the current one, or the sessions from the first on */
+    mdgw_session session;
+    uint64_t first, next, nonce;
+} mdgw_request;
+
+mdgw_reason mdgw_parse_request(const uint8_t *data, size_t length, mdgw_request *request);
+void mdgw_write_request(const mdgw_request *request, uint8_t data[MDGW_REQUEST_BYTES]);
+
+/* The tag of these bytes: of a published packet (nonce NULL), or of an answer to the request with that nonce. */
+void mdgw_tag(const uint8_t key[MDGW_TAG_KEY_BYTES], const uint64_t *nonce, const uint8_t *packet, size_t length,
+              uint8_t tag[MDGW_TAG_BYTES]);
+
+typedef enum mdgw_item_kind {
+    MDGW_ITEM_SESSION,    /* a session begins; sessions only go forward */
+    MDGW_ITEM_MESSAGE,    /* all records of one input message, its parts joined */
+    MDGW_ITEM_DEFINITION, /* a definition requested at the start, out of sequence */
+    MDGW_ITEM_SNAPSHOT,   /* records that rebuild a book, out of sequence */
+    MDGW_ITEM_STATE,      /* the gateway's channel changed its state */
+    MDGW_ITEM_GAP,        /* [first, next) was declared missing by the gateway */
+    MDGW_ITEM_LOST,       /* [first, next) was published, but neither lines nor services delivered it */
+    MDGW_ITEM_END         /* the venue ended the session */
+} mdgw_item_kind;
+
+typedef struct mdgw_item {
+    mdgw_item_kind kind;
+    uint16_t channel;
+    mdgw_session session;
+    /* With records: */
+    uint8_t flags;
+    uint16_t record_count;
+    int32_t ts_in_delta;
+    uint64_t sequence;
+    uint64_t ts_recv; /* ns since 1970 UTC, of the gateway */
+    const uint8_t *body;
+    size_t body_bytes;
+    /* State: 0 waiting, 1 live, 2 gap, 3 recovering, 4 stale, 5 ended, 6 failed. */
+    uint8_t state;
+    /* Gap and loss: */
+    uint64_t first, next;
+} mdgw_item;
+
+typedef void mdgw_deliver(void *user, const mdgw_item *item);
+
+/* Where a receiver begins that comes late. */
+typedef enum mdgw_start {
+    MDGW_START_SESSION, /* at the oldest message of the session in the services' logs */
+    MDGW_START_DAY,     /* first the ended sessions of the trading date, then as above */
+    MDGW_START_LIVE     /* at the messages published now, after the definitions */
+} mdgw_start;
+
+typedef struct mdgw_config {
+    uint16_t group;
+    const uint16_t *channels; /* channels to receive; NULL: every channel observed, up to channels_max */
+    size_t channels_max;      /* with channels: how many these are */
+    unsigned lines, services;
+    mdgw_start start;
+    size_t packet_bytes_max; /* maximum packet size without the tag */
+    const uint8_t (*tag_keys)[MDGW_TAG_KEY_BYTES]; /* with keys, packets without a valid tag are refused */
+    size_t tag_key_count;
+    bool accepts_untagged; /* although there are keys: while a deployment changes to tags */
+    size_t window_packets; /* held per channel while a gap is pending: 64 to 32768 */
+    uint64_t gap_timeout_ns;
+    uint64_t request_timeout_ns;
+    unsigned attempts_max;          /* for the same request */
+    unsigned unanswered_rounds_max; /* after these, services that do not answer are left out if another one has */
+    uint64_t messages_per_request_max;
+    uint64_t epoch_jump_max;    /* largest step of the epoch's count above the highest accepted one */
+    uint64_t start_window_ns;   /* how long rival epochs are watched for where no service answers */
+    size_t start_bytes_max;     /* packets held at the start until a service names the epoch */
+    uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
+    size_t message_bytes_max;   /* of one message's records */
+    /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. */
+    uint64_t request_nonce, epoch_nonce;
+} mdgw_config;
+
+/* Defaults: one line, no service, group 1, every channel. */
+mdgw_config mdgw_default_config(void);
+
+typedef struct mdgw_receiver mdgw_receiver;
+
+/* NULL for an invalid configuration (errno is EINVAL) or without memory. Keys are copied. */
+mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *deliver, void *user);
+void mdgw_receiver_free(mdgw_receiver *receiver);
+
+/* Processes a datagram of an output line (0, 1, …), or of a service (line MDGW_SERVICE_LINE, and its index). `now` is of any clock
+ * that only goes forward. */
+mdgw_reason mdgw_receiver_accept(mdgw_receiver *receiver, unsigned line, unsigned service, const uint8_t *data, size_t length,
+                                 uint64_t now);
+/* When mdgw_receiver_on_deadline must be called. */
+uint64_t mdgw_receiver_next_deadline(const mdgw_receiver *receiver);
+/* Read the sockets before: what is still in them is not missing. */
+void mdgw_receiver_on_deadline(mdgw_receiver *receiver, uint64_t now);
+/* A request that is due, and the index of its service; false if there is none. */
+bool mdgw_receiver_poll_request(mdgw_receiver *receiver, unsigned *service, uint8_t request[MDGW_REQUEST_BYTES]);
+/* The input has ended: delivers held messages and reports the missing ones as lost. */
+void mdgw_receiver_finish(mdgw_receiver *receiver);
+
+/* Packets under epochs that exclude each other were received, and nothing decided between them. Every packet is refused from
+ * then on. is_contradicted: a service named one of them after the other had been accepted. */
+typedef struct mdgw_rivals {
+    uint64_t lowest, highest;
+    bool is_contradicted;
+} mdgw_rivals;
+const mdgw_rivals *mdgw_receiver_rivals(const mdgw_receiver *receiver); /* NULL: none */
+
+typedef struct mdgw_counts {
+    uint64_t packets;
+    uint64_t refused[MDGW_REASONS];
+    uint64_t messages;            /* delivered */
+    uint64_t gap_messages;        /* declared missing by the gateway */
+    uint64_t lost_messages;       /* published, not received */
+    uint64_t starts_unanswered;   /* starts for which no service answered */
+    uint64_t sessions_incomplete; /* sessions that were left although no service knew their end */
+} mdgw_counts;
+mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
+
+/* Copies the records of an item to `records` (item->body_bytes bytes) and fills in ts_recv, ts_in_delta and flags. *last is 0
+ * at first; keep one for each channel: times never decrease within it. */
+void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records);
+
+/* One line of text, as in the test vectors. Returns the length; truncated to `bytes` like snprintf. */
+size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes);
+
+/* One output line: multicast group (or a local address, if the line is sent by unicast), port, address of the interface. */
+typedef struct mdgw_line {
+    const char *address;
+    uint16_t port;
+    const char *interface_address; /* NULL: the kernel's choice */
+} mdgw_line;
+
+typedef struct mdgw_service {
+    const char *address;
+    uint16_t port;
+} mdgw_service;
+
+typedef struct mdgw_subscriber mdgw_subscriber;
+
+/* Opens the sockets. config->lines and config->services say how many there are; its nonces are drawn at random. `sources`: the
+ * gateways' addresses (at most 16); the groups are joined for these senders only (IGMPv3), and other packets are refused. NULL
+ * with errno if that fails. */
+mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
+                                      const char *const *sources, size_t source_count, int receive_buffer_bytes,
+                                      mdgw_deliver *deliver, void *user);
+/* Waits at most that long for datagrams or a deadline, and delivers. Returns the number of datagrams, or -1 with errno; EPROTO
+ * means rival epochs, see mdgw_receiver_rivals. */
+int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns);
+mdgw_receiver *mdgw_subscriber_receiver(mdgw_subscriber *subscriber);
+void mdgw_subscriber_close(mdgw_subscriber *subscriber);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

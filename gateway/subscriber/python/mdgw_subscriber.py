@@ -1,0 +1,2112 @@
+#!/usr/bin/env python3
+"""Receives the published multicast of mdgw: one file, standard library only, Python 3.9 or later, Linux.
+
+    import mdgw_subscriber as mdgw
+
+    lines = [mdgw.LineAddress("239.66.1.1", 31000, "10.1.0.7"), mdgw.LineAddress("239.66.1.2", 31000, "10.1.0.7")]
+    with mdgw.Subscriber(mdgw.Config(group=1), lines, services=[("10.1.0.5", 31100)]) as subscriber:
+        for item in subscriber:
+            if type(item) is mdgw.Message:
+                for record in mdgw.records(item.body):
+                    ...  # one DBN record, as published
+            elif type(item) in (mdgw.Gap, mdgw.Lost):
+                print("missing:", item)
+
+`ops/guide/output-protocol.md` is the specification. `Receiver` is the protocol without sockets and clocks: output lines are
+arbitrated, epochs fenced, parts joined, gaps requested and reported. `Subscriber` adds the sockets.
+
+The records of an item are DBN records (version 3) back to back, as published: `ts_recv` in them is undefined and `ts_in_delta`
+is 0, since both are local to a gateway. `LocalTimes` copies them from the item into the records.
+
+Every limit is a field of `Config`. One thread at a time may use a receiver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import hmac
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+from collections import Counter
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
+
+# --- Formats ----------------------------------------------------------------------------------------------------------
+
+PACKET_MAGIC = int.from_bytes(b"MDGW", "little")
+PACKET_VERSION = 1
+REQUEST_MAGIC = int.from_bytes(b"MDGR", "little")
+REQUEST_VERSION = 1
+
+# magic, version, flags, group, channel, frame_count, payload_bytes, reserved, epoch, session, first, next, send_time_ns
+PACKET_HEADER = struct.Struct("<IBBHHHHHQ16sQQQ")
+# sequence, ts_recv, ts_in_delta_ns, body_bytes, record_count, kind, flags, part, reserved
+FRAME_HEADER = struct.Struct("<QQiHHBBHI")
+# feed, reserved, date, restart, reserved
+SESSION = struct.Struct("<HHIII")
+# magic, version, kind, group, channel, reserved, session, first, next, nonce
+REQUEST = struct.Struct("<IBBHH6s16sQQQ")
+GAP_BODY = struct.Struct("<QQ")
+TAG_BYTES = 16
+assert (PACKET_HEADER.size, FRAME_HEADER.size, SESSION.size, REQUEST.size) == (64, 32, 16, 56)
+
+# Flags of a packet.
+HEARTBEAT, RETRANSMISSION, SNAPSHOT, END_OF_SESSION, TAGGED = 1, 2, 4, 8, 16
+EPOCH_ANSWER = HEARTBEAT | RETRANSMISSION | SNAPSHOT | END_OF_SESSION
+# Kinds of frames.
+KIND_MESSAGE, KIND_GAP, KIND_SNAPSHOT, KIND_STATE = 0, 1, 2, 3
+# Flags of a frame.
+FIRST_PART, LAST_PART, SUSPECT, LATE_FILL = 1, 2, 4, 8
+# Kinds of requests.
+RANGE, DEFINITIONS, SESSIONS, EPOCH = 1, 2, 3, 4
+
+#: Dataset of each feed, by its number in a session.
+DATASETS = {1: "XNAS.ITCH", 2: "XBOS.ITCH", 3: "XPSX.ITCH", 4: "IEXG.TOPS", 5: "IEXG.DEEP"}
+STATES = ("waiting", "live", "gap", "recovering", "stale", "ended", "failed")
+
+# Sequences are below this, so that a sequence and its part fit one 64-bit position: sequence << 16 | part.
+_SEQUENCE_END = 1 << 47
+_POSITION_END = 1 << 63
+_PART_MASK = 0xFFFF
+_ZERO_SESSION = bytes(16)
+
+_PUBLISHED_LABEL = b"mdgw packet    1"
+_ANSWER_LABEL = b"mdgw answer    1"
+
+# Line number of the services' answers.
+SERVICE_LINE = 7
+
+
+class Session(NamedTuple):
+    """One numbering of a channel, which begins at 1. Sessions are ordered."""
+
+    feed: int
+    date: int  # YYYYMMDD
+    restart: int
+
+    def __str__(self) -> str:
+        return f"{DATASETS[self.feed]} {self.date} #{self.restart}"
+
+    def to_bytes(self) -> bytes:
+        return SESSION.pack(self.feed, 0, self.date, self.restart, 0)
+
+
+class SessionStart(NamedTuple):
+    """A session begins: at the start, and after a restart of the venue's numbering. Sessions only go forward."""
+
+    channel: int
+    session: Session
+
+
+class Message(NamedTuple):
+    """All records of one input message, its parts joined. Without records and suspect: the gateway could not use it."""
+
+    channel: int
+    session: Session
+    sequence: int
+    flags: int
+    ts_recv: int  # ns since 1970 UTC, of the gateway
+    ts_in_delta: int  # ns
+    record_count: int
+    body: bytes
+
+
+class Definition(NamedTuple):
+    """A definition requested at the start: an earlier message of the session, out of sequence."""
+
+    channel: int
+    session: Session
+    sequence: int
+    flags: int
+    ts_recv: int
+    ts_in_delta: int
+    record_count: int
+    body: bytes
+
+
+class Snapshot(NamedTuple):
+    """Records that rebuild a book, out of sequence."""
+
+    channel: int
+    session: Session
+    sequence: int
+    flags: int
+    ts_recv: int
+    ts_in_delta: int
+    record_count: int
+    body: bytes
+
+
+class State(NamedTuple):
+    """The gateway's channel changed its state, an index of `STATES`."""
+
+    channel: int
+    session: Session
+    state: int
+
+
+class Gap(NamedTuple):
+    """[first, next) was declared missing by the gateway: no line of the venue delivered it."""
+
+    channel: int
+    session: Session
+    first: int
+    next: int
+
+
+class Lost(NamedTuple):
+    """[first, next) was published, but neither the output lines nor a service delivered it."""
+
+    channel: int
+    session: Session
+    first: int
+    next: int
+
+
+class EndOfSession(NamedTuple):
+    """The venue ended the session."""
+
+    channel: int
+    session: Session
+
+
+class Request(NamedTuple):
+    """A request to a retransmission service. Without a session: the current one, or the sessions from the first on."""
+
+    kind: int
+    group: int
+    channel: int
+    session: Optional[Session]
+    first: int
+    next: int
+    nonce: int
+
+    def to_bytes(self) -> bytes:
+        session = self.session.to_bytes() if self.session else _ZERO_SESSION
+        return REQUEST.pack(
+            REQUEST_MAGIC, REQUEST_VERSION, self.kind, self.group, self.channel, bytes(6), session, self.first, self.next,
+            self.nonce,
+        )  # fmt: skip
+
+
+Item = Union[SessionStart, Message, Definition, Snapshot, State, Gap, Lost, EndOfSession]
+
+
+class Refused(Exception):
+    """A datagram or a part of it was not used; the argument is the reason."""
+
+    @property
+    def reason(self) -> str:
+        return self.args[0]
+
+
+class RivalEpochs(Exception):
+    """Packets under epochs that exclude each other were received. Some are forged, and nothing tells which."""
+
+    def __init__(self, lowest: int, highest: int, is_contradicted: bool):
+        super().__init__(lowest, highest, is_contradicted)
+        self.lowest, self.highest, self.is_contradicted = lowest, highest, is_contradicted
+
+    def __str__(self) -> str:
+        epochs = " and ".join(f"{epoch >> 8} of node {epoch & 0xFF}" for epoch in (self.lowest, self.highest))
+        if self.is_contradicted:
+            return f"the retransmission service contradicts the epoch that was accepted at the start: {epochs}"
+        return f"rival epochs at the start: {epochs}; no retransmission service named which of them is the gateways'"
+
+
+class Packet(NamedTuple):
+    """A checked packet."""
+
+    flags: int  # without TAGGED
+    group: int
+    channel: int
+    epoch: int
+    session: Session
+    first: int
+    next: int
+    send_time_ns: int
+    frame_count: int
+    is_tagged: bool
+    #: Whole messages in sequence only: then `frames` holds a `Message` for each.
+    is_plain: bool
+    #: `Message`, or else (kind, sequence, part, flags, ts_recv, ts_in_delta, record_count, body).
+    frames: list
+    #: The part of a message in the packet, if any: (sequence, part, is_last).
+    part: Optional[tuple]
+
+
+def parse_session(raw: bytes) -> Session:
+    """Raises `Refused` for an unknown feed, an invalid date, or reserved bits that are not zero."""
+    feed, reserved_1, date, restart, reserved_2 = SESSION.unpack(raw)
+    if feed not in DATASETS or reserved_1 or reserved_2 or not _is_date(date):
+        raise Refused("field_invalid")
+    return Session(feed, date, restart)
+
+
+def _is_date(date: int) -> bool:
+    year, month, day = date // 10_000, date // 100 % 100, date % 100
+    if not (1970 <= year <= 9999 and 1 <= month <= 12):
+        return False
+    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    return 1 <= day <= (31, 28 + is_leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
+
+
+def parse_packet(data: bytes, known_session: Optional[Session] = None, known_raw: Optional[bytes] = None) -> Packet:
+    """Checks a datagram, except for its tag. `known_raw` are the bytes of `known_session`, so that it is not parsed again.
+
+    Raises `Refused`.
+    """
+    if len(data) < 64:
+        raise Refused("header_truncated")
+    (magic, version, flags, group, channel, frame_count, payload_bytes, reserved, epoch, raw_session, first, next_,
+     send_time_ns) = PACKET_HEADER.unpack_from(data)  # fmt: skip
+    if magic != PACKET_MAGIC or version != PACKET_VERSION or flags > 31 or reserved:
+        raise Refused("protocol_mismatch")
+    is_tagged = flags & TAGGED != 0
+    if len(data) != 64 + payload_bytes + (TAG_BYTES if is_tagged else 0):
+        raise Refused("length_mismatch")
+    session = known_session if raw_session == known_raw else parse_session(raw_session)
+    if first > next_ or next_ >= _SEQUENCE_END:
+        raise Refused("sequence_invalid")
+    flags &= ~TAGGED
+    is_plain, frames, part = _parse_frames(data, flags, channel, session, first, next_, frame_count, 64 + payload_bytes)
+    return Packet(
+        flags, group, channel, epoch, session, first, next_, send_time_ns, frame_count, is_tagged, is_plain, frames, part
+    )
+
+
+_new = tuple.__new__
+_unpack_frame = FRAME_HEADER.unpack_from
+
+
+def _parse_frames(data, flags, channel, session, first, next_, frame_count, end):
+    """Checks every frame. Nothing of a packet is delivered before all of it is checked."""
+    if frame_count == 0:
+        if end != 64:
+            raise Refused("length_mismatch")
+        return True, [], None
+    if flags & HEARTBEAT:
+        raise Refused("length_mismatch")
+    offset, position, frames = 64, first, []
+    if not flags & SNAPSHOT:
+        # The usual case: whole messages. Any other frame, and whatever is wrong, is left to the loop below.
+        while offset + 32 <= end:
+            sequence, ts_recv, delta, body_bytes, count, kind, frame_flags, _part, _reserved = _unpack_frame(data, offset)
+            if kind or frame_flags & 11 != 3 or sequence < position:
+                break
+            start = offset + 32
+            offset = start + body_bytes
+            if offset > end:
+                break
+            if count != 1 or body_bytes < 16 or body_bytes & 7 or data[start] * 4 != body_bytes:
+                if _count_records(data, start, offset) != count:
+                    break
+            frames.append(
+                _new(Message, (channel, session, sequence, frame_flags, ts_recv, delta, count, data[start:offset]))
+            )
+            position = sequence + 1
+        else:
+            if offset == end and position <= next_ and len(frames) == frame_count:
+                return True, frames, None
+        offset, position, frames = 64, first, []
+    part_found = None
+    for _ in range(frame_count):
+        if end - offset < 32:
+            raise Refused("length_mismatch")
+        sequence, ts_recv, delta, body_bytes, count, kind, frame_flags, part, _reserved = _unpack_frame(data, offset)
+        start = offset + 32
+        offset = start + body_bytes
+        if offset > end:
+            raise Refused("message_truncated")
+        if kind > KIND_STATE:
+            raise Refused("protocol_mismatch")
+        next_covered = _check_body(data, start, offset, sequence, count, kind)
+        body = data[start:offset]
+        frames.append((kind, sequence, part, frame_flags, ts_recv, delta, count, body))
+        # Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
+        if kind > KIND_GAP or flags & SNAPSHOT or frame_flags & LATE_FILL:
+            continue
+        if sequence < position:
+            raise Refused("sequence_invalid")
+        if kind == KIND_MESSAGE and frame_flags & 3 != 3:
+            # A part is alone in its packet, and the packet's range is limited to it.
+            if frame_count != 1:
+                raise Refused("field_invalid")
+            is_last = frame_flags & LAST_PART != 0
+            part_found = (sequence, part, is_last)
+            position = next_covered if is_last else sequence
+            if next_ != position or (part > 0 and first != sequence):
+                raise Refused("sequence_invalid")
+        else:
+            position = next_covered
+        if position > next_:
+            raise Refused("sequence_invalid")
+    if offset != end:
+        raise Refused("length_mismatch")
+    return False, frames, part_found
+
+
+def _check_body(data, start, end, sequence, count, kind):
+    """Checks a body against its kind. Returns the first sequence after the frame's range."""
+    length = end - start
+    if length % 8:
+        raise Refused("message_length")
+    if kind == KIND_MESSAGE or kind == KIND_SNAPSHOT:
+        if _count_records(data, start, end) != count:
+            raise Refused("message_length")
+        return sequence + 1
+    if length != (16 if kind == KIND_GAP else 8):
+        raise Refused("message_length")
+    if kind == KIND_STATE:
+        return sequence
+    first, next_ = GAP_BODY.unpack_from(data, start)
+    if first != sequence or first >= next_:
+        raise Refused("sequence_invalid")
+    return next_
+
+
+def _count_records(data, start, end):
+    """Number of DBN records; -1 for anything else. The first byte of each is its length in units of four bytes."""
+    count = 0
+    while start < end:
+        length = data[start] * 4
+        if length < 16 or length % 8:
+            return -1
+        start += length
+        count += 1
+    return count if start == end else -1
+
+
+def parse_request(data: bytes) -> Request:
+    """Checks a request. Raises `Refused`."""
+    if len(data) != REQUEST.size:
+        raise Refused("header_truncated" if len(data) < REQUEST.size else "trailing_bytes")
+    magic, version, kind, group, channel, reserved, raw_session, first, next_, nonce = REQUEST.unpack(data)
+    if magic != REQUEST_MAGIC or version != REQUEST_VERSION or not RANGE <= kind <= EPOCH or reserved != bytes(6):
+        raise Refused("protocol_mismatch")
+    session = None if raw_session == _ZERO_SESSION else parse_session(raw_session)
+    if first > next_:
+        raise Refused("sequence_invalid")
+    return Request(kind, group, channel, session, first, next_, nonce)
+
+
+def records(body: bytes) -> Iterator[bytes]:
+    """The DBN records of a body, one after the other."""
+    offset = 0
+    while offset < len(body):
+        end = offset + body[offset] * 4
+        yield body[offset:end]
+        offset = end
+
+
+# --- Tags -------------------------------------------------------------------------------------------------------------
+
+
+class TagKey:
+    """Key of packet tags: 32 bytes."""
+
+    def __init__(self, key: bytes):
+        if len(key) != 32:
+            raise ValueError("a tag key has 32 bytes")
+        self._published = hmac.new(key, _PUBLISHED_LABEL, "sha256")
+        self._answer = hmac.new(key, _ANSWER_LABEL, "sha256")
+
+    @classmethod
+    def load(cls, path: str) -> TagKey:
+        """Reads a file of 64 hexadecimal digits that only its owner may read."""
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ValueError(f"{path}: group or others may use the file; make it readable by its owner only")
+            text = file.read(1_000).decode("ascii", "replace").strip()
+        try:
+            return cls(bytes.fromhex(text) if len(text) == 64 else b"")
+        except ValueError:
+            raise ValueError(f"{path}: not a key of 64 hexadecimal digits") from None
+
+    def tag(self, packet: bytes, nonce: Optional[int] = None) -> bytes:
+        """The tag of these bytes: of a published packet, or of an answer to the request with that nonce."""
+        if nonce is None:
+            mac = self._published.copy()
+        else:
+            mac = self._answer.copy()
+            mac.update(nonce.to_bytes(8, "little"))
+        mac.update(packet)
+        return mac.digest()[:TAG_BYTES]
+
+
+def check_tag(keys: Sequence[TagKey], accepts_untagged: bool, data: bytes, nonce: Optional[int] = None) -> None:
+    """Checks the tag of a datagram, an answer if there is a nonce. Without keys every datagram passes. Raises `Refused`."""
+    if not keys:
+        return
+    if len(data) < 64:
+        raise Refused("header_truncated")
+    if data[:5] != b"MDGW\x01":
+        raise Refused("protocol_mismatch")
+    if not data[5] & TAGGED:
+        if accepts_untagged:
+            return
+        raise Refused("tag_missing")
+    packet, tag = data[:-TAG_BYTES], data[-TAG_BYTES:]
+    if len(packet) < 64 or not any(hmac.compare_digest(key.tag(packet, nonce), tag) for key in keys):
+        raise Refused("tag_invalid")
+
+
+# --- Receiver ---------------------------------------------------------------------------------------------------------
+
+
+class Config(NamedTuple):
+    """Reception of one group. Times are in ns."""
+
+    group: int = 1
+    #: Channels to receive; empty: every channel observed, up to `channels_max`.
+    channels: tuple = ()
+    channels_max: int = 64
+    #: Where a receiver begins that comes late: "session" (the oldest message of the session in the services' logs), "day"
+    #: (first the ended sessions of the trading date), or "live" (the messages published now, after the definitions).
+    start: str = "session"
+    #: Maximum packet size without the tag, bytes.
+    packet_bytes_max: int = 1_472
+    #: Keys of packet tags. With keys, packets without a valid tag are refused.
+    tag_keys: tuple = ()
+    #: Packets without a tag are accepted although there are keys: while a deployment changes to tags.
+    accepts_untagged: bool = False
+    #: Packets held per channel while a gap is pending.
+    window_packets: int = 256
+    #: How long a gap waits for another line.
+    gap_timeout_ns: int = 2_000_000
+    #: Timeout of an answer of a service, and attempts for the same request.
+    request_timeout_ns: int = 50_000_000
+    attempts_max: int = 10
+    #: Rounds of queries to all services, after which services that do not answer are left out if another one has.
+    unanswered_rounds_max: int = 2
+    messages_per_request_max: int = 10_000
+    #: Largest step of the epoch's count above the highest accepted one.
+    epoch_jump_max: int = 1_000
+    #: How long a receiver without an answering service watches for rival epochs after its first packet.
+    start_window_ns: int = 3_000_000_000
+    #: Most bytes of packets held at the start until a service names the epoch.
+    start_bytes_max: int = 16 << 20
+    #: Largest distance of a packet from the known position, in messages, without confirmation by two more packets.
+    sequence_jump_max: int = 1 << 24
+    #: Maximum bytes of one message's records.
+    message_bytes_max: int = 1 << 16
+
+
+class Receiver:
+    """Turns the datagrams of one group into items. No sockets, no clock: times are ns of any clock that only goes forward.
+
+    Call `accept` with each datagram, `on_deadline` when `next_deadline` is reached, and send what `poll_request` returns.
+    What they deliver is appended to `items`, which the caller empties.
+    """
+
+    def __init__(
+        self, config: Config, lines: int = 1, services: int = 0,
+        request_nonce: Optional[int] = None, epoch_nonce: Optional[int] = None,
+    ):  # fmt: skip
+        if not 1 <= lines <= 7 or not 0 <= services <= 8:
+            raise ValueError("1 to 7 lines and at most 8 services")
+        if config.start not in ("session", "day", "live"):
+            raise ValueError(f"unknown start: {config.start!r}")
+        if not 64 <= config.window_packets <= 32_768:
+            raise ValueError("window_packets: 64 to 32768")
+        self.items: list = []
+        #: Why datagrams, or messages of them, were not used, by reason.
+        self.drops: Counter = Counter()
+        self._config, self._lines, self._services = config, lines, services
+        # Answers must repeat these numbers, which nobody else may be able to guess.
+        self._request_nonce = int.from_bytes(os.urandom(8), "little") if request_nonce is None else request_nonce
+        epoch_nonce = int.from_bytes(os.urandom(8), "little") if epoch_nonce is None else epoch_nonce
+        self._epochs = _EpochStart(config, services, epoch_nonce >> 18)
+        self._channels: dict = {channel: _Channel(self, channel) for channel in config.channels}
+        self._turn = 0
+        self._selections: dict = {}
+
+    @property
+    def rival_epochs(self) -> Optional[RivalEpochs]:
+        """Set when rival epochs were seen and nothing decided between them. From then on every packet is refused."""
+        return self._epochs.failure
+
+    @property
+    def epoch(self) -> Optional[int]:
+        """Highest epoch accepted: the count in the upper 56 bits, the node in the lower 8."""
+        return self._epochs.highest
+
+    @property
+    def channels(self) -> dict:
+        """Counts of each known channel: see `_Channel`."""
+        return self._channels
+
+    def request_nonce(self, service: int) -> int:
+        """Nonce of the requests to that service."""
+        return (self._request_nonce + service) & (1 << 64) - 1
+
+    def accept(self, line: int, data: bytes, now: int, service: int = 0) -> Optional[str]:
+        """Processes a datagram. Returns why no part of it was used, or `None`.
+
+        `line` counts from 0; answers of services have line `SERVICE_LINE` and the index of their service.
+        """
+        # Most packets follow the ones before, or repeat what the other line brought.
+        if len(data) > 64 and not self._config.tag_keys:
+            header = PACKET_HEADER.unpack_from(data)
+            channel = self._channels.get(header[4])
+            if (
+                channel is not None
+                and line < self._lines
+                and header[0] == PACKET_MAGIC
+                and header[1] == PACKET_VERSION
+                and not header[2] & ~RETRANSMISSION
+                and header[3] == self._config.group
+                and not header[7]
+                and header[8] == self._epochs.believed
+                and header[9] == channel.raw_session
+                and channel.phase is _RUNNING
+                and len(data) == 64 + header[6] <= self._config.packet_bytes_max
+                and header[5]
+            ):
+                first, next_ = header[10], header[11]
+                expected = channel.expected
+                if first << 16 == expected == channel.frontier and first < next_ < _SEQUENCE_END:
+                    if channel.reported_through <= first and next_ - first <= channel.jump_max >> 16:
+                        try:
+                            is_plain, frames, part = _parse_frames(
+                                data, 0, header[4], channel.session, first, next_, header[5], 64 + header[6]
+                            )
+                        except Refused as refused:
+                            self.drops[refused.reason] += 1
+                            return refused.reason
+                        if is_plain:
+                            self._epochs.last_accepted = now
+                            channel.arrivals[line] += 1
+                            channel.expected = channel.frontier = next_ << 16
+                            channel.reported_through = next_
+                            channel.messages += len(frames)
+                            self.items += frames
+                            if channel.session_end is not None:
+                                channel.report_end_if_reached()
+                            return None
+                elif first < next_ and next_ << 16 <= expected != _NONE and not (data[88] == 0 and data[89] & 3 != 3):
+                    self._epochs.last_accepted = now
+                    channel.arrivals[line] += 1
+                    self.drops["duplicate"] += 1
+                    return "duplicate"
+        try:
+            self._accept(line, data, now, service)
+        except Refused as refused:
+            self.drops[refused.reason] += 1
+            return refused.reason
+        return None
+
+    def _accept(self, line, data, now, service):
+        packet = parse_packet(data)
+        if packet.group != self._config.group:
+            raise Refused("channel_unknown")
+        is_answer = line == SERVICE_LINE
+        nonce = self.request_nonce(service) if is_answer else None
+        check_tag(self._config.tag_keys, self._config.accepts_untagged, data, nonce)
+        is_retransmission = packet.flags & RETRANSMISSION != 0
+        # On the published lines, a new leader repeats what the previous one may not have sent. The end of an answer is not
+        # valid there.
+        is_allowed = is_retransmission if is_answer else not (is_retransmission and packet.flags & HEARTBEAT)
+        bytes_max = self._config.packet_bytes_max + (TAG_BYTES if packet.is_tagged else 0)
+        if not is_allowed or len(data) > bytes_max:
+            raise Refused("protocol_mismatch")
+        if is_answer and packet.flags == EPOCH_ANSWER:
+            try:
+                self._epochs.on_answer(packet, now)
+            finally:
+                self._release_held(now)
+            return
+        if self._config.channels and packet.channel not in self._channels:
+            raise Refused("channel_unknown")
+        if is_answer:
+            self._epochs.admit_answer(packet.epoch)
+        elif not self._epochs.admit(packet, line, data, now):
+            return  # held
+        self._accept_believed(packet, line, now, service)
+
+    def next_deadline(self) -> Optional[int]:
+        """When `on_deadline` must be called."""
+        deadlines = [self._epochs.next_deadline()]
+        deadlines += [channel.next_deadline() for channel in self._channels.values()]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def on_deadline(self, now: int) -> None:
+        """Processes expired deadlines. Read the sockets before: what is still in them is not missing."""
+        self._epochs.on_deadline(now)
+        self._release_held(now)
+        for channel in self._channels.values():
+            deadline = channel.next_deadline()
+            if deadline is not None and deadline <= now:
+                channel.on_deadline(now)
+
+    def poll_request(self) -> Optional[tuple]:
+        """A request that is due, as (index of the service, bytes); `None` if there is none."""
+        request = self._epochs.poll_request()
+        channels = list(self._channels.values())
+        for _ in channels:
+            if request is not None:
+                break
+            self._turn = (self._turn + 1) % len(channels)
+            request = channels[self._turn].poll_request()
+        if request is None:
+            return None
+        kind, channel, session, first, next_ = request
+        # A service that answers is kept; a repeated request goes to the next one. Requests for messages and queries for log
+        # extents alternate, so each has its own turn.
+        turn = self._selections.setdefault((channel, first < next_), [0, None])
+        last = (kind, session, first)
+        if turn[1] == last:
+            turn[0] = (turn[0] + 1) % max(self._services, 1)
+        turn[1] = last
+        service = turn[0]
+        nonce = self.request_nonce(service)
+        return service, Request(kind, self._config.group, channel, session, first, next_, nonce).to_bytes()
+
+    def finish(self) -> None:
+        """The input has ended: delivers held messages and reports the missing ones as lost."""
+        last_arrival = self._epochs.finish()
+        if last_arrival is not None:
+            self._release_held(last_arrival)
+        for channel in self._channels.values():
+            channel.finish()
+
+    def _accept_believed(self, packet, line, now, service):
+        channel = self._channels.get(packet.channel)
+        if channel is None:
+            if self._config.channels or len(self._channels) >= self._config.channels_max:
+                raise Refused("channel_unknown")
+            channel = self._channels[packet.channel] = _Channel(self, packet.channel)
+        channel.accept(packet, line, now, service)
+
+    def _release_held(self, now):
+        self.drops["epoch_unconfirmed"] += self._epochs.take_discarded()
+        for line, data in self._epochs.release(now):
+            try:
+                packet = parse_packet(data)
+                if self._epochs.admit(packet, line, data, now):
+                    self._accept_believed(packet, line, now, 0)
+            except Refused as refused:
+                self.drops[refused.reason] += 1
+
+
+class _Query:
+    """A query to the services, repeated until it is answered or given up."""
+
+    __slots__ = ("config", "services", "attempt", "deadline", "is_due")
+
+    def __init__(self, config, services, now):
+        self.config, self.services = config, services
+        self.attempt, self.deadline, self.is_due = 1, now + config.request_timeout_ns, True
+
+    def take_due(self):
+        is_due, self.is_due = self.is_due, False
+        return is_due
+
+    def on_progress(self, now):
+        self.attempt, self.deadline = 1, now + self.config.request_timeout_ns
+
+    def ask_next(self, now):
+        self.attempt += 1
+        self.deadline, self.is_due = now + self.config.request_timeout_ns, True
+
+    def on_deadline(self, now):
+        """Returns False if the query is given up."""
+        if self.deadline <= now:
+            self.ask_next(now)
+        return self.attempt <= max(self.config.attempts_max, 1)
+
+    def has_asked_enough(self):
+        return self.attempt > self.config.unanswered_rounds_max * self.services
+
+
+class _EpochStart:
+    """Which epoch is believed. A packet with a very high forged epoch must not make the receiver drop all others."""
+
+    IDLE, ASKING, WATCHING, VOUCHED, FAILED = range(5)
+
+    def __init__(self, config, services, nonce):
+        self.config, self.services, self.nonce = config, services, nonce
+        self.highest: Optional[int] = None
+        self.vouched: Optional[int] = None
+        self.failure: Optional[RivalEpochs] = None
+        self.phase = self.IDLE
+        # The epoch whose packets need no further check: the highest, while packets are accepted.
+        self.believed: Optional[int] = None
+        self.query: Optional[_Query] = None
+        self.query_name = None  # channel and session
+        self.asked_at = 0
+        self.until = self.last_accepted = 0
+        self.held: list = []  # (line, data, epoch)
+        self.held_bytes = 0
+        self.held_span = None
+        self.is_released = False
+        self.last_arrival = 0
+        self.discarded = 0
+
+    def are_rivals(self, one, other):
+        return abs((one >> 8) - (other >> 8)) > self.config.epoch_jump_max
+
+    def filter(self, epoch):
+        """Accepts an epoch within a bounded step of the highest accepted or the vouched one."""
+        if self.highest is not None and epoch < self.highest:
+            raise Refused("epoch_stale")
+        known = max((e for e in (self.highest, self.vouched) if e is not None), default=None)
+        if known is not None and self.are_rivals(known, epoch):
+            raise Refused("epoch_stale" if epoch < known else "epoch_jump")
+        self.highest = self.believed = epoch
+
+    def admit(self, packet, line, data, now):
+        """A packet of the published lines. Returns False if it is held."""
+        epoch = packet.epoch
+        if self.phase == self.IDLE:
+            if self.services:
+                return self.ask_and_hold(packet, line, data, now)
+            self.phase, self.until, self.last_accepted = self.WATCHING, now + self.config.start_window_ns, now
+            self.filter(epoch)
+            return True
+        if self.phase == self.ASKING:
+            self.hold(epoch, line, data, now)
+            return False
+        if self.phase == self.WATCHING:
+            try:
+                self.filter(epoch)
+            except Refused:
+                is_watched = now <= self.until or now - self.last_accepted >= self.config.start_window_ns
+                if self.highest is None or not self.are_rivals(self.highest, epoch) or not is_watched:
+                    raise
+                if self.services:
+                    return self.ask_and_hold(packet, line, data, now)
+                self.fail(min(self.highest, epoch), max(self.highest, epoch), False)
+                raise Refused("epoch_unconfirmed") from None
+            self.last_accepted = now
+            return True
+        if self.phase == self.VOUCHED:
+            try:
+                self.filter(epoch)
+            except Refused as refused:
+                # The receiver may have been cut off for many terms. Forged packets must not make it flood the services.
+                if refused.reason == "epoch_jump" and self.query is None and now - self.asked_at >= 1_000_000_000:
+                    self.query, self.asked_at = _Query(self.config, self.services, now), now
+                    self.query_name = (packet.channel, packet.session)
+                raise
+            return True
+        raise Refused("epoch_unconfirmed")
+
+    def admit_answer(self, epoch):
+        if self.phase not in (self.WATCHING, self.VOUCHED):
+            raise Refused("epoch_unconfirmed")
+        self.filter(epoch)
+
+    def on_answer(self, packet, now):
+        """A service names the highest epoch that it knows."""
+        if packet.first != self.nonce or packet.next != self.nonce or packet.epoch == 0:
+            raise Refused("field_invalid")
+        if self.phase in (self.IDLE, self.FAILED):
+            raise Refused("field_invalid")
+        if self.phase != self.VOUCHED and self.highest is not None and self.are_rivals(self.highest, packet.epoch):
+            self.fail(min(self.highest, packet.epoch), max(self.highest, packet.epoch), True)
+            raise Refused("epoch_unconfirmed")
+        self.vouched = max(self.vouched or 0, packet.epoch)
+        if self.phase == self.ASKING:
+            self.is_released = True
+        else:
+            self.phase, self.query, self.asked_at = self.VOUCHED, None, now
+
+    def next_deadline(self):
+        return self.query.deadline if self.query is not None else None
+
+    def on_deadline(self, now):
+        if self.query is None or (self.phase == self.ASKING and self.query.deadline > now):
+            return
+        is_given_up = not self.query.on_deadline(now)
+        if self.phase == self.VOUCHED:
+            if is_given_up:
+                self.query = None
+            return
+        rivals = self.held_rivals()
+        if rivals is None:
+            self.is_released = is_given_up or self.query.has_asked_enough()
+        elif is_given_up:
+            self.fail(*rivals, False)
+
+    def finish(self):
+        if self.phase != self.ASKING:
+            return None
+        rivals = self.held_rivals()
+        if rivals is None:
+            self.is_released = True
+        else:
+            self.fail(*rivals, False)
+        return self.last_arrival
+
+    def take_discarded(self):
+        discarded, self.discarded = self.discarded, 0
+        return discarded
+
+    def release(self, now):
+        """The held packets, once the epoch is decided."""
+        if self.phase != self.ASKING or not self.is_released:
+            return []
+        held, self.held, self.held_bytes, self.held_span, self.is_released = self.held, [], 0, None, False
+        self.query = None
+        if self.vouched is not None:
+            self.phase, self.asked_at = self.VOUCHED, now
+        else:
+            self.phase, self.until, self.last_accepted = self.WATCHING, now + self.config.start_window_ns, now
+        self.believed = self.highest
+        return held
+
+    def poll_request(self):
+        if self.query is None or not self.query.take_due():
+            return None
+        return (EPOCH, *self.query_name, self.nonce, self.nonce)
+
+    def ask_and_hold(self, packet, line, data, now):
+        self.phase, self.believed = self.ASKING, None
+        self.query, self.query_name = _Query(self.config, self.services, now), (packet.channel, packet.session)
+        self.hold(packet.epoch, line, data, now)
+        return False
+
+    def hold(self, epoch, line, data, now):
+        """Without room the packet is refused. The service has it: it is requested like any missing packet."""
+        self.last_arrival = now
+        lowest, highest = self.held_span or (epoch, epoch)
+        self.held_span = (min(lowest, epoch), max(highest, epoch))
+        if self.held_bytes + len(data) > self.config.start_bytes_max:
+            raise Refused("window_full")
+        self.held_bytes += len(data)
+        self.held.append((line, data))
+
+    def held_rivals(self):
+        if self.held_span is None:
+            return None
+        lowest, highest = self.held_span
+        accepted = lowest if self.highest is None else self.highest
+        lowest, highest = min(lowest, accepted), max(highest, accepted)
+        return (lowest, highest) if self.are_rivals(lowest, highest) else None
+
+    def fail(self, lowest, highest, is_contradicted):
+        self.discarded += len(self.held)
+        self.held, self.query, self.believed = [], None, None
+        self.phase, self.failure = self.FAILED, RivalEpochs(lowest, highest, is_contradicted)
+
+
+class _Held:
+    """A packet in the reorder window."""
+
+    __slots__ = ("is_plain", "frames", "fragments")
+
+    def __init__(self, is_plain, frames):
+        self.is_plain, self.frames, self.fragments = is_plain, frames, 0
+
+
+# Phases of a channel.
+_IDLE, _SESSIONS, _DEFINITIONS, _EXTENT, _RUNNING, _CLOSING = "idle", "sessions", "definitions", "extent", "running", "closing"
+_NONE = 1 << 64  # `expected` before the first packet: beyond every position
+
+
+class _Channel:
+    """One channel: sessions, the start, arbitration of the lines, gaps, requests.
+
+                 first packet, sequence 1 (or no service)
+      idle -----------------------------------------------------------------> running
+        | first packet, later sequence                                         ^ |  packet of a newer session,
+        +--> definitions --answered--> extent (of the logs) ------answered-----+ |  current one not at its end
+                 +---- start "live": directly ---------------------------------+ v
+                                           the newer session <--------------- closing (where did the current one end?)
+                                                   ^ none between               | ^ a session between: that one first
+      start "day", not its first session           |                            v |
+      idle ----------------------------------------+------------------------- sessions (which are in the logs?)
+
+    All positions are `sequence << 16 | part`, so that two gateways may split packets and messages differently.
+    """
+
+    def __init__(self, receiver, number):
+        config = receiver._config
+        self.receiver, self.config, self.number = receiver, config, number
+        self.services, self.lines = receiver._services, receiver._lines
+        self.jump_max = min(max(config.sequence_jump_max, 1), 1 << 40) << 16
+        self.request_max = min(max(config.messages_per_request_max, 1), 1 << 40) << 16
+        self.phase = _IDLE
+        self.query: Optional[_Query] = None
+        self.is_end_known = False
+        self.next_session: Optional[Session] = None
+        self.sessions_from: Optional[Session] = None
+        self.oldest: Optional[Session] = None
+        self.next_definition = self.requested_from = 0
+        self.extents: list = [None] * self.services
+        self.previous_session: Optional[Session] = None
+        self.skipped: Optional[tuple] = None
+        # Stream of items.
+        self.session: Optional[Session] = None
+        self.raw_session: Optional[bytes] = None
+        self.reported_through = 0
+        self.state: Optional[int] = None
+        self.snapshot: Optional[tuple] = None
+        self.session_end: Optional[int] = None
+        self.has_reported_end = False
+        self.parts: Optional[list] = None  # header of the first part
+        self.part_bodies: list = []
+        self.part_bytes = self.next_part = 0
+        self.is_broken = False
+        # Counts: messages delivered; missing messages, by who declared them; starts without an answer; sessions left although
+        # no service knew their end.
+        self.messages = self.gap_messages = self.lost_messages = 0
+        self.starts_unanswered = self.sessions_incomplete = 0
+        # Arbitration: next position to deliver, and the first one not known to exist.
+        self.arrivals = [0] * 8
+        self.jumps: list = [None] * 8
+        self.begin_at(None)
+
+    # --- Arbitration ---
+
+    def begin_at(self, expected):
+        """Positions restart with a session."""
+        self.expected = _NONE if expected is None else expected
+        self.frontier = self.expected
+        self.froms: list = []  # ascending and disjoint fragments of held packets: [from, until, gap_since, packet]
+        self.fragments: list = []
+        self.held_packets = 0
+        self.trailing_gap_since = 0
+        self.jumps = [None] * 8
+        # The request in flight: [first, next, attempt, deadline, is_unsent].
+        self.request: Optional[list] = None
+        # Everything missing before this position has been requested or given up.
+        self.requested_through = 0
+        self.current_gap = (0, 0, 0)  # first, next, due
+        self.given_up_at = 0
+
+    def arbitrate(self, line, first, next_, is_plain, frames, now):
+        is_answer = line == SERVICE_LINE
+        if line >= self.lines and not is_answer:
+            raise Refused("source_unexpected")
+        self.arrivals[line] += 1
+        is_sized = next_ - first <= self.jump_max
+        if first == self.expected == self.frontier and next_ < _POSITION_END and is_sized:
+            self.expected = self.frontier = next_
+            self.deliver(is_plain, frames, first, next_)
+            return
+        if first == 0 or next_ >= _POSITION_END:
+            raise Refused("sequence_invalid")
+        if not is_sized:
+            raise Refused("length_mismatch")
+        if self.expected == _NONE:
+            self.expected = self.frontier = first
+        if next_ <= self.expected:
+            raise Refused("duplicate")
+        self.check_jump(line, first, next_)
+        while first > self.expected and self.is_full() and not self.covers(first, next_):
+            gap = None if self.services else self.front_gap()
+            if gap is None:
+                # The service has it.
+                self.raise_frontier(max(next_, self.frontier), now)
+                raise Refused("window_full")
+            self.declare(gap[0], min(gap[1], first) if gap[0] < first else gap[1])
+        if next_ <= self.expected:
+            raise Refused("duplicate")
+        add = self.hold if first > self.expected else self.merge
+        added = add(first, next_, is_plain, frames, now)
+        if self.services:
+            self.recovery_on_arrival(first, next_, now)
+        if not added:
+            raise Refused("duplicate")
+
+    def announce(self, line, next_, now):
+        """All positions before `next_` exist."""
+        is_answer = line == SERVICE_LINE
+        if line >= self.lines and not is_answer:
+            raise Refused("source_unexpected")
+        self.arrivals[line] += 1
+        if next_ == 0 or next_ >= _POSITION_END:
+            raise Refused("sequence_invalid")
+        if self.expected == _NONE:
+            self.expected = self.frontier = next_
+            return
+        if not is_answer:
+            self.check_jump(line, next_, next_)
+        if next_ > self.frontier:
+            self.raise_frontier(next_, now)
+        if is_answer and self.services:
+            if self.request is not None:
+                self.continue_request(True, now)
+            self.request_continuations(now)
+
+    def check_jump(self, line, first, next_):
+        """A packet far ahead needs two more that continue it, on its line. One forged sequence must not make a gap."""
+        if first - max(self.frontier, self.expected) <= self.jump_max:
+            return
+        jump, arrival = self.jumps[line], self.arrivals[line]
+        is_continued = jump is not None and jump[0] == first and jump[2] + 1 == arrival
+        confirmations = jump[1] + 1 if is_continued else 1
+        if confirmations >= 3:
+            self.jumps[line] = None
+            return
+        self.jumps[line] = (next_, confirmations, arrival)
+        raise Refused("sequence_jump")
+
+    def merge(self, first, next_, is_plain, frames, now):
+        """Delivers a packet that begins at or before the expected position, with all connected held ones."""
+        added = 0
+        while self.expected < next_:
+            until = min(self.froms[0], next_) if self.froms else next_
+            if self.expected < until:
+                start, self.expected = self.expected, until
+                added += until - start
+                self.frontier = max(self.frontier, until)
+                self.deliver(is_plain, frames, start, until)
+            if self.froms and self.froms[0] == self.expected and self.expected < next_:
+                self.deliver_front()
+        self.deliver_connected()
+        if self.fragments:
+            self.fragments[0][2] = now
+        else:
+            self.trailing_gap_since = now
+        return added
+
+    def hold(self, first, next_, is_plain, frames, now):
+        """Holds what is not held yet of a packet that begins after the expected position."""
+        held, added, position = _Held(is_plain, frames), 0, first
+        index = self.index_of(first)
+        while position < next_:
+            hole_end = min(self.froms[index], next_) if index < len(self.froms) else next_
+            if position < hole_end:
+                if index < len(self.froms):
+                    self.fragments[index][2] = now
+                self.froms.insert(index, position)
+                self.fragments.insert(index, [position, hole_end, now, held])
+                held.fragments += 1
+                added += hole_end - position
+                index, position = index + 1, hole_end
+            if index >= len(self.froms) or self.froms[index] >= next_:
+                break
+            position = max(position, min(self.fragments[index][1], next_))
+            index += 1
+        self.held_packets += held.fragments > 0
+        if added and self.fragments[-1][1] == next_:
+            self.trailing_gap_since = now
+        self.frontier = max(self.frontier, next_)
+        return added
+
+    def index_of(self, position):
+        """Index of the first fragment that ends after `position`."""
+        index = bisect.bisect_right(self.froms, position)
+        return index - 1 if index and self.fragments[index - 1][1] > position else index
+
+    def is_full(self):
+        return self.held_packets >= self.config.window_packets
+
+    def has_space(self):
+        """Whether packets that fill later gaps find room."""
+        return self.config.window_packets - self.held_packets >= self.config.window_packets // 2
+
+    def covers(self, first, next_):
+        return self.first_missing_from(first)[0] >= next_
+
+    def first_missing_from(self, position):
+        """The first position from there on that is not held, and the index of the fragment after it."""
+        for index in range(self.index_of(position), len(self.froms)):
+            start, until, _since, _held = self.fragments[index]
+            if start > position:
+                return position, index
+            position = until
+        return position, None
+
+    def deliver_front(self):
+        del self.froms[0]
+        start, until, _since, held = self.fragments.pop(0)
+        held.fragments -= 1
+        self.held_packets -= held.fragments == 0
+        self.expected = until
+        self.deliver(held.is_plain, held.frames, start, until)
+
+    def deliver_connected(self):
+        while self.froms and self.froms[0] == self.expected:
+            self.deliver_front()
+        self.frontier = max(self.frontier, self.expected)
+
+    def raise_frontier(self, next_, now):
+        end = self.fragments[-1][1] if self.fragments else self.expected
+        if end >= self.frontier:
+            self.trailing_gap_since = now
+        self.frontier = next_
+
+    def front_gap(self):
+        next_ = self.froms[0] if self.froms else self.frontier
+        return (self.expected, next_) if self.expected < next_ else None
+
+    def front_gap_due(self):
+        since = self.fragments[0][2] if self.fragments else self.trailing_gap_since
+        return since + self.config.gap_timeout_ns
+
+    def declare(self, first, next_):
+        """Reports a gap that begins at the expected position, and delivers what follows it."""
+        self.expected = next_
+        self.on_lost(first, next_)
+        self.deliver_connected()
+        if self.services:
+            if self.request is not None and self.request[1] <= self.expected:
+                self.request = None
+            self.requested_through = max(self.requested_through, self.expected)
+
+    def declare_missing_before(self, next_, now):
+        if self.expected == _NONE or next_ >= _POSITION_END or next_ <= self.expected:
+            return
+        if next_ > self.frontier:
+            self.raise_frontier(next_, now)
+        while True:
+            gap = self.front_gap()
+            if gap is None or gap[0] >= next_:
+                return
+            self.declare(gap[0], min(gap[1], next_))
+
+    # --- Requests for missing messages: one at a time ---
+
+    def pending_gap_from(self, position):
+        """The first gap from there on: first, next, and when its wait for another line ends."""
+        first, index = self.first_missing_from(max(position, self.expected))
+        next_, since = (self.frontier, self.trailing_gap_since) if index is None else self.fragments[index][0:3:2]
+        return (first, next_, since + self.config.gap_timeout_ns) if first < next_ else None
+
+    def first_gap_in(self, first, next_):
+        gap = self.pending_gap_from(first)
+        if gap is None or gap[0] >= next_:
+            return None
+        return gap[0], min(gap[1], next_)
+
+    def next_planned(self):
+        """The next piece to request: the gap, the piece, when, and whether it continues a large gap."""
+        if self.request is not None:
+            return None
+        gap = self.pending_gap_from(self.requested_through)
+        if gap is None:
+            return None
+        first, next_, due = gap
+        is_continuation = first < self.current_gap[1]
+        bound = min(next_, self.current_gap[1]) if is_continuation else next_
+        piece_next = min(first + self.request_max, bound)
+        return (first, next_), piece_next, self.current_gap[2] if is_continuation else due, is_continuation
+
+    def request_piece(self, planned, now):
+        (first, next_), piece_next, _due, is_continuation = planned
+        if not is_continuation:
+            self.current_gap = (first, next_, now)
+        self.issue(first, piece_next, 1, now)
+        self.requested_through = piece_next
+
+    def request_continuations(self, now):
+        planned = self.next_planned()
+        if planned is not None and planned[3]:
+            self.request_piece(planned, now)
+
+    def issue(self, first, next_, attempt, now):
+        self.request = [first, next_, attempt, now + self.config.request_timeout_ns, True]
+
+    def recovery_on_arrival(self, first, next_, now):
+        if self.request is None and self.requested_through >= self.current_gap[1]:
+            return
+        self.requested_through = self.first_missing_from(max(self.requested_through, self.expected))[0]
+        if self.request is not None and first < self.request[1] and self.request[0] < next_:
+            self.continue_request(False, now)
+        self.request_continuations(now)
+
+    def continue_request(self, is_end, now):
+        first, next_, _attempt, _deadline, _is_unsent = self.request
+        rest = self.first_gap_in(first, next_)
+        if rest is None:
+            self.request = None
+        elif is_end and rest[0] > first:
+            # The answer brought something: the rest is requested at once. Otherwise the deadline decides.
+            self.issue(rest[0], next_, 1, now)
+
+    def retry(self, now):
+        first, next_, attempt, _deadline, _is_unsent = self.request
+        rest = self.first_gap_in(first, next_)
+        if rest is None:
+            self.request = None
+            return
+        if not self.has_space() and rest[0] > self.expected:
+            # An answer would be refused.
+            self.request[3] = now + max(self.config.request_timeout_ns, 1)
+            return
+        attempt = 1 if rest[0] > first else attempt + 1
+        if attempt <= max(self.config.attempts_max, 1):
+            self.issue(rest[0], next_, attempt, now)
+            return
+        self.given_up_at = now
+        behind = self.first_gap_in(rest[1], next_)
+        if behind is not None:
+            # A later message has arrived, so the services answer. Other missing parts have their own attempts.
+            self.issue(behind[0], next_, 1, now)
+            return
+        self.request = None
+        if first >= self.current_gap[0] and rest[1] >= next_:
+            self.requested_through = max(self.requested_through, self.current_gap[1])
+
+    def given_up(self, first, next_):
+        """The part of the first gap that nobody is left to fill, or None."""
+        if first >= self.requested_through:
+            return None
+        if self.request is not None and self.request[1] > first:
+            return None if self.request[0] <= first else (first, min(next_, self.request[0]))
+        return first, next_
+
+    def gap_deadline(self):
+        if self.expected == self.frontier:
+            return None
+        if not self.services:
+            return self.front_gap_due()
+        gap = self.front_gap()
+        if gap is not None and self.given_up(*gap) is not None:
+            return self.given_up_at
+        planned = self.next_planned()
+        deadlines = [self.request[3]] if self.request is not None else []
+        deadlines += [planned[2]] if planned is not None else []
+        return min(deadlines, default=None)
+
+    def gaps_on_deadline(self, now):
+        if self.services:
+            self.requests_on_deadline(now)
+        while True:
+            gap = self.front_gap()
+            if gap is None:
+                return
+            if self.services:
+                gap = self.given_up(*gap)
+            elif self.front_gap_due() > now:
+                gap = None
+            if gap is None:
+                return
+            self.declare(*gap)
+            if self.services:
+                self.requests_on_deadline(now)
+
+    def requests_on_deadline(self, now):
+        if self.request is not None and self.request[3] <= now:
+            self.retry(now)
+        while True:
+            planned = self.next_planned()
+            if planned is None or planned[2] > now:
+                return
+            self.request_piece(planned, now)
+
+    # --- Stream of items ---
+
+    def emit(self, item):
+        self.receiver.items.append(item)
+
+    def begin_stream(self, session):
+        self.session, self.raw_session = session, session.to_bytes()
+        self.parts, self.reported_through, self.state, self.snapshot = None, 0, None, None
+        self.session_end, self.has_reported_end = None, False
+        self.emit(SessionStart(self.number, session))
+
+    def on_lost(self, first, next_):
+        # Parts of a message at either end of the gap are useless without the missing ones.
+        self.parts = None
+        self.report_lost(first >> 16, -(-next_ >> 16))
+
+    def report_lost(self, first, next_):
+        first = max(first, self.reported_through)
+        if first < next_:
+            self.lost_messages += next_ - first
+            self.reported_through = next_
+            self.emit(Lost(self.number, self.session, first, next_))
+
+    def deliver(self, is_plain, frames, start, until):
+        """Delivers [start, until) of a packet."""
+        if is_plain:
+            for message in frames:
+                sequence = message[2]
+                if start <= sequence << 16 < until and sequence >= self.reported_through:
+                    self.messages += 1
+                    self.reported_through = sequence + 1
+                    self.emit(message)
+        else:
+            for frame in frames:
+                self.on_frame(frame, start, until)
+        # Messages without output are covered by the range alone.
+        if not until & _PART_MASK:
+            # Gateways with different packet sizes number the parts differently: what is left is lost.
+            if self.parts is not None and self.parts[0] < until >> 16:
+                self.abandon_message()
+            self.reported_through = max(self.reported_through, until >> 16)
+
+    def on_frame(self, frame, start, until):
+        kind, sequence, part, flags = frame[:4]
+        if flags & LATE_FILL:
+            return
+        position = sequence << 16 | part
+        if kind == KIND_MESSAGE:
+            if start <= position < until:
+                self.on_message(frame)
+        elif kind == KIND_GAP:
+            first, next_ = GAP_BODY.unpack(frame[7])
+            first, next_ = max(first, start >> 16, self.reported_through), min(next_, -(-until >> 16))
+            if first < next_:
+                self.parts = None
+                self.gap_messages += next_ - first
+                self.reported_through = next_
+                self.emit(Gap(self.number, self.session, first, next_))
+        elif start <= position <= until:
+            self.on_out_of_sequence(frame)
+
+    def on_out_of_sequence(self, frame):
+        """State and snapshot frames are delivered when their content is new, whichever gateway sent them."""
+        kind, sequence, part, flags, ts_recv, delta, count, body = frame
+        if kind == KIND_STATE:
+            before, self.state = self.state, body[0]
+            if before != self.state and self.state < len(STATES):
+                self.emit(State(self.number, self.session, self.state))
+        elif kind == KIND_SNAPSHOT:
+            if self.snapshot is None or self.snapshot < (sequence, part):
+                self.snapshot = (sequence, part)
+                self.emit(Snapshot(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+
+    def on_message(self, frame):
+        _kind, sequence, part, flags, ts_recv, delta, count, body = frame
+        if sequence < self.reported_through:
+            return
+        if flags & 3 != 3:
+            joined = self.join_part(sequence, part, flags, ts_recv, delta, count, body)
+            if joined is None:
+                if flags & LAST_PART:
+                    self.report_lost(sequence, sequence + 1)
+                return
+            flags, ts_recv, delta, count, body = joined
+        self.messages += 1
+        self.reported_through = sequence + 1
+        self.emit(Message(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+
+    def join_part(self, sequence, part, flags, ts_recv, delta, count, body):
+        if part == 0:
+            self.parts = [sequence, flags, ts_recv, delta, 0]
+            self.part_bodies, self.part_bytes, self.next_part, self.is_broken = [], 0, 0, False
+        if self.parts is not None and self.parts[0] == sequence and part == self.next_part:
+            self.next_part += 1
+            self.parts[1] |= flags
+            self.parts[4] = min(self.parts[4] + count, 0xFFFF)
+            self.part_bytes += len(body)
+            if self.part_bytes > self.config.message_bytes_max:
+                self.is_broken = True
+            else:
+                self.part_bodies.append(body)
+        else:
+            self.is_broken = True
+        if not flags & LAST_PART:
+            return None
+        parts, self.parts = self.parts, None
+        if parts is None or self.is_broken:
+            return None
+        return parts[1] | 3, parts[2], parts[3], parts[4], b"".join(self.part_bodies)
+
+    def abandon_message(self):
+        sequence, self.parts = self.parts[0], None
+        self.report_lost(sequence, sequence + 1)
+
+    def report_end_if_reached(self):
+        if self.has_reported_end or self.session_end is None or self.expected == _NONE:
+            return
+        if self.expected >= self.session_end:
+            self.has_reported_end = True
+            self.emit(EndOfSession(self.number, self.session))
+
+    # --- Sessions and the start ---
+
+    def accept(self, packet, line, now, service):
+        is_answer = line == SERVICE_LINE
+        if self.phase is _SESSIONS:
+            if is_answer:
+                self.accept_session_answer(packet, service, now)
+            else:
+                self.next_session = max(packet.session, self.next_session)
+            return
+        if self.session != packet.session:
+            if is_answer:
+                raise Refused("answer_unrequested")
+            if self.session is not None and packet.session < self.session:
+                raise Refused("session_stale")
+            is_uncut = packet.part is None or packet.part[1] == 0
+            if not self.on_newer_session(packet.session, packet.first if is_uncut else None, now):
+                return
+        # The end of an answer says that its service knows the session's end, not that the venue has ended the session.
+        if packet.flags & END_OF_SESSION and not (is_answer and _is_end_of_answer(packet)):
+            self.session_end = packet.next << 16
+        if self.phase in (_RUNNING, _CLOSING):
+            self.accept_running(packet, line, now, service)
+        elif self.phase in (_DEFINITIONS, _EXTENT) and is_answer:
+            self.accept_start_answer(packet, service, now)
+        else:
+            first, next_ = self.skipped or (packet.first, packet.next)
+            self.skipped = (min(first, packet.first), max(next_, packet.next))
+
+    def accept_running(self, packet, line, now, service):
+        is_answer = line == SERVICE_LINE
+        if is_answer and packet.flags & SNAPSHOT:
+            raise Refused("duplicate")  # definitions again
+        first, next_ = _positions_of(packet)
+        if packet.flags & SNAPSHOT and first != next_:
+            raise Refused("sequence_invalid")
+        is_answer_end = is_answer and _is_end_of_answer(packet)
+        is_first_report = False
+        if is_answer_end:
+            is_first_report = self.report_extent(service, _extent_of(packet))
+            unavailable = self.unavailable_before()
+            if unavailable is not None:
+                self.declare_missing_before(unavailable << 16, now)
+        # A late joiner cannot begin in the middle of a message.
+        if self.expected == _NONE:
+            begin = first if not first & _PART_MASK else ((first >> 16) + 1) << 16
+            self.begin_at(begin)
+            self.reported_through = begin >> 16
+        refused = None
+        try:
+            if first < next_ and not is_answer_end:
+                self.arbitrate(line, first, next_, packet.is_plain, packet.frames, now)
+            else:
+                self.announce(line, next_, now)
+                if not packet.is_plain and self.expected != _NONE and self.expected <= next_:
+                    for frame in packet.frames:
+                        self.on_out_of_sequence(frame)
+        except Refused as error:
+            refused = error
+        self.report_end_if_reached()
+        if is_answer_end:
+            self.on_extent_reported(is_first_report, now)
+        self.close_when_complete(now)
+        if refused is not None:
+            raise refused
+
+    def next_deadline(self):
+        gap = self.gap_deadline()
+        query = self.query.deadline if self.query is not None else None
+        return min(gap, query) if gap is not None and query is not None else query if gap is None else gap
+
+    def on_deadline(self, now):
+        self.gaps_on_deadline(now)
+        self.report_end_if_reached()
+        is_given_up = self.query is not None and not self.query.on_deadline(now)
+        if is_given_up or self.is_query_satisfied():
+            self.finish_query(now)
+        self.close_when_complete(now)
+
+    def poll_request(self):
+        if self.query is not None and self.query.take_due():
+            if self.phase is _SESSIONS:
+                return SESSIONS, self.number, self.sessions_from, 0, 0
+            if self.phase is _DEFINITIONS:
+                self.requested_from = self.next_definition
+                return DEFINITIONS, self.number, self.session, self.next_definition, self.next_definition
+            start = 0 if self.expected == _NONE else self.expected >> 16
+            return RANGE, self.number, self.session, start, start
+        if self.request is None or not self.request[4]:
+            return None
+        self.request[4] = False
+        return RANGE, self.number, self.session, self.request[0] >> 16, -(-self.request[1] >> 16)
+
+    def finish(self):
+        while True:
+            gap = self.front_gap()
+            if gap is None:
+                break
+            self.declare(*gap)
+        if self.parts is not None:
+            self.abandon_message()
+        self.report_end_if_reached()
+
+    # Log extents: each service speaks only for its own log. (first, next, is_final), or None until it has reported.
+
+    def clear_extents(self):
+        self.extents = [None] * self.services
+
+    def report_extent(self, service, extent):
+        """Returns whether it is the service's first report."""
+        if service >= len(self.extents):
+            return False
+        is_first, self.extents[service] = self.extents[service] is None, extent
+        return is_first
+
+    def any_final(self):
+        return any(extent is not None and extent[2] for extent in self.extents)
+
+    def any_reported(self):
+        return any(extent is not None for extent in self.extents)
+
+    def extent_range(self):
+        known = [extent for extent in self.extents if extent is not None and extent[1] >= 1]
+        return (min(e[0] for e in known), max(e[1] for e in known), len(known)) if known else None
+
+    def unavailable_before(self):
+        """No service can deliver an earlier sequence. None while a log is empty, since it may still receive entries."""
+        known = self.extent_range()
+        return known[0] if known is not None and known[2] == self.services else None
+
+    def is_query_satisfied(self):
+        if self.query is None or self.phase is _DEFINITIONS:
+            return False
+        if self.phase is _SESSIONS and not (self.oldest is not None or self.session is None or self.any_final()):
+            return False
+        # A session is left only when a service knows where it ended.
+        if self.phase is _CLOSING and not self.any_final():
+            return False
+        all_reported = all(extent is not None for extent in self.extents)
+        return all_reported or self.any_reported() and self.query.has_asked_enough()
+
+    def on_extent_reported(self, is_first_report, now):
+        if self.is_query_satisfied():
+            self.finish_query(now)
+        elif self.query is not None and is_first_report:
+            self.query.ask_next(now)
+
+    def finish_query(self, now):
+        """Continues with the answers received, if any."""
+        self.starts_unanswered += self.phase is _DEFINITIONS or not self.any_reported()
+        is_final = self.any_final()
+        if self.phase is _SESSIONS and self.oldest is None:
+            self.sessions_incomplete += self.session is not None and not is_final
+            self.begin_session(self.next_session, None, now)
+        elif self.phase is _SESSIONS:
+            first, next_, _count = self.extent_range() or (1, 1, 0)
+            next_session, oldest, query = self.next_session, self.oldest, self.query
+            self.switch_to(oldest)
+            self.start_at(1 if self.is_same_day_restart() else first)
+            self.phase, self.next_session, self.is_end_known = _CLOSING, next_session, is_final
+            self.query = None if is_final else self.new_query(now)
+            self.try_announce(next_, now)
+        elif self.phase is _DEFINITIONS:
+            self.after_definitions(now)
+        elif self.phase is _EXTENT:
+            known = self.extent_range()
+            if self.is_same_day_restart():
+                self.start_at(1)
+            elif known is not None:
+                self.start_at(known[0])
+            if known is not None:
+                self.try_announce(known[1], now)
+            self.start_running(now)
+        elif self.phase is _CLOSING:
+            self.sessions_incomplete += not is_final
+            self.is_end_known, self.query = True, None
+        self.close_when_complete(now)
+
+    def try_announce(self, next_, now):
+        # A refusal shows as a loss when the session is left, and live packets carry the same range.
+        try:
+            self.announce(SERVICE_LINE, next_ << 16, now)
+        except Refused:
+            pass
+
+    def new_query(self, now):
+        return _Query(self.config, self.services, now)
+
+    def on_newer_session(self, session, first, now):
+        """A packet of a newer session arrived, at `first` if it begins a message. Returns whether the session begins."""
+        has_more = self.expected != _NONE and not self.has_reported_end
+        if self.phase in (_DEFINITIONS, _EXTENT):
+            self.next_session = session if self.next_session is None else max(session, self.next_session)
+        elif self.phase is _CLOSING:
+            self.next_session = max(session, self.next_session)
+            self.close_when_complete(now)
+        elif self.phase is _RUNNING and self.services and has_more:
+            self.clear_extents()
+            # If the end was received, only the messages missing before it are requested.
+            self.is_end_known = self.session_end is not None
+            self.phase, self.next_session = _CLOSING, session
+            self.query = None if self.is_end_known else self.new_query(now)
+        else:
+            self.advance_to(session, first, now)
+        return self.session == session
+
+    def advance_to(self, session, first, now):
+        """The first packet of a session was observed. Earlier sessions in the logs are delivered before it."""
+        if self.session is not None:
+            since = self.session._replace(restart=self.session.restart + 1) if self.session.restart < 0xFFFFFFFF else None
+        else:
+            since = session._replace(restart=0) if self.config.start == "day" else None
+        if self.services and since is not None and since < session:
+            self.clear_extents()
+            self.phase, self.query = _SESSIONS, self.new_query(now)
+            self.sessions_from, self.oldest, self.next_session = since, None, session
+        else:
+            self.begin_session(session, first, now)
+
+    def accept_session_answer(self, packet, service, now):
+        """Processes an answer about sessions. The oldest ended session before the next one is delivered first."""
+        session = packet.session
+        # Any other packet answers an earlier query.
+        if not _is_end_of_answer(packet) or session < self.sessions_from:
+            return
+        is_in_log = session < self.next_session and packet.next >= 1
+        if is_in_log and (self.oldest is None or session < self.oldest):
+            # The services that reported before hold nothing of this session.
+            self.extents = [extent and (0, 0, False) for extent in self.extents]
+            self.oldest = session
+        if is_in_log and self.oldest == session:
+            extent = _extent_of(packet)
+        else:
+            # A log that has the next session has nothing in between. Restart counts follow each other, so on the same day it
+            # lacks a session that exists.
+            lacks_session = self.sessions_from[:2] == self.next_session[:2]
+            extent = (0, 0, self.oldest is None and session >= self.next_session and not lacks_session)
+        is_first_report = self.report_extent(service, extent)
+        self.on_extent_reported(is_first_report, now)
+
+    def begin_session(self, session, first, now):
+        self.switch_to(session)
+        self.begin_at(None)
+        self.next_session = None
+        is_from_start = first is not None and first <= 1
+        if self.services and not is_from_start:
+            self.phase, self.query = _DEFINITIONS, self.new_query(now)
+            self.next_definition = self.requested_from = 0
+        else:
+            if is_from_start or self.is_same_day_restart():
+                self.start_at(1)
+            self.phase, self.query = _RUNNING, None
+
+    def switch_to(self, session):
+        """Ends the current session and begins the next one."""
+        self.finish()
+        skipped, self.skipped = self.skipped, None
+        if skipped is not None and self.expected == _NONE:
+            self.report_lost(*skipped)
+        self.clear_extents()
+        self.previous_session = self.session
+        self.begin_stream(session)
+
+    def is_same_day_restart(self):
+        """Whether the venue restarted within the trading date being followed. The session then has a first message."""
+        return self.previous_session is not None and self.previous_session[:2] == self.session[:2]
+
+    def start_at(self, first):
+        first = max(first, 1)
+        self.begin_at(first << 16)
+        self.reported_through = first
+
+    def start_running(self, now):
+        """The start is complete. A newer session observed meanwhile is next."""
+        next_session, self.next_session = self.next_session, None
+        self.phase, self.query = _RUNNING, None
+        if next_session is not None:
+            self.on_newer_session(next_session, None, now)
+
+    def close_when_complete(self, now):
+        """Moves to the next session once all messages of the current one have arrived or been given up."""
+        if self.phase is _CLOSING and self.is_end_known and self.expected == self.frontier:
+            self.advance_to(self.next_session, None, now)
+
+    def after_definitions(self, now):
+        if self.previous_session is not None or self.config.start != "live":
+            self.clear_extents()
+            self.phase, self.query = _EXTENT, self.new_query(now)
+        else:
+            self.skipped = None
+            self.start_running(now)
+
+    def accept_start_answer(self, packet, service, now):
+        is_end, is_snapshot = packet.flags & HEARTBEAT != 0, packet.flags & SNAPSHOT != 0
+        first, next_ = packet.first, packet.next
+        if self.phase is _DEFINITIONS and is_snapshot and is_end:
+            if first == next_ and first <= self.next_definition:
+                self.after_definitions(now)
+            elif self.next_definition > self.requested_from:
+                # A limit shortened the answer, or a part was lost: the next piece. Without any progress the deadline decides.
+                self.query = self.new_query(now)
+        elif self.phase is _DEFINITIONS:
+            # Another order, or a duplicate: the index of the next request resolves it.
+            if is_snapshot and first == self.next_definition and next_ - first == packet.frame_count:
+                self.next_definition = next_
+                self.query.on_progress(now)
+                for _kind, sequence, _part, flags, ts_recv, delta, count, body in packet.frames:
+                    self.emit(Definition(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+        elif _is_end_of_answer(packet):
+            is_first_report = self.report_extent(service, _extent_of(packet))
+            self.on_extent_reported(is_first_report, now)
+
+
+def _is_end_of_answer(packet):
+    """The last packet of an answer about sessions or messages: the log's extent in the session."""
+    return packet.flags & HEARTBEAT and not packet.flags & SNAPSHOT
+
+
+def _extent_of(packet):
+    return packet.first, packet.next, packet.flags & END_OF_SESSION != 0
+
+
+def _positions_of(packet):
+    """The range that a packet covers."""
+    first, next_ = packet.first << 16, packet.next << 16
+    if packet.part is None:
+        return first, next_
+    sequence, part, is_last = packet.part
+    own = sequence << 16 | part
+    first = own if part else first
+    if is_last:
+        return first, next_
+    if part == 0xFFFF:
+        raise Refused("field_invalid")
+    return first, own + 1
+
+
+# --- Records ----------------------------------------------------------------------------------------------------------
+
+UNDEFINED_TIME = (1 << 64) - 1
+MAYBE_BAD_BOOK, BAD_TS_RECV = 1 << 2, 1 << 3
+# By record type (DBN version 3): offsets of ts_recv, ts_in_delta and flags, where it has them.
+_LOCAL_FIELDS = {
+    0xA0: (40, 48, 36),  # mbo
+    0x00: (32, 40, 30),  # trades
+    0x01: (32, 40, 30),  # mbp-1
+    0x0A: (32, 40, 30),  # mbp-10
+    0x12: (16, None, None),  # status
+    0x13: (16, None, None),  # definition
+    0x14: (16, None, None),  # imbalance
+    0x18: (16, 52, None),  # statistics
+}
+
+
+class LocalTimes:
+    """Writes the gateway's receive times into the records of one channel.
+
+    Times never decrease within the channel: a lower one is raised, and its record flagged (BAD_TS_RECV). Records of a suspect
+    item are flagged MAYBE_BAD_BOOK.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def fill(self, item: Union[Message, Definition, Snapshot]) -> bytearray:
+        """The records of the item with `ts_recv`, `ts_in_delta` and flags."""
+        body = bytearray(item.body)
+        flags = MAYBE_BAD_BOOK if item.flags & SUSPECT else 0
+        ts_recv = item.ts_recv
+        if ts_recv != UNDEFINED_TIME and type(item) is not Definition:
+            # A definition that is published again has the time of its first publication.
+            if ts_recv < self._last:
+                ts_recv, flags = self._last, flags | BAD_TS_RECV
+            self._last = ts_recv
+        offset = 0
+        while offset < len(body):
+            ts_recv_at, delta_at, flags_at = _LOCAL_FIELDS.get(body[offset + 1], (None, None, None))
+            if flags_at is not None:
+                body[offset + flags_at] |= flags
+            if ts_recv_at is not None and ts_recv != UNDEFINED_TIME:
+                struct.pack_into("<Q", body, offset + ts_recv_at, ts_recv)
+                if delta_at is not None:
+                    struct.pack_into("<i", body, offset + delta_at, item.ts_in_delta)
+            offset += body[offset] * 4
+        return body
+
+
+def describe(item: Item) -> str:
+    """One line of text, as in the test vectors."""
+    kind = type(item)
+    if kind is SessionStart:
+        feed, date, restart = item.session
+        return f"session channel={item.channel} feed={feed} date={date} restart={restart}"
+    if kind in (Message, Definition, Snapshot):
+        return (
+            f"{kind.__name__.lower()} channel={item.channel} sequence={item.sequence} flags={item.flags} ts_recv={item.ts_recv} "
+            f"ts_in_delta={item.ts_in_delta} records={item.record_count} body={item.body.hex() or '-'}"
+        )
+    if kind is State:
+        return f"state channel={item.channel} state={item.state}"
+    if kind is EndOfSession:
+        return f"end channel={item.channel}"
+    return f"{kind.__name__.lower()} channel={item.channel} first={item.first} next={item.next}"
+
+
+# --- Sockets ----------------------------------------------------------------------------------------------------------
+
+
+class LineAddress(NamedTuple):
+    """One output line: multicast group (or a local address, if it is sent by unicast), port, address of the interface."""
+
+    address: str
+    port: int
+    interface: str = "0.0.0.0"
+
+
+_DATAGRAMS_PER_SOCKET_MAX = 64
+_NS_PER_MS = 1_000_000
+# Not in the socket module of every version.
+_IP_MULTICAST_ALL, _IP_ADD_SOURCE_MEMBERSHIP = 49, 39
+
+
+class Subscriber:
+    """A receiver with its sockets. `for item in subscriber` blocks and never ends; `poll` returns."""
+
+    def __init__(
+        self, config: Config, lines: Sequence[LineAddress], services: Sequence[tuple] = (), sources: Sequence[str] = (),
+        receive_buffer_bytes: int = 8 << 20,
+    ):  # fmt: skip
+        """`services`: addresses of the gateways' retransmission services, as (host, port). `sources`: addresses of the
+        gateways; the groups are joined for these senders only (IGMPv3), and other packets are refused. Empty: any sender."""
+        self.receiver = Receiver(config, len(lines), len(services))
+        #: Datagrams read, requests sent, requests that could not be sent or were refused, packets of other senders.
+        self.datagrams = self.requests = self.requests_failed = self.sources_refused = 0
+        # One byte more than the maximum packet size, so that a truncated packet is too long and is refused.
+        self._bytes_max = config.packet_bytes_max + TAG_BYTES + 1
+        self._sources = frozenset(sources)
+        self._sockets: list = []
+        self._poll = select.poll()
+        try:
+            for number, line in enumerate(lines):
+                sock = self._open(receive_buffer_bytes)
+                self._add(sock, number, 0, _join(sock, LineAddress(*line), sources))
+            for number, service in enumerate(services):
+                sock = self._open(receive_buffer_bytes)
+                # Only the service's datagrams are accepted as answers.
+                sock.connect(tuple(service))
+                self._add(sock, SERVICE_LINE, number, False)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, receive_buffer_bytes):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _add(self, sock, line, service, checks_sender):
+        self._sockets.append((sock, line, service, checks_sender))
+        self._poll.register(sock, select.POLLIN)
+
+    def close(self) -> None:
+        for sock, *_ in self._sockets:
+            sock.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            yield from self.poll(1.0)
+
+    def line_addresses(self) -> list:
+        """Local addresses of the lines: port 0 is replaced by the actual port."""
+        return [sock.getsockname() for sock, line, *_ in self._sockets if line != SERVICE_LINE]
+
+    def poll(self, timeout_s: float) -> list:
+        """Waits at most that long for datagrams or a deadline, and returns the items. Raises `RivalEpochs`."""
+        receiver = self.receiver
+        timeout_ms = timeout_s * 1e3
+        deadline = receiver.next_deadline()
+        if deadline is not None:
+            timeout_ms = min(timeout_ms, max(deadline - _now(), 0) / _NS_PER_MS)
+        # poll(2) has whole milliseconds; the wait must not end before the deadline.
+        self._poll.poll(int(timeout_ms) + (timeout_ms > int(timeout_ms)))
+        is_drained = True
+        for entry in self._sockets:
+            is_drained &= self._drain(*entry)
+        # Datagrams still in a socket are not missing: deadlines must wait for them.
+        if is_drained:
+            receiver.on_deadline(_now())
+        while True:
+            request = receiver.poll_request()
+            if request is None:
+                break
+            self._send(*request)
+        if receiver.rival_epochs is not None:
+            raise receiver.rival_epochs
+        items, receiver.items = receiver.items, []
+        return items
+
+    def finish(self) -> list:
+        """Ends the input: returns held messages, and the missing ones as lost."""
+        self.receiver.finish()
+        items, self.receiver.items = self.receiver.items, []
+        return items
+
+    def _drain(self, sock, line, service, checks_sender):
+        """Reads a socket until it is empty (True) or its quota is used up."""
+        accept, receive, bytes_max, now = self.receiver.accept, sock.recv, self._bytes_max, _now()
+        for count in range(_DATAGRAMS_PER_SOCKET_MAX):
+            try:
+                if checks_sender:
+                    data, sender = sock.recvfrom(bytes_max)
+                    if sender[0] not in self._sources:
+                        self.sources_refused += 1
+                        continue
+                else:
+                    data = receive(bytes_max)
+            except BlockingIOError:
+                self.datagrams += count
+                return True
+            except OSError:
+                if line != SERVICE_LINE:
+                    raise
+                # The service is not running; the request is repeated.
+                self.requests_failed += 1
+                return True
+            accept(line, data, now, service)
+        self.datagrams += _DATAGRAMS_PER_SOCKET_MAX
+        return False
+
+    def _send(self, service, request):
+        self.requests += 1
+        sock = next(entry[0] for entry in self._sockets if entry[1] == SERVICE_LINE and entry[2] == service)
+        try:
+            sock.send(request)
+        except OSError:
+            self.requests_failed += 1
+
+
+def _join(sock, line, sources):
+    """Binds a socket to its line. Returns whether senders must be checked here: a unicast line has no group."""
+    # Several subscribers may run on one host.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((line.address, line.port))
+    group, interface = socket.inet_aton(line.address), socket.inet_aton(line.interface)
+    if not 224 <= group[0] <= 239:
+        return bool(sources)
+    # Otherwise, groups that other processes joined on the same port would arrive here too.
+    sock.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+    if not sources:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group + interface)
+    for source in sources:
+        membership = group + interface + socket.inet_aton(source)
+        sock.setsockopt(socket.IPPROTO_IP, _IP_ADD_SOURCE_MEMBERSHIP, membership)
+    return False
+
+
+def _now() -> int:
+    """ns; includes the time that the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+# --- Command line -----------------------------------------------------------------------------------------------------
+
+
+def _address(text: str) -> tuple:
+    host, _, port = text.rpartition(":")
+    try:
+        socket.inet_aton(host)
+        return host, int(port)
+    except (OSError, ValueError):
+        raise argparse.ArgumentTypeError(f"not ADDRESS:PORT: {text}") from None
+
+
+def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Receives the published multicast of mdgw and prints what is delivered, one item on a line.",
+        epilog="Exit code 0: everything was received. 1: the venue's lines had gaps, or messages were lost. 2: could not run, or "
+        "rival epochs were received.",
+    )
+    parser.add_argument("--line", action="append", required=True, type=_address, metavar="ADDR:PORT", help="output line; repeat for each")
+    parser.add_argument("--interface", default="0.0.0.0", metavar="ADDR", help="address of the interface to join on; default: the kernel's choice")
+    parser.add_argument("--source", action="append", default=[], metavar="ADDR", help="address of a gateway; repeat for each. Default: any sender")
+    parser.add_argument("--retransmission", action="append", default=[], type=_address, metavar="ADDR:PORT", help="retransmission service of a gateway; repeat for each")
+    parser.add_argument("--group", type=int, default=1)
+    parser.add_argument("--channel", action="append", default=[], type=int, help="channel to receive; repeat for each. Default: all")
+    parser.add_argument("--tag-key", action="append", default=[], metavar="FILE", help="key file of packet tags; repeat for each key that is accepted")
+    parser.add_argument("--start", choices=("session", "day", "live"), default="day", help="where to begin; default: the oldest message of the trading day in the services' logs")
+    parser.add_argument("--window", type=int, default=Config().window_packets, metavar="PACKETS", help="packets held while a gap is pending")
+    parser.add_argument("--dbn", metavar="FILE", help="write the records to a file (DBN without metadata) instead of printing items")
+    parser.add_argument("--quiet", action="store_true", help="print no messages and definitions")
+    parser.add_argument("--count", type=int, metavar="N", help="exit after this many messages")
+    parser.add_argument("--exit-idle-s", type=float, metavar="S", help="exit when nothing new was received for this many seconds")
+    parser.add_argument("--until-ended", action="store_true", help="exit when the session of every channel has ended")
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    arguments = _arguments(argv)
+    is_stopped = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_stopped.append(True))
+    try:
+        config = Config(
+            group=arguments.group, channels=tuple(arguments.channel), start=arguments.start, window_packets=arguments.window,
+            tag_keys=tuple(map(TagKey.load, arguments.tag_key)),
+        )  # fmt: skip
+        lines = [LineAddress(*line, arguments.interface) for line in arguments.line]
+        subscriber = Subscriber(config, lines, arguments.retransmission, arguments.source)
+        records_file = open(arguments.dbn, "wb") if arguments.dbn else None
+    except (OSError, ValueError) as error:
+        print(f"mdgw_subscriber: {error}", file=sys.stderr)
+        return 2
+    print(f"receiving {len(lines)} lines", file=sys.stderr, flush=True)
+    printer = _Printer(records_file, arguments.quiet)
+    code = 0
+    last_new = time.monotonic()
+    with subscriber:
+        try:
+            while not is_stopped:
+                items = subscriber.poll(0.05)
+                printer.show(items)
+                if items:
+                    last_new = time.monotonic()
+                elif arguments.exit_idle_s is not None and time.monotonic() - last_new >= arguments.exit_idle_s:
+                    break
+                if arguments.count is not None and printer.messages >= arguments.count:
+                    break
+                if arguments.until_ended and printer.open and not any(printer.open.values()):
+                    break
+            printer.show(subscriber.finish())
+        except RivalEpochs as rivals:
+            print(f"mdgw_subscriber: {rivals}", file=sys.stderr)
+            code = 2
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if records_file is not None:
+        records_file.close()
+    for channel in subscriber.receiver.channels.values():
+        if channel.starts_unanswered:
+            print(f"channel {channel.number}: no retransmission service answered at the start", file=sys.stderr)
+        if channel.sessions_incomplete:
+            print(f"channel {channel.number}: {channel.sessions_incomplete} sessions were left at an unknown end", file=sys.stderr)
+    for reason, count in sorted(subscriber.receiver.drops.items()):
+        if count and reason != "duplicate":
+            print(f"refused {count} packets: {reason}", file=sys.stderr)
+    print(
+        f"{printer.messages} messages, {printer.missing} missing; {subscriber.datagrams} datagrams, "
+        f"{subscriber.requests} requests", file=sys.stderr,
+    )  # fmt: skip
+    return code or (1 if printer.missing else 0)
+
+
+class _Printer:
+    def __init__(self, records_file, is_quiet):
+        self.records_file, self.is_quiet = records_file, is_quiet
+        self.messages = self.missing = 0
+        #: Whether the session of a channel is open.
+        self.open: dict = {}
+        self.times: dict = {}
+
+    def show(self, items):
+        lines = []
+        for item in items:
+            kind = type(item)
+            if kind is Message:
+                self.messages += 1
+            elif kind is SessionStart or kind is EndOfSession:
+                self.open[item.channel] = kind is SessionStart
+            elif kind is Gap or kind is Lost:
+                self.missing += item.next - item.first
+            has_records = kind in (Message, Definition, Snapshot)
+            if self.records_file is not None and has_records:
+                # Definitions of a late start are published at their own position, too.
+                if kind is not Definition:
+                    self.records_file.write(self.times.setdefault(item.channel, LocalTimes()).fill(item))
+            elif not (has_records and self.is_quiet):
+                lines.append(describe(item))
+        if lines:
+            print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
