@@ -451,13 +451,15 @@ impl Testbed {
         wait_until("the stream continues", all);
     }
 
-    /// Ends the session, waits until receivers got the rest, ends everything, and checks the result.
+    /// Ends the session if it is open, waits until receivers got the rest, ends everything, and checks the result.
     ///
     /// # Panics
     /// When a part fails.
     #[must_use]
     pub fn finish(mut self) -> RunResult {
-        self.end_session();
+        if self.simulator.is_some() {
+            self.end_session();
+        }
         let full_stream = self
             .expected
             .take()
@@ -589,7 +591,8 @@ impl Drop for Testbed {
 }
 
 /// Retransmission services for that receiver: each receiver requests missing messages first from another gateway.
-fn services(gateways: u8, receiver: u8) -> Vec<SocketAddrV4> {
+#[must_use]
+pub fn services(gateways: u8, receiver: u8) -> Vec<SocketAddrV4> {
     let rotated = (0..gateways).map(|index| 1 + (index + receiver) % gateways);
     rotated.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect()
 }
@@ -613,6 +616,8 @@ const STDERR_LINES_SHOWN: usize = 40;
 
 /// Multicast group of the output.
 pub const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 77, 2, 1), 31_000);
+/// Multicast group of the second output line, see [`Plan::has_second_output`].
+pub const SECOND_OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 77, 2, 2), 31_000);
 /// Multicast groups of the venue's lines A and B.
 pub const LINES: [SocketAddrV4; 2] =
     [SocketAddrV4::new(Ipv4Addr::new(239, 77, 1, 1), 26_477), SocketAddrV4::new(Ipv4Addr::new(239, 77, 1, 2), 26_477)];

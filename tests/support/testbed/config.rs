@@ -3,8 +3,8 @@
 use std::{fmt::Write as _, path::Path};
 
 use super::{
-    LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, STORE_ADDRESS_MIN, STORE_NODES, STORE_PORT, Testbed,
-    VENUE, VOTE_PORT, address, index,
+    LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, SECOND_OUTPUT, STORE_ADDRESS_MIN, STORE_NODES,
+    STORE_PORT, Testbed, VENUE, VOTE_PORT, address, index,
     plan::{ElectionBackend, Plan},
 };
 use crate::{failover::LeaseTimingMs, gateway_fixture::text, namespaces::INTERFACE, stores::Store};
@@ -33,6 +33,11 @@ impl Testbed {
         } else {
             String::new()
         };
+        let second_output = if self.plan.has_second_output {
+            format!("[[output.line]]\naddress = \"{SECOND_OUTPUT}\"\ninterface = \"{INTERFACE}\"\n")
+        } else {
+            String::new()
+        };
         let receive_buffer = self.plan.receive_buffer_bytes;
         let buffer = receive_buffer.map_or(String::new(), |bytes| format!("receive_buffer_bytes = {bytes}\n"));
         let mut config = format!(
@@ -46,7 +51,7 @@ impl Testbed {
              [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
              [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
-             {retransmission}\
+             {second_output}{retransmission}\
              [latency]\ndirectory = \"{}\"\n\
              [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
              rate_error_ppm = 1000\npriority = {priority}\nrevision = {revision}\nkernel_fence = {kernel_fence}\nbackend = ",

@@ -67,6 +67,9 @@ pub struct Plan {
     pub channel: String,
     /// Additional lines of `[[output]]`, for all gateways.
     pub output: String,
+    /// Whether each gateway has a second output line, [`SECOND_OUTPUT`](super::SECOND_OUTPUT). The receivers of the testbed join
+    /// the first one alone.
+    pub has_second_output: bool,
     /// Receive buffer of each gateway's line, bytes. `None`: the default.
     pub receive_buffer_bytes: Option<u32>,
     /// How much of its input each gateway keeps for its peers, bytes.
@@ -117,6 +120,7 @@ impl Plan {
             priority: 0,
             channel: String::new(),
             output: String::new(),
+            has_second_output: false,
             receive_buffer_bytes: None,
             history_bytes: 32 << 20,
             has_small_disks: false,

@@ -1,0 +1,17 @@
+//! The output protocol as consumers implement it: test vectors in `tests/data/output`, made here and read by the receivers in Rust,
+//! Python and C and by the Wireshark dissector; and all three receivers through a failover.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod c;
+mod data_files;
+mod failover;
+mod packets;
+mod python;
+mod random_streams;
+mod records;
+mod replay;
+mod sample;
+mod streams;
+mod text;
+mod virtual_gateway;
+mod wireshark;

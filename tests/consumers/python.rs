@@ -1,0 +1,37 @@
+//! The receiver in Python reads the vectors.
+
+use std::{fs, process::Command};
+
+use mdgw_tests::skip::skip;
+
+use super::{data_files, packets, random_streams, records, streams};
+
+#[test]
+fn the_python_receiver_reads_all_vectors() {
+    for file in [packets::FILE, streams::FILE, records::FILE] {
+        let expected = data_files::read(file);
+        let Some(found) = vectors("the_python_receiver_reads_all_vectors", &data_files::path(file)) else { return };
+        data_files::assert_same_text(file, &found, &expected);
+    }
+}
+
+#[test]
+fn the_python_receiver_agrees_on_random_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("random.txt");
+    let expected = random_streams::text(150);
+    fs::write(&path, &expected).unwrap();
+    let Some(found) = vectors("the_python_receiver_agrees_on_random_streams", &path) else { return };
+    data_files::assert_same_text("random streams", &found, &expected);
+}
+
+/// A file of vectors with what the receiver makes of it.
+fn vectors(test: &str, path: &std::path::Path) -> Option<String> {
+    let program = data_files::repository_path("tests/consumers/vectors.py");
+    let Ok(output) = Command::new("python3").arg(program).arg(path).output() else {
+        skip(test, "python3 is not installed");
+        return None;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}

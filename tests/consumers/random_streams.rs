@@ -1,0 +1,205 @@
+//! Random streams: lines that lose, duplicate, delay and reorder, takeovers, sessions, services that are silent or incomplete.
+//! Receivers in other languages must deliver, request and refuse exactly what the receiver in Rust does.
+
+use std::env;
+
+use mdgw_captures::random::Random;
+use mdgw_feeds::{channel::ChannelState, frame::FrameFlags, identity::Epoch, published::packet::PacketFlags};
+
+use super::{
+    replay::replay,
+    streams::{MS, Scenario, US},
+    virtual_gateway::{DEFINITION, MBO, VirtualGateway},
+};
+
+/// The text of that many random streams. `SEED` selects one, `SEEDS` their number.
+pub(crate) fn text(default_count: u64) -> String {
+    let number = |name: &str| env::var(name).ok().map(|value| value.parse().expect(name));
+    let seeds = match number("SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 1..1 + number("SEEDS").unwrap_or(default_count),
+    };
+    let streams: Vec<String> = seeds.map(|seed| stream(seed).run()).collect();
+    streams.join("\n")
+}
+
+#[test]
+fn random_streams_are_repeatable_and_exercise_the_receiver() {
+    let text = text(40);
+    assert!(replay(&text) == text);
+    for part in ["> lost ", "> gap ", "> definition ", "> end ", "> state ", "> request 1 ", "> refused "] {
+        assert!(text.contains(part), "no {part}");
+    }
+}
+
+/// The content of one session, which both gateways of a pair have.
+#[derive(Clone, Copy)]
+enum Input {
+    Message(u16, u8, u8),
+    Silent,
+    Gap(u64),
+    State(ChannelState),
+}
+
+fn stream(seed: u64) -> Scenario {
+    let mut random = Random::new(seed);
+    let lines = 1 + random.below(2);
+    let services = random.below(3);
+    let start = ["session", "day", "live"][usize::try_from(random.below(3)).unwrap()];
+    let window = [64, 256][usize::try_from(random.below(2)).unwrap()];
+    let (attempts, per_request) = (1 + random.below(4), 1 + random.below(50));
+    let settings = format!(
+        "lines={lines} services={services} start={start} window={window} attempts={attempts} per_request={per_request} \
+         request_nonce={} epoch_nonce={}",
+        random.next_u64(),
+        random.next_u64()
+    );
+    let mut stream = Scenario::new(&format!("random_{seed}"), "", &settings);
+    let sessions = content(&mut random);
+    let bodies = [300 + 8 * random.below(100), 300 + 8 * random.below(100)];
+    let logs = bodies.map(|body| log(&sessions, &mut random, usize::try_from(body).unwrap(), 0));
+    publish(&mut stream, &logs, &mut random, lines, services > 0);
+    for number in 0..services {
+        // Some logs have lost their beginning.
+        let skipped = if random.chance(0.3) { random.below(20) } else { 0 };
+        let body = usize::try_from(bodies[usize::try_from(number).unwrap() % 2]).unwrap();
+        stream.serve(log(&sessions, &mut random, body, skipped));
+        if random.chance(0.15) {
+            stream.silence(usize::try_from(number).unwrap());
+        }
+    }
+    let mut answer_losses = Random::new(random.next_u64());
+    let loss = [0.0, 0.1][usize::try_from(random.below(2)).unwrap()];
+    stream.loses_answer = Box::new(move || answer_losses.chance(loss));
+    stream
+}
+
+fn content(random: &mut Random) -> Vec<(u32, Vec<Input>, bool)> {
+    let mut restart = 0;
+    (0..1 + random.below(3))
+        .map(|_| {
+            let count = 5 + random.below(60);
+            let inputs = (0..count).map(|index| match random.below(20) {
+                0..3 => Input::Silent,
+                3 => Input::Gap(1 + random.below(4)),
+                4 => Input::State(if random.chance(0.5) { ChannelState::Gap } else { ChannelState::Live }),
+                5 => Input::Message(u16::try_from(10 + random.below(30)).unwrap(), MBO, 0),
+                6 => Input::Message(0, MBO, FrameFlags::SUSPECT.0),
+                _ if index < 4 => Input::Message(1, DEFINITION, 0),
+                _ => Input::Message(1 + u16::try_from(random.below(3)).unwrap(), MBO, 0),
+            });
+            let session = (restart, inputs.collect(), random.chance(0.7));
+            restart += 1 + u32::from(random.chance(0.2));
+            session
+        })
+        .collect()
+}
+
+/// A gateway with these sessions in its log, but for the first messages of the first one. Packets end at random.
+fn log(sessions: &[(u32, Vec<Input>, bool)], random: &mut Random, body: usize, skipped: u64) -> VirtualGateway {
+    let mut gateway = VirtualGateway::new(body);
+    for (number, (restart, inputs, has_end)) in sessions.iter().enumerate() {
+        let mut sequence = 1;
+        let skipped = if number == 0 { skipped } else { 0 };
+        let mut has_begun = false;
+        for input in inputs {
+            let next = sequence
+                + match input {
+                    Input::Gap(count) => *count,
+                    Input::State(_) => 0,
+                    Input::Message(..) | Input::Silent => 1,
+                };
+            if sequence > skipped && !has_begun {
+                has_begun = true;
+                gateway.begin_session_at(*restart, sequence);
+            }
+            if has_begun {
+                match *input {
+                    Input::Message(records, rtype, flags) => {
+                        gateway.message(sequence, (records, 56, rtype), FrameFlags(flags));
+                    }
+                    Input::Silent => gateway.cover(next),
+                    Input::Gap(_) => gateway.gap(sequence, next),
+                    Input::State(state) => gateway.state(next, state),
+                }
+                if random.chance(0.4) {
+                    gateway.flush();
+                }
+                if random.chance(0.05) {
+                    gateway.commit_covered();
+                }
+            }
+            sequence = next;
+        }
+        gateway.commit_covered();
+        if *has_end {
+            gateway.end_session();
+        }
+    }
+    gateway.set_epoch(Epoch::new(100, 2));
+    gateway
+}
+
+fn publish(stream: &mut Scenario, logs: &[VirtualGateway; 2], random: &mut Random, lines: u64, has_services: bool) {
+    let first_seen = if random.chance(0.3) { random.below(30) } else { 0 };
+    let loss = [0.0, 0.1, 0.3][usize::try_from(random.below(3)).unwrap()];
+    let takes_over_at = usize::try_from(random.below(60)).unwrap();
+    let [one, other] = logs.each_ref().map(VirtualGateway::entries);
+    let takes_over_at = takes_over_at.min(one.len());
+    let is_after = |entry: &mdgw_tests::pair::LogEntry| {
+        let Some(last) = takes_over_at.checked_sub(1).map(|index| &one[index]) else { return true };
+        entry.until() >= last.from()
+    };
+    let before = one[..takes_over_at].iter().map(|entry| (0, entry, Epoch::new(99, 1), PacketFlags::default()));
+    let again = PacketFlags::RETRANSMISSION;
+    let after = other.iter().filter(|entry| is_after(entry)).map(|entry| (1, entry, Epoch::new(100, 2), again));
+    let packets: Vec<_> = before.chain(after).skip(usize::try_from(first_seen).unwrap()).collect();
+    let span = packets.len() as u64 * MS;
+    for (index, (gateway, entry, epoch, flags)) in (0..).zip(packets) {
+        let at = index * MS;
+        let packet = logs[gateway].packet(entry, epoch, flags, mdgw_feeds::time::UnixNs(at));
+        for line in 0..u8::try_from(lines).unwrap() {
+            let delay = if random.chance(0.1) { random.below(4 * MS) } else { random.below(100) * US };
+            if !random.chance(loss) {
+                stream.send(1_000 * MS + at + delay, line, packet.clone());
+            }
+            if random.chance(0.05) {
+                stream.send(1_000 * MS + at + delay + random.below(3 * MS), line, packet.clone());
+            }
+            if random.chance(0.01) {
+                let mut damaged = packet.clone();
+                let at_byte = usize::try_from(random.below(damaged.len() as u64)).unwrap();
+                // Not the epoch, and not where a change is still a sound packet.
+                if !(16..24).contains(&at_byte) && at_byte < 16 {
+                    damaged[at_byte] ^= 1 << random.below(8);
+                    stream.send(1_000 * MS + at, line, damaged);
+                }
+            }
+        }
+    }
+    for number in 0..3 {
+        let at = 1_000 * MS + span + number * 700 * MS;
+        for line in 0..u8::try_from(lines).unwrap() {
+            let last = other.last().unwrap();
+            let beat = logs[1].packet(
+                &mdgw_tests::pair::LogEntry {
+                    first: last.next,
+                    flags: PacketFlags(last.flags.0 | PacketFlags::HEARTBEAT.0),
+                    payload: Vec::new(),
+                    ..last.clone()
+                },
+                Epoch::new(100, 2),
+                PacketFlags::default(),
+                mdgw_feeds::time::UnixNs(at),
+            );
+            stream.send(at, line, beat);
+        }
+    }
+    if !has_services && random.chance(0.2) {
+        // A forged packet, after the start window or within it.
+        let at = 1_000 * MS + random.below(5_000) * MS;
+        let forged =
+            logs[0].packet(&one[0], Epoch::new(5_000_000, 9), PacketFlags::default(), mdgw_feeds::time::UnixNs(0));
+        stream.send(at, 0, forged);
+    }
+}

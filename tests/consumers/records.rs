@@ -1,0 +1,93 @@
+//! Records with the gateway's times filled in.
+
+use mdgw_feeds::{
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
+    frame::{FrameFlags, FrameHeader},
+};
+use zerocopy::little_endian::{I32, U16, U32, U64};
+
+use super::{
+    data_files::{assert_current, assert_same_text, read},
+    text::{self, hex},
+    virtual_gateway::record,
+};
+
+/// The file of records.
+pub(crate) const FILE: &str = "records.txt";
+
+#[test]
+fn records_are_current() {
+    assert_current(FILE, fill(&inputs()).as_bytes());
+}
+
+#[test]
+fn the_consumer_edge_fills_records_as_the_file_says() {
+    let file = read(FILE);
+    assert_same_text(FILE, &fill(&file), &file);
+}
+
+const HEADING: &str =
+    "# Records as published, and as a consumer gets them: see README.md. Made by the tests: do not edit.\n";
+
+/// Record types and sizes of DBN version 3.
+const TYPES: [(&str, u8, usize); 8] = [
+    ("mbo", dbn::enums::rtype::MBO, size_of::<dbn::MboMsg>()),
+    ("trades", dbn::enums::rtype::MBP_0, size_of::<dbn::TradeMsg>()),
+    ("mbp-1", dbn::enums::rtype::MBP_1, size_of::<dbn::Mbp1Msg>()),
+    ("mbp-10", dbn::enums::rtype::MBP_10, size_of::<dbn::Mbp10Msg>()),
+    ("status", dbn::enums::rtype::STATUS, size_of::<dbn::StatusMsg>()),
+    ("definition", dbn::enums::rtype::INSTRUMENT_DEF, size_of::<dbn::InstrumentDefMsg>()),
+    ("imbalance", dbn::enums::rtype::IMBALANCE, size_of::<dbn::ImbalanceMsg>()),
+    ("statistics", dbn::enums::rtype::STATISTICS, size_of::<dbn::StatMsg>()),
+];
+
+fn inputs() -> String {
+    let mut text = HEADING.to_owned();
+    let (suspect, undefined) = (u64::from(FrameFlags::SUSPECT.0 | 3), u64::MAX);
+    for (name, rtype, bytes) in TYPES {
+        let body = hex(&record(1, 0, bytes, rtype));
+        text += &format!("\nrecords {name}\nitem flags=3 ts_recv=1704205800000000123 ts_in_delta=-77 body={body}\n");
+    }
+    let [mbo, trade] = [0, 1].map(|index| hex(&record(1, 0, TYPES[index].2, TYPES[index].1)));
+    text += "\nrecords flags\n";
+    text += "about Times never decrease within a channel: a lower one is raised and flagged. Suspect records are flagged.\n";
+    text += &format!("item flags=3 ts_recv=2000 ts_in_delta=1 body={mbo}\n");
+    text += &format!("item flags=3 ts_recv=1000 ts_in_delta=2147483647 body={mbo}{trade}\n");
+    text += &format!("item flags={suspect} ts_recv=2001 ts_in_delta=-2147483648 body={trade}\n");
+    text += "\nrecords undefined\nabout A gateway that runs without receive times leaves them undefined.\n";
+    text + &format!("item flags=3 ts_recv={undefined} ts_in_delta=0 body={mbo}\n")
+}
+
+fn fill(file: &str) -> String {
+    let mut edge = ConsumerEdge::default();
+    let mut out = String::new();
+    for line in file.lines().filter(|line| !line.starts_with("> ")) {
+        out += &format!("{line}\n");
+        if line.starts_with("records ") {
+            edge = ConsumerEdge::new(TsRecvMode::Capture);
+        }
+        if !line.starts_with("item ") {
+            continue;
+        }
+        let body = text::from_hex(text::setting(line, "body").unwrap());
+        let header = FrameHeader {
+            sequence: U64::new(1),
+            ts_recv: U64::new(text::number(line, "ts_recv").unwrap()),
+            ts_in_delta_ns: I32::new(text::setting(line, "ts_in_delta").unwrap().parse().unwrap()),
+            body_bytes: U16::new(u16::try_from(body.len()).unwrap()),
+            record_count: U16::new(1),
+            kind: 0,
+            flags: u8::try_from(text::number(line, "flags").unwrap()).unwrap(),
+            part: U16::ZERO,
+            reserved: U32::ZERO,
+        };
+        let mut filled = Vec::new();
+        let left_over = edge.deliver(&header, &body, |output| match output {
+            EdgeOutput::Record { bytes, .. } => filled.extend_from_slice(bytes),
+            EdgeOutput::Mapping { .. } => panic!("no mapping is among the vectors"),
+        });
+        assert_eq!(left_over, 0);
+        out += &format!("> {}\n", hex(&filled));
+    }
+    out
+}

@@ -1,0 +1,168 @@
+//! The Wireshark dissector reads the vectors and the sample capture.
+
+use std::{fs::File, io::BufWriter, net::SocketAddrV4, path::Path, process::Command};
+
+use mdgw_captures::capture_file::PcapWriter;
+use mdgw_tests::skip::skip;
+
+use super::{data_files, packets, sample, text};
+
+/// Every vector: fields of the header, of all frames, and the reason why it is refused. Tags are not checked.
+#[test]
+fn the_dissector_shows_what_the_vectors_mean() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vectors.pcap");
+    let datagrams = packets::datagrams();
+    let [source, group]: [SocketAddrV4; 2] =
+        ["10.0.0.5:40000", "239.66.1.1:31000"].map(|address| address.parse().unwrap());
+    let mut writer = PcapWriter::new(BufWriter::new(File::create(&path).unwrap())).unwrap();
+    for (_, bytes) in &datagrams {
+        writer.datagram(1_704_205_800_000_000_000, source, group, bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    let Some(rows) = fields("the_dissector_shows_what_the_vectors_mean", &path, &FIELDS) else { return };
+    assert_eq!(rows.len(), datagrams.len());
+    for ((name, bytes), row) in datagrams.iter().zip(&rows) {
+        assert_eq!(row, &expected_row(bytes), "{name}");
+    }
+}
+
+#[test]
+fn the_dissector_reads_the_sample_without_a_complaint() {
+    let path = data_files::path(sample::FILE);
+    let names = ["mdgw.version", "mdgw.refused", "_ws.expert", "mdgw.request.kind"];
+    let Some(rows) = fields("the_dissector_reads_the_sample_without_a_complaint", &path, &names) else { return };
+    assert_eq!(rows.len(), sample::packet_count());
+    for row in &rows {
+        assert_eq!(row[..3], ["1", "", ""], "{row:?}");
+    }
+    assert!(rows.iter().any(|row| !row[3].is_empty()), "no request");
+}
+
+const FIELDS: [&str; 22] = [
+    "mdgw.refused",
+    "mdgw.flags",
+    "mdgw.group",
+    "mdgw.channel",
+    "mdgw.epoch",
+    "mdgw.session.feed",
+    "mdgw.session.date",
+    "mdgw.session.restart",
+    "mdgw.first",
+    "mdgw.next",
+    "mdgw.send_time_ns",
+    "mdgw.frame_count",
+    "mdgw.frame.kind",
+    "mdgw.frame.sequence",
+    "mdgw.frame.part",
+    "mdgw.frame.flags",
+    "mdgw.frame.ts_recv",
+    "mdgw.frame.ts_in_delta",
+    "mdgw.frame.record_count",
+    "mdgw.record",
+    "mdgw.request.kind",
+    "mdgw.request.nonce",
+];
+
+/// The values of [`FIELDS`], several of a field separated by commas.
+fn expected_row(bytes: &[u8]) -> Vec<String> {
+    let lines = text::datagram(bytes);
+    let is_ours = bytes.starts_with(b"MDGW") || bytes.starts_with(b"MDGR");
+    let refused = lines[0].strip_prefix("> refused ").filter(|_| is_ours);
+    let mut row = vec![String::new(); FIELDS.len()];
+    if let Some(reason) = refused {
+        row[0] = reason.to_owned();
+        return row;
+    }
+    if !is_ours {
+        return row;
+    }
+    let set = |row: &mut Vec<String>, name: &str, value: String| {
+        let index = FIELDS.iter().position(|field| *field == name).unwrap();
+        row[index] = value;
+    };
+    let header = &lines[0];
+    let of_header = |name: &str| text::setting(header, name).unwrap_or_default().to_owned();
+    for (field, name) in [
+        ("mdgw.group", "group"),
+        ("mdgw.channel", "channel"),
+        ("mdgw.session.feed", "feed"),
+        ("mdgw.session.date", "date"),
+        ("mdgw.session.restart", "restart"),
+        ("mdgw.first", "first"),
+        ("mdgw.next", "next"),
+    ] {
+        set(&mut row, field, of_header(name));
+    }
+    if header.starts_with("> request") {
+        set(&mut row, "mdgw.request.kind", of_header("kind"));
+        set(&mut row, "mdgw.request.nonce", of_header("nonce"));
+        return row;
+    }
+    let flags = text::number(header, "flags").unwrap() + 16 * text::number(header, "tagged").unwrap();
+    set(&mut row, "mdgw.flags", format!("0x{flags:02x}"));
+    for (field, name) in
+        [("mdgw.epoch", "epoch"), ("mdgw.send_time_ns", "send_time_ns"), ("mdgw.frame_count", "frames")]
+    {
+        set(&mut row, field, of_header(name));
+    }
+    let of_frames = |name: &str| {
+        let values = lines[1..].iter().map(|line| text::setting(line, name).unwrap_or_default());
+        values.collect::<Vec<_>>().join(",")
+    };
+    for (field, name) in [
+        ("mdgw.frame.kind", "kind"),
+        ("mdgw.frame.sequence", "sequence"),
+        ("mdgw.frame.part", "part"),
+        ("mdgw.frame.ts_recv", "ts_recv"),
+        ("mdgw.frame.ts_in_delta", "ts_in_delta"),
+        ("mdgw.frame.record_count", "records"),
+    ] {
+        set(&mut row, field, of_frames(name));
+    }
+    let flags = lines[1..].iter().map(|line| format!("0x{:02x}", text::number(line, "flags").unwrap()));
+    set(&mut row, "mdgw.frame.flags", flags.collect::<Vec<_>>().join(","));
+    let records = lines[1..].iter().filter_map(|line| text::setting(line, "body")).flat_map(records_of);
+    set(&mut row, "mdgw.record", records.collect::<Vec<_>>().join(","));
+    row
+}
+
+fn records_of(body: &str) -> Vec<String> {
+    let bytes = text::from_hex(body);
+    let mut rest = bytes.as_slice();
+    let mut records = Vec::new();
+    while !rest.is_empty() {
+        let (record, behind) = rest.split_at(4 * usize::from(rest[0]));
+        records.push(text::hex(record));
+        rest = behind;
+    }
+    records
+}
+
+/// The values of these fields, a row for each frame. A refused packet's row has only the reason: how much of such a packet is
+/// shown is the dissector's choice. `None`, with a message, without tshark.
+fn fields(test: &str, capture: &Path, names: &[&str]) -> Option<Vec<Vec<String>>> {
+    let script = data_files::repository_path("ops/wireshark/mdgw.lua");
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-X").arg(format!("lua_script:{}", script.display())).arg("-r").arg(capture);
+    tshark.args(["-T", "fields", "-E", "separator=|"]);
+    names.iter().for_each(|name| _ = tshark.args(["-e", name]));
+    let Ok(output) = tshark.output() else {
+        skip(test, "the package tshark of Debian is not installed");
+        return None;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!stderr.contains("Lua"), "{stderr}");
+    let rows = stdout.lines().map(|line| line.split('|').map(str::to_owned).collect::<Vec<_>>());
+    let only_the_reason = |row: Vec<String>| {
+        let is_refused = names[0] == "mdgw.refused" && !row[0].is_empty();
+        if is_refused {
+            (0..).zip(row).map(|(index, value)| if index == 0 { value } else { String::new() }).collect()
+        } else {
+            row
+        }
+    };
+    Some(rows.map(only_the_reason).collect())
+}
