@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //! The logic (epoch filter, arbitration of two output lines, gaps, retransmission, late start) is in
-//! [`mdgw_feeds::published`], which has no sockets. This crate adds only the sockets and the clock. For records with
+//! [`mdgw_feeds::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets and the clock. For records with
 //! `ts_recv` filled in, pass the output to [`ConsumerEdges`].
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
