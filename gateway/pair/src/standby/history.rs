@@ -1,18 +1,24 @@
 //! The latest input datagrams, as the venue sent them: each gateway can fill the gaps of its peer from them.
 //!
 //! A cold thread receives them from separate sockets, so that the data path does no work for it.
+//!
+//! Anybody on the network can send to a line's group. So the history believes what the data path believes: another session,
+//! or a sequence far ahead, counts only once further packets confirm it. Otherwise one datagram with another session would
+//! delete the whole history.
 
-use mdgw_sys::alarm::Alarm;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use mdgw_feeds::{
+    channel::{SessionMatch, SessionTracker},
     drop_reason::DropReason,
     identity::{ChannelId, Feed, Sequence},
+    time::UnixNs,
     transport::{Packet, PacketKind, Transport as _, VenueSession, iextp, moldudp64},
 };
+use mdgw_sys::alarm::Alarm;
 
 /// Input datagrams of all channels, up to a limit for each.
 #[derive(Debug)]
@@ -40,7 +46,14 @@ pub struct HistoryExtent {
 #[derive(Debug)]
 struct ChannelHistory {
     feed: Feed,
+    /// Decides to which session a datagram belongs, as the data path does.
+    sessions: SessionTracker,
+    /// The session of the stored datagrams.
     session: VenueSession,
+    /// The latest datagrams of sessions that are not confirmed.
+    held: VecDeque<(VenueSession, Box<[u8]>)>,
+    /// Datagrams far ahead of the others that continue each other.
+    jump: Option<Jump>,
     /// The stored datagrams by their first sequence, each with the first sequence after it.
     packets: BTreeMap<u64, (u64, Box<[u8]>)>,
     bytes: usize,
@@ -53,28 +66,33 @@ struct ChannelHistory {
     is_ambiguous: bool,
 }
 
+#[derive(Debug)]
+struct Jump {
+    next: u64,
+    datagrams: Vec<Box<[u8]>>,
+}
+
 impl InputHistory {
     /// Stores up to `bytes_max` bytes for each channel.
     #[must_use]
     pub fn new(channels: impl IntoIterator<Item = (ChannelId, Feed)>, bytes_max: usize) -> Self {
-        let stored = |(channel, feed)| (channel, ChannelHistory::new(feed, VenueSession::default()));
+        let stored = |(channel, feed)| (channel, ChannelHistory::new(feed));
         Self { channels: Mutex::new(channels.into_iter().map(stored).collect()), bytes_max }
     }
 
-    /// Stores a datagram that arrived on one of the channel's lines.
+    /// Stores a datagram that arrived on one of the channel's lines at `ts_recv`.
     ///
     /// # Errors
-    /// When it does not follow the channel's protocol.
-    pub(crate) fn store(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
+    /// When it does not follow the channel's protocol, is of a session that has ended, or is not confirmed yet.
+    pub(crate) fn store(&self, channel: ChannelId, datagram: &[u8], ts_recv: UnixNs) -> Result<(), DropReason> {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
+        stored.assign(&packet, datagram, ts_recv, self.bytes_max)?;
         if packet.kind != PacketKind::Messages || packet.unsequenced {
             return Ok(());
         }
-        if packet.session != stored.session {
-            *stored = ChannelHistory::new(stored.feed, packet.session);
-        }
+        stored.confirm_position(&packet, datagram, self.bytes_max)?;
         // A late copy of the session's first datagram does not mean a restart.
         let is_copy = stored.packets.get(&packet.first.0).is_some_and(|(_, known)| **known == *datagram);
         stored.is_ambiguous |= packet.restart_marker && !stored.packets.is_empty() && !is_copy;
@@ -146,9 +164,91 @@ impl InputHistory {
 }
 
 impl ChannelHistory {
-    fn new(feed: Feed, session: VenueSession) -> Self {
-        let packets = BTreeMap::new();
-        Self { feed, session, packets, bytes: 0, until: 0, is_truncated: false, is_ambiguous: false }
+    fn new(feed: Feed) -> Self {
+        Self {
+            feed,
+            sessions: SessionTracker::new(feed, None, None),
+            session: VenueSession::default(),
+            held: VecDeque::new(),
+            jump: None,
+            packets: BTreeMap::new(),
+            bytes: 0,
+            until: 0,
+            is_truncated: false,
+            is_ambiguous: false,
+        }
+    }
+
+    /// Assigns a packet to its session. The first packets of a new session are held until another one confirms it.
+    fn assign(
+        &mut self,
+        packet: &Packet<'_>,
+        datagram: &[u8],
+        ts_recv: UnixNs,
+        bytes_max: usize,
+    ) -> Result<(), DropReason> {
+        match self.sessions.classify(packet, ts_recv, self.next()) {
+            SessionMatch::Current => Ok(()),
+            SessionMatch::Ended => Err(DropReason::SessionStale),
+            SessionMatch::Unconfirmed => {
+                if self.held.len() == HELD_DATAGRAMS_MAX {
+                    self.held.pop_front();
+                }
+                self.held.push_back((packet.session, datagram.into()));
+                Err(DropReason::SessionUnconfirmed)
+            }
+            SessionMatch::New(_) => {
+                self.begin_session(packet.session, bytes_max);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_session(&mut self, session: VenueSession, bytes_max: usize) {
+        let (sessions, held) = (self.sessions.clone(), std::mem::take(&mut self.held));
+        *self = Self { sessions, session, ..Self::new(self.feed) };
+        for (_, datagram) in held.iter().filter(|(of, _)| *of == session) {
+            self.put_held(datagram, bytes_max);
+        }
+    }
+
+    /// Whether a packet is near enough to those before it to be stored. Packets that continue each other confirm a jump.
+    fn confirm_position(&mut self, packet: &Packet<'_>, datagram: &[u8], bytes_max: usize) -> Result<(), DropReason> {
+        let (first, next) = (packet.first.0, packet.next().0);
+        if self.next().is_none_or(|known| first.saturating_sub(known.0) <= SEQUENCE_JUMP_MAX) {
+            return Ok(());
+        }
+        let jump = self.jump.get_or_insert_with(|| Jump { next: first, datagrams: Vec::new() });
+        if jump.next == next && !jump.datagrams.is_empty() {
+            // The other line's copy of the latest one.
+            return Err(DropReason::SequenceJump);
+        }
+        if jump.next != first {
+            jump.datagrams.clear();
+        }
+        jump.next = next;
+        if jump.datagrams.len() + 1 < JUMP_CONFIRMATIONS {
+            jump.datagrams.push(datagram.into());
+            return Err(DropReason::SequenceJump);
+        }
+        for datagram in self.jump.take().into_iter().flat_map(|jump| jump.datagrams) {
+            self.put_held(&datagram, bytes_max);
+        }
+        Ok(())
+    }
+
+    fn put_held(&mut self, datagram: &[u8], bytes_max: usize) {
+        if let Ok(packet) = parse(self.feed, datagram)
+            && packet.kind == PacketKind::Messages
+            && !packet.unsequenced
+        {
+            self.put(&packet, datagram, bytes_max);
+        }
+    }
+
+    /// First sequence after the last stored datagram; `None` before the first.
+    fn next(&self) -> Option<Sequence> {
+        self.packets.last_key_value().map(|(_, (next, _))| Sequence(*next))
     }
 
     fn put(&mut self, packet: &Packet<'_>, datagram: &[u8], bytes_max: usize) {
@@ -192,6 +292,13 @@ impl ChannelHistory {
 
 /// Approximate memory of a stored datagram besides its bytes: for its entry in the map and for the allocator.
 const PACKET_OVERHEAD_BYTES: usize = 64;
+/// Maximum number of datagrams of unconfirmed sessions that are held: more than two lines send of a session before it is
+/// confirmed.
+const HELD_DATAGRAMS_MAX: usize = 16;
+/// Largest distance of a packet from those before it without confirmation, in messages; and the number of packets that
+/// confirm a jump. As in the arbiter.
+const SEQUENCE_JUMP_MAX: u64 = 100_000;
+const JUMP_CONFIRMATIONS: usize = 3;
 
 fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     match feed {
@@ -231,6 +338,12 @@ mod tests {
         InputHistory::new([(CHANNEL, Feed::IexDeep)], bytes_max)
     }
 
+    const NOON: UnixNs = UnixNs(1_700_000_000_000_000_000);
+
+    fn store(history: &InputHistory, datagram: &[u8]) -> Result<(), DropReason> {
+        history.store(CHANNEL, datagram, NOON)
+    }
+
     fn firsts(history: &InputHistory, first: u64, next: u64) -> Vec<u64> {
         let packets = history.range(CHANNEL, Sequence(first), Sequence(next), 3);
         packets.iter().map(|bytes| iextp::Deep::parse(bytes).unwrap().first.0).collect()
@@ -241,7 +354,7 @@ mod tests {
         let history = history(1 << 20);
         for first in (1..100).step_by(3) {
             for _copy in 0..2 {
-                history.store(CHANNEL, &packet(9, first, 3)).unwrap();
+                store(&history, &packet(9, first, 3)).unwrap();
             }
         }
         assert_eq!(firsts(&history, 5, 6), [4]);
@@ -258,11 +371,13 @@ mod tests {
         let bytes = packet(9, 1, 3).len() + PACKET_OVERHEAD_BYTES;
         let history = history(5 * bytes);
         for first in (1..100).step_by(3) {
-            history.store(CHANNEL, &packet(9, first, 3)).unwrap();
+            store(&history, &packet(9, first, 3)).unwrap();
         }
         assert_eq!(firsts(&history, 1, 80), [0; 0]);
         assert_eq!(firsts(&history, 90, 100), [88, 91, 94]);
-        history.store(CHANNEL, &packet(10, 1, 3)).unwrap();
+        // Each line delivers the first packet.
+        assert_eq!(store(&history, &packet(10, 1, 3)), Err(DropReason::SessionUnconfirmed));
+        store(&history, &packet(10, 1, 3)).unwrap();
         assert_eq!(firsts(&history, 90, 100), [0; 0]);
         assert_eq!(firsts(&history, 1, 100), [1]);
     }
@@ -271,12 +386,12 @@ mod tests {
     fn a_session_restarted_under_the_same_id_is_not_served() {
         let history = history(1 << 20);
         for first in [1, 4, 7] {
-            history.store(CHANNEL, &packet(9, first, 3)).unwrap();
+            store(&history, &packet(9, first, 3)).unwrap();
         }
         assert_eq!(firsts(&history, 4, 7), [4]);
-        history.store(CHANNEL, &packet(9, 1, 2)).unwrap();
+        store(&history, &packet(9, 1, 2)).unwrap();
         assert_eq!(firsts(&history, 4, 7), [0; 0]);
-        assert_eq!(history.store(CHANNEL, b"noise"), Err(DropReason::HeaderTruncated));
+        assert_eq!(store(&history, b"noise"), Err(DropReason::HeaderTruncated));
     }
 
     fn extent(history: &InputHistory) -> (u64, u64, u64, bool) {
@@ -298,17 +413,19 @@ mod tests {
             (17, (2, 20, 26, false)),
             (20, (2, 26, 26, false)),
         ] {
-            history.store(CHANNEL, &packet(9, first, 3)).unwrap();
+            store(&history, &packet(9, first, 3)).unwrap();
             assert_eq!(extent(&history), expected, "with {first}");
         }
         // The other line packs the messages into other packets.
-        history.store(CHANNEL, &packet(9, 24, 5)).unwrap();
+        store(&history, &packet(9, 24, 5)).unwrap();
         assert_eq!(extent(&history), (2, 29, 29, false));
-        history.store(CHANNEL, &packet(9, 31, 5)).unwrap();
-        history.store(CHANNEL, &packet(9, 28, 5)).unwrap();
+        store(&history, &packet(9, 31, 5)).unwrap();
+        store(&history, &packet(9, 28, 5)).unwrap();
         assert_eq!(extent(&history), (2, 36, 36, false));
-        history.store(CHANNEL, &packet(10, 5, 1)).unwrap();
-        assert_eq!(extent(&history), (5, 6, 6, false), "the next session");
+        for first in [5, 6, 7] {
+            let _unconfirmed = store(&history, &packet(10, first, 1));
+        }
+        assert_eq!(extent(&history), (5, 8, 8, false), "the next session");
     }
 
     #[test]
@@ -316,12 +433,12 @@ mod tests {
         let datagram_bytes = packet(9, 1, 3).len() + PACKET_OVERHEAD_BYTES;
         let history = history(4 * datagram_bytes);
         for first in [1, 4, 10, 13] {
-            history.store(CHANNEL, &packet(9, first, 3)).unwrap();
+            store(&history, &packet(9, first, 3)).unwrap();
         }
         assert_eq!(extent(&history), (1, 7, 16, false));
-        history.store(CHANNEL, &packet(9, 16, 3)).unwrap();
+        store(&history, &packet(9, 16, 3)).unwrap();
         assert_eq!(extent(&history), (4, 7, 19, true));
-        history.store(CHANNEL, &packet(9, 19, 3)).unwrap();
+        store(&history, &packet(9, 19, 3)).unwrap();
         assert_eq!(extent(&history), (10, 22, 22, true));
     }
 
@@ -329,10 +446,63 @@ mod tests {
     fn input_from_the_peer_fills_holes_but_starts_no_session() {
         let history = history(1 << 20);
         assert_eq!(history.fill(CHANNEL, &packet(9, 1, 3)), Err(DropReason::SessionStale));
-        history.store(CHANNEL, &packet(9, 4, 3)).unwrap();
+        store(&history, &packet(9, 4, 3)).unwrap();
         history.fill(CHANNEL, &packet(9, 1, 3)).unwrap();
         assert_eq!(history.fill(CHANNEL, &packet(8, 7, 3)), Err(DropReason::SessionStale));
         assert_eq!(extent(&history), (1, 7, 7, false));
         assert_eq!(firsts(&history, 2, 5), [1, 4]);
+    }
+
+    #[test]
+    fn datagrams_of_other_sessions_delete_nothing_until_they_confirm_each_other() {
+        let history = history(1 << 20);
+        for first in [1, 4, 7] {
+            store(&history, &packet(9, first, 3)).unwrap();
+            // Junk with a session and a sequence of its own, twice between two packets of the venue.
+            for junk in [100 + first as u32, 200 + first as u32] {
+                assert_eq!(store(&history, &packet(junk, 500, 3)), Err(DropReason::SessionUnconfirmed));
+            }
+        }
+        assert_eq!(extent(&history), (1, 10, 10, false));
+        assert_eq!(firsts(&history, 1, 10), [1, 4, 7]);
+        // The venue's next session begins, and the slower line still delivers the end of the last one.
+        assert_eq!(store(&history, &packet(10, 1, 3)), Err(DropReason::SessionUnconfirmed));
+        store(&history, &packet(9, 10, 3)).unwrap();
+        store(&history, &packet(10, 4, 3)).unwrap();
+        assert_eq!(extent(&history), (1, 7, 7, false), "the packet that was not confirmed at first is stored too");
+        assert_eq!(store(&history, &packet(9, 13, 3)), Err(DropReason::SessionStale));
+    }
+
+    #[test]
+    fn sequences_far_ahead_are_stored_only_when_packets_continue_each_other() {
+        let history = history(1 << 20);
+        store(&history, &packet(9, 1, 3)).unwrap();
+        let jump = Err(DropReason::SequenceJump);
+        for far in [1_000_000, 900_000, 800_000, 700_000, 999_999_999] {
+            assert_eq!(store(&history, &packet(9, far, 3)), jump, "{far}");
+        }
+        store(&history, &packet(9, 4, 3)).unwrap();
+        assert_eq!(extent(&history), (1, 7, 7, false));
+        // The venue, on two lines, after a long loss.
+        for (first, expected) in
+            [(500_000, jump), (500_000, jump), (500_003, jump), (500_003, jump), (500_006, Ok(())), (500_009, Ok(()))]
+        {
+            assert_eq!(store(&history, &packet(9, first, 3)), expected, "{first}");
+        }
+        assert_eq!(firsts(&history, 500_000, 600_000), [500_000, 500_003, 500_006]);
+    }
+
+    #[test]
+    fn a_flood_of_junk_does_not_exceed_the_limit_of_memory() {
+        let history = history(100_000);
+        store(&history, &packet(9, 1, 3)).unwrap();
+        for number in 0..10_000 {
+            let _refused = store(&history, &packet(number % 7 + 20, 1 + u64::from(number), 3));
+            let _refused = store(&history, &packet(9, u64::from(number) << 24 | 4, 3));
+        }
+        let channels = history.lock();
+        let stored = &channels[&CHANNEL];
+        assert!(stored.bytes <= 100_000 && stored.held.len() <= HELD_DATAGRAMS_MAX);
+        assert!(stored.jump.as_ref().is_none_or(|jump| jump.datagrams.len() < JUMP_CONFIRMATIONS));
     }
 }

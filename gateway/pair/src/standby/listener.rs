@@ -31,7 +31,7 @@ use mdgw_feeds::{
 use mdgw_publog::{LogError, RetentionHold};
 use mdgw_sys::{
     alarm::Alarm,
-    clock::mono_now,
+    clock::{mono_now, unix_now},
     fence::Fence,
     poll,
     sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
@@ -138,6 +138,8 @@ pub struct StatusTable {
     /// Channels in which another gateway has declared a gap, with the newest session of such a gap, until the channels
     /// are notified.
     gaps: Mutex<BTreeMap<ChannelId, Session>>,
+    /// Datagrams received on the output groups so far, and those that were not used.
+    counts: Mutex<ListenerCounts>,
 }
 
 /// State of a channel in the [`StatusTable`].
@@ -217,6 +219,12 @@ impl StatusTable {
         gaps.retain(|channel, session| !forward(*channel, *session));
     }
 
+    /// What was received on the output groups so far.
+    #[must_use]
+    pub fn listener_counts(&self) -> ListenerCounts {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether this gateway receives what is sent to its groups.
     #[must_use]
     pub fn receive_path(&self, now: MonoNs) -> ReceivePath {
@@ -237,7 +245,13 @@ impl StatusTable {
 impl Default for StatusTable {
     fn default() -> Self {
         let windows = ArrayQueue::new(WINDOWS_MAX);
-        Self { channels: Mutex::default(), windows, probes: Mutex::default(), gaps: Mutex::default() }
+        Self {
+            channels: Mutex::default(),
+            windows,
+            probes: Mutex::default(),
+            gaps: Mutex::default(),
+            counts: Mutex::default(),
+        }
     }
 }
 
@@ -513,6 +527,7 @@ impl Listener {
         for channel in &mut self.channels {
             more |= channel.follow(now, &self.status_table);
         }
+        let datagrams_before = self.counts.datagrams;
         let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
         for index in 0..self.sockets.len() {
             for _ in 0..DATAGRAMS_PER_SOCKET {
@@ -525,18 +540,22 @@ impl Listener {
                 more = true;
             }
         }
+        let received_at = unix_now();
         for InputSocket { channel, filter, joined_socket } in &self.inputs {
             for _ in 0..DATAGRAMS_PER_SOCKET {
                 let Ok((length, SocketAddr::V4(source))) = joined_socket.socket.recv_from(&mut datagram) else { break };
                 more = true;
                 if filter.check(source).is_ok() {
                     // The channel itself counts datagrams that do not follow its protocol.
-                    let _refused = self.history.store(*channel, &datagram[..length]);
+                    let _refused = self.history.store(*channel, &datagram[..length], received_at);
                 }
             }
         }
         for channel in &mut self.channels {
             channel.update_status(now, &self.status_table);
+        }
+        if self.counts.datagrams != datagrams_before {
+            self.status_table.counts.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.counts);
         }
         more
     }
