@@ -197,6 +197,7 @@ fn run_pipeline<S: HandleSet>(set: S, between_calls: impl Fn()) -> AllocationRun
         sink,
         fence: Arc::new(Fence::standalone(Epoch::new(1, 0))),
         counters: registry.register("one"),
+        drop_counters: registry.register("one"),
         metrics,
         sessions: Arc::new(ArrayQueue::new(4)),
     });

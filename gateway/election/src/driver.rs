@@ -9,6 +9,7 @@
 //! The thread waits only for its inbox, for time, and, within a limit, for listeners. So a slow store, listener or disk
 //! cannot delay it. The thread records how late it wakes: its stalls.
 
+mod inbox;
 mod listeners;
 mod measure;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod thread;
 use std::{
     convert::Infallible,
     fmt, io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -26,6 +27,7 @@ use hdrhistogram::Histogram;
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
+pub use self::inbox::{Inbox, InboxReceiver, inbox};
 pub use self::measure::{StoreLatency, measure};
 use self::{
     listeners::{ListenerEvent, Listeners},
@@ -37,7 +39,7 @@ use super::{
     identity::{Member, NodeId, NodeName},
     latch::{Closed, HandOverError, LeaderLatch, Listener, ListenerId},
     peer::PeerMessage,
-    register::{Register, RegisterEvent, RegisterRequest},
+    register::{Register, RegisterRequest},
     timing::LeaseTiming,
 };
 use crate::identity::DeathNotice;
@@ -136,54 +138,11 @@ pub struct ElectionOptions {
     pub peers: Vec<NodeId>,
 }
 
-/// Sends events to an election. Clones send to the same election.
-pub struct Inbox<E>(mpsc::Sender<Input<E>>);
-
-impl<E> Clone for Inbox<E> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<E> fmt::Debug for Inbox<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Inbox")
-    }
-}
-
-impl<E> Inbox<E> {
-    /// Sends an input to the election. After the election's end the input is dropped.
-    pub(crate) fn send(&self, input: Input<E>) {
-        // An election that has ended needs no input.
-        let _ended = self.0.send(input);
-    }
-}
-
-impl Inbox<RegisterEvent> {
-    /// The sender to open a store with: the store's events come to this inbox.
-    #[must_use]
-    pub fn register_sender(&self) -> super::register::RegisterSender {
-        let inbox = self.clone();
-        Arc::new(move |event| inbox.send(Input::Backend(event)))
-    }
-}
-
-/// Makes an inbox before its election exists, since the backend needs the inbox first.
-#[must_use]
-pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
-    let (sender, receiver) = mpsc::channel();
-    (Inbox(sender), InboxReceiver(receiver))
-}
-
-/// The receiving end of an [`Inbox`], for [`Election::new`].
-#[derive(Debug)]
-pub struct InboxReceiver<E>(mpsc::Receiver<Input<E>>);
-
 /// The election of one group, as its gateway sees it: the one implementation of [`LeaderLatch`], for every core.
 #[derive(Clone)]
 pub struct Election {
     shared: Arc<Shared>,
-    send_input: Arc<dyn Fn(Input<Infallible>) + Send + Sync>,
+    send_input: Arc<dyn Fn(Input<Infallible>) -> bool + Send + Sync>,
 }
 
 impl fmt::Debug for Election {
@@ -236,7 +195,7 @@ impl Election {
     {
         let timing = options.timing;
         let launch: Launch =
-            Box::new(move |shared| ElectionThread::new(core, backend, receiver.0, hooks, shared, options).launch());
+            Box::new(move |shared| ElectionThread::new(core, backend, receiver, hooks, shared, options).launch());
         let shared = Shared {
             fence,
             timing,
@@ -246,17 +205,26 @@ impl Election {
             launch: Mutex::new(Some(launch)),
         };
         let inbox = inbox.clone();
-        Self { shared: Arc::new(shared), send_input: Arc::new(move |input| inbox.send(input.widen())) }
+        let send_input = move |input: Input<Infallible>| match input {
+            Input::Peer { .. } | Input::Died(_) => inbox.send_received(input.widen()),
+            _ => {
+                inbox.send(input.widen());
+                true
+            }
+        };
+        Self { shared: Arc::new(shared), send_input: Arc::new(send_input) }
     }
 
-    /// Passes a message of the pair link to the election. The caller has authenticated the sender.
-    pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) {
-        (self.send_input)(Input::Peer { from, message });
+    /// Passes a message of the pair link to the election. The caller has authenticated the sender. `false`: too many wait,
+    /// and this one is lost.
+    pub fn receive_from_peer(&self, from: NodeId, message: PeerMessage) -> bool {
+        (self.send_input)(Input::Peer { from, message })
     }
 
-    /// Passes a death notice to the election. The caller has authenticated the notice.
-    pub fn died(&self, notice: DeathNotice) {
-        (self.send_input)(Input::Died(notice));
+    /// Passes a death notice to the election. The caller has authenticated the notice. `false`: too many wait, and this one
+    /// is lost.
+    pub fn died(&self, notice: DeathNotice) -> bool {
+        (self.send_input)(Input::Died(notice))
     }
 
     /// A higher epoch was observed on the wire: the election asks for it at once.

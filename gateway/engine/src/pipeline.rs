@@ -69,6 +69,9 @@ pub struct ChannelPipeline {
     requests_failed: u64,
     stamps: StampCounts,
     counters: CounterWriter<PipelineCounters>,
+    drop_counters: CounterWriter<DropCounts>,
+    /// Sum of the drop counts when they were published last.
+    published_drops: u64,
     metrics: ChannelRecorder,
     /// New sessions on their way to the state file.
     sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
@@ -209,6 +212,8 @@ pub struct PipelineParts {
     pub fence: Arc<Fence>,
     /// Counters that other threads read.
     pub counters: CounterWriter<PipelineCounters>,
+    /// Drops by reason, for other threads.
+    pub drop_counters: CounterWriter<DropCounts>,
     /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
     /// Queue of new sessions, for the state file.
@@ -279,6 +284,7 @@ impl ChannelPipeline {
         let PipelineParts { index, mut channel, lines, recovery, peer_gap_requests, sink, publisher, fence, .. } =
             parts;
         let (counters, metrics, sessions) = (parts.counters, parts.metrics, parts.sessions);
+        let drop_counters = parts.drop_counters;
         let waits_for_link = channel.config().late_start == LateStart::WholeSession;
         channel.start_silence_timers(mono_now());
         Self {
@@ -296,6 +302,8 @@ impl ChannelPipeline {
             requests_failed: 0,
             stamps: StampCounts::default(),
             counters,
+            drop_counters,
+            published_drops: 0,
             metrics,
             sessions,
             reported_session: None,
@@ -321,10 +329,14 @@ impl ChannelPipeline {
         &self.sink
     }
 
-    /// Datagrams from sockets that were refused before they reached the channel.
+    /// Dropped packets and messages of all stages, by reason.
     #[must_use]
-    pub fn socket_drops(&self) -> &DropCounts {
-        &self.drops
+    pub fn drop_counts(&self) -> DropCounts {
+        let mut drops = DropCounts::default();
+        for counts in [&self.drops, self.channel.drops(), self.channel.arbiter_drops()] {
+            counts.iter().for_each(|(reason, count)| drops.count_many(reason, count));
+        }
+        drops
     }
 
     /// Requests sent to the venue's retransmission server, and those that could not be sent.
@@ -543,6 +555,12 @@ impl ChannelPipeline {
             frames_refused: self.sink.counts().refused,
         };
         self.counters.publish(&values);
+        // Reasons are rare, and cost nothing while there are no drops.
+        if drops != self.published_drops {
+            self.published_drops = drops;
+            let by_reason = self.drop_counts();
+            self.drop_counters.publish(&by_reason);
+        }
     }
 }
 

@@ -29,6 +29,7 @@ mod handle;
 mod link;
 pub mod message;
 pub mod mismatch;
+mod pending;
 mod position_query;
 
 pub use copy_in::{CopyError, fetch_copy};

@@ -16,7 +16,7 @@ use mdgw_election::{
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_status::{
     control::{Request, Response},
-    snapshot::Snapshot,
+    snapshot::{ListenerSnapshot, Snapshot},
 };
 use serde_json::{Value, json};
 
@@ -35,6 +35,8 @@ pub(crate) struct PairControl {
     pub audit: Option<PathBuf>,
     /// Counters and gauges of the gateway.
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
+    /// What the listeners beside the data path have received and refused.
+    pub listeners: Arc<dyn Fn() -> Vec<ListenerSnapshot> + Send + Sync>,
 }
 
 /// What the control socket needs of one group.
@@ -84,7 +86,7 @@ impl PairControl {
                 value
             })
             .collect();
-        json!({ "node": self.node.0, "groups": groups })
+        json!({ "node": self.node.0, "groups": groups, "listeners": (self.listeners)() })
     }
 
     fn history(&self, count: usize) -> Result<Value, String> {
@@ -319,7 +321,8 @@ mod tests {
             (GroupId(group), GroupControl { latch, admit: None, request_leadership, details })
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
-        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot }
+        let listeners = Arc::new(|| vec![ListenerSnapshot { name: "votes".to_owned(), ..ListenerSnapshot::default() }]);
+        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot, listeners }
     }
 
     fn ok(handle: Response) -> Value {

@@ -11,6 +11,7 @@ mod election;
 mod group;
 mod health;
 mod kernel_guard;
+mod listeners;
 mod load;
 mod log_maintenance;
 mod placement;
@@ -72,6 +73,7 @@ use self::{
     election::{DeathRecorder, ElectionContext, LinkSlot, PeerForwarder},
     health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
     kernel_guard::KernelGuard,
+    listeners::{Listeners, RefusalLog},
     load::{LoadSample, LoadWatch},
     placement::{PlacementInputs, PlacementThread},
     sentinel_handle::{HeldSharedPage, SentinelHandle},
@@ -125,6 +127,8 @@ pub struct Gateway {
     latency: LatencyThread,
     cold: ColdThreads,
     alarms: Alarms,
+    listeners: Listeners,
+    refusal_log: RefusalLog,
     load: LoadWatch,
     audit: Option<Audit>,
     control: Option<ControlServer>,
@@ -291,6 +295,10 @@ impl Gateway {
         let link_slot = LinkSlot::default();
         let node = NodeId(config.gateway.node);
         let takeovers = TakeoverWatch::new(groups.keys().copied(), node, sender.cloned(), &registry);
+        let mut listeners = Listeners::new(standby.as_ref().map(|standby| Arc::clone(standby.status_table())));
+        if let Some(counters) = cold.retransmission_counters() {
+            listeners.add(listeners::RETRANSMISSION, counters);
+        }
         let elections = match &config.election {
             Some(election) => {
                 let context = ElectionContext {
@@ -300,11 +308,13 @@ impl Gateway {
                     kernel: kernel.as_ref(),
                     shared_page: shared_page.as_ref(),
                 };
-                election::start(config, election, this_start.incarnation, &groups, &context).inspect_err(|_| {
-                    for PoolChannels { pool, .. } in &pools {
-                        pool.shutdown();
-                    }
-                })?
+                let mut hand_out = |name, counters: &Arc<_>| listeners.add(name, counters);
+                election::start(config, election, this_start.incarnation, &groups, &context, &mut hand_out)
+                    .inspect_err(|_| {
+                        for PoolChannels { pool, .. } in &pools {
+                            pool.shutdown();
+                        }
+                    })?
             }
             None => BTreeMap::new(),
         };
@@ -347,6 +357,8 @@ impl Gateway {
             latency,
             cold,
             alarms: Alarms::default(),
+            listeners,
+            refusal_log: RefusalLog::default(),
             load,
         };
         gateway.record_all(&AuditEvent::Started);
@@ -374,7 +386,9 @@ impl Gateway {
         let audit = config.gateway.audit_file.clone();
         let watch = self.watch();
         let snapshot = Arc::new(move || watch.snapshot());
-        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot };
+        let listeners = self.listeners.clone();
+        let listeners = Arc::new(move || listeners.snapshots());
+        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners };
         let served = ControlServer::start(path, move |request| pair.handle(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
@@ -478,6 +492,7 @@ impl Gateway {
         let parts = PairParts { status_table, groups, logs: self.logs.clone(), peer_gap_requests, history, channels };
         let link = PairLink::start(PairLinkConfig { identity, endpoints }, parts)?;
         let _first = self.link_slot.set(Arc::clone(link.handle()));
+        self.listeners.add(listeners::PAIR_LINK, link.handle().listener_counters());
         let fitness = Arc::clone(&self.peer_fitness);
         let forwarder = PeerForwarder::start(
             Arc::clone(link.handle()),
@@ -554,6 +569,7 @@ impl Gateway {
             registry: Arc::clone(&self.registry),
             recent: Arc::clone(self.latency.recent()),
             kernel_drops: self.cold.kernel_drops().clone(),
+            listeners: self.listeners.clone(),
         }
     }
 
@@ -579,6 +595,7 @@ impl Gateway {
         self.load.sample(load_sample(&gauges, self.cold.kernel_drops().total()));
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
         self.alarms.check(&self.registry, &failed);
+        self.refusal_log.check(&self.listeners, mono_now());
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
             tracing::error!(
                 alarm = Alarm::NoSentinel.name(),
@@ -631,7 +648,7 @@ impl Gateway {
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
         let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
-        let Self { sentinel, latency, cold, audit, control, load, .. } = self;
+        let Self { sentinel, latency, cold, audit, control, load, listeners, .. } = self;
         drop(placement);
         // First of all, so that a peer leads while this gateway still stops.
         elections.values().for_each(LeaderLatch::close);
@@ -664,7 +681,9 @@ impl Gateway {
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
-        Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, load, listener_counts, latency: collected? })
+        let listeners = listeners.snapshots();
+        let epoch = this_start.epoch;
+        Ok(GatewayReport { epoch, channels, gauges, load, listener_counts, listeners, latency: collected? })
     }
 }
 

@@ -28,7 +28,6 @@ use std::{
 use definitions::Definitions;
 use mdgw_engine::publish::{FINAL_POSITION, is_covered_by, packet_header};
 use mdgw_feeds::{
-    drop_reason::DropCounts,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{
         packet::{PACKET_HEADER_BYTES, PacketFlags, count_frames},
@@ -40,8 +39,13 @@ use mdgw_feeds::{
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes, SessionRange};
-use mdgw_sys::{clock::unix_now, fence::Fence, poll};
-use requesters::{Refusal, Requesters};
+use mdgw_sys::{
+    clock::unix_now,
+    fence::Fence,
+    listener_counters::{ListenerCounters, Refusal},
+    poll,
+};
+use requesters::Requesters;
 use socket2::{SockAddr, SockRef};
 
 use crate::config::resolved::{RetransmissionConfig, RetransmissionLimits};
@@ -94,13 +98,12 @@ pub struct Responder {
     channels: Vec<Channel>,
     requesters: Requesters,
     counts: RetransmissionCounts,
+    listener_counters: Arc<ListenerCounters>,
 }
 
 /// Counts of the service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RetransmissionCounts {
-    /// Datagrams received.
-    pub requests: u64,
     /// Requests that were answered.
     pub answered: u64,
     /// Packets of answers, ends included.
@@ -111,16 +114,6 @@ pub(crate) struct RetransmissionCounts {
     pub truncated: u64,
     /// Requests for entries that are gone from the log.
     pub expired: u64,
-    /// Datagrams that are not valid requests, by reason.
-    pub malformed: DropCounts,
-    /// Requests from networks that are not answered.
-    pub network_refused: u64,
-    /// Requests beyond a requester's rate.
-    pub rate_refused: u64,
-    /// Requests from more requesters than the service remembers.
-    pub requesters_refused: u64,
-    /// Requests for an unknown channel or session.
-    pub unknown: u64,
     /// Packets that the kernel refused.
     pub send_failures: u64,
     /// Errors while reading a log.
@@ -196,6 +189,11 @@ impl RetransmissionService {
         self.responder.requesters.set_limits(limits);
     }
 
+    /// What the service has received and refused.
+    pub(crate) fn listener_counters(&self) -> &Arc<ListenerCounters> {
+        &self.responder.listener_counters
+    }
+
     /// Counts so far.
     #[must_use]
     #[cfg(test)]
@@ -216,7 +214,8 @@ impl Responder {
             Ok(Channel { reader: open(&served)?, definitions, served })
         };
         let channels = served.into_iter().map(channel).collect::<Result<_, LogError>>()?;
-        Ok(Self { channels, requesters: Requesters::new(limits), counts: RetransmissionCounts::default() })
+        let (counts, listener_counters) = (RetransmissionCounts::default(), Arc::default());
+        Ok(Self { channels, requesters: Requesters::new(limits), counts, listener_counters })
     }
 
     /// Reads a limited number of entries of the logs. Returns whether there may be more.
@@ -231,32 +230,28 @@ impl Responder {
 
     /// Handles a received datagram; `send` takes its answer.
     pub fn answer(&mut self, datagram: &[u8], requester: Ipv4Addr, now: MonoNs, send: &mut SendPacket<'_>) {
-        self.counts.requests += 1;
+        self.listener_counters.count_received();
+        if let Err(refusal) = self.try_answer(datagram, requester, now, send) {
+            self.listener_counters.count(refusal);
+        }
+    }
+
+    fn try_answer(
+        &mut self,
+        datagram: &[u8],
+        requester: Ipv4Addr,
+        now: MonoNs,
+        send: &mut SendPacket<'_>,
+    ) -> Result<(), Refusal> {
         // The allowance first: a flood must not cost more work than this check.
-        let bytes_max = match self.requesters.admit(requester, now) {
-            Ok(bytes_max) => bytes_max,
-            Err(refusal) => {
-                *match refusal {
-                    Refusal::Network => &mut self.counts.network_refused,
-                    Refusal::Rate => &mut self.counts.rate_refused,
-                    Refusal::TooMany => &mut self.counts.requesters_refused,
-                } += 1;
-                return;
-            }
-        };
-        let request = match ServiceRequest::parse(datagram) {
-            Ok(request) => request,
-            Err(reason) => return self.counts.malformed.count(reason),
-        };
+        let bytes_max = self.requesters.admit(requester, now)?;
+        let request = ServiceRequest::parse(datagram).map_err(|_| Refusal::Malformed)?;
         // The epoch is one of the group.
         let is_requested = |channel: &&mut Channel| {
             channel.served.group == request.group
                 && (request.kind == RequestKind::Epoch || channel.served.channel == request.channel)
         };
-        let Some(channel) = self.channels.iter_mut().find(is_requested) else {
-            self.counts.unknown += 1;
-            return;
-        };
+        let channel = self.channels.iter_mut().find(is_requested).ok_or(Refusal::UnknownChannel)?;
         let requested = request.session.map(|session| session.to_bytes());
         let session = match request.kind {
             RequestKind::Range | RequestKind::Definitions | RequestKind::Epoch => {
@@ -268,19 +263,15 @@ impl Responder {
                 };
                 let Ok(available) = channel.reader.oldest_session(is_wanted) else {
                     self.counts.log_failures += 1;
-                    return;
+                    return Ok(());
                 };
                 available.or(requested)
             }
         };
-        let Some(session) = session else {
-            self.counts.unknown += 1;
-            return;
-        };
+        let session = session.ok_or(Refusal::UnknownChannel)?;
         // A gateway that has just started knows nothing about the epoch.
         if request.kind == RequestKind::Epoch && channel.served.known_epoch() == Epoch::default() {
-            self.counts.unknown += 1;
-            return;
+            return Err(Refusal::UnknownChannel);
         }
         let mut answer = Response {
             send,
@@ -310,6 +301,7 @@ impl Responder {
         self.requesters.consume(requester, bytes);
         self.counts.answered += 1;
         self.counts.log_failures += u64::from(result.is_err());
+        Ok(())
     }
 }
 

@@ -1,6 +1,8 @@
 //! Status of a gateway, or of a replay, at one moment: plain data, carried as JSON by the control socket. A reader
 //! takes missing fields as empty, so it may be newer or older than the gateway.
 
+use std::{collections::BTreeMap, fmt};
+
 use hdrhistogram::Histogram;
 use mdgw_feeds::identity::Line;
 use serde::{Deserialize, Serialize};
@@ -23,6 +25,20 @@ pub struct Snapshot {
     pub pools: Vec<PoolSnapshot>,
     /// Channels in the order of the configuration.
     pub channels: Vec<ChannelSnapshot>,
+    /// The gateway's listeners beside the data path.
+    pub listeners: Vec<ListenerSnapshot>,
+}
+
+/// One listener beside the data path: the pair link, votes, the retransmission service, the peers' output.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListenerSnapshot {
+    /// `pair_link`, `votes`, `members`, `retransmission` or `output_groups`.
+    pub name: String,
+    /// Datagrams and connections that have arrived.
+    pub received: u64,
+    /// What was refused, by reason. Reasons without a refusal are left out.
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// One pool.
@@ -82,6 +98,8 @@ pub struct ChannelSnapshot {
     pub gap_messages: u64,
     /// Packets and messages dropped unexpectedly.
     pub drops: u64,
+    /// The same by reason. Reasons without a drop are left out.
+    pub drop_reasons: BTreeMap<String, u64>,
     /// Messages that contradict a book.
     pub book_faults: u64,
     /// Names of the lines that are silent.
@@ -128,6 +146,19 @@ pub struct StageSnapshot {
     pub max_ns: u64,
 }
 
+/// One line: what was refused, by reason.
+impl fmt::Display for ListenerSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, received, refused } = self;
+        let total: u64 = refused.values().sum();
+        write!(f, "{name}: {received} received, {total} refused")?;
+        for (index, (reason, count)) in refused.iter().enumerate() {
+            write!(f, "{} {count} {reason}", if index == 0 { ":" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
 impl LineSnapshot {
     /// Snapshot of one line from the leads of its last interval.
     #[must_use]
@@ -152,6 +183,15 @@ impl ChannelSnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listener_is_shown_in_one_line() {
+        let refused = [("forged", 2), ("too_long", 30)].map(|(reason, count)| (reason.to_owned(), count));
+        let listener = ListenerSnapshot { name: "votes".to_owned(), received: 40, refused: refused.into() };
+        assert_eq!(listener.to_string(), "votes: 40 received, 32 refused: 2 forged, 30 too_long");
+        let quiet = ListenerSnapshot { refused: BTreeMap::new(), ..listener };
+        assert_eq!(quiet.to_string(), "votes: 40 received, 0 refused");
+    }
 
     #[test]
     fn a_snapshot_written_by_0_1_0_is_read() {
@@ -179,6 +219,7 @@ mod tests {
             gaps: 16,
             gap_messages: 17,
             drops: 18,
+            drop_reasons: BTreeMap::new(),
             book_faults: 19,
             silent_lines: vec!["B".to_owned()],
             lines: vec![line],
@@ -200,6 +241,7 @@ mod tests {
             kernel_drops: 28,
             pools: vec![pool],
             channels: vec![channel],
+            listeners: Vec::new(),
         };
         let fixture = include_str!("../../../tests/data/formats/snapshot.json");
         assert_eq!(serde_json::from_str::<Snapshot>(fixture).unwrap(), snapshot);

@@ -1,6 +1,6 @@
 //! Safe wrappers of system calls: sockets and batches of packets, clocks, cores and scheduling, shared memory, the
 //! fence in the kernel. Also the types that all packages of the gateway share: the [`fence`], progress counters,
-//! channel indices, the list of [`alarm`]s.
+//! [`listener_counters`], channel indices, the list of [`alarm`]s.
 
 pub mod affinity;
 pub mod alarm;
@@ -16,6 +16,7 @@ pub mod handle;
 pub mod hardware_stamps;
 pub mod interfaces;
 pub mod kernel_fence;
+pub mod listener_counters;
 pub mod memory;
 #[cfg(test)]
 pub(crate) mod namespace;

@@ -123,7 +123,8 @@ pub enum Unit {
     Sequence,
 }
 
-/// The values of one block of counters. Implemented by [`counter_block!`](crate::counter_block) alone.
+/// The values of one block of counters. Implemented by [`counter_block!`](crate::counter_block), and for
+/// [drop counts](crate::drop_reasons).
 pub trait CounterBlock: Copy + Default + 'static {
     /// Declarations, in the order of the fields.
     const DESCRIPTORS: &'static [Descriptor];

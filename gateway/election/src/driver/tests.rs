@@ -66,7 +66,7 @@ impl ElectionHooks for TestHooks {
 
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         if let Some(peer) = self.network.0.lock().unwrap().get(&to) {
-            peer.receive_from_peer(self.node, message);
+            assert!(peer.receive_from_peer(self.node, message));
         }
     }
 }

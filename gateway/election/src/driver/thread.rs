@@ -16,7 +16,7 @@ use mdgw_sys::{
     scheduler::{request_short_slice, set_fifo},
 };
 
-use super::{Backend, ElectionHooks, ElectionOptions, ListenerEvent, Shared};
+use super::{Backend, ElectionHooks, ElectionOptions, InboxReceiver, ListenerEvent, Shared, inbox::RECEIVED_MAX};
 use crate::{
     core::{CloseReason, Core, Input, Notice, Output, Role},
     peer::PeerMessage,
@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct ElectionThread<C: Core, B> {
     core: C,
     backend: B,
-    inbox: mpsc::Receiver<Input<C::Event>>,
+    inbox: InboxReceiver<C::Event>,
     hooks: Box<dyn ElectionHooks>,
     shared: Arc<Shared>,
     options: ElectionOptions,
@@ -52,7 +52,7 @@ where
     pub(super) fn new(
         core: C,
         backend: B,
-        inbox: mpsc::Receiver<Input<C::Event>>,
+        inbox: InboxReceiver<C::Event>,
         hooks: Box<dyn ElectionHooks>,
         shared: Arc<Shared>,
         options: ElectionOptions,
@@ -94,9 +94,7 @@ where
         self.set_affinity_and_priority();
         self.backend.begin();
         // Inputs that arrived before the thread began.
-        while let Ok(input) = self.inbox.try_recv() {
-            self.handle(input);
-        }
+        self.handle_pending();
         let mut woke_at = mono_now();
         loop {
             self.hooks.on_iteration();
@@ -114,13 +112,20 @@ where
                 Ok(input) => {
                     self.handle(input);
                     // All pending inputs are processed before any decision.
-                    while let Ok(input) = self.inbox.try_recv() {
-                        self.handle(input);
-                    }
+                    self.handle_pending();
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
+        }
+    }
+
+    /// Processes what is pending. The limit is above what the inbox holds, so that inputs which keep arriving cannot keep the
+    /// thread from its deadlines.
+    fn handle_pending(&mut self) {
+        for _ in 0..INPUTS_PER_TURN_MAX {
+            let Some(input) = self.inbox.try_recv() else { return };
+            self.handle(input);
         }
     }
 
@@ -426,6 +431,8 @@ pub(super) const OBSERVATION_INTERVAL_NS: u64 = 5_000_000;
 const STEP_NS_MIN: u64 = 20_000;
 /// Interval at which the thread checks whether sends are outstanding, ns.
 const DRAIN_POLL_NS: u64 = 50_000;
+/// Most inputs that are processed before the deadlines are checked again.
+const INPUTS_PER_TURN_MAX: usize = 2 * RECEIVED_MAX;
 const STALLS_PER_PUBLICATION: u64 = 64;
 
 #[cfg(test)]

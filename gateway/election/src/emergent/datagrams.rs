@@ -12,8 +12,8 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
+            AtomicBool,
+            Ordering::{Acquire, Release},
         },
     },
     thread,
@@ -21,7 +21,10 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::scheduler::spawn_short_slice;
+use mdgw_sys::{
+    listener_counters::{ListenerCounters, Refusal},
+    scheduler::spawn_short_slice,
+};
 use socket2::SockRef;
 
 use super::{OutgoingMessage, message::Envelope};
@@ -38,7 +41,7 @@ use crate::{
 pub struct MemberSocket {
     socket: UdpSocket,
     key: SharedKey,
-    refused: AtomicU64,
+    counters: Arc<ListenerCounters>,
 }
 
 /// A received datagram.
@@ -56,7 +59,7 @@ impl MemberSocket {
     /// # Errors
     /// When the address is not available.
     pub fn open(listen: SocketAddr, key: SharedKey) -> io::Result<Self> {
-        Ok(Self { socket: UdpSocket::bind(listen)?, key, refused: AtomicU64::new(0) })
+        Ok(Self { socket: UdpSocket::bind(listen)?, key, counters: Arc::default() })
     }
 
     /// The local address.
@@ -98,10 +101,12 @@ impl MemberSocket {
                 _ => return Err(error),
             },
         };
+        self.counters.count_received();
         match self.read(&bytes[..length]) {
             Ok(received) => Ok(Some(received)),
-            Err(what) => {
-                let count = 1 + self.refused.fetch_add(1, Relaxed);
+            Err((refusal, what)) => {
+                self.counters.count(refusal);
+                let count = self.counters.refused_total();
                 if count.is_power_of_two() {
                     tracing::warn!(count, "members: dropped {what}");
                 }
@@ -110,25 +115,27 @@ impl MemberSocket {
         }
     }
 
-    /// Datagrams that were not signed with the key, or hold no message.
+    /// What the socket has received and refused.
     #[must_use]
-    #[cfg(test)]
-    pub(crate) fn refused(&self) -> u64 {
-        self.refused.load(Relaxed)
+    pub(crate) fn counters(&self) -> &Arc<ListenerCounters> {
+        &self.counters
     }
 
-    /// The message of a datagram, or what the datagram is instead.
-    fn read(&self, bytes: &[u8]) -> Result<Received, &'static str> {
+    /// The message of a datagram, or why it is refused and what it is instead.
+    fn read(&self, bytes: &[u8]) -> Result<Received, (Refusal, &'static str)> {
         if Announcement::has_magic(bytes) {
             let announcement = Announcement::open(bytes, &self.key);
-            let Announcement { group, notice } = announcement.ok_or("a death notice that failed authentication")?;
+            let Announcement { group, notice } =
+                announcement.ok_or((Refusal::Forged, "a death notice that failed authentication"))?;
             return Ok(Received::Death(group, notice));
         }
-        let (signed, tag) = bytes.split_last_chunk::<TAG_BYTES>().ok_or("a datagram without a tag")?;
+        let (signed, tag) =
+            bytes.split_last_chunk::<TAG_BYTES>().ok_or((Refusal::Malformed, "a datagram without a tag"))?;
         if !self.key.is_tag(Purpose::Membership, &[signed], tag) {
-            return Err("a message that failed authentication");
+            return Err((Refusal::Forged, "a message that failed authentication"));
         }
-        let unknown = "an authentic message that this version does not know; is a member of another version?";
+        let unknown =
+            (Refusal::Version, "an authentic message that this version does not know; is a member of another version?");
         let (group, text) = signed.split_first_chunk().ok_or(unknown)?;
         let envelope = serde_json::from_slice(text).map_err(|_| unknown)?;
         Ok(Received::Envelope(GroupId(u16::from_le_bytes(*group)), Box::new(envelope)))
@@ -155,6 +162,12 @@ impl MembershipTransport {
         let (from, to, stopped) = (Arc::clone(&datagrams), Arc::clone(&inboxes), Arc::clone(&stop));
         spawn_short_slice("mdgw-members", move || dispatch(&from, &to, &stopped))?;
         Ok(Self { datagrams, inboxes, stop })
+    }
+
+    /// What the socket has received and refused.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<ListenerCounters> {
+        self.datagrams.counters()
     }
 
     /// The backend of the group's election that `inbox` belongs to.
@@ -184,9 +197,12 @@ fn dispatch(datagrams: &MemberSocket, inboxes: &Inboxes, stop: &AtomicBool) {
             }
         };
         let inbox = inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
-        if let Some(inbox) = inbox {
-            inbox.send(input);
-        }
+        let refusal = match inbox {
+            Some(inbox) if inbox.send_received(input) => continue,
+            Some(_) => Refusal::QueueFull,
+            None => Refusal::UnknownGroup,
+        };
+        datagrams.counters().count(refusal);
     }
 }
 
@@ -257,7 +273,7 @@ mod tests {
             let expected = taken.then_some(Received::Envelope(GroupId(group), envelope));
             assert_eq!(reader.receive(PATIENCE).unwrap(), expected, "key {key}, group {group}");
         }
-        assert_eq!(reader.refused(), 1);
+        assert_eq!(reader.counters().refused(Refusal::Forged), 1);
     }
 
     #[test]
@@ -271,7 +287,7 @@ mod tests {
         bytes[0] = 6;
         forger.send_to(&bytes[..length], reader.address().unwrap()).unwrap();
         assert_eq!(reader.receive(PATIENCE).unwrap(), None);
-        assert_eq!(reader.refused(), 1);
+        assert_eq!(reader.counters().refused(Refusal::Forged), 1);
     }
 
     #[test]
@@ -296,7 +312,7 @@ mod tests {
         };
         let (ended, others): (Vec<_>, Vec<_>) = fixture.lines().partition(|line| line.contains("positions"));
         assert_eq!((ended.len(), others.len()), (1, 9));
-        assert!(read(ended[0]).unwrap_err().contains("another version"));
+        assert!(read(ended[0]).unwrap_err().0 == Refusal::Version);
         assert!(others.into_iter().all(|line| read(line).is_ok()));
     }
 
@@ -308,7 +324,7 @@ mod tests {
             writer.send_to(bytes, reader.address().unwrap()).unwrap();
             assert_eq!(reader.receive(PATIENCE).unwrap(), None);
         }
-        assert_eq!(reader.refused(), 3);
+        assert_eq!([Refusal::Malformed, Refusal::Forged].map(|refusal| reader.counters().refused(refusal)), [2, 1]);
     }
 
     #[test]

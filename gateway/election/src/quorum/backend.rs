@@ -10,7 +10,10 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
-use mdgw_sys::scheduler::spawn_short_slice;
+use mdgw_sys::{
+    listener_counters::{ListenerCounters, Refusal},
+    scheduler::spawn_short_slice,
+};
 
 use super::{
     candidate::{QuorumEvent, QuorumRequest},
@@ -44,6 +47,12 @@ impl QuorumTransport {
         let receiver = Receiver { link: Arc::clone(&link), inboxes: Arc::clone(&inboxes), stop: Arc::clone(&stop) };
         spawn_short_slice("mdgw-quorum", move || receiver.run())?;
         Ok(Self { link, inboxes, stop })
+    }
+
+    /// What the socket has received and refused.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<ListenerCounters> {
+        self.link.counters()
     }
 
     /// The backend of the group's election that `inbox` belongs to.
@@ -99,7 +108,7 @@ struct Receiver {
 
 impl Receiver {
     fn run(self) {
-        let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
+        let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
         while !self.stop.load(Ordering::Relaxed) {
             match self.link.receive(&mut buffer) {
                 Ok(Some(received)) => self.dispatch(received),
@@ -119,8 +128,9 @@ impl Receiver {
             Received::Death(announcement) => (announcement.group, Input::Died(announcement.notice)),
         };
         let inbox = self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).get(&group).cloned();
-        if let Some(inbox) = inbox {
-            inbox.send(input);
+        let Some(inbox) = inbox else { return self.link.counters().count(Refusal::UnknownGroup) };
+        if !inbox.send_received(input) {
+            self.link.counters().count(Refusal::QueueFull);
         }
     }
 }

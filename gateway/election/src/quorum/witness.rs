@@ -6,14 +6,15 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_feeds::{identity::GroupId, time::MonoNs};
 use mdgw_sys::{
     clock::mono_now,
     clock_rate::{ClockRate, RateMonitor},
+    listener_counters::ListenerCounters,
     scheduler::request_short_slice,
 };
 
@@ -46,6 +47,8 @@ pub struct Witness {
     link: VoteLink,
     options: WitnessOptions,
     groups: Mutex<BTreeMap<GroupId, GroupVoter>>,
+    /// Messages for groups that the witness cannot vote for.
+    unanswered: AtomicU64,
 }
 
 /// The witness's voter for one group.
@@ -73,7 +76,7 @@ impl Witness {
     /// # Errors
     /// When the directory cannot be read, or one of its vote files cannot be used.
     pub fn new(link: VoteLink, options: WitnessOptions) -> Result<Arc<Self>, String> {
-        let witness = Arc::new(Self { link, options, groups: Mutex::default() });
+        let witness = Arc::new(Self { link, options, groups: Mutex::default(), unanswered: AtomicU64::new(0) });
         let known = known_groups(&witness.options.vote_directory)
             .map_err(|error| format!("read vote directory {}: {error}", witness.options.vote_directory.display()))?;
         for group in known {
@@ -88,13 +91,18 @@ impl Witness {
     /// When the socket fails.
     pub fn run(self: &Arc<Self>, stop: &AtomicBool) -> io::Result<()> {
         request_short_slice();
-        let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
-        let (mut monitor, mut clock_rate) = (RateMonitor::default(), ClockRate::Within(0));
+        let mut buffer = [0; DATAGRAM_BYTES_MAX + 1];
+        let (mut monitor, mut clock_rate, mut read_rate_at) = (RateMonitor::default(), ClockRate::Within(0), MonoNs(0));
         while !stop.load(Ordering::Relaxed) {
             if let Some(received) = self.link.receive(&mut buffer)? {
                 self.take(received);
             }
-            let rate = monitor.read(mono_now());
+            let now = mono_now();
+            if now < read_rate_at {
+                continue;
+            }
+            read_rate_at = now.plus(RATE_INTERVAL_NS);
+            let rate = monitor.read(now);
             if rate != clock_rate {
                 clock_rate = rate;
                 if let Some(obstacle) = Obstacle::of_clock(rate, self.options.rate_error_ppm) {
@@ -115,6 +123,12 @@ impl Witness {
         self.groups().len()
     }
 
+    /// What the witness has received and refused.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<ListenerCounters> {
+        self.link.counters()
+    }
+
     fn take(self: &Arc<Self>, received: Received) {
         let (group, input) = match received {
             Received::Message(Message { group, from, body: Body::Request(request), .. }) => {
@@ -128,7 +142,11 @@ impl Witness {
         if !groups.contains_key(&group)
             && let Err(error) = self.add_group(&mut groups, group)
         {
-            tracing::error!(group = group.0, "witness: cannot vote: {error}");
+            // A gateway repeats its request many times in a second.
+            let count = 1 + self.unanswered.fetch_add(1, Ordering::Relaxed);
+            if count.is_power_of_two() {
+                tracing::error!(group = group.0, count, "witness: cannot vote: {error}");
+            }
             return;
         }
         self.step(&mut groups, group, input);
@@ -182,6 +200,10 @@ impl Witness {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// How often the clock's rate is read, ns. Slews count for at least ten times as long, and a flood of datagrams costs no
+/// further system calls.
+const RATE_INTERVAL_NS: u64 = 100_000_000;
 
 fn known_groups(directory: &std::path::Path) -> io::Result<Vec<GroupId>> {
     std::fs::create_dir_all(directory)?;

@@ -181,6 +181,9 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
         }
     }
     write_load(&mut text, &report.load)?;
+    for listener in report.listeners.iter().filter(|listener| !listener.refused.is_empty()) {
+        writeln!(text, "listener {listener}")?;
+    }
     for log in &report.latency.logs {
         writeln!(text, "latency log: {}", log.display())?;
     }

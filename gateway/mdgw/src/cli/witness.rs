@@ -20,7 +20,8 @@ use mdgw_election::{
     timing::{RATE_ERROR_PPM, RATE_ERROR_PPM_MAX},
 };
 use mdgw_runtime::config::{host::check_writable, resolved::LogLevel};
-use mdgw_sys::clock_rate::CRYSTAL_ERROR_PPM;
+use mdgw_status::snapshot::ListenerSnapshot;
+use mdgw_sys::{clock_rate::CRYSTAL_ERROR_PPM, listener_counters::ListenerCounters};
 use serde::Deserialize;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -85,8 +86,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let witness = Witness::new(link, options).map_err(anyhow::Error::msg)?;
     tracing::info!(node = config.node, %listen, groups = witness.group_count(), "witness: ready");
-    witness.run(&stop).context("receive")?;
-    Ok(Outcome::Done)
+    let ended = witness.run(&stop).context("receive");
+    tracing::info!("witness: {}", counts(witness.counters()));
+    ended.map(|()| Outcome::Done)
+}
+
+/// What the socket has received and refused.
+fn counts(counters: &ListenerCounters) -> ListenerSnapshot {
+    let refused = counters.refusals().map(|(refusal, count)| (refusal.name().to_owned(), count));
+    ListenerSnapshot { name: "votes".to_owned(), received: counters.received(), refused: refused.collect() }
 }
 
 #[derive(Debug, Deserialize)]

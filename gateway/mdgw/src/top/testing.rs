@@ -1,5 +1,7 @@
 //! Two snapshots of a gateway, one second apart.
 
+use std::collections::BTreeMap;
+
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot};
 
 /// The earlier snapshot.
@@ -34,6 +36,7 @@ pub(super) fn earlier_snapshot() -> Snapshot {
             channel(3, "iex-deep", "live", 400_000),
             channel(4, "iex-tops", "failed", 60_000),
         ],
+        listeners: Vec::new(),
     }
 }
 
@@ -79,6 +82,7 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
         gaps: if is_recovering { 2 } else { 0 },
         gap_messages: if is_recovering { 37 } else { 0 },
         drops: if is_failed { 4 } else { 0 },
+        drop_reasons: BTreeMap::new(),
         book_faults: 0,
         silent_lines: if is_failed { vec!["B".to_owned()] } else { Vec::new() },
         lines: if is_failed { Vec::new() } else { vec![line("A", 75, 12_300), line("B", 25, 31_000)] },

@@ -19,6 +19,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) socket: TcpStream,
+    /// Address of the other end's host.
+    pub(super) from: IpAddr,
     pub(super) stream: LinkStream,
     /// Bytes that the kernel has not accepted yet.
     unsent: Vec<u8>,
@@ -32,6 +34,7 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         socket: TcpStream,
+        from: IpAddr,
         dialled: Option<usize>,
         config: &PairLinkConfig,
         now: MonoNs,
@@ -40,12 +43,7 @@ impl Connection {
         socket.set_nodelay(true)?;
         let stream = LinkStream::new(config.endpoints.key.clone(), config.identity, Nonce::random()?);
         let unsent = stream.hello().to_vec();
-        Ok(Self { socket, stream, unsent, dialled, sent_first_message: false, received_at: now })
-    }
-
-    /// The peer's IP address.
-    pub(super) fn ip(&self) -> Option<IpAddr> {
-        self.socket.peer_addr().ok().map(|address| address.ip())
+        Ok(Self { socket, from, stream, unsent, dialled, sent_first_message: false, received_at: now })
     }
 
     pub(super) fn send(&mut self, message: &LinkMessage) -> Result<(), CloseCause> {
@@ -74,10 +72,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the available bytes, at most [`READS_PER_TURN`] times.
+    /// Reads the available bytes of a connection that has proved the key, at most [`READS_PER_TURN`] times.
     pub(super) fn read_available(&mut self) -> Result<(), CloseCause> {
-        let mut bytes = [0; 16 << 10];
-        for _ in 0..READS_PER_TURN {
+        self.read(READS_PER_TURN)
+    }
+
+    /// Reads once. For a connection that has not proved the key: what it sent is examined before more of it is stored.
+    pub(super) fn read_once(&mut self) -> Result<(), CloseCause> {
+        self.read(1)
+    }
+
+    fn read(&mut self, reads_max: usize) -> Result<(), CloseCause> {
+        let mut bytes = [0; READ_BYTES_MAX];
+        for _ in 0..reads_max {
             match self.socket.read(&mut bytes) {
                 Ok(0) => return Err(CloseCause::Closed),
                 Ok(count) => self.stream.push(&bytes[..count]),
@@ -110,4 +117,5 @@ pub(super) fn connect(address: SocketAddrV4) -> io::Result<TcpStream> {
 
 /// Maximum number of reads from one socket in a turn; then the other sockets have theirs.
 pub(super) const READS_PER_TURN: usize = 64;
+const READ_BYTES_MAX: usize = 16 << 10;
 const UNSENT_BYTES_MAX: usize = 8 << 20;

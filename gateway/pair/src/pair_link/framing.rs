@@ -4,6 +4,8 @@ use mdgw_election::auth::{AuthError, AuthenticatedSession, Nonce, Purpose, Share
 #[cfg(test)]
 use mdgw_election::identity::Incarnation;
 
+use mdgw_sys::listener_counters::Refusal;
+
 use super::message::{BODY_BYTES_MAX, HELLO_BYTES, HELLO_VERSION_BYTES, Hello, LinkIdentity, LinkMessage, Malformed};
 
 /// One end of a connection: hello first, then authenticated messages. After a protocol violation the stream reads no
@@ -51,6 +53,19 @@ pub enum LinkFault {
     /// The other end has our node number or our nonce: it is this gateway itself, or configured with the same number.
     #[error("the other end uses this gateway's node number (or this is a connection to itself)")]
     OwnNode,
+}
+
+impl LinkFault {
+    /// The counter of the fault.
+    pub(super) fn refusal(self) -> Refusal {
+        match self {
+            Self::Malformed(Malformed::Version { .. }) => Refusal::Version,
+            Self::Malformed(_) => Refusal::Malformed,
+            Self::AuthError(AuthError::Forged) | Self::Unproven { .. } => Refusal::Forged,
+            Self::AuthError(AuthError::Replayed) => Refusal::Replayed,
+            Self::OwnNode => Refusal::OwnNode,
+        }
+    }
 }
 
 impl LinkStream {

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::unix::net::UnixDatagram,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::Thread,
@@ -16,6 +16,7 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId},
     time::MonoNs,
 };
+use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
 
 use super::{
     message::{ChannelPositions, LinkMessage},
@@ -40,6 +41,7 @@ pub struct LinkHandle {
     serial: AtomicU64,
     peers: Mutex<Peers>,
     pub(super) counters: Counters,
+    pub(super) listener_counters: Arc<ListenerCounters>,
 }
 
 /// A message for one peer or for all.
@@ -75,7 +77,6 @@ pub struct PeerReport {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
-    pub(super) refused: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) datagrams: AtomicU64,
     pub(super) queue_full: AtomicU64,
@@ -115,6 +116,7 @@ impl LinkHandle {
             serial: AtomicU64::new(serial),
             peers: Mutex::default(),
             counters: Counters::default(),
+            listener_counters: Arc::default(),
         }
     }
 
@@ -211,7 +213,7 @@ impl LinkHandle {
         let windows: Vec<WindowCounts> = self.lock().windows.values().copied().collect();
         PairCounts {
             connections: counters.connections.load(Relaxed),
-            refused: counters.refused.load(Relaxed),
+            refused: self.listener_counters.refused_total(),
             messages: counters.messages.load(Relaxed),
             datagrams: counters.datagrams.load(Relaxed),
             windows_reported: windows.iter().map(|windows| windows.reported).sum(),
@@ -219,6 +221,17 @@ impl LinkHandle {
             windows_different: windows.iter().map(|windows| windows.different).sum(),
             queue_full: counters.queue_full.load(Relaxed),
         }
+    }
+
+    /// What the link's sockets have received and refused, by reason.
+    #[must_use]
+    pub fn listener_counters(&self) -> &Arc<ListenerCounters> {
+        &self.listener_counters
+    }
+
+    /// A message of a peer was lost, since its election had no room for it.
+    pub fn count_queue_full(&self) {
+        add(&self.counters.queue_full);
     }
 
     fn send(&self, to: Option<u8>, message: LinkMessage, datagram_copies: usize) -> bool {
@@ -242,7 +255,7 @@ impl LinkHandle {
                 self.wake();
             }
             Ok(_) => {}
-            Err(_) => add(&self.counters.refused),
+            Err(_) => self.listener_counters.count(Refusal::Malformed),
         }
     }
 
@@ -252,7 +265,7 @@ impl LinkHandle {
         }
         match serde_json::from_slice(bytes) {
             Ok(notice) => _ = self.enqueue(&self.deaths, (None, notice)),
-            Err(_) => add(&self.counters.refused),
+            Err(_) => self.listener_counters.count(Refusal::Malformed),
         }
         self.wake();
     }

@@ -16,7 +16,7 @@ use std::{
 
 use mdgw_election::{
     announcement::Announcement,
-    auth::{AuthError, Nonce, SharedKey},
+    auth::{Nonce, SharedKey},
 };
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequest, PeerGapRequests};
 use mdgw_feeds::{
@@ -24,7 +24,9 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{alarm::Alarm, clock::mono_now, fence::Fence, poll, scheduler::spawn_short_slice};
+use mdgw_sys::{
+    alarm::Alarm, clock::mono_now, fence::Fence, listener_counters::Refusal, poll, scheduler::spawn_short_slice,
+};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},
@@ -33,6 +35,7 @@ use super::{
     handle::{LinkHandle, Outgoing, add},
     message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, Malformed},
     mismatch::{Comparison, MismatchWatch},
+    pending::PendingConnections,
 };
 use crate::standby::{InputHistory, KnownEpochs, ReceivePath, StatusTable};
 
@@ -170,11 +173,12 @@ impl PairLink {
         };
         let link = Link {
             peers: config.endpoints.peers.iter().map(peer).collect(),
+            pending: PendingConnections::new(config.endpoints.peers.iter().map(|peer| (*peer.address.ip()).into())),
             config,
             listener,
             datagrams,
             wake_receiver,
-            pending: Vec::new(),
+            accept_at: MonoNs(0),
             report_at: MonoNs(0),
             gap_requests: 0,
             unknown_nodes: BTreeSet::new(),
@@ -233,8 +237,9 @@ struct Link {
     /// The socket that wakes this thread.
     wake_receiver: UnixDatagram,
     peers: Vec<Peer>,
-    /// Connections that have not proved the key yet.
-    pending: Vec<Connection>,
+    pending: PendingConnections,
+    /// No connection is accepted before: the last attempt failed.
+    accept_at: MonoNs,
     report_at: MonoNs,
     gap_requests: usize,
     /// Node numbers that are not configured, or that came from a wrong address: each is logged once.
@@ -242,7 +247,7 @@ struct Link {
     /// Node numbers that two gateways use: each is logged once.
     duplicate_nodes: BTreeSet<u8>,
     /// Addresses of refused connections, and why: each is logged once.
-    refused: BTreeSet<(IpAddr, Refusal)>,
+    refused: BTreeSet<(IpAddr, LoggedFault)>,
     status_table: Arc<StatusTable>,
     groups: BTreeMap<GroupId, ReportedEpochs>,
     peer_gap_requests: Arc<PeerGapRequests>,
@@ -257,11 +262,14 @@ impl Link {
     fn run(mut self, stop: &AtomicBool) {
         // Relaxed: the flag orders nothing, and the thread may read it a millisecond later.
         while !stop.load(Relaxed) {
-            self.turn(mono_now());
+            let now = mono_now();
+            self.turn(now);
             let current = self.peers.iter().filter_map(|peer| peer.current.as_ref());
-            let connections = current.chain(&self.pending).map(|connection| connection.socket.as_fd());
-            let own = [self.listener.as_fd(), self.datagrams.as_fd(), self.wake_receiver.as_fd()];
-            let sockets = own.into_iter().chain(connections);
+            let connections = current.chain(self.pending.iter()).map(|connection| connection.socket.as_fd());
+            // A listener that cannot accept stays readable.
+            let listener = (now >= self.accept_at).then(|| self.listener.as_fd());
+            let own = [self.datagrams.as_fd(), self.wake_receiver.as_fd()];
+            let sockets = own.into_iter().chain(listener).chain(connections);
             if let Err(error) = poll::readable(sockets, POLL_INTERVAL) {
                 tracing::error!(%error, "pair link");
                 std::thread::sleep(POLL_INTERVAL);
@@ -308,43 +316,62 @@ impl Link {
         }
     }
 
+    /// Accepts a limited number of connections: whoever connects without pause must not keep the link from its other work.
     fn accept(&mut self, now: MonoNs) {
-        while let Ok((socket, _)) = self.listener.accept() {
-            // Connections that cannot prove the key make room for the next.
-            if self.pending.len() == PENDING_MAX {
-                self.pending.remove(0);
-                add(&self.handle.counters.refused);
-            }
-            self.pending.extend(Connection::new(socket, None, &self.config, now).ok());
+        if now < self.accept_at {
+            return;
         }
+        for _ in 0..ACCEPTS_PER_TURN {
+            let (socket, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    tracing::error!(%error, "pair link: cannot accept a connection");
+                    self.accept_at = now.plus(ACCEPT_PAUSE_NS);
+                    return;
+                }
+            };
+            self.handle.listener_counters.count_received();
+            let Ok(connection) = Connection::new(socket, from.ip(), None, &self.config, now) else { continue };
+            if self.pending.admit(connection).is_some() {
+                self.count_refused(Refusal::Displaced);
+            }
+        }
+    }
+
+    fn count_refused(&self, refusal: Refusal) {
+        self.handle.listener_counters.count(refusal);
     }
 
     fn dial(&mut self, now: MonoNs) {
         for (index, peer) in self.peers.iter_mut().enumerate() {
             let is_ours = self.config.endpoints.listen < peer.end.address;
-            let is_under_way = self.pending.iter().any(|connection| connection.dialled == Some(index));
-            if !is_ours || peer.current.is_some() || is_under_way || now < peer.dial_at {
+            if !is_ours || peer.current.is_some() || self.pending.is_dialling(index) || now < peer.dial_at {
                 continue;
             }
             peer.dial_at = now.plus(DIAL_INTERVAL_NS);
-            if let Ok(socket) = connect(peer.end.address) {
-                self.pending.extend(Connection::new(socket, Some(index), &self.config, now).ok());
+            let (address, config) = (peer.end.address, &self.config);
+            let dialled = connect(address)
+                .and_then(|socket| Connection::new(socket, (*address.ip()).into(), Some(index), config, now));
+            if let Ok(connection) = dialled {
+                let _has_place = self.pending.admit(connection);
             }
         }
     }
 
     /// A connection whose first message is authentic replaces the present connection to that gateway.
     fn receive_pending(&mut self, now: MonoNs) {
-        for mut connection in std::mem::take(&mut self.pending) {
+        for mut connection in self.pending.take() {
             // A peer of another version closes right after its hello: the hello tells why.
-            let is_readable = connection.read_available();
+            let is_readable = connection.read_once();
             let first_message = match connection.stream.next_message() {
                 Ok(None) => is_readable.map(|()| None),
                 other => other.map_err(CloseCause::Refused),
             };
             match first_message.and_then(|message| self.send_first_message(&mut connection).map(|()| message)) {
                 Ok(Some(message)) => self.establish(connection, message, now),
-                Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.push(connection),
+                Ok(None) if now.since(connection.received_at) < SILENCE_NS_MAX => self.pending.keep(connection),
                 Err(CloseCause::Refused(fault)) => {
                     // A peer of another version reads from our hello which version we speak.
                     let _may_fail = connection.flush();
@@ -352,7 +379,8 @@ impl Link {
                 }
                 // The dialled peer does not run: no refusal.
                 Ok(None) | Err(CloseCause::Closed) if connection.dialled.is_some() => {}
-                Ok(None) | Err(_) => add(&self.handle.counters.refused),
+                Ok(None) => self.count_refused(Refusal::Silent),
+                Err(_) => self.count_refused(Refusal::Disconnected),
             }
         }
     }
@@ -362,7 +390,7 @@ impl Link {
         let is_of = |peer: &Peer| peer.end.node.is_none_or(|of| of == node);
         let is_dialled = |index: &usize| connection.dialled.is_none_or(|dialled| dialled == *index);
         let Some(index) = self.peers.iter().position(is_of).filter(is_dialled) else {
-            add(&self.handle.counters.refused);
+            self.count_refused(Refusal::UnknownNode);
             if self.unknown_nodes.insert(node) {
                 let dialled = connection.dialled.map(|index| self.peers[index].end);
                 tracing::warn!(
@@ -377,16 +405,17 @@ impl Link {
             self.begin_copy(connection, channel, now);
             return;
         }
-        let is_alive = |before: &Connection| now.since(before.received_at) < ALIVE_NS && before.ip() != connection.ip();
+        let is_alive = |before: &Connection| now.since(before.received_at) < ALIVE_NS && before.from != connection.from;
         if self.peers[index].end.node.is_some() && self.peers[index].current.as_ref().is_some_and(is_alive) {
-            add(&self.handle.counters.refused);
+            self.count_refused(Refusal::DuplicateNode);
             if self.duplicate_nodes.insert(node) {
-                let (first, second) = (self.peers[index].current.as_ref().and_then(Connection::ip), connection.ip());
+                let first = self.peers[index].current.as_ref().map(|current| current.from);
+                let second = connection.from;
                 tracing::error!(
                     alarm = Alarm::DuplicateGatewayId.name(),
                     node,
                     ?first,
-                    ?second,
+                    %second,
                     "pair link: two gateways use the same node number; the second is refused while the first is connected"
                 );
             }
@@ -410,13 +439,13 @@ impl Link {
         });
     }
 
-    /// Counts a connection whose other end has not proved the key. Each address is logged once.
+    /// Counts a connection whose other end has not proved the key. Each address is logged once for each kind of fault, up to a
+    /// number of them; the counters have the rest.
     fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
-        add(&self.handle.counters.refused);
-        let Some(peer) = connection.ip() else { return };
-        let refusal = Refusal::of(fault);
-        if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, refusal)) {
-            let is_own_node = refusal == Refusal::OwnNode;
+        self.count_refused(fault.refusal());
+        let (peer, logged) = (connection.from, LoggedFault::of(fault));
+        if self.refused.len() < REFUSED_LOGGED_MAX && self.refused.insert((peer, logged)) {
+            let is_own_node = logged == LoggedFault::OwnNode;
             let alarm = if is_own_node { Alarm::DuplicateGatewayId } else { Alarm::PairLinkRefused };
             tracing::error!(alarm = alarm.name(), %peer, %fault, "pair link");
         }
@@ -431,7 +460,7 @@ impl Link {
         self.copies.push(CopySender::new(connection, channel, is_accepted, now));
         if self.copies.len() > 2 * COPIES_MAX {
             self.copies.pop();
-            add(&self.handle.counters.refused);
+            self.count_refused(Refusal::QueueFull);
         }
     }
 
@@ -528,6 +557,7 @@ impl Link {
     ) -> Result<(), CloseCause> {
         if copies > 0
             && let Some(datagram) = connection.stream.seal_datagram(message)
+            && datagram.len() <= DATAGRAM_BYTES_MAX
         {
             for _ in 0..copies {
                 // The message is sent on the connection too.
@@ -619,7 +649,7 @@ impl Link {
             }
             // State copies use separate connections.
             LinkMessage::CopyRequest { .. } | LinkMessage::CopySlice { .. } | LinkMessage::CopyEnd(_) => {
-                add(&self.handle.counters.refused);
+                self.count_refused(Refusal::Unexpected);
             }
             LinkMessage::GapEnd(range) => {
                 // Part of the answer did not fit, so its end does not prove that the peer lacks the rest. The channel
@@ -667,37 +697,41 @@ impl Link {
     }
 
     fn receive_datagrams(&mut self, now: MonoNs) {
-        let mut datagram = [0; DATAGRAM_BYTES_MAX];
+        let mut datagram = [0; DATAGRAM_BYTES_MAX + 1];
         for _ in 0..READS_PER_TURN {
             let Ok((length, from)) = self.datagrams.recv_from(&mut datagram) else { return };
-            let SocketAddr::V4(from) = from else { continue };
-            let is_same_host = |peer: &Peer| peer.end.address.ip() == from.ip();
-            // A peer's sentinel has no connection; as a rule the peer's connection has just ended.
-            if Announcement::has_magic(&datagram[..length]) && self.peers.iter().any(is_same_host) {
-                match Announcement::open(&datagram[..length], &self.config.endpoints.key) {
-                    Some(announcement) => self.handle.push_announcement(announcement),
-                    None => add(&self.handle.counters.refused),
-                }
-                continue;
+            self.handle.listener_counters.count_received();
+            if let Err(refusal) = self.receive_datagram(&datagram[..length], from, now) {
+                self.count_refused(refusal);
             }
-            let exact = self.peers.iter().position(|peer| peer.end.address == from);
-            let Some(index) = exact.or_else(|| self.peers.iter().position(is_same_host)) else { continue };
-            let Some(connection) = self.peers[index].current.as_mut() else { continue };
-            let Some(node) = connection.stream.peer_node() else { continue };
-            match connection.stream.open_datagram(&datagram[..length]) {
-                Ok(LinkMessage::Election { serial, bytes }) => self.handle.push_election(node, serial, &bytes),
-                Ok(LinkMessage::Death { serial, bytes }) => self.handle.push_death(serial, &bytes),
-                // These are the second and third copy of a message, and messages that do not belong in a datagram.
-                Ok(_) => continue,
-                Err(LinkFault::AuthError(AuthError::Replayed)) => continue,
-                Err(_) => {
-                    add(&self.handle.counters.refused);
-                    continue;
-                }
-            }
-            connection.received_at = now;
-            add(&self.handle.counters.datagrams);
         }
+    }
+
+    /// Source and length are checked first: junk from anywhere costs no authentication.
+    fn receive_datagram(&mut self, datagram: &[u8], from: SocketAddr, now: MonoNs) -> Result<(), Refusal> {
+        let SocketAddr::V4(from) = from else { return Err(Refusal::UnknownSource) };
+        let is_same_host = |peer: &Peer| peer.end.address.ip() == from.ip();
+        let exact = self.peers.iter().position(|peer| peer.end.address == from);
+        let index = exact.or_else(|| self.peers.iter().position(is_same_host)).ok_or(Refusal::UnknownSource)?;
+        if datagram.len() > DATAGRAM_BYTES_MAX {
+            return Err(Refusal::TooLong);
+        }
+        // A peer's sentinel has no connection; as a rule the peer's connection has just ended.
+        if Announcement::has_magic(datagram) {
+            let opened = Announcement::open(datagram, &self.config.endpoints.key).ok_or(Refusal::Forged)?;
+            self.handle.push_announcement(opened);
+            return Ok(());
+        }
+        let connection = self.peers[index].current.as_mut().ok_or(Refusal::NoConnection)?;
+        let node = connection.stream.peer_node().ok_or(Refusal::NoConnection)?;
+        match connection.stream.open_datagram(datagram).map_err(LinkFault::refusal)? {
+            LinkMessage::Election { serial, bytes } => self.handle.push_election(node, serial, &bytes),
+            LinkMessage::Death { serial, bytes } => self.handle.push_death(serial, &bytes),
+            _ => return Err(Refusal::Unexpected),
+        }
+        connection.received_at = now;
+        add(&self.handle.counters.datagrams);
+        Ok(())
     }
 
     fn end(&self, index: usize, connection: &Connection, cause: CloseCause) {
@@ -706,7 +740,7 @@ impl Link {
         }
         self.peer_gap_requests.set_linked(self.peers.iter().any(|peer| peer.current.is_some()));
         if let CloseCause::Refused(fault) = cause {
-            add(&self.handle.counters.refused);
+            self.count_refused(fault.refusal());
             tracing::error!(alarm = Alarm::PairLinkRefused.name(), %fault, "pair link");
         }
         tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %self.peers[index].end.address, ?cause, "pair link is down");
@@ -748,14 +782,14 @@ impl ReportedEpochs {
 
 /// Why a connection was refused, as far as the log tells it apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Refusal {
+enum LoggedFault {
     OwnNode,
     Version,
     Unproven,
     Other,
 }
 
-impl Refusal {
+impl LoggedFault {
     fn of(fault: LinkFault) -> Self {
         match fault {
             LinkFault::OwnNode => Self::OwnNode,
@@ -812,10 +846,13 @@ const SILENCE_NS_MAX: u64 = 1_000_000_000;
 /// once. A gateway that rejoins in mid-session requests in steps of this size. With 32 datagrams, waiting for the
 /// answers took most of its time.
 const GAP_PACKETS_MAX: usize = 256;
-/// Maximum number of connections that have not proved the key: room for all peers at once, and for unauthenticated
-/// hosts.
-const PENDING_MAX: usize = 32;
-const DATAGRAM_BYTES_MAX: usize = 65_536;
+/// Longest datagram that is authenticated: several times the longest urgent message, and one that an attacker can repeat
+/// at little cost to this gateway.
+const DATAGRAM_BYTES_MAX: usize = 4_096;
+/// Maximum number of connections that are accepted in a turn.
+const ACCEPTS_PER_TURN: usize = 16;
+/// Pause after a failed accept, ns: out of descriptors, some may become free.
+const ACCEPT_PAUSE_NS: u64 = 1_000_000_000;
 /// Maximum number of state copies at a time. A further requester is asked to retry.
 const COPIES_MAX: usize = 4;
 

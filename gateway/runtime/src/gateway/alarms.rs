@@ -91,7 +91,7 @@ fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCou
         tracing::warn!(channel, more, "messages inconsistent with the book");
     }
     if let Some(more) = growth(last.drops, now.drops) {
-        tracing::warn!(channel, more, "packets or messages dropped; see the reasons in the summary at exit");
+        tracing::warn!(channel, more, "packets or messages dropped; `mdgw top --json` has the reasons");
     }
 }
 

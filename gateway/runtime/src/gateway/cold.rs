@@ -2,6 +2,7 @@
 //! retransmission.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -14,12 +15,14 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     channel::KnownSession,
     identity::{ChannelId, GroupId, Line},
+    time::MonoNs,
 };
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_sys::{
     alarm::Alarm,
     clock::{mono_now, unix_now},
     drops::{ReceiveBufferUse, SocketDrops},
+    listener_counters::ListenerCounters,
     sockets::{InterfaceDependents, MembershipWatch},
 };
 
@@ -66,7 +69,9 @@ impl ColdThreads {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
-        let tasks = MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops.clone(), epochs };
+        let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::default());
+        let tasks =
+            MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops_here, drop_log, epochs };
         let thread_stop = Arc::clone(&stop);
         let maintenance = std::thread::Builder::new()
             .name("mdgw-maint".to_owned())
@@ -82,6 +87,11 @@ impl ColdThreads {
     /// Sum of the datagrams that the kernel dropped, for snapshots.
     pub(super) fn kernel_drops(&self) -> &KernelDrops {
         &self.kernel_drops
+    }
+
+    /// What the retransmission service has received and refused, if there is one.
+    pub(super) fn retransmission_counters(&self) -> Option<&Arc<ListenerCounters>> {
+        self.retransmission.as_ref().map(|retransmission| &retransmission.listener_counters)
     }
 
     pub(super) fn reload(&self, config: &Resolved) {
@@ -157,6 +167,7 @@ fn halves(word: u64) -> [u32; 2] {
 #[derive(Debug)]
 struct Retransmission {
     thread: JoinHandle<()>,
+    listener_counters: Arc<ListenerCounters>,
     new_limits: Arc<Mutex<Option<RetransmissionLimits>>>,
 }
 
@@ -167,6 +178,7 @@ impl Retransmission {
         stop: &Arc<AtomicBool>,
     ) -> Result<Self, GatewayError> {
         let mut service = RetransmissionService::new(config, served)?;
+        let listener_counters = Arc::clone(service.listener_counters());
         let new_limits = Arc::new(Mutex::new(None));
         let (thread_stop, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
         let thread = std::thread::Builder::new()
@@ -183,8 +195,8 @@ impl Retransmission {
                     }
                 }
             })
-            .map_err(GatewayError::io("start the retransmission service failed's thread"))?;
-        Ok(Self { thread, new_limits })
+            .map_err(GatewayError::io("start the retransmission service's thread"))?;
+        Ok(Self { thread, listener_counters, new_limits })
     }
 }
 
@@ -197,6 +209,7 @@ struct MaintenanceTasks {
     logs: Vec<MaintainedLog>,
     drops: SocketDrops,
     kernel_drops: KernelDrops,
+    drop_log: DropLog,
     /// Known epochs of each group. The highest one of each group is stored in the state file.
     epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
 }
@@ -229,6 +242,7 @@ impl MaintenanceTasks {
             std::thread::sleep(TASK_INTERVAL);
         }
         self.read_drops();
+        self.drop_log.report_all();
         self.persist_epochs();
         self.persist_sessions()?;
         Ok(self.state)
@@ -255,18 +269,12 @@ impl MaintenanceTasks {
     }
 
     fn read_drops(&mut self) {
-        let kernel_drops = &self.kernel_drops;
+        let (kernel_drops, drop_log) = (&self.kernel_drops, &mut self.drop_log);
         let read = self.drops.read(|handle, dropped| {
             kernel_drops.add(u64::from(dropped));
-            let line = Line(handle.line.0);
-            tracing::warn!(
-                alarm = Alarm::KernelDrops.name(),
-                channel = handle.channel.0,
-                %line,
-                dropped,
-                "the kernel dropped datagrams: receive buffer full"
-            );
+            drop_log.add((handle.channel.0, handle.line.0), u64::from(dropped));
         });
+        drop_log.report_due(mono_now());
         kernel_drops.set_highest_use(self.drops.highest_use());
         if let Err(error) = read {
             tracing::warn!(%error, "cannot read a kernel drop counter");
@@ -274,11 +282,80 @@ impl MaintenanceTasks {
     }
 }
 
+/// Logs what the kernel has dropped: at once, and then at most one line a second for each line of a channel, with the sum. A
+/// flood that fills many sockets would otherwise fill the log too.
+#[derive(Debug, Default)]
+struct DropLog {
+    /// By channel and line.
+    sockets: BTreeMap<(u32, u8), UnreportedDrops>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct UnreportedDrops {
+    dropped: u64,
+    next_at: MonoNs,
+}
+
+impl DropLog {
+    fn add(&mut self, socket: (u32, u8), dropped: u64) {
+        self.sockets.entry(socket).or_default().dropped += dropped;
+    }
+
+    fn report_due(&mut self, now: MonoNs) {
+        for ((channel, line), dropped) in self.take_due(now) {
+            let line = Line(line);
+            tracing::warn!(
+                alarm = Alarm::KernelDrops.name(),
+                channel,
+                %line,
+                dropped,
+                "the kernel dropped datagrams: receive buffer full"
+            );
+        }
+    }
+
+    /// What is due, and its number.
+    fn take_due(&mut self, now: MonoNs) -> Vec<((u32, u8), u64)> {
+        let due = self.sockets.iter_mut().filter(|(_, drops)| drops.dropped > 0 && now >= drops.next_at);
+        due.map(|(socket, drops)| {
+            drops.next_at = now.plus(DROP_LOG_INTERVAL_NS);
+            (*socket, std::mem::take(&mut drops.dropped))
+        })
+        .collect()
+    }
+
+    /// The rest, when the thread ends.
+    fn report_all(&mut self) {
+        self.report_due(MonoNs(u64::MAX));
+    }
+}
+
+/// Shortest time between two lines about one socket, ns.
+const DROP_LOG_INTERVAL_NS: u64 = 1_000_000_000;
+
 #[cfg(test)]
 mod tests {
     use mdgw_feeds::identity::Epoch;
 
     use super::*;
+
+    #[test]
+    fn drops_of_a_flood_are_logged_once_a_second_for_each_socket_and_none_is_left_out() {
+        let mut log = DropLog::default();
+        let (mut lines, mut dropped) = (0, 0);
+        for reading in 0..100_u64 {
+            for socket in [(1, 0), (1, 1)] {
+                log.add(socket, 10);
+            }
+            let due = log.take_due(MonoNs(1 + reading * 100_000_000));
+            lines += due.len();
+            dropped += due.iter().map(|(_, dropped)| dropped).sum::<u64>();
+        }
+        assert_eq!(lines, 20, "ten seconds, two sockets");
+        dropped += log.take_due(MonoNs(u64::MAX)).iter().map(|(_, dropped)| dropped).sum::<u64>();
+        assert_eq!(dropped, 2_000);
+        assert_eq!(log.take_due(MonoNs(u64::MAX)), []);
+    }
 
     #[test]
     fn each_groups_highest_epoch_is_stored_and_counts_for_no_other_group() {
@@ -293,6 +370,7 @@ mod tests {
             logs: Vec::new(),
             drops: SocketDrops::default(),
             kernel_drops: KernelDrops::default(),
+            drop_log: DropLog::default(),
             epochs: groups,
         };
         tasks.persist_epochs();

@@ -5,6 +5,7 @@ use std::{env, fmt::Write as _, fs};
 
 use mdgw_engine::{dispatch::roles::Counts, pipeline::PipelineCounters};
 use mdgw_feeds::{book::BookFault, drop_reason::DropReason};
+use mdgw_sys::listener_counters::Refusal;
 use mdgw_telemetry::{
     channel_metrics::{ChannelCounts, LineCounts},
     counters::{CounterBlock, Descriptor, Unit},
@@ -21,11 +22,12 @@ fn markdown() -> String {
         A counter only grows, from the start of its gateway. A gauge takes any value.\n\n\
         Where a value appears:\n\
         - `mdgw top` and the control socket: of a channel `state`, `datagrams`, `messages`, `records`, `packets_sent`, `gaps`, \
-        `gap_messages`, `drops`, `book_faults` and its silent lines; of a pool `turns`, `busy_channel_posts` and `saturation_ns`.\n\
+        `gap_messages`, `drops` (and its reasons), `book_faults` and its silent lines; of a pool `turns`, `busy_channel_posts` and `saturation_ns`.\n\
         - The log, when it grows, checked once a second: `gaps`, `frames_refused`, `output_overruns`, `log_entries_missing`, \
         `sends_refused`, `sends_slow`, `book_faults`, `drops`, and the counters of the publication log.\n\
         - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
-        - `mdgw ha status --json`: takeovers, in `details`.\n\
+        - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\
+        - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate`.\n\n\
         No command shows `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` of a channel yet.\n"
         .to_owned();
@@ -49,6 +51,14 @@ fn markdown() -> String {
     let drops = DropReason::ALL.iter().map(|reason| (reason.name(), reason.help()));
     let faults = BookFault::ALL.iter().map(|fault| (fault.name(), fault.help()));
     reasons(&mut text, "Drop reasons", "Why a packet or a message was not used; each is counted.", drops);
+    reasons(
+        &mut text,
+        "Refusals of listeners",
+        "Why a listener beside the data path (pair link, votes, members, retransmission service) did not use a datagram or a \
+         connection. The listener of the output groups uses the drop reasons. The log has them at once and then once a minute, \
+         `mdgw run` at its end, and a witness at its end.",
+        Refusal::ALL.iter().map(|refusal| (refusal.name(), refusal.help())),
+    );
     reasons(&mut text, "Book faults", "Why a book no longer matches its venue's; counted in messages.", faults);
     text
 }

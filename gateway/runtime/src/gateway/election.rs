@@ -49,14 +49,15 @@ use mdgw_feeds::{
 };
 use mdgw_pair::pair_link::LinkHandle;
 use mdgw_sys::{
-    alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceSlot, progress::ProgressCounter,
-    scheduler::spawn_short_slice,
+    alarm::Alarm, clock::mono_now, kernel_fence::KernelFenceSlot, listener_counters::ListenerCounters,
+    progress::ProgressCounter, scheduler::spawn_short_slice,
 };
 
 use super::{
     GatewayError, GroupHandle,
     health::{PeerFitness, lock},
     kernel_guard::KernelGuard,
+    listeners,
     sentinel_handle::HeldSharedPage,
     takeovers::GroupTakeoverCauses,
 };
@@ -68,7 +69,8 @@ use crate::{
     },
 };
 
-/// Starts the election of each group. `incarnation` is the gateway's start.
+/// Starts the election of each group. `incarnation` is the gateway's start. `hand_out` takes the counters of the listener that
+/// the elections share, and its name.
 ///
 /// # Errors
 /// When a store cannot be opened or a thread cannot be started. Elections that were already started are closed then.
@@ -78,6 +80,7 @@ pub(super) fn start(
     incarnation: Incarnation,
     handles: &BTreeMap<GroupId, GroupHandle>,
     context: &ElectionContext<'_>,
+    hand_out: &mut dyn FnMut(&'static str, &Arc<ListenerCounters>),
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
     let transport = match &election.backend {
@@ -85,6 +88,11 @@ pub(super) fn start(
         Backend::Emergent(membership) => SharedTransport::Members(Arc::new(open_membership(membership)?)),
         _ => SharedTransport::Store,
     };
+    match &transport {
+        SharedTransport::Voters(voting) => hand_out(listeners::VOTES, voting.counters()),
+        SharedTransport::Members(members) => hand_out(listeners::MEMBERS, members.counters()),
+        SharedTransport::Store => {}
+    }
     for (index, (group, handle)) in handles.iter().enumerate() {
         let hooks = GroupElectionHooks {
             group: *group,
@@ -421,7 +429,9 @@ impl Forwarder {
                 if let Some(deaths) = &mut self.deaths {
                     deaths.record(*group, notice);
                 }
-                election.died(notice);
+                if !election.died(notice) {
+                    self.handle.count_queue_full();
+                }
             }
             // Logged after the elections are notified, since logging takes time.
             if self.ended.insert((notice.holder, notice.incarnation)) {
@@ -432,8 +442,10 @@ impl Forwarder {
             if let PeerMessage::State(state) = &message {
                 lock(&self.fitness).insert((group, NodeId(from)), state.fitness);
             }
-            if let Some(election) = self.elections.get(&group) {
-                election.receive_from_peer(NodeId(from), message);
+            if let Some(election) = self.elections.get(&group)
+                && !election.receive_from_peer(NodeId(from), message)
+            {
+                self.handle.count_queue_full();
             }
         }
         while let Some((from, group)) = self.handle.take_lead_request() {

@@ -7,11 +7,12 @@ use mdgw_engine::{
 };
 use mdgw_feeds::{
     channel::{ChannelCounters, ChannelState},
-    drop_reason::{DropCounts, DropReason},
+    drop_reason::DropCounts,
     identity::{ChannelId, Epoch, Line},
 };
 use mdgw_pair::standby::ListenerCounts;
 use mdgw_publog::WriterCounts;
+use mdgw_status::snapshot::ListenerSnapshot;
 use mdgw_sys::drops::ReceiveBufferUse;
 
 use crate::latency_thread::LatencyResult;
@@ -29,6 +30,8 @@ pub struct GatewayReport {
     pub load: LoadReport,
     /// Counts of the peers' output, if the gateway received it.
     pub listener_counts: Option<ListenerCounts>,
+    /// What each listener beside the data path has received and refused.
+    pub listeners: Vec<ListenerSnapshot>,
     /// Latencies of the whole run, and the logs that were written.
     pub latency: LatencyResult,
 }
@@ -121,12 +124,6 @@ pub struct LineReport {
 impl ChannelReport {
     pub(super) fn of(pipeline: &ChannelPipeline, id: ChannelId, name: String) -> Self {
         let channel = pipeline.channel();
-        let mut drops = DropCounts::default();
-        for counts in [pipeline.socket_drops(), channel.drops(), channel.arbiter_drops()] {
-            for &reason in DropReason::ALL {
-                drops.count_many(reason, counts.get(reason));
-            }
-        }
         let lines = pipeline
             .sockets()
             .map(|(line, _)| {
@@ -144,7 +141,7 @@ impl ChannelReport {
             name,
             state: channel.state(),
             counters: *channel.counters(),
-            drops,
+            drops: pipeline.drop_counts(),
             book_faults: channel.book_faults().total(),
             lines,
             requests: pipeline.requests().0,

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use mdgw_engine::{channel_pool::ChannelPool, dispatch::roles::Gauges, pipeline::PipelineCounters};
 use mdgw_feeds::{
     channel::ChannelState,
+    drop_reason::DropCounts,
     identity::{ChannelId, Line},
 };
 use mdgw_status::{
@@ -14,7 +15,7 @@ use mdgw_status::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
-use super::cold::KernelDrops;
+use super::{cold::KernelDrops, listeners::Listeners};
 
 /// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
 #[derive(Clone, Debug)]
@@ -24,6 +25,7 @@ pub(super) struct Watch {
     pub(super) registry: Arc<Registry>,
     pub(super) recent: Arc<RecentIntervals>,
     pub(super) kernel_drops: KernelDrops,
+    pub(super) listeners: Listeners,
 }
 
 /// A pool, with the names for its gauges.
@@ -38,11 +40,13 @@ pub(super) struct WatchedPool {
 impl Watch {
     pub(super) fn snapshot(&self) -> Snapshot {
         let counters: BTreeMap<String, PipelineCounters> = self.registry.values().into_iter().collect();
+        let drop_counts: BTreeMap<String, DropCounts> = self.registry.values().into_iter().collect();
         let mut channels = Vec::new();
         for pool in &self.pools {
             for (index, (id, name)) in pool.channels.iter().enumerate() {
                 let counters = counters.get(name).copied().unwrap_or_default();
-                channels.push(self.channel(pool, index, *id, name, &counters));
+                let drop_counts = drop_counts.get(name).copied().unwrap_or_default();
+                channels.push(self.channel(pool, index, *id, name, &counters, &drop_counts));
             }
         }
         channels.sort_by_key(|channel| channel.id);
@@ -54,6 +58,7 @@ impl Watch {
             kernel_drops: self.kernel_drops.total(),
             pools: self.pools.iter().map(|pool| pool_snapshot(&pool.name, &pool.pool.gauges())).collect(),
             channels,
+            listeners: self.listeners.snapshots(),
         }
     }
 
@@ -64,6 +69,7 @@ impl Watch {
         id: ChannelId,
         name: &str,
         counters: &PipelineCounters,
+        drop_counts: &DropCounts,
     ) -> ChannelSnapshot {
         let failed = pool.pool.failed(index);
         let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();
@@ -83,6 +89,11 @@ impl Watch {
             gaps: counters.gaps,
             gap_messages: counters.gap_messages,
             drops: counters.drops,
+            drop_reasons: drop_counts
+                .iter()
+                .filter(|(reason, _)| !reason.is_expected())
+                .map(|(reason, count)| (reason.name().to_owned(), count))
+                .collect(),
             book_faults: counters.book_faults,
             silent_lines: (0..8).filter(|line| silent >> line & 1 == 1).map(|line| Line(line).to_string()).collect(),
             lines: self.recent.lines(id),

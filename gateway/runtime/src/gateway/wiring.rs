@@ -358,6 +358,7 @@ impl<'c> Wiring<'c> {
             fence: self.group_of(setup).fence,
             peer_gap_requests: Arc::clone(&self.peer_gap_requests),
             counters,
+            drop_counters: self.registry.register(&setup.name),
             sessions: Arc::clone(&self.sessions),
             metrics,
         }))

@@ -3,28 +3,23 @@
 use std::{collections::HashMap, net::Ipv4Addr};
 
 use mdgw_feeds::time::MonoNs;
+use mdgw_sys::listener_counters::Refusal;
 
 use crate::config::resolved::RetransmissionLimits;
 
 /// The remaining allowance of each requester, by source address. The number of entries is bounded. An entry with its
-/// full allowance is deleted, since it equals a new entry.
+/// full allowance can make room for another, since it equals a new entry.
+///
+/// Source addresses can be forged, so entries must become free as fast as their allowance returns: otherwise a few forged
+/// requests would keep every further requester out.
 #[derive(Debug)]
 pub(super) struct Requesters {
     limits: RetransmissionLimits,
     buckets: HashMap<Ipv4Addr, TokenBucket>,
-    /// Earliest time of the next search for deletable entries. A search visits all entries.
-    sweep_at: MonoNs,
-}
-
-/// Why a request gets no answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// The requester's network is not answered.
-    Network,
-    /// The requester has used up its allowance of requests or bytes.
-    Rate,
-    /// The table of requesters is full.
-    TooMany,
+    /// The addresses of all entries. A new requester takes the place of one, once the table is full.
+    addresses: Vec<Ipv4Addr>,
+    /// Where the next search for an entry with its full allowance begins.
+    hand: usize,
 }
 
 /// The allowance of one requester: a token bucket for requests and one for bytes. Tokens are picoseconds. A full bucket
@@ -39,7 +34,8 @@ struct TokenBucket {
 impl Requesters {
     pub(super) fn new(limits: RetransmissionLimits) -> Self {
         let buckets = HashMap::with_capacity(limits.requesters_max);
-        Self { limits, buckets, sweep_at: MonoNs(0) }
+        let addresses = Vec::with_capacity(limits.requesters_max);
+        Self { limits, buckets, addresses, hand: 0 }
     }
 
     pub(super) fn limits(&self) -> &RetransmissionLimits {
@@ -51,15 +47,15 @@ impl Requesters {
     }
 
     /// Charges one request. Returns the bytes that its answer may have.
+    ///
+    /// # Errors
+    /// [`Refusal::Network`], [`Refusal::Rate`] or [`Refusal::Requesters`].
     pub(super) fn admit(&mut self, requester: Ipv4Addr, now: MonoNs) -> Result<u64, Refusal> {
         if !self.limits.allowed.iter().any(|network| network.contains(requester)) {
             return Err(Refusal::Network);
         }
-        if !self.buckets.contains_key(&requester) && self.buckets.len() >= self.limits.requesters_max {
-            self.sweep(now);
-            if self.buckets.len() >= self.limits.requesters_max {
-                return Err(Refusal::TooMany);
-            }
+        if !self.buckets.contains_key(&requester) && !self.make_room_for(requester, now) {
+            return Err(Refusal::Requesters);
         }
         let (request_cost, byte_cost) = self.costs();
         let bucket = self.buckets.entry(requester).or_insert_with(|| TokenBucket::full(now));
@@ -86,21 +82,34 @@ impl Requesters {
         (request, PS_PER_S / self.limits.bytes_per_second.clamp(1, PS_PER_S))
     }
 
-    fn sweep(&mut self, now: MonoNs) {
-        if now < self.sweep_at {
-            return;
+    /// Finds a place for a new requester. A search visits a few entries only, so that a refused request costs little.
+    fn make_room_for(&mut self, requester: Ipv4Addr, now: MonoNs) -> bool {
+        if self.addresses.len() < self.limits.requesters_max {
+            self.addresses.push(requester);
+            return true;
         }
-        self.sweep_at = now.plus(SWEEP_NS);
-        self.buckets.retain(|_, bucket| {
-            bucket.refill(now);
-            bucket.request_ps < PS_PER_S || bucket.byte_ps < PS_PER_S
-        });
+        for _ in 0..self.addresses.len().min(SEARCHED_ENTRIES_MAX) {
+            let place = self.hand;
+            self.hand = (self.hand + 1) % self.addresses.len();
+            let held = self.addresses[place];
+            if self.buckets.get_mut(&held).is_none_or(|bucket| bucket.is_full(now)) {
+                self.buckets.remove(&held);
+                self.addresses[place] = requester;
+                return true;
+            }
+        }
+        false
     }
 }
 
 impl TokenBucket {
     fn full(now: MonoNs) -> Self {
         Self { request_ps: PS_PER_S, byte_ps: PS_PER_S, at: now }
+    }
+
+    fn is_full(&mut self, now: MonoNs) -> bool {
+        self.refill(now);
+        self.request_ps == PS_PER_S && self.byte_ps == PS_PER_S
     }
 
     fn refill(&mut self, now: MonoNs) {
@@ -113,7 +122,8 @@ impl TokenBucket {
 
 const PS_PER_S: u64 = 1_000_000_000_000;
 const PS_PER_NS: u64 = 1_000;
-const SWEEP_NS: u64 = 100_000_000;
+/// Most entries that the search for a place visits.
+const SEARCHED_ENTRIES_MAX: usize = 16;
 /// Least remaining bytes at which a request is answered: one packet and the end of the answer.
 const ANSWER_BYTES_MIN: u64 = 2_048;
 
@@ -182,13 +192,35 @@ mod tests {
         for (address, now, answer) in [
             ("10.0.0.1", 0, Ok(100_000)),
             ("10.0.0.2", 0, Ok(100_000)),
-            ("10.0.0.3", 0, Err(Refusal::TooMany)),
+            ("10.0.0.3", 0, Err(Refusal::Requesters)),
             ("10.0.0.1", SECOND, Ok(100_000)),
             ("10.0.0.3", SECOND + 1, Ok(100_000)),
-            ("10.0.0.4", SECOND + 1, Err(Refusal::TooMany)),
+            ("10.0.0.4", SECOND + 1, Err(Refusal::Requesters)),
         ] {
             assert_eq!(requesters.admit(host(address), MonoNs(now)), answer, "{address} at {now}");
-            assert!(requesters.buckets.len() <= 2);
+            assert!(requesters.buckets.len() <= 2 && requesters.addresses.len() <= 2);
         }
+    }
+
+    /// A hundred requests in each millisecond, each from another forged address. The default allowance of a request is a
+    /// millisecond.
+    #[test]
+    fn forged_addresses_do_not_keep_other_requesters_out() {
+        let limits = RetransmissionLimits { requests_per_second: 1_000, requesters_max: 256, ..limits() };
+        let mut requesters = Requesters::new(limits);
+        let (mut admitted, mut forged) = (0, 0_u32);
+        for millisecond in 0..1_000 {
+            for step in 0..100 {
+                let now = MonoNs(SECOND + millisecond * 1_000_000 + step * 10_000);
+                forged += 1;
+                let _refused = requesters.admit(Ipv4Addr::from(0x0a01_0000 + forged), now);
+            }
+            // A requester that was not there before.
+            let now = MonoNs(SECOND + (millisecond + 1) * 1_000_000 - 1);
+            let honest = Ipv4Addr::from(0x0a80_0000 + millisecond as u32);
+            admitted += u32::from(requesters.admit(honest, now).is_ok());
+        }
+        assert_eq!(admitted, 1_000);
+        assert!(requesters.buckets.len() <= 256 && requesters.addresses.len() <= 256);
     }
 }

@@ -275,7 +275,7 @@ fn limits_truncate_answers_but_keep_the_end_packet() {
     let answer = fixture.send_request(RequestKind::Range, None, 1, 9);
     assert_eq!(answer, ["#0 [1,2) 1", "#0 [2,3) 1", "#0 [3,4) 1", "#0 [1,10) h0"]);
     assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9), [""; 0], "nothing left to give");
-    assert_eq!(fixture.service.counts().rate_refused, 1);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::Rate), 1);
     fixture.now = fixture.now.plus(1_000_000_000);
     assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9).len(), 4);
     assert_eq!(fixture.service.counts().truncated, 3);
@@ -300,7 +300,7 @@ fn a_request_for_the_epoch_is_answered_with_its_own_numbers() {
     assert_eq!(answer, ["#0 [5,5) hse0"], "a receiver may have seen a forged channel only");
     let other = ServiceRequest { group: GroupId(77), ..request };
     assert_eq!(fixture.send_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
-    assert_eq!(fixture.service.counts().unknown, 1);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::UnknownChannel), 1);
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn foreign_and_malformed_requests_are_counted_and_not_answered() {
     for invalid_request in [&[0; 3][..], &[0; REQUEST_PACKET_BYTES], &[0; REQUEST_PACKET_BYTES + 20]] {
         assert_eq!(fixture.send_raw(invalid_request), [""; 0]);
     }
-    assert_eq!(fixture.service.counts().malformed.unexpected(), 3);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::Malformed), 3);
     let other = ServiceRequest {
         kind: RequestKind::Range,
         group: GROUP,
@@ -321,10 +321,10 @@ fn foreign_and_malformed_requests_are_counted_and_not_answered() {
         nonce: NONCE,
     };
     assert_eq!(fixture.send_raw(zerocopy::IntoBytes::as_bytes(&other.to_packet())), [""; 0]);
-    assert_eq!(fixture.service.counts().unknown, 1);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::UnknownChannel), 1);
     fixture.service.set_limits(RetransmissionLimits { allowed: vec!["10.0.0.0/8".parse().unwrap()], ..limits() });
     assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 9), [""; 0]);
-    assert_eq!(fixture.service.counts().network_refused, 1);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::Network), 1);
     assert_eq!(fixture.service.counts().packets, 0);
 }
 
@@ -354,7 +354,7 @@ fn definitions_outlive_their_segments_and_span_several_packets() {
 fn a_service_answers_as_soon_as_the_log_has_entries() {
     let mut fixture = ServiceFixture::new(limits());
     assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 2), [""; 0]);
-    assert_eq!(fixture.service.counts().unknown, 1);
+    assert_eq!(fixture.service.listener_counters().refused(Refusal::UnknownChannel), 1);
     fixture.messages(1..2, TRADE);
     assert_eq!(fixture.send_request(RequestKind::Range, None, 1, 2), ["#0 [1,2) 1", "#0 [1,2) h0"]);
     assert!(fixture.directory.path().exists());

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
-use mdgw_status::control::{ControlError, Request, send_request};
+use mdgw_status::{
+    control::{ControlError, Request, send_request},
+    snapshot::ListenerSnapshot,
+};
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -62,10 +65,20 @@ pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
     print_answer(args, &Request::Status {}, |value, text| {
         if value["groups"].as_array().is_none_or(Vec::is_empty) {
             writeln!(text, "node {} runs standalone: no election is configured", value["node"])?;
-            return Ok(());
+        } else {
+            write_groups(value, text)?;
         }
-        write_groups(value, text)
+        write_refusals(value, text)
     })
+}
+
+/// Writes one line for each listener that has refused something. A gateway of an earlier version reports none.
+fn write_refusals(value: &Value, text: &mut String) -> anyhow::Result<()> {
+    let listeners: Vec<ListenerSnapshot> = serde_json::from_value(value["listeners"].clone()).unwrap_or_default();
+    for listener in listeners.iter().filter(|listener| !listener.refused.is_empty()) {
+        writeln!(text, "listener {listener}")?;
+    }
+    Ok(())
 }
 
 /// Writes one line per group, its abnormal conditions below it, and at the end the load of each leader. At most 80
@@ -340,6 +353,22 @@ mod tests {
             conditions(&json!({ "channels": [channel(true)] }))
                 .contains("channel 3: the input history no longer covers the whole session (history_bytes)")
         );
+    }
+
+    #[test]
+    fn a_status_lists_what_listeners_have_refused() {
+        let refusals = |value: &Value| {
+            let mut text = String::new();
+            write_refusals(value, &mut text).unwrap();
+            text
+        };
+        let listeners = json!([
+            { "name": "votes", "received": 9, "refused": { "forged": 2, "malformed": 3 } },
+            { "name": "pair_link", "received": 1, "refused": {} },
+        ]);
+        let shown = refusals(&json!({ "node": 1, "listeners": listeners }));
+        assert_eq!(shown, "listener votes: 9 received, 5 refused: 2 forged, 3 malformed\n");
+        assert_eq!(refusals(&json!({ "node": 1 })), "");
     }
 
     #[test]

@@ -130,6 +130,79 @@ fn a_peer_without_the_key_neither_joins_nor_breaks_the_link() {
     assert_eq!(first.handle().counts().connections, connections);
 }
 
+/// Opens connections from that address until `stop`, each beside those before it.
+fn flood_with_connections(from: Ipv4Addr, to: SocketAddrV4, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
+    let stop = Arc::clone(stop);
+    std::thread::spawn(move || {
+        let mut open = std::collections::VecDeque::new();
+        while !stop.load(Relaxed) {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind(&SocketAddrV4::new(from, 0).into()).unwrap();
+            if socket.connect(&to.into()).is_ok() {
+                open.push_back(socket);
+            }
+            // Far more than may wait, and fewer than this process may have.
+            if open.len() > 100 {
+                open.pop_front();
+            }
+        }
+    })
+}
+
+#[test]
+fn a_peer_connects_while_a_host_without_the_key_connects_again_and_again() {
+    // The end with the lower address dials: here the peer at 127.0.0.1.
+    let peer = free_address();
+    let listen = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port());
+    let (link, _) = start(1, listen, peer, 7);
+    let stop = Arc::new(AtomicBool::new(false));
+    let floods = [66, 67].map(|last| flood_with_connections(Ipv4Addr::new(127, 0, 0, last), listen, &stop));
+    let displaced = || link.handle().listener_counters().refused(Refusal::Displaced);
+    wait_until("all places are taken", || displaced() > 100);
+    // A configured peer connects, leaves and connects again, in the midst of it.
+    for _ in 0..3 {
+        let (second, _) = start(2, peer, listen, 7);
+        wait_until("the peer has connected", || has_met(&link, 2) && has_met(&second, 1));
+        drop(second);
+        wait_until("the peer has left", || !has_met(&link, 2));
+    }
+    stop.store(true, Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+    // The kernel may drop a connection before it is accepted.
+    wait_until("each accepted connection is counted once", || {
+        let counts = link.handle().counts();
+        counts.connections >= 3 && counts.refused + counts.connections == link.handle().listener_counters().received()
+    });
+}
+
+#[test]
+fn junk_datagrams_are_counted_by_reason_and_change_nothing() {
+    let (a, b) = (free_address(), free_address());
+    let (first, _) = start(1, a, b, 7);
+    let (second, _) = start(2, b, a, 7);
+    wait_until("the link is established", || has_met(&first, 2) && has_met(&second, 1));
+    let send = |from: Ipv4Addr, datagram: &[u8]| {
+        UdpSocket::bind((from, 0)).unwrap().send_to(datagram, a).unwrap();
+    };
+    let stranger = Ipv4Addr::new(127, 0, 0, 66);
+    let notice = [&b"MDGD\x01\x02\x01\x00"[..], &[7; 48]].concat();
+    for (from, datagram, reason) in [
+        (stranger, vec![7; 100], Refusal::UnknownSource),
+        (stranger, notice.clone(), Refusal::UnknownSource),
+        // The peer's host.
+        (Ipv4Addr::LOCALHOST, vec![7; 100], Refusal::Forged),
+        (Ipv4Addr::LOCALHOST, vec![7; 10], Refusal::Malformed),
+        (Ipv4Addr::LOCALHOST, vec![7; DATAGRAM_BYTES_MAX + 1], Refusal::TooLong),
+        (Ipv4Addr::LOCALHOST, notice, Refusal::Forged),
+    ] {
+        let before = first.handle().listener_counters().refused(reason);
+        send(from, &datagram);
+        wait_until("it is refused", || first.handle().listener_counters().refused(reason) == before + 1);
+    }
+    assert_eq!(first.handle().counts().refused, 6);
+    assert_eq!((first.handle().take_death(), first.handle().counts().connections), (None, 1));
+}
+
 /// Joins connections to `listen` to `target`, and passes all bytes on. `change` changes the hello of each direction: 0 from
 /// the connecting end, 1 from the target.
 fn attack(
