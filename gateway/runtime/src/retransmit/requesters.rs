@@ -217,7 +217,7 @@ mod tests {
             }
             // A requester that was not there before.
             let now = MonoNs(SECOND + (millisecond + 1) * 1_000_000 - 1);
-            let honest = Ipv4Addr::from(0x0a80_0000 + millisecond as u32);
+            let honest = Ipv4Addr::from(0x0a80_0000 + u32::try_from(millisecond).unwrap());
             admitted += u32::from(requesters.admit(honest, now).is_ok());
         }
         assert_eq!(admitted, 1_000);
