@@ -332,7 +332,7 @@ fn missing_messages() -> Vec<Scenario> {
         "The last packets are lost on the line. A heartbeat announces them, and they are requested.",
         "services=1",
     );
-    stream.publish_lossy(&gateway, FIRST, 0, 0, &|index| index >= 6 && index < 8);
+    stream.publish_lossy(&gateway, FIRST, 0, 0, &|index| (6..8).contains(&index));
     stream.serve(simple_ended(17));
     all.push(stream);
 

@@ -140,6 +140,7 @@ impl Harness {
             sink,
             fence: Arc::clone(&fence),
             counters: Registry::default().register("one"),
+            drop_counters: Registry::default().register("one"),
             metrics,
             sessions: Arc::new(ArrayQueue::new(4)),
         });
