@@ -93,7 +93,9 @@ fn assert_clean_stop_on(signal: Signal) {
     let summary = ended.json();
     assert_eq!((&summary["interrupted"], &summary["ok"]), (&true.into(), &false.into()), "{summary}");
     assert_eq!(names(scratch.path()), BTreeSet::new());
-    assert_eq!(names("/dev/shm").difference(&shared_before).count(), 0);
+    // Other tests make and remove directories there meanwhile.
+    let appeared: BTreeSet<_> = names("/dev/shm").difference(&shared_before).cloned().collect();
+    wait_until("nothing of the demonstration is left in memory", || names("/dev/shm").is_disjoint(&appeared));
 }
 
 #[test]
