@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use mdgw_feeds::published::packet::parse_packet;
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
@@ -42,9 +43,12 @@ fn each_kind_of_damage_is_detected() {
     let whole = verify_packets(&packets).expect_code(0).json();
     assert!(whole["passed"].as_bool().unwrap());
 
-    // Choose a packet with content, in the middle of the second half.
+    // Choose a packet that ends with a record, in the middle of the second half: the books of the restarted gateway are
+    // suspect, and some of its messages have no records.
+    let ends_with_record =
+        |bytes: &[u8]| parse_packet(bytes).unwrap().frames().last().is_some_and(|(header, _)| header.record_count > 0);
     let place = packets.len() * 3 / 4;
-    let place = place + packets[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
+    let place = place + packets[place..].iter().position(|(_, bytes)| ends_with_record(bytes)).unwrap();
     let edited = |edit: fn(&mut Vec<u8>)| {
         let mut packets = packets.clone();
         let mut bytes = packets[place].1.to_vec();
@@ -140,7 +144,8 @@ fn capture_with_a_kill_mid_day(fixture: &GatewayFixture) -> PathBuf {
     let gateway = fixture.gateway(&wanted, &arguments);
     play(&second_half, fixture.lines[0]);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-    assert!(tap.finish() > 1_000);
+    // As many packets as the messages fill, at least.
+    assert!(tap.finish() > 500);
     capture
 }
 

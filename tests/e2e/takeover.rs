@@ -475,11 +475,9 @@ fn a_planned_hand_over_publishes_nothing_twice() {
     let log = second.log();
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
     assert_eq!(consumer.epoch(), Some(NEW_EPOCH));
-    assert_eq!(
-        messages_of(&first.log()),
-        messages_of(&log),
-        "both gateways logged the same records; entries may be cut differently"
-    );
+    // Each gateway received other batches, so its packets are cut differently.
+    let equal = messages_of(&first.log()) == messages_of(&log);
+    assert!(equal, "the logs of both gateways hold the same messages, byte for byte");
     wait_until("windows are compared", || handles.iter().all(|handle| handle.counts().windows_equal > 0));
     assert!(handles.iter().all(|handle| handle.counts().windows_different == 0));
     let report = second.stop();
