@@ -210,6 +210,19 @@ impl Harness {
         texts
     }
 
+    /// Processes a batch whose first send panics, and then the failure, as the pool does. Returns the packets received
+    /// before and after.
+    fn received_around_panic(&mut self) -> [Vec<String>; 2] {
+        self.io.after_send = Some(Box::new(|| panic!("injected")));
+        assert!(catch_unwind(AssertUnwindSafe(|| self.run_batch())).is_err());
+        let before = self.received();
+        self.io.after_send = None;
+        let Self { pipeline, local, io, .. } = self;
+        let mut context = TurnContext { io, local, now: mono_now(), woken_at: unix_now(), thread: 0 };
+        pipeline.on_failed(&FailReason::Panicked("injected".into()), &mut context);
+        [before, self.received()]
+    }
+
     /// Values recorded for a stage.
     fn recorded(&mut self, stage: Stage) -> u64 {
         let histograms = self.local.stages.histograms();
@@ -353,17 +366,17 @@ fn a_panic_inside_a_batch_keeps_the_output_of_earlier_datagrams() {
     harness.send_each(Line::A, 2..5);
     harness.send(Line::A, &orders(5, 2));
     harness.send_each(Line::A, 7..9);
-    harness.io.after_send = Some(Box::new(|| panic!("injected")));
-    let outcome = catch_unwind(AssertUnwindSafe(|| harness.run_batch()));
-    assert!(outcome.is_err());
-    // The fourth datagram filled a packet. Its second message was in the next one when the first packet left.
-    assert_eq!(harness.received(), ["[2,6) 4"]);
-    harness.io.after_send = None;
-    let Harness { pipeline, local, io, .. } = &mut harness;
-    let mut context = TurnContext { io, local, now: mono_now(), woken_at: unix_now(), thread: 0 };
-    pipeline.on_failed(&FailReason::Panicked("injected".into()), &mut context);
-    // The publisher does not know that the first packet has left. Then the second message, and the channel's state.
-    assert_eq!(harness.received(), ["[2,6) 4", "[6,7) 1", "[7,7) 1"]);
+    // The fourth datagram filled a packet. Its second message was in the next one when the first packet left. The
+    // publisher does not know that the first packet has left. Then the second message, and the channel's state.
+    assert_eq!(harness.received_around_panic(), [&["[2,6) 4"][..], &["[2,6) 4", "[6,7) 1", "[7,7) 1"]]);
+}
+
+#[test]
+fn a_full_packet_leaves_before_the_next_datagram_is_processed() {
+    let mut harness = Harness::new();
+    harness.send_each(Line::A, 2..9);
+    // Nothing of a fifth datagram was there when the packet left.
+    assert_eq!(harness.received_around_panic(), [&["[2,6) 4"][..], &["[2,6) 4", "[6,6) 1"]]);
 }
 
 #[test]
