@@ -50,7 +50,7 @@ const HEADING: &str = "# Streams for receivers: see README.md. Made by the tests
 /// Epochs: of the first leader, of its successor, of a gateway that leads no more, and of a forger.
 const FIRST: Epoch = Epoch(7 << 8 | 1);
 const SECOND: Epoch = Epoch(8 << 8 | 2);
-const FORGED: Epoch = Epoch(900_000_000 << 8 | 9);
+const FORGED_EPOCH: Epoch = Epoch(900_000_000 << 8 | 9);
 
 const NONE: PacketFlags = PacketFlags(0);
 const PLAIN: FrameFlags = FrameFlags(0);
@@ -550,7 +550,7 @@ fn epochs() -> Vec<Scenario> {
     for index in 0..3 {
         stream.publish_next(&gateway, index, FIRST, NONE, &[0]);
     }
-    stream.publish_next(&gateway, 3, FORGED, NONE, &[0]);
+    stream.publish_next(&gateway, 3, FORGED_EPOCH, NONE, &[0]);
     stream.publish_next(&gateway, 3, FIRST, NONE, &[0]);
     all.push(stream);
 
@@ -559,7 +559,7 @@ fn epochs() -> Vec<Scenario> {
         "Within the start window a receiver without a service cannot tell which epoch is forged: it refuses everything and says so.",
         "",
     );
-    stream.publish_next(&gateway, 0, FORGED, NONE, &[0]);
+    stream.publish_next(&gateway, 0, FORGED_EPOCH, NONE, &[0]);
     stream.publish_next(&gateway, 0, FIRST, NONE, &[0]);
     stream.publish_next(&gateway, 1, FIRST, NONE, &[0]);
     all.push(stream);
@@ -569,7 +569,7 @@ fn epochs() -> Vec<Scenario> {
         "With a service the receiver holds its first packets until the service names the epoch. Forged ones are then refused.",
         "services=1 epoch_nonce=77777777777 request_nonce=55",
     );
-    stream.publish_next(&gateway, 0, FORGED, NONE, &[0]);
+    stream.publish_next(&gateway, 0, FORGED_EPOCH, NONE, &[0]);
     for index in 0..4 {
         stream.publish_next(&gateway, index, FIRST, NONE, &[0]);
     }
@@ -581,7 +581,7 @@ fn epochs() -> Vec<Scenario> {
         "No service answers, and there are rivals: the receiver gives up after its attempts.",
         "services=1 attempts=2",
     );
-    stream.publish_next(&gateway, 0, FORGED, NONE, &[0]);
+    stream.publish_next(&gateway, 0, FORGED_EPOCH, NONE, &[0]);
     stream.publish_next(&gateway, 0, FIRST, NONE, &[0]);
     stream.serve(simple_ended(17));
     stream.silence(0);
@@ -593,7 +593,7 @@ fn epochs() -> Vec<Scenario> {
         "services=1 epoch_nonce=77777777777 request_nonce=55",
     );
     stream.publish_next(&gateway, 0, FIRST, NONE, &[0]);
-    stream.forged_epoch_answer(100 * US, &gateway, 4_711, FORGED);
+    stream.forged_epoch_answer(100 * US, &gateway, 4_711, FORGED_EPOCH);
     stream.serve(simple_ended(17));
     all.push(stream);
 
@@ -602,7 +602,7 @@ fn epochs() -> Vec<Scenario> {
         "No service answers in time, so the receiver starts with the epoch that it sees. A late answer names another one.",
         "services=1 attempts=2 epoch_nonce=77777777777",
     );
-    stream.publish_next(&gateway, 0, FORGED, NONE, &[0]);
+    stream.publish_next(&gateway, 0, FORGED_EPOCH, NONE, &[0]);
     stream.forged_epoch_answer(400 * MS, &gateway, 77_777_777_777 >> 18, FIRST);
     stream.serve(simple_ended(17));
     stream.silence(0);

@@ -67,9 +67,9 @@ impl PendingConnections {
 /// Which of the `holders` of a place (index and address, oldest first) makes room for a connection from `newcomer`. `None`:
 /// none, since all of them are peers and the newcomer is not.
 fn displaced(holders: &[(usize, IpAddr)], newcomer: IpAddr, peers: &BTreeSet<IpAddr>) -> Option<usize> {
-    let strangers = || holders.iter().filter(|(_, from)| !peers.contains(from));
-    let candidates: Vec<_> = match strangers().next() {
-        Some(_) => strangers().collect(),
+    let unknown_nodes = || holders.iter().filter(|(_, from)| !peers.contains(from));
+    let candidates: Vec<_> = match unknown_nodes().next() {
+        Some(_) => unknown_nodes().collect(),
         None if peers.contains(&newcomer) => holders.iter().collect(),
         None => return None,
     };
@@ -133,13 +133,14 @@ mod tests {
 
     #[test]
     fn no_number_of_hosts_displaces_a_peer() {
-        let strangers = || (10..250).cycle().take(1_000);
-        let held = held_after(&[1, 2], [1, 2].into_iter().chain(strangers()));
+        let unknown_nodes = || (10..250).cycle().take(1_000);
+        let held = held_after(&[1, 2], [1, 2].into_iter().chain(unknown_nodes()));
         assert_eq!((count(&held, 1), count(&held, 2)), (1, 1));
-        let held = held_after(&[1, 2], strangers().chain([1]).chain(strangers()));
+        let held = held_after(&[1, 2], unknown_nodes().chain([1]).chain(unknown_nodes()));
         assert_eq!(count(&held, 1), 1);
-        // A peer that connects again and again takes the places of strangers first, and then its own.
-        let held = held_after(&[1, 2], strangers().chain([2]).chain(std::iter::repeat_n(1, 100)).chain(strangers()));
+        // A peer that connects again and again takes the places of unknown_nodes first, and then its own.
+        let held =
+            held_after(&[1, 2], unknown_nodes().chain([2]).chain(std::iter::repeat_n(1, 100)).chain(unknown_nodes()));
         assert_eq!((count(&held, 1), count(&held, 2)), (PENDING_MAX - 1, 1));
     }
 }
