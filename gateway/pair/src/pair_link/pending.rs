@@ -67,9 +67,9 @@ impl PendingConnections {
 /// Which of the `holders` of a place (index and address, oldest first) makes room for a connection from `newcomer`. `None`:
 /// none, since all of them are peers and the newcomer is not.
 fn displaced(holders: &[(usize, IpAddr)], newcomer: IpAddr, peers: &BTreeSet<IpAddr>) -> Option<usize> {
-    let unknown_nodes = || holders.iter().filter(|(_, from)| !peers.contains(from));
-    let candidates: Vec<_> = match unknown_nodes().next() {
-        Some(_) => unknown_nodes().collect(),
+    let other_hosts = || holders.iter().filter(|(_, from)| !peers.contains(from));
+    let candidates: Vec<_> = match other_hosts().next() {
+        Some(_) => other_hosts().collect(),
         None if peers.contains(&newcomer) => holders.iter().collect(),
         None => return None,
     };
@@ -133,14 +133,14 @@ mod tests {
 
     #[test]
     fn no_number_of_hosts_displaces_a_peer() {
-        let unknown_nodes = || (10..250).cycle().take(1_000);
-        let held = held_after(&[1, 2], [1, 2].into_iter().chain(unknown_nodes()));
+        let other_hosts = || (10..250).cycle().take(1_000);
+        let held = held_after(&[1, 2], [1, 2].into_iter().chain(other_hosts()));
         assert_eq!((count(&held, 1), count(&held, 2)), (1, 1));
-        let held = held_after(&[1, 2], unknown_nodes().chain([1]).chain(unknown_nodes()));
+        let held = held_after(&[1, 2], other_hosts().chain([1]).chain(other_hosts()));
         assert_eq!(count(&held, 1), 1);
-        // A peer that connects again and again takes the places of unknown_nodes first, and then its own.
+        // A peer that connects again and again takes the places of other hosts first, and then its own.
         let held =
-            held_after(&[1, 2], unknown_nodes().chain([2]).chain(std::iter::repeat_n(1, 100)).chain(unknown_nodes()));
+            held_after(&[1, 2], other_hosts().chain([2]).chain(std::iter::repeat_n(1, 100)).chain(other_hosts()));
         assert_eq!((count(&held, 1), count(&held, 2)), (PENDING_MAX - 1, 1));
     }
 }

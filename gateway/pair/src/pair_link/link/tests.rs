@@ -184,11 +184,11 @@ fn junk_datagrams_are_counted_by_reason_and_change_nothing() {
     let send = |from: Ipv4Addr, datagram: &[u8]| {
         UdpSocket::bind((from, 0)).unwrap().send_to(datagram, a).unwrap();
     };
-    let stranger = Ipv4Addr::new(127, 0, 0, 66);
+    let other_host = Ipv4Addr::new(127, 0, 0, 66);
     let notice = [&b"MDGD\x01\x02\x01\x00"[..], &[7; 48]].concat();
     for (from, datagram, reason) in [
-        (stranger, vec![7; 100], Refusal::UnknownSource),
-        (stranger, notice.clone(), Refusal::UnknownSource),
+        (other_host, vec![7; 100], Refusal::UnknownSource),
+        (other_host, notice.clone(), Refusal::UnknownSource),
         // The peer's host.
         (Ipv4Addr::LOCALHOST, vec![7; 100], Refusal::Forged),
         (Ipv4Addr::LOCALHOST, vec![7; 10], Refusal::Malformed),
