@@ -23,7 +23,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
     path::PathBuf,
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::{ArgGroup, Parser};
@@ -249,16 +249,19 @@ impl Options {
     /// Plays one day with the trials from `first` on; `None`: this machine cannot.
     fn play_day(&self, kind: TrialKind, first: u64, count: u64, stall_monitor: &StallMonitor) -> Option<FaultTrials> {
         let mut injected_faults = Vec::new();
+        let (begun, mut first_fault, mut last_fault) = (Instant::now(), None, None);
         // A panic ends one day only: it is recorded, and the next day is played.
         let played = panic::catch_unwind(AssertUnwindSafe(|| {
             let mut testbed = Testbed::start(&kind.title(), self.plan(kind, count))?;
             testbed.wait_until_expectation_ready();
             testbed.start_session();
             testbed.wait_for_more_deliveries(1_000);
+            first_fault = Some(begun.elapsed());
             for trial in first..first + count {
                 injected_faults.push((kind.case.inject)(&mut testbed, trial));
                 let _ignored = writeln!(std::io::stderr(), "{}: {} of {}", kind.title(), trial + 1, self.args.trials);
             }
+            last_fault = Some(begun.elapsed());
             Some(testbed.finish())
         }));
         let mut trials = FaultTrials::default();
@@ -270,7 +273,18 @@ impl Options {
                 trials.record_aborted_day(injected_faults.len(), text.unwrap_or_default());
             }
         }
-        let _ignored = writeln!(std::io::stderr(), "{}, this day: {}", kind.title(), trials.progress_line());
+        // An aborted day has no times.
+        let times = first_fault.zip(last_fault).map(|(first, last)| [first, last - first, begun.elapsed() - last]);
+        let times = times.map(|times| times.map(|time| format!("{:.1} s", time.as_secs_f64())));
+        let times = times
+            .map(|[start, faults, end]| format!("; {start} to the first fault, {faults} of faults, {end} to check"));
+        let _ignored = writeln!(
+            std::io::stderr(),
+            "{}, this day: {}{}",
+            kind.title(),
+            trials.progress_line(),
+            times.unwrap_or_default()
+        );
         Some(trials)
     }
 

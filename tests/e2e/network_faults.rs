@@ -1,8 +1,12 @@
 //! A pair on a real network: under each fault every receiver receives every message once and in order. This is a short
 //! version of `--bin takeovers`, which runs all cases many times.
 
+use std::{collections::BTreeMap, fs, process::Command};
+
 use mdgw_tests::{
     captures::print_to_stderr,
+    process::{self, Signal, wait_until},
+    skip::skip,
     stores::Store,
     testbed::{
         RECEIVERS, Testbed,
@@ -62,7 +66,7 @@ fn a_hand_over_republishes_only_packets_in_flight() {
     let Some(result) = inject_faults(test, &["hand-over"], ElectionBackend::Quorum) else { return };
     // Checked only if no scheduling stall moved leadership as well.
     if result.changes.iter().all(|changes| changes.len() == 1) {
-        let republished = result.republished_messages();
+        let republished = result.republished;
         assert!(republished < IN_FLIGHT_MESSAGES_MAX, "{republished}\n{}", result.verdict());
     }
 }
@@ -166,4 +170,82 @@ fn a_leader_continues_without_its_store() {
     } else {
         print_to_stderr(&format!("SKIPPED: {test}: built without stores"));
     }
+}
+
+/// `takeovers` starts gateways, whose sentinels are processes of their own, and a venue. None outlives it, whatever ends it.
+#[test]
+fn a_run_of_takeovers_leaves_no_process_behind_whatever_ends_it() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("a_run_of_takeovers_leaves_no_process_behind_whatever_ends_it", "network namespaces take root");
+    }
+    for signal in [Signal::Interrupt, Signal::Terminate, Signal::Kill] {
+        let mut takeovers = Command::new(env!("CARGO_BIN_EXE_takeovers"));
+        takeovers.args([
+            "--case",
+            "no-fault",
+            "--trials",
+            "1",
+            "--rate",
+            "1500",
+            "--timing",
+            "600/120/120",
+            "--fault-seconds",
+            "80",
+        ]);
+        takeovers.env("MDGW_PROGRAM", process::program());
+        let takeovers = process::spawn(takeovers);
+        let mut started = BTreeMap::new();
+        wait_until("two gateways, their sentinels and a venue run", || {
+            started = descendants(takeovers.id());
+            let of_command = |name: &str| started.values().filter(|(_, command)| command == name).count();
+            [of_command("run"), of_command("sentinel"), of_command("sim")] == [2, 2, 1]
+        });
+        assert_eq!(takeovers.stop_with(signal).code, None, "{signal:?} ends it");
+        wait_until("everything that it started has ended", || {
+            let running = running_processes();
+            started.iter().all(|(id, (started_at, _))| running.get(id).is_none_or(|now| now.started_at != *started_at))
+        });
+    }
+}
+
+/// A process, by `/proc/PID/stat`.
+struct RunningProcess {
+    parent: u32,
+    /// Ticks since boot.
+    started_at: u64,
+}
+
+/// All processes that have not ended. One that has ended and that nobody has waited for does not count.
+fn running_processes() -> BTreeMap<u32, RunningProcess> {
+    let ids = fs::read_dir("/proc")
+        .expect("proc is mounted")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let process = |id: u32| {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        // The name before may contain spaces and parentheses.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let is_running = !["Z", "X"].contains(&fields.next()?);
+        let parent = fields.next()?.parse().ok()?;
+        let started_at = fields.nth(17)?.parse().ok()?;
+        is_running.then_some((id, RunningProcess { parent, started_at }))
+    };
+    ids.filter_map(process).collect()
+}
+
+/// The running processes that descend from that one: when each started, and its `mdgw` command.
+fn descendants(of: u32) -> BTreeMap<u32, (u64, String)> {
+    let running = running_processes();
+    let descends = |id: &u32| {
+        let mut ancestors = std::iter::successors(running.get(id), |process| running.get(&process.parent));
+        ancestors.any(|process| process.parent == of)
+    };
+    let command = |id: &u32| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).nth(1).map(|word| String::from_utf8_lossy(word).into_owned()).unwrap_or_default()
+    };
+    running
+        .iter()
+        .filter(|(id, _)| descends(id))
+        .map(|(id, process)| (*id, (process.started_at, command(id))))
+        .collect()
 }

@@ -1,5 +1,6 @@
 //! Shared support of end-to-end and conformance tests.
 
+pub mod bound_child;
 pub mod captures;
 pub mod conformance;
 pub mod counting_allocator;

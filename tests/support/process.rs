@@ -1,4 +1,5 @@
-//! Runs the `mdgw` program as a user does: starts it, reads its output line by line, and stops it. Dropping it kills it.
+//! Runs the `mdgw` program as a user does: starts it, reads its output line by line, and stops it. Dropping it kills it, and so does
+//! the end of this process.
 
 use std::{
     env,
@@ -12,6 +13,8 @@ use std::{
 };
 
 use rustix::process::{Pid, kill_process};
+
+use crate::bound_child;
 
 /// Upper bound of every wait in tests. A step that takes longer is considered hung.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
@@ -152,13 +155,14 @@ pub fn start_with<A: AsRef<OsStr>>(
 /// # Panics
 /// When it can't be started.
 #[must_use]
-pub fn spawn(mut command: Command) -> MdgwProcess {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+pub fn spawn(command: Command) -> MdgwProcess {
     let command_line = command.get_args().fold("mdgw".to_owned(), |mut command_line, argument| {
         let _ = write!(command_line, " {}", argument.to_string_lossy());
         command_line
     });
-    let mut child = command.spawn().expect("mdgw starts");
+    let mut bound = bound_child::bind(&command);
+    bound.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = bound_child::spawn(bound).expect("mdgw starts");
     let stdout = OutputStream::read(child.stdout.take().expect("standard output is piped"));
     let stderr = OutputStream::read(child.stderr.take().expect("standard error is piped"));
     MdgwProcess { command_line, child, stdout, stderr }

@@ -76,7 +76,7 @@ pub struct Testbed {
     receivers: Vec<Receiver>,
     /// Host of receivers that come late and leave, see [`Self::start_visitor`].
     visitor_host: Host,
-    expected: Option<JoinHandle<ExpectedStream>>,
+    expected: Option<JoinHandle<Arc<ExpectedStream>>>,
     folder: TempDir,
     fast_dir: Arc<TempDir>,
 }
@@ -550,7 +550,7 @@ impl Testbed {
     }
 
     fn venue_input(&self) -> VenueInput {
-        VenueInput { messages: self.plan.messages, config: self.config_text(1) }
+        VenueInput { messages: self.plan.messages, channel: self.plan.channel.clone(), config: self.config_text(1) }
     }
 
     fn control_socket(&self, node: u8) -> PathBuf {

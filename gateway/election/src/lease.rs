@@ -45,7 +45,7 @@ use mdgw_sys::clock_rate::ClockRate;
 use self::{
     known_record::{KnownRecord, Observed, ObservedBy},
     leading::Leadership,
-    leaving::{LeaveMode, Leaving},
+    leaving::{ClosedFor, LeaveMode, Leaving},
     promises::GivenPromise,
     successor::{AnnouncedEnd, NamedSuccessor},
 };
@@ -127,6 +127,8 @@ pub struct Lease {
     observed_epoch: Epoch,
     /// The highest epoch under which the fence was opened. No epoch is opened twice.
     highest_opened: Epoch,
+    /// The hand-over for which this gateway closed its fence, while no record has shown another leadership since.
+    unconfirmed_hand_over: Option<ClosedFor>,
     /// The last move helped: a gateway has received the output of the leadership that it led to. Over an election that no
     /// hand-over caused, the value stays that of the leadership before.
     move_helped: bool,
@@ -229,6 +231,8 @@ pub struct LeaseSafeguards {
     pub successor_epoch_from_record: bool,
     /// A new epoch is above the one that the record's designated successor may have opened.
     pub counts_successor_epoch: bool,
+    /// A hand-over is reported as failed when its leadership ends before, or when the same gateway leads again after it.
+    pub reports_ended_hand_overs: bool,
 }
 
 impl LeaseSafeguards {
@@ -248,6 +252,7 @@ impl LeaseSafeguards {
         raises_once_stored: true,
         successor_epoch_from_record: true,
         counts_successor_epoch: true,
+        reports_ended_hand_overs: true,
     };
 }
 
@@ -277,6 +282,7 @@ impl Lease {
             progress: Progress::Running,
             observed_epoch: Epoch::default(),
             highest_opened: Epoch::default(),
+            unconfirmed_hand_over: None,
             move_helped: false,
             outstanding_sends: OutstandingSends::default(),
             keeps_record: false,
@@ -499,6 +505,7 @@ impl Lease {
         if let Some(attempt) = self.pending.resolve(&self.known_record) {
             self.on_swap_committed(now, &attempt);
         }
+        self.confirm_hand_over();
         self.drop_promise_of_released_record();
         self.ask_to_be_admitted();
         let Some(epoch) = self.leading_epoch() else { return };

@@ -75,3 +75,6 @@ pub mod zookeeper;
 #[cfg(test)]
 #[path = "../../../tests/data/formats/check.rs"]
 mod formats;
+#[cfg(test)]
+#[path = "../../../tests/support/skip.rs"]
+mod skip;

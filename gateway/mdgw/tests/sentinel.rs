@@ -33,7 +33,11 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, kill_process_group, setrlimit};
+use skip::skip;
+
+#[path = "../../../tests/support/skip.rs"]
+mod skip;
 
 /// Longer than any step takes on any machine; a step that takes longer hangs.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -80,6 +84,14 @@ impl Fixture {
     }
 
     fn gateway(&self, options: Options<'_>) -> Gateway {
+        let (mut gateway, watched) = self.registering_gateway(options);
+        let sentinel = watched.strip_prefix("watched by ").unwrap_or_else(|| panic!("{watched}")).parse().ok();
+        gateway.sentinel = sentinel.and_then(Pid::from_raw);
+        gateway
+    }
+
+    /// A gateway, and how its registration with the sentinel went.
+    fn registering_gateway(&self, options: Options<'_>) -> (Gateway, String) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["gateway_process", "--exact", "--ignored", "--nocapture"]);
         command.env("RECIPIENT", self.recipient.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
@@ -103,9 +115,7 @@ impl Fixture {
             sentinel: None,
         };
         let watched = gateway.answer();
-        let sentinel = watched.strip_prefix("watched by ").unwrap_or_else(|| panic!("{watched}")).parse().ok();
-        gateway.sentinel = sentinel.and_then(Pid::from_raw);
-        gateway
+        (gateway, watched)
     }
 }
 
@@ -391,6 +401,45 @@ fn a_gateway_survives_its_sentinel_and_reports_the_loss() {
     gateway.order("close");
     assert!(gateway.child.wait().unwrap().success());
     assert_eq!(fixture.notices(), []);
+}
+
+/// A gateway of root reaches the socket of a service that runs under another user.
+#[test]
+fn a_sentinel_that_may_not_kill_the_gateway_refuses_to_watch_it() {
+    if !geteuid().is_root() {
+        return skip(
+            "a_sentinel_that_may_not_kill_the_gateway_refuses_to_watch_it",
+            "only root can become another user",
+        );
+    }
+    let fixture = Fixture::new();
+    fs::set_permissions(fixture.directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    // The other user may be unable to reach the program where it was built.
+    let program = fixture.path("mdgw");
+    fs::copy(env!("CARGO_BIN_EXE_mdgw"), &program).unwrap();
+    let socket = fixture.path("sentinel.socket");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+    let mut service = sentinel_service(command, &socket);
+    let (mut gateway, answer) = fixture.registering_gateway(Options { service: Some(&socket), ..with_incarnation(17) });
+    assert!(answer.contains("may not kill the gateway"), "{answer}");
+    gateway.child.wait().unwrap();
+    assert_eq!(fixture.notices(), []);
+    service.kill().unwrap();
+    service.wait().unwrap();
+}
+
+/// Starts `command sentinel` on that socket, and waits until it listens.
+fn sentinel_service(mut command: Command, socket: &Path) -> Child {
+    command.args(["sentinel", "--priority", "0", "--socket"]).arg(socket).stderr(Stdio::piped());
+    let mut service = command.spawn().unwrap();
+    let stderr = service.stderr.as_mut().unwrap();
+    BufReader::new(stderr)
+        .lines()
+        .map_while(Result::ok)
+        .find(|line| line.contains("ready"))
+        .expect("the sentinel must listen");
+    service
 }
 
 #[test]

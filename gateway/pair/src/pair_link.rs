@@ -31,10 +31,10 @@ pub mod message;
 pub mod mismatch;
 mod pending;
 mod position_query;
+mod reported_epochs;
 
 pub use copy_in::{CopyError, fetch_copy};
 pub use handle::{LinkHandle, PairCounts, PeerReport};
-pub use link::{
-    ChannelSender, LinkedGroup, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint,
-};
+pub use link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint};
 pub use position_query::query_positions;
+pub use reported_epochs::{LinkedGroup, ReportedEpochs};

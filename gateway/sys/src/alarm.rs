@@ -40,6 +40,7 @@ alarms! {
     PairLinkRefused = "pair-link-refused", "a connection to the pair link failed authentication or broke the protocol";
     InputHistoryTruncated = "input-history-truncated", "the input history no longer covers the session";
     NoSentinel = "no-sentinel", "no sentinel would announce this gateway's death";
+    KillRefused = "kill-refused", "the sentinel may not kill its gateway, so it announces no death before the process has ended";
     RecordRolledBack = "record-rolled-back", "the election store returned an older record than before";
     StoreSlow = "store-slow", "the election store is too slow for the lease";
     StoreUnreachable = "store-unreachable", "the election store does not answer; the leader continues on promises";

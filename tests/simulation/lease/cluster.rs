@@ -4,12 +4,13 @@
 use std::{
     cmp::Ordering,
     collections::{BTreeMap, BinaryHeap, VecDeque},
+    sync::Arc,
 };
 
 use mdgw_captures::random::Random;
 use mdgw_election::{
     auto_move::AutoMoveConfig,
-    core::{Core as _, Input, Output},
+    core::{Core as _, Input, Notice, Output},
     fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     lease::{Lease, LeaseConfig, LeaseSafeguards, OnSuspended},
@@ -19,9 +20,14 @@ use mdgw_election::{
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_pair::{
+    pair_link::{LinkedGroup, ReportedEpochs},
+    standby::KnownEpochs,
+};
 use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
 
 use super::{faults::FaultConfig, receiver::EpochReceiver, store::SimulatedStore};
+use crate::{forger::JUMP_MAX, hand_overs::RequestedHandOvers};
 
 /// Parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +43,13 @@ pub(crate) struct LeaseSetup {
     /// An opening reaches every gateway: those that are cut off too, and those that are down in the log that they copy.
     /// Otherwise it reaches those that run and receive from the leader at that moment.
     pub(crate) openings_reach_all: bool,
+    /// Epochs may go back: state files are lost, and a restored store shows an epoch below those that gateways opened which the
+    /// next leader received nothing of.
+    pub(crate) epochs_may_regress: bool,
+    /// Gateways report over their pair links the highest epoch that each knows.
+    pub(crate) linked: bool,
+    /// A leader counts a higher epoch that a peer keeps reporting as observed.
+    pub(crate) counts_reported_epochs: bool,
     /// By how many counts each start raises the epoch of the gateway's state file.
     pub(crate) counts_per_start: u64,
     /// Messages between gateways prove their sender. Otherwise a promise of one gateway counts for every other one as well.
@@ -89,6 +102,9 @@ pub(crate) struct LeaseCluster {
     pub(super) partitions: BTreeMap<(usize, usize), u32>,
     pub(super) faults_stopped: bool,
     epoch_receiver: EpochReceiver,
+    pub(super) hand_overs: RequestedHandOvers<usize>,
+    /// How often a leader noticed that a higher epoch than its own was observed.
+    pub(crate) outranked: u64,
     /// All openings, in order.
     pub(crate) opened: Vec<Opening>,
     /// The last swap of each gateway.
@@ -136,10 +152,15 @@ pub(super) struct SimulatedGateway {
     /// Restore count of the store when the present connection was made.
     pub(super) store_restore_count: u64,
     pub(super) last_watch_ns: u64,
-    /// The highest epoch in the gateway's own log.
-    own_epoch: Epoch,
+    /// The highest epoch in the gateway's state file.
+    pub(super) own_epoch: Epoch,
+    /// The product's own memory of epochs, and what it makes of the peers' reports.
+    epochs: Arc<KnownEpochs>,
+    reported_epochs: ReportedEpochs,
+    /// The highest epoch that a peer's report has raised the observed one to.
+    observed_by_report: Epoch,
     /// The product's own fence, the only thing that the hot thread checks.
-    pub(super) fence: Fence,
+    pub(super) fence: Arc<Fence>,
     pub(super) leading_epoch: Option<Epoch>,
     deadline: MonoNs,
     /// Latest end of sends of the last leadership, in true time.
@@ -181,6 +202,12 @@ pub(super) enum Event {
     },
     /// A gateway reports its state to its peers.
     PeerState(usize),
+    /// A peer's report of the highest epoch that it knows arrives.
+    EpochReported {
+        to: usize,
+        incarnation: u64,
+        epoch: Epoch,
+    },
     Fault,
     Heal(usize, usize),
     StoreUp,
@@ -207,7 +234,12 @@ impl LeaseCluster {
         let mut random = Random::new(seed);
         let (rate_max, span_ns) = (u64::from(setup.clock_error_ppm_max), 1_000 * MS);
         let gateways = (0..setup.gateways)
-            .map(|_| SimulatedGateway {
+            .map(|_| {
+                let fence = Arc::new(Fence::closed());
+                let (epochs, reported_epochs) = epochs_of(Epoch::default(), &fence);
+                (fence, epochs, reported_epochs)
+            })
+            .map(|(fence, epochs, reported_epochs)| SimulatedGateway {
                 core: None,
                 incarnation: 0,
                 rate_ppm: signed(random.below(2 * rate_max + 1)) - signed(rate_max),
@@ -221,7 +253,10 @@ impl LeaseCluster {
                 store_restore_count: 0,
                 last_watch_ns: 0,
                 own_epoch: Epoch::default(),
-                fence: Fence::closed(),
+                epochs,
+                reported_epochs,
+                observed_by_report: Epoch::default(),
+                fence,
                 leading_epoch: None,
                 deadline: MonoNs(0),
                 sends_end_ns: 0,
@@ -241,6 +276,8 @@ impl LeaseCluster {
             partitions: BTreeMap::new(),
             faults_stopped: false,
             epoch_receiver: EpochReceiver::new(setup.receivers_check_epochs),
+            hand_overs: RequestedHandOvers::new(),
+            outranked: 0,
             opened: Vec::new(),
             swaps: vec![SwapTimes::default(); usize::from(setup.gateways)],
             record_learned_ns: vec![0; usize::from(setup.gateways)],
@@ -301,9 +338,29 @@ impl LeaseCluster {
 
     /// The gateway has received a packet of that epoch.
     pub(crate) fn observe_epoch(&mut self, gateway: usize, epoch: Epoch) {
-        let SimulatedGateway { own_epoch, .. } = &mut self.gateways[gateway];
-        *own_epoch = epoch.max(*own_epoch);
+        self.learn_epoch(gateway, epoch);
         self.send(gateway, Input::ObservedEpoch(epoch), 0);
+    }
+
+    /// Epochs that a gateway knows survive its process.
+    fn learn_epoch(&mut self, gateway: usize, epoch: Epoch) {
+        let SimulatedGateway { own_epoch, epochs, .. } = &mut self.gateways[gateway];
+        *own_epoch = epoch.max(*own_epoch);
+        epochs.record_authenticated(epoch);
+    }
+
+    /// Whether receivers drop the packets of the gateway that may send now, although a running gateway knows the epoch that
+    /// they hold.
+    pub(crate) fn is_muted(&self) -> bool {
+        let received = self.epoch_receiver.highest_epoch();
+        let is_known =
+            self.gateways.iter().any(|gateway| gateway.core.is_some() && gateway.epochs.highest() >= received);
+        is_known && self.leading_epoch().is_some_and(|epoch| epoch < received)
+    }
+
+    /// A gateway of which a hand-over was requested that neither ended with another leader nor was reported as failed.
+    pub(crate) fn unreported_hand_over(&self) -> Option<usize> {
+        self.hand_overs.unreported()
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
@@ -361,6 +418,7 @@ impl LeaseCluster {
                 }
             }
             Event::PeerState(gateway) => self.report_peer_state(gateway),
+            Event::EpochReported { to, incarnation, epoch } => self.receive_reported_epoch(to, incarnation, epoch),
             Event::Fault => self.random_fault(),
             Event::Heal(from, to) => self.heal(from, to),
             Event::StoreUp => self.store_up(),
@@ -446,7 +504,12 @@ impl LeaseCluster {
         }
         let now = self.local_time(gateway);
         let Some(core) = &mut self.gateways[gateway].core else { return };
-        for output in core.step(now, input) {
+        if matches!(input, Input::HandOver(_)) {
+            self.hand_overs.request(gateway);
+        }
+        let (outputs, known) = (core.step(now, input), core.view().epoch);
+        self.gateways[gateway].epochs.record_authenticated(known);
+        for output in outputs {
             self.apply_output(gateway, output);
         }
     }
@@ -488,16 +551,19 @@ impl LeaseCluster {
                 self.send_to_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
+            Output::Notice(Notice::HigherEpochObserved(_)) => self.outranked += 1,
+            Output::Notice(Notice::HandOverFailed { .. }) => self.hand_overs.report_failed(gateway),
             Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }
 
     fn open(&mut self, gateway: usize, epoch: Epoch, deadline: MonoNs) {
         let before = self.opened.iter().map(|opening| opening.epoch).max().unwrap_or_default();
-        if epoch <= before {
+        if epoch <= before && !self.setup.epochs_may_regress {
             self.record_violation(Violation::EpochRegressed { at_ns: self.now_ns, epoch, before });
         }
-        self.gateways[gateway].own_epoch = self.gateways[gateway].own_epoch.max(epoch);
+        self.learn_epoch(gateway, epoch);
+        self.hand_overs.open(gateway);
         self.opened.push(Opening { at_ns: self.now_ns, gateway, epoch, swap: self.swaps[gateway] });
         self.gateways[gateway].leading_epoch = Some(epoch);
         self.gateways[gateway].fence.open(epoch, deadline);
@@ -508,7 +574,7 @@ impl LeaseCluster {
             for other in 0..self.gateways.len() {
                 let receives = self.gateways[other].core.is_some() && !self.is_partitioned(gateway, other);
                 if receives || self.setup.openings_reach_all {
-                    self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
+                    self.learn_epoch(other, epoch);
                     self.send(other, Input::ObservedEpoch(epoch), 50_000);
                 }
             }
@@ -628,9 +694,33 @@ impl LeaseCluster {
         for to in (0..self.gateways.len()).filter(|to| *to != from) {
             if let Some(state) = &state {
                 self.send_to_peer(from, node_of(to), PeerMessage::State(state.clone()));
+                self.report_epoch(from, to);
             }
         }
         self.after(self.setup.timing.renew_ns / 2, Event::PeerState(from));
+    }
+
+    fn report_epoch(&mut self, from: usize, to: usize) {
+        if self.setup.linked && !self.is_partitioned(from, to) {
+            let (incarnation, epoch) =
+                (self.gateways[to].incarnation, self.gateways[from].reported_epochs.highest_known());
+            self.after(REPORT_DELAY_NS, Event::EpochReported { to, incarnation, epoch });
+        }
+    }
+
+    fn receive_reported_epoch(&mut self, to: usize, incarnation: u64, epoch: Epoch) {
+        let now = self.local_time(to);
+        let gateway = &mut self.gateways[to];
+        if gateway.incarnation != incarnation || gateway.core.is_none() || gateway.paused {
+            return;
+        }
+        gateway.reported_epochs.record(epoch, now);
+        let observed = gateway.epochs.take_observed().unwrap_or_default();
+        let is_new = observed > std::mem::replace(&mut gateway.observed_by_report, observed);
+        self.learn_epoch(to, epoch);
+        if is_new && self.setup.counts_reported_epochs {
+            self.deliver_input(to, Some(Input::ObservedEpoch(observed)));
+        }
     }
 
     /// Delay of one message in one direction, ns: mostly short, sometimes long.
@@ -653,7 +743,12 @@ impl LeaseCluster {
             return;
         }
         gateway.incarnation += 1;
-        gateway.own_epoch = Epoch::new(gateway.own_epoch.count() + counts_per_start, node_of(number).0);
+        if counts_per_start > 0 {
+            gateway.own_epoch = Epoch::new(gateway.own_epoch.count() + counts_per_start, node_of(number).0);
+        }
+        gateway.fence.close();
+        (gateway.epochs, gateway.reported_epochs) = epochs_of(gateway.own_epoch, &gateway.fence);
+        gateway.observed_by_report = Epoch::default();
         gateway.connection += 1;
         gateway.store_restore_count = self.store.restore_count;
         gateway.last_watch_ns = 0;
@@ -718,6 +813,15 @@ impl LeaseCluster {
     }
 }
 
+/// What a gateway's process knows of epochs at its start.
+fn epochs_of(own_epoch: Epoch, fence: &Arc<Fence>) -> (Arc<KnownEpochs>, ReportedEpochs) {
+    let epochs = Arc::new(KnownEpochs::new(own_epoch, JUMP_MAX));
+    let group = LinkedGroup { epochs: Arc::clone(&epochs), fence: Arc::clone(fence) };
+    (epochs, ReportedEpochs::new(group))
+}
+
+/// Delay of a report over the pair link, ns.
+const REPORT_DELAY_NS: u64 = 100_000;
 /// Rate of a clock that stands still.
 const STOPPED_PPM: i64 = -1_000_000;
 /// Until a stopped clock shows a later time: longer than any pause.

@@ -21,6 +21,8 @@ pub(crate) struct FaultConfig {
     /// Share of messages and packets with a long delay, and the longest such delay, ns.
     pub(crate) late: f64,
     pub(crate) long_delay_ns: u64,
+    /// The store answers a swap up to that much later than it notifies the watching gateways, ns.
+    pub(crate) slow_answer_ns: u64,
     /// Longest delay of all other messages, ns.
     pub(crate) delay_ns_max: u64,
     /// Share of messages between gateways that are lost.
@@ -38,6 +40,7 @@ impl FaultConfig {
         lasts_ns: 0,
         late: 0.0,
         long_delay_ns: 0,
+        slow_answer_ns: 0,
         delay_ns_max: 2 * MS,
         lost: 0.0,
         stalled_sends: 0.0,
@@ -60,6 +63,7 @@ impl FaultConfig {
         lasts_ns: 40 * MS,
         late: 0.05,
         long_delay_ns: 40 * MS,
+        slow_answer_ns: 0,
         delay_ns_max: u64::MAX,
         lost: 0.02,
         stalled_sends: 0.2,
@@ -82,6 +86,20 @@ impl FaultConfig {
     /// Leaders that die after their records named changing successors, since candidates were cut off meanwhile.
     pub(crate) const SUCCESSORS: Self =
         Self { kinds: &[Fault::Kill, Fault::CutPeers, Fault::CutFromStore], ..Self::STORM };
+    /// Gateways that lose their state file, and a store that is restored, while gateways are cut off.
+    pub(crate) const LOST_EPOCHS: Self = Self {
+        kinds: &[
+            Fault::Kill,
+            Fault::LoseStateFile,
+            Fault::LoseStateFile,
+            Fault::CutToStore,
+            Fault::CutFromStore,
+            Fault::CutPeers,
+            Fault::BackUp,
+            Fault::Restore,
+        ],
+        ..Self::STORM
+    };
     /// Clocks that are slewed at the highest rate of a time daemon.
     pub(crate) const SLEWS: Self = Self {
         kinds: &[
@@ -120,6 +138,8 @@ impl FaultConfig {
 pub(crate) enum Fault {
     /// The process is killed, mostly with a death notice, and restarts.
     Kill,
+    /// As a kill; the restarted gateway has no state file.
+    LoseStateFile,
     /// The process is paused, perhaps between the fence check and the send, and continues.
     Pause,
     /// A hypervisor pauses the whole machine, and the machine's clock does not count the pause. The gateway is not notified.
@@ -166,9 +186,12 @@ impl LeaseCluster {
     pub(crate) fn fault(&mut self, fault: Fault, gateway: usize, lasts_ns: u64) {
         let store = self.store_index();
         match fault {
-            Fault::Kill => {
+            Fault::Kill | Fault::LoseStateFile => {
                 let is_announced = self.random.chance(0.7);
                 self.kill(gateway, is_announced);
+                if fault == Fault::LoseStateFile {
+                    self.gateways[gateway].own_epoch = Epoch::default();
+                }
                 self.after(lasts_ns, Event::Restart(gateway));
             }
             Fault::Pause => self.pause(gateway, lasts_ns),
@@ -220,6 +243,8 @@ impl LeaseCluster {
         gateway.unsent_packet = None;
         gateway.fence.close();
         gateway.sends_end_ns = self.now_ns;
+        self.hand_overs.end_process(number);
+        let gateway = &mut self.gateways[number];
         let incarnation = Incarnation(gateway.incarnation);
         self.gateway_events.push_back((number, GatewayEvent::Killed));
         let gateway = &mut self.gateways[number];

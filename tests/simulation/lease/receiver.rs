@@ -43,6 +43,11 @@ impl EpochReceiver {
         self.stale
     }
 
+    /// The highest epoch under which a record was delivered.
+    pub(super) fn highest_epoch(&self) -> Epoch {
+        self.highest_epoch
+    }
+
     /// A packet sent under `epoch` arrives. If the receiver delivers its record after a record of a higher epoch, returns
     /// that higher epoch.
     pub(super) fn receive(&mut self, now_ns: u64, epoch: Epoch) -> Option<Epoch> {

@@ -80,7 +80,11 @@ impl LeaseCluster {
         let is_unknown = !self.faults_stopped && self.random.chance(self.setup.faults.unknown);
         let outcome = if is_unknown { Outcome::Unknown("connection lost".to_owned()) } else { outcome };
         let input = Box::new(Input::Backend(RegisterEvent::Answer { request_id, outcome }));
-        let delay_ns = self.delay_ns();
+        let slow_ns = match self.setup.faults.slow_answer_ns {
+            0 => 0,
+            slow_answer_ns => self.random.below(slow_answer_ns),
+        };
+        let delay_ns = self.delay_ns() + slow_ns;
         self.after(delay_ns, Event::ToGateway { to: from, incarnation, connection: Some(connection), input });
     }
 

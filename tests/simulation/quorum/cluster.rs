@@ -24,6 +24,8 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
+use crate::hand_overs::RequestedHandOvers;
+
 /// Parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuorumSetup {
@@ -226,6 +228,7 @@ pub(crate) struct QuorumCluster {
     pub(crate) loses_votes: bool,
     /// Hand-overs that were reported as failed: by which gateway, to which one, and why.
     pub(crate) failed_hand_overs: Vec<(NodeId, Option<NodeId>, &'static str)>,
+    hand_overs: RequestedHandOvers<NodeId>,
     /// No more random faults are injected.
     faults_stopped: bool,
 }
@@ -267,6 +270,7 @@ impl QuorumCluster {
             violation: None,
             loses_votes: false,
             failed_hand_overs: Vec::new(),
+            hand_overs: RequestedHandOvers::new(),
             faults_stopped: false,
         };
         for id in cluster.ids() {
@@ -341,6 +345,8 @@ impl QuorumCluster {
         let epoch = node.fence.take().map_or_else(Epoch::default, |(epoch, _)| epoch);
         node.sends_end_at = MonoNs(0);
         node.process = Process::Down;
+        self.hand_overs.end_process(id);
+        let node = &self.nodes[&id];
         DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
     }
 
@@ -357,6 +363,11 @@ impl QuorumCluster {
         if let Some(leader) = self.leading() {
             self.step(leader, Input::HandOver(target));
         }
+    }
+
+    /// A gateway of which a hand-over was requested that neither ended with another leader nor was reported as failed.
+    pub(crate) fn unreported_hand_over(&self) -> Option<NodeId> {
+        self.hand_overs.unreported()
     }
 
     pub(crate) fn close(&mut self, id: NodeId) {
@@ -649,6 +660,9 @@ impl QuorumCluster {
         let now = self.clock(id);
         let node = self.nodes.get_mut(&id).expect("a configured node");
         let Process::Gateway(candidate) = &mut node.process else { return };
+        if matches!(input, Input::HandOver(_)) {
+            self.hand_overs.request(id);
+        }
         let outputs = candidate.step(now, input);
         let next = candidate.next_deadline();
         for output in outputs {
@@ -674,6 +688,7 @@ impl QuorumCluster {
                     self.record_violation(Violation::EpochRegressed { at_ns, epoch, before: *before });
                 }
                 self.opened.push((at_ns, id, epoch));
+                self.hand_overs.open(id);
                 self.nodes.get_mut(&id).expect("a configured node").fence = Some((epoch, deadline));
                 self.check_overlap();
             }
@@ -707,7 +722,10 @@ impl QuorumCluster {
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
             Output::Request(QuorumRequest::Store { write_id, durable }) => self.store(id, write_id, durable),
-            Output::Notice(Notice::HandOverFailed { target, why }) => self.failed_hand_overs.push((id, target, why)),
+            Output::Notice(Notice::HandOverFailed { target, why }) => {
+                self.hand_overs.report_failed(id);
+                self.failed_hand_overs.push((id, target, why));
+            }
             Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::PeerOutputEnded(_) => {}
         }
     }

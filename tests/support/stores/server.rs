@@ -6,14 +6,12 @@ use std::{
     net::{SocketAddrV4, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::{OnceLock, mpsc},
-    thread,
     time::Duration,
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use crate::namespaces::Namespace;
+use crate::{bound_child, namespaces::Namespace};
 
 /// A node of a store, which can be restarted.
 #[derive(Debug)]
@@ -60,11 +58,13 @@ impl StoreNode {
         assert!(self.child.is_none(), "{:?} runs already", self.command);
         let log = File::options().create(true).append(true).open(&self.log).expect("a log can be opened");
         let error_log = log.try_clone().expect("a log can be opened");
-        // The kernel kills the node when the thread that started it ends.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).args(&self.command);
+        let (program, arguments) = self.command.split_first().expect("a node has a program");
+        let mut command = bound_child::bind(Command::new(program).args(arguments));
         command.stdin(Stdio::null()).stdout(log).stderr(error_log);
-        let spawned = spawn(command, self.namespace.clone());
+        let spawned = match &self.namespace {
+            Some(namespace) => namespace.run(|| bound_child::spawn(command)),
+            None => bound_child::spawn(command),
+        };
         self.child = Some(spawned.unwrap_or_else(|error| panic!("{:?}: {error}", self.command)));
     }
 
@@ -144,35 +144,6 @@ pub(super) fn send_request(address: SocketAddrV4, text: &str) -> io::Result<Stri
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
-}
-
-/// Starts a process from a thread that lives as long as the test process. The kernel kills a node when the thread that
-/// started it ends, and threads of tests end earlier.
-fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
-    type SpawnRequest = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
-    static STARTER: OnceLock<mpsc::Sender<SpawnRequest>> = OnceLock::new();
-    let starter = STARTER.get_or_init(|| {
-        let (requests, queue) = mpsc::channel::<SpawnRequest>();
-        thread::spawn(move || {
-            for (mut command, namespace, answer) in queue {
-                // Sending fails only if the test has panicked; the child is then killed with this process.
-                let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
-            }
-        });
-        requests
-    });
-    let (answer, child) = mpsc::channel();
-    starter.send((command, namespace, answer)).expect("the thread lives as long as the process");
-    child.recv().expect("every order is answered")
-}
-
-fn spawn_in(command: &mut Command, namespace: Option<&Namespace>) -> io::Result<Child> {
-    let Some(namespace) = namespace else { return command.spawn() };
-    let original_namespace = Namespace::current()?;
-    namespace.enter();
-    let child = command.spawn();
-    original_namespace.enter();
-    child
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

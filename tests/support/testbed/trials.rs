@@ -127,7 +127,7 @@ impl FaultTrials {
         }
         self.book_warnings.extend_from_slice(&result.book_warnings);
         self.fenced += result.fenced;
-        self.republished += result.republished_messages();
+        self.republished += result.republished;
         let broken_promises = result.broken_promises();
         self.overlaps += broken_promises.0;
         self.broken_promises += broken_promises.1;

@@ -194,6 +194,7 @@ impl Lease {
         self.set_obstacle(None);
         self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, candidates));
         self.emit(Output::Open { epoch, deadline });
+        self.fail_unconfirmed_hand_over();
     }
 
     // ---- deaths ----

@@ -68,6 +68,14 @@ pub(super) struct DeferredHandOver {
     pub(super) until: MonoNs,
 }
 
+/// A hand-over for which the fence was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ClosedFor {
+    pub(super) target: NodeId,
+    /// The epoch of the leadership that was handed over.
+    pub(super) epoch: Epoch,
+}
+
 /// Cause of a hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum OfferCause {
@@ -178,8 +186,29 @@ impl Lease {
         let Phase::Leading(leadership) = &mut self.phase else { return };
         let offered = leadership.offer.take().map(|offer| offer.target.node);
         let deferred = leadership.deferred.take().map(|deferred| deferred.target);
-        if let Some(target) = offered.or(deferred) {
+        if let Some(target) = offered.or(deferred)
+            && self.safeguards.reports_ended_hand_overs
+        {
             self.hand_over_failed(Some(target), "this gateway stopped leading");
+        }
+    }
+
+    /// The record changed: it may show a later leadership of another gateway.
+    pub(super) fn confirm_hand_over(&mut self) {
+        let Some(record) = self.known_record.record() else { return };
+        let is_later = |closed_for: &mut ClosedFor| record.epoch > closed_for.epoch;
+        if !record.is_held_by(&self.config.member) {
+            self.unconfirmed_hand_over.take_if(is_later);
+        }
+    }
+
+    /// This gateway opens again. Nobody has led in between, as far as the record shows: the target missed the end message, or its
+    /// time was over before this gateway's last send.
+    pub(super) fn fail_unconfirmed_hand_over(&mut self) {
+        if let Some(ClosedFor { target, .. }) = self.unconfirmed_hand_over.take()
+            && self.safeguards.reports_ended_hand_overs
+        {
+            self.hand_over_failed(Some(target), "it did not take over in time, and this gateway leads again");
         }
     }
 
@@ -191,6 +220,7 @@ impl Lease {
         if self.is_ready(&offer, now) {
             let (target, request, cause) = (target.node, *request, *cause);
             let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
+            self.unconfirmed_hand_over = Some(ClosedFor { target, epoch: leadership.epoch });
             self.begin_leaving(CloseReason::HandedOver, mode, leadership.deadline);
         } else if now >= self.offer_expires_at(&offer) {
             let why =

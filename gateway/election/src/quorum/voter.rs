@@ -125,6 +125,8 @@ pub struct QuorumSafeguards {
     pub raises_once_voted: bool,
     /// A gateway that no majority of voters answers does not keep them from voting for a less fit one.
     pub yields_if_unanswered: bool,
+    /// A hand-over whose leadership or raise ends before is reported as failed.
+    pub reports_ended_hand_overs: bool,
 }
 
 impl QuorumSafeguards {
@@ -138,6 +140,7 @@ impl QuorumSafeguards {
         raises_in_place: true,
         raises_once_voted: true,
         yields_if_unanswered: true,
+        reports_ended_hand_overs: true,
     };
 }
 

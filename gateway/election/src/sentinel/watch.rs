@@ -19,11 +19,12 @@ use std::{
 
 use mdgw_feeds::{identity::GroupId, time::UnixNs};
 use mdgw_sys::{
+    alarm::Alarm,
     clock::{mono_now, unix_now},
     kernel_fence::FenceCloser,
     pidfd::PidFd,
 };
-use rustix::net::sockopt::socket_peercred;
+use rustix::{net::sockopt::socket_peercred, process::test_kill_process};
 
 use super::{
     hang::{FenceState, HangDetector},
@@ -53,6 +54,8 @@ pub struct GatewayWatch {
     hung_thread: AtomicUsize,
     /// Set when one of the two threads begins to handle the death, so that the other one does not.
     is_announced: AtomicBool,
+    /// The alarm has been logged that this process may not kill the gateway.
+    is_refusal_logged: AtomicBool,
 }
 
 /// The sentinel's reaction to a gateway's end.
@@ -119,7 +122,14 @@ impl GatewayWatch {
             (Some(_), None) => return Err(io::Error::other("kernel fence: needs two descriptors, map and link")),
         };
         let page = SharedPage::open(page)?;
-        let gateway = PidFd::from_sender(gateway, socket_peercred(stream)?.pid)?;
+        let sender = socket_peercred(stream)?.pid;
+        let gateway = PidFd::from_sender(gateway, sender)?;
+        // Found out now, not at the death: a death is announced only when nothing of the process can send any more.
+        test_kill_process(sender).map_err(|error| {
+            io::Error::other(format!(
+                "the sentinel may not kill the gateway (it needs the gateway's user, or CAP_KILL): {error}"
+            ))
+        })?;
         let key = SharedKey::load(&registration.key_file).map_err(io::Error::other)?;
         let announcer = Announcer::new(key, registration.recipients.clone())?;
         if !page.is_held()? {
@@ -140,6 +150,7 @@ impl GatewayWatch {
             kernel_fence,
             hung_thread,
             is_announced: AtomicBool::new(false),
+            is_refusal_logged: AtomicBool::new(false),
         })
     }
 
@@ -227,14 +238,30 @@ impl GatewayWatch {
     }
 
     /// The mutex belonged to a thread: the rest of the process may still run and must not send any more. A process that cannot be
-    /// killed is not announced as dead.
+    /// killed is not announced as dead: the sentinel waits until it has ended by itself. Meanwhile others wait for the lease.
     fn end_sends(&self) -> io::Result<SendsEnded> {
         // First, since a killed thread finishes the system call that it is in, which may sleep for long.
         if let Some(kernel_fence) = &self.kernel_fence {
             kernel_fence.shut();
         }
-        self.gateway.kill()?;
+        if let Err(error) = self.gateway.kill() {
+            self.log_refusal(&error);
+            while !self.gateway.wait_for_end(PROCESS_INTERVAL)? {}
+        }
         Ok(SendsEnded)
+    }
+
+    /// Both watching threads may find that the kill is refused; the alarm is logged once.
+    fn log_refusal(&self, error: &io::Error) {
+        if !self.is_refusal_logged.swap(true, Relaxed) {
+            tracing::error!(
+                alarm = Alarm::KillRefused.name(),
+                gateway = %self.registration.member,
+                kernel_fence_shut = self.kernel_fence.is_some(),
+                %error,
+                "cannot kill the gateway: its death is announced when the process has ended"
+            );
+        }
     }
 
     fn announce(&self, SendsEnded: SendsEnded) -> usize {
@@ -322,61 +349,129 @@ mod tests {
             fd::AsFd as _,
             unix::{fs::PermissionsExt as _, process::ExitStatusExt as _},
         },
-        process::Command,
+        process::{Child, Command},
     };
 
     use mdgw_sys::shared_atomics::SharedAtomics;
-    use rustix::process::{Pid, Signal};
+    use rustix::{
+        io::Errno,
+        process::{Pid, Signal, Uid, geteuid, kill_process, pidfd_send_signal},
+        thread::set_thread_uid,
+    };
+    use tempfile::TempDir;
 
     use super::*;
-    use crate::identity::{Incarnation, Member, NodeId, NodeName};
+    use crate::{
+        identity::{Incarnation, Member, NodeId, NodeName},
+        skip::skip,
+    };
 
     /// Deadline and epoch of one group, then whether the fence is shut.
     const FENCE_ATOMICS: usize = 3;
 
+    /// A watched process, and what its sentinel uses.
+    struct Fixture {
+        watch: GatewayWatch,
+        gateway: Child,
+        /// Memory like that of the kernel's map.
+        fence: SharedAtomics,
+        recipient: UdpSocket,
+        _directory: TempDir,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let key_file = directory.path().join("key");
+            fs::write(&key_file, "5e".repeat(32)).unwrap();
+            fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
+            let recipient = UdpSocket::bind("127.0.0.1:0").unwrap();
+            recipient.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            let key = SharedKey::load(&key_file).unwrap();
+            let fence = SharedAtomics::create("fence", FENCE_ATOMICS).unwrap();
+            fence.atomics()[0].store(u64::MAX, Relaxed);
+            let copies = [fence.as_fd(), fence.as_fd()].map(|descriptor| descriptor.try_clone_to_owned().unwrap());
+            let gateway = Command::new("sleep").arg("1000").spawn().unwrap();
+            let member = Member { node: NodeId(3), name: NodeName::new("gw3").unwrap(), incarnation: Incarnation(1) };
+            let watch = GatewayWatch {
+                registration: WatchRegistration {
+                    member,
+                    groups: vec![GroupRegistration { group: 9, lease_ns: 100_000_000 }],
+                    records: None,
+                    thread_count: 1,
+                    recipients: vec![recipient.local_addr().unwrap()],
+                    key_file,
+                    hang_limit_ns: None,
+                },
+                page: SharedPage::create().unwrap(),
+                gateway: PidFd::of(Pid::from_child(&gateway)).unwrap(),
+                announcer: Announcer::new(key, vec![recipient.local_addr().unwrap()]).unwrap(),
+                registers: Mutex::new(vec![None]),
+                kernel_fence: Some(FenceCloser::open(copies, 1).unwrap()),
+                hung_thread: AtomicUsize::new(NOT_HUNG),
+                is_announced: AtomicBool::new(false),
+                is_refusal_logged: AtomicBool::new(false),
+            };
+            Self { watch, gateway, fence, recipient, _directory: directory }
+        }
+
+        /// The deadline, the epoch, and whether the fence is shut for good.
+        fn fence(&self) -> Vec<u64> {
+            self.fence.atomics().iter().map(|atomic| atomic.load(Relaxed)).collect()
+        }
+
+        fn assert_nothing_announced(&self) {
+            self.recipient.set_nonblocking(true).unwrap();
+            assert!(self.recipient.recv(&mut [0; 200]).is_err(), "nothing is announced yet");
+            self.recipient.set_nonblocking(false).unwrap();
+        }
+    }
+
     /// A process in an uninterruptible sleep would not have ended by now; its packets are refused nevertheless.
     #[test]
     fn the_kernel_fence_is_shut_for_good_and_the_process_killed_before_the_death_is_announced() {
-        let directory = tempfile::tempdir().unwrap();
-        let key_file = directory.path().join("key");
-        fs::write(&key_file, "5e".repeat(32)).unwrap();
-        fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
-        let recipient = UdpSocket::bind("127.0.0.1:0").unwrap();
-        recipient.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let key = SharedKey::load(&key_file).unwrap();
-        // Memory like that of the kernel's map.
-        let fence = SharedAtomics::create("fence", FENCE_ATOMICS).unwrap();
-        fence.atomics()[0].store(u64::MAX, Relaxed);
-        let copies = [fence.as_fd(), fence.as_fd()].map(|descriptor| descriptor.try_clone_to_owned().unwrap());
-        let mut gateway = Command::new("sleep").arg("1000").spawn().unwrap();
-        let member = Member { node: NodeId(3), name: NodeName::new("gw3").unwrap(), incarnation: Incarnation(1) };
-        let watch = GatewayWatch {
-            registration: WatchRegistration {
-                member,
-                groups: vec![GroupRegistration { group: 9, lease_ns: 100_000_000 }],
-                records: None,
-                thread_count: 1,
-                recipients: vec![recipient.local_addr().unwrap()],
-                key_file,
-                hang_limit_ns: None,
-            },
-            page: SharedPage::create().unwrap(),
-            gateway: PidFd::of(Pid::from_child(&gateway)).unwrap(),
-            announcer: Announcer::new(key, vec![recipient.local_addr().unwrap()]).unwrap(),
-            registers: Mutex::new(vec![None]),
-            kernel_fence: Some(FenceCloser::open(copies, 1).unwrap()),
-            hung_thread: AtomicUsize::new(NOT_HUNG),
-            is_announced: AtomicBool::new(false),
-        };
-        watch.end_sends().map(drop).unwrap();
-        let stored: Vec<u64> = fence.atomics().iter().map(|atomic| atomic.load(Relaxed)).collect();
-        assert_eq!(stored, [0, 0, 1], "the deadline, the epoch, shut for good");
-        assert_eq!(gateway.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
-        recipient.set_nonblocking(true).unwrap();
-        assert!(recipient.recv(&mut [0; 200]).is_err(), "nothing is announced yet");
-        recipient.set_nonblocking(false).unwrap();
-        let announced = watch.handle_death(DetectedBy::Mutex).unwrap();
+        let mut fixture = Fixture::new();
+        fixture.watch.end_sends().map(drop).unwrap();
+        assert_eq!(fixture.fence(), [0, 0, 1]);
+        assert_eq!(fixture.gateway.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+        fixture.assert_nothing_announced();
+        let announced = fixture.watch.handle_death(DetectedBy::Mutex).unwrap();
         assert!(matches!(announced, Some(Outcome::Announced { cause: DetectedBy::Mutex, .. })), "{announced:?}");
-        assert!(recipient.recv(&mut [0; 200]).is_ok());
+        assert!(fixture.recipient.recv(&mut [0; 200]).is_ok());
     }
+
+    #[test]
+    fn the_death_of_a_process_that_may_not_be_killed_is_announced_when_it_has_ended() {
+        if !geteuid().is_root() {
+            return skip("the_death_of_a_process_that_may_not_be_killed", "only root can become another user");
+        }
+        let mut fixture = Fixture::new();
+        thread::scope(|scope| {
+            let watch = &fixture.watch;
+            let sentinel = scope.spawn(|| {
+                // Of this thread only: the other threads may still kill.
+                set_thread_uid(Uid::from_raw(NOBODY)).unwrap();
+                assert_eq!(pidfd_send_signal(&watch.gateway, Signal::KILL), Err(Errno::PERM));
+                watch.handle_death(DetectedBy::Mutex).unwrap()
+            });
+            while !watch.is_refusal_logged.load(Relaxed) {
+                assert!(!sentinel.is_finished(), "nothing was refused");
+                thread::yield_now();
+            }
+            // Longer than a sentinel takes that only repeats the attempt, or announces nevertheless.
+            thread::sleep(Duration::from_millis(50));
+            assert!(!sentinel.is_finished(), "the process runs");
+            assert_eq!(fixture.fence(), [0, 0, 1]);
+            fixture.assert_nothing_announced();
+            // Not waited for: the kernel refuses to signal a process that has ended as well.
+            kill_process(Pid::from_child(&fixture.gateway), Signal::TERM).unwrap();
+            let announced = sentinel.join().unwrap();
+            assert!(matches!(announced, Some(Outcome::Announced { cause: DetectedBy::Mutex, .. })), "{announced:?}");
+        });
+        assert!(fixture.recipient.recv(&mut [0; 200]).is_ok());
+        fixture.gateway.wait().unwrap();
+    }
+
+    /// A user that may signal nobody else's process.
+    const NOBODY: u32 = 65_534;
 }

@@ -20,13 +20,11 @@ use mdgw_election::{
 };
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequest, PeerGapRequests};
 use mdgw_feeds::{
-    identity::{ChannelId, Epoch, GroupId},
+    identity::{ChannelId, GroupId},
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{
-    alarm::Alarm, clock::mono_now, fence::Fence, listener_counters::Refusal, poll, scheduler::spawn_short_slice,
-};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, listener_counters::Refusal, poll, scheduler::spawn_short_slice};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},
@@ -36,8 +34,9 @@ use super::{
     message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, Malformed},
     mismatch::{Comparison, MismatchWatch},
     pending::PendingConnections,
+    reported_epochs::{LinkedGroup, ReportedEpochs},
 };
-use crate::standby::{InputHistory, KnownEpochs, ReceivePath, StatusTable};
+use crate::standby::{InputHistory, ReceivePath, StatusTable};
 
 /// The addresses of a gateway's links.
 #[derive(Clone, Debug)]
@@ -85,15 +84,6 @@ pub struct PairParts {
     pub history: Arc<InputHistory>,
     /// Passes messages to the local channels.
     pub channels: ChannelSender,
-}
-
-/// What the link needs of a group.
-#[derive(Clone, Debug)]
-pub struct LinkedGroup {
-    /// Epochs of the group; the peers' messages authenticate epochs too.
-    pub epochs: Arc<KnownEpochs>,
-    /// Fence of the group: whether this gateway leads it, and under which epoch.
-    pub fence: Arc<Fence>,
 }
 
 /// Passes messages to the local channels.
@@ -571,7 +561,7 @@ impl Link {
         let receives_probe = self.status_table.receive_path(mono_now()) == ReceivePath::Working;
         let positions = self.status_table.all().into_iter().map(|(channel, status)| {
             let group = self.groups.get(&status.group);
-            let epoch = group.map_or(status.received.epoch, |epochs| epochs.group.epochs.highest());
+            let epoch = group.map_or(status.received.epoch, |epochs| epochs.highest_known());
             ChannelPositions {
                 channel,
                 logged_through: status.logged_through,
@@ -747,39 +737,6 @@ impl Link {
     }
 }
 
-/// A group, with the epochs that the peers report of it.
-#[derive(Debug)]
-struct ReportedEpochs {
-    group: LinkedGroup,
-    /// The highest epoch that a peer has reported above the one under which this gateway leads, and since when.
-    above: Option<(Epoch, MonoNs)>,
-}
-
-impl ReportedEpochs {
-    fn new(group: LinkedGroup) -> Self {
-        Self { group, above: None }
-    }
-
-    /// A peer reports the highest epoch that it knows. A leader below that epoch has to go above it, even if it received no
-    /// packet of that epoch: receivers may have, and then they drop the leader's packets. A peer may know of the leader's own
-    /// next epoch a little sooner than the leader, by the store or by its vote, so the leader waits.
-    fn record(&mut self, epoch: Epoch, now: MonoNs) {
-        self.group.epochs.record_authenticated(epoch);
-        let Some(own) = self.group.fence.epoch_if_open(now) else {
-            self.above = None;
-            return;
-        };
-        self.above.take_if(|(above, _)| *above <= own);
-        if epoch > own {
-            let (above, since) = self.above.get_or_insert((epoch, now));
-            *above = epoch.max(*above);
-            if now.since(*since) >= ABOVE_NS_MIN {
-                self.group.epochs.record_above_leader(*above);
-            }
-        }
-    }
-}
-
 /// Why a connection was refused, as far as the log tells it apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum LoggedFault {
@@ -828,9 +785,6 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// How long a peer must have reported a higher epoch before a leader goes above it, ns: longer than a swap or vote that raises
-/// the leader's epoch is on its way.
-const ABOVE_NS_MIN: u64 = 250_000_000;
 /// A connection whose last input is younger than this is in use, ns. A running gateway sends far more often.
 const ALIVE_NS: u64 = 500_000_000;
 /// How long after the start a peer without any connection is reported, ns. Two gateways are rarely started at the same

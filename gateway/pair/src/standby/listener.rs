@@ -586,7 +586,15 @@ impl Listener {
         let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
         // The tag is checked first: a sender without the key must not pass for this gateway.
         if let Err(reason) = channel.tags.check(TagUse::Published, bytes) {
-            channel.tag_alarm.on_refused(channel.id, reason, now);
+            if let Some(count) = channel.tag_alarm.on_refused(now) {
+                tracing::warn!(
+                    alarm = Alarm::TagRefused.name(),
+                    channel = channel.id.0,
+                    reason = reason.name(),
+                    count,
+                    "packet of an output group dropped: its sender does not hold a key of this gateway"
+                );
+            }
             return Err(reason);
         }
         // An own node number above the epoch under which this gateway has led belongs to another process. A leader has
@@ -694,7 +702,7 @@ impl Channel {
     }
 }
 
-/// Reports packets that were refused for their tag, at most once in [`TAG_ALARM_INTERVAL_NS`].
+/// Limits the reports of packets that were refused for their tag to one in [`TAG_ALARM_INTERVAL_NS`].
 #[derive(Debug, Default)]
 struct TagAlarm {
     /// Packets refused since the start.
@@ -703,18 +711,14 @@ struct TagAlarm {
 }
 
 impl TagAlarm {
-    fn on_refused(&mut self, channel: ChannelId, reason: DropReason, now: MonoNs) {
+    /// A packet was refused. Returns the number of packets refused since the start if a report is due now.
+    fn on_refused(&mut self, now: MonoNs) -> Option<u64> {
         self.count += 1;
-        if now >= self.next_at {
-            self.next_at = now.plus(TAG_ALARM_INTERVAL_NS);
-            tracing::warn!(
-                alarm = Alarm::TagRefused.name(),
-                channel = channel.0,
-                reason = reason.name(),
-                count = self.count,
-                "packet of an output group dropped: its sender does not hold a key of this gateway"
-            );
+        if now < self.next_at {
+            return None;
         }
+        self.next_at = now.plus(TAG_ALARM_INTERVAL_NS);
+        Some(self.count)
     }
 }
 
@@ -758,6 +762,20 @@ mod tests {
         assert_eq!(alarms, [(30, 31), (130, 131), (230, 231), (330, 331)]);
         watch.on_highest();
         assert_eq!(watch.on_lower(second(900)), None);
+    }
+
+    #[test]
+    fn refused_tags_are_reported_at_once_and_then_once_a_minute_with_their_number() {
+        let second = |second: u64| MonoNs(second * 1_000_000_000);
+        let mut alarm = TagAlarm::default();
+        // A forger sends ten packets a second for two minutes, and one an hour later.
+        let flood = (0..1_200).filter_map(|tenth: u64| {
+            let at = MonoNs(second(7).0 + tenth * 100_000_000);
+            Some((tenth / 10, alarm.on_refused(at)?))
+        });
+        assert_eq!(flood.collect::<Vec<_>>(), [(0, 1), (60, 601)]);
+        assert_eq!(alarm.on_refused(second(3_600)), Some(1_201));
+        assert_eq!(alarm.on_refused(second(3_659)), None);
     }
 
     #[test]

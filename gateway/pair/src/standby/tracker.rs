@@ -126,7 +126,7 @@ impl ReceiveTracker {
     /// leader's output. A forged position beyond the local input and the leader's reports acknowledges nothing, and one before
     /// takes nothing back.
     #[must_use]
-    pub(crate) fn furthest(&self) -> Option<StreamPosition> {
+    pub fn furthest(&self) -> Option<StreamPosition> {
         self.furthest
     }
 

@@ -7,7 +7,7 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
 };
 
@@ -23,7 +23,7 @@ use mdgw_sys::{
 
 use super::{
     quantity::Bytes,
-    resolved::{Interface, Resolved, Threads},
+    resolved::{Interface, OutputLine, Resolved, Threads},
     tag_keys::tag_policies,
 };
 
@@ -32,6 +32,8 @@ use super::{
 pub struct Host {
     /// The configured interfaces that the host has.
     pub interfaces: Vec<Interface>,
+    /// The addresses from which the host sends on them, where they have one.
+    pub addresses: Vec<(Interface, Ipv4Addr)>,
     /// Cores to which this process may pin a thread.
     pub cores: Vec<usize>,
     /// Cores on which a thread without a core of its own may run: fewer, where cores are isolated.
@@ -68,6 +70,9 @@ impl Host {
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
             cores: pinnable_cores(),
             shared_cores: usable_cores(),
+            addresses: interfaces(config)
+                .filter_map(|interface| Some((interface.clone(), interface.lookup().ok()?.address?)))
+                .collect(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
             old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
             sources_max: read_sysctl("igmp_max_msf"),
@@ -126,7 +131,8 @@ impl Host {
                 .warnings
                 .push(format!("memory cannot be locked, so pages may be swapped out under memory pressure: {why}"));
         }
-        for (group, interface, sources) in source_specific_joins(config) {
+        found.warnings.extend(self.missing_sources(config));
+        for (group, interface, sources) in self.source_specific_joins(config) {
             if self.old_igmp.contains(interface) {
                 found.warnings.push(format!(
                     "{group} on {interface}: IGMP is set to an old version there (force_igmp_version), so switches learn of no `source`; \
@@ -154,6 +160,53 @@ impl Host {
         }
         found
     }
+
+    /// The address from which the host sends on that interface.
+    fn address_on(&self, interface: &Interface) -> Option<Ipv4Addr> {
+        self.addresses.iter().find(|(known, _)| known == interface).map(|(_, address)| *address)
+    }
+
+    /// Group, interface and number of senders of each source-specific join. The standby adds its own address where the
+    /// list lacks it.
+    fn source_specific_joins<'a>(
+        &'a self,
+        config: &'a Resolved,
+    ) -> impl Iterator<Item = (SocketAddrV4, &'a Interface, usize)> {
+        let inputs = config.channels.iter().flat_map(|channel| &channel.lines);
+        let inputs = inputs.map(|line| (line.group, &line.interface, line.sources.len()));
+        let outputs = config.outputs.iter().flat_map(|output| &output.lines).filter(|line| !line.sources.is_empty());
+        let outputs = outputs.map(|line| {
+            let own = self.address_on(&line.interface).filter(|own| !line.sources.contains(own));
+            let own = own.filter(|_| config.election.is_some());
+            (line.address, &line.interface, line.sources.len() + usize::from(own.is_some()))
+        });
+        inputs.chain(outputs).filter(|(.., sources)| *sources > 0)
+    }
+
+    /// Warnings about output lines whose `source` cannot be the list of the group's gateways. A peer with such a list receives
+    /// nothing of a healthy leader, which then hands over.
+    fn missing_sources(&self, config: &Resolved) -> Vec<String> {
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref());
+        let gateways = link.map_or(1, |link| link.peers.len() + 1);
+        let mut warnings = Vec::new();
+        let lines = config.outputs.iter().flat_map(|output| &output.lines).filter(|line| !line.sources.is_empty());
+        for OutputLine { address, interface, sources, .. } in lines {
+            if let Some(own) = self.address_on(interface).filter(|own| !sources.contains(own)) {
+                warnings.push(format!(
+                    "{address} on {interface}: this gateway sends from {own}, which `source` does not name: whoever uses the same list \
+                     receives nothing from it, and a peer that does makes it hand over"
+                ));
+            }
+            if sources.len() < gateways {
+                warnings.push(format!(
+                    "{address} on {interface}: `source` names {} of {gateways} gateways: a leader that it does not name counts as not received, \
+                     and hands over",
+                    sources.len()
+                ));
+            }
+        }
+        warnings
+    }
 }
 
 /// Warning where the pools have all cores.
@@ -171,19 +224,6 @@ impl fmt::Display for Findings {
 fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
     let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
     inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
-}
-
-/// Group, interface and number of senders of each source-specific join. The standby adds its own address.
-fn source_specific_joins(config: &Resolved) -> impl Iterator<Item = (SocketAddrV4, &Interface, usize)> {
-    let inputs = config.channels.iter().flat_map(|channel| &channel.lines);
-    let inputs = inputs.map(|line| (line.group, &line.interface, line.sources.len()));
-    let outputs = config.outputs.iter().flat_map(|output| &output.lines);
-    let own = usize::from(config.election.is_some());
-    let outputs = outputs.map(move |line| match line.sources.len() {
-        0 => (line.address, &line.interface, 0),
-        count => (line.address, &line.interface, count + own),
-    });
-    inputs.chain(outputs).filter(|(.., sources)| *sources > 0)
 }
 
 /// Whether the kernel may join for senders on this interface only by itself, without the switches' help.
@@ -409,12 +449,17 @@ mod tests {
             |findings: Findings| findings.faults.into_iter().filter(|fault| fault.contains("senders")).collect();
         let faults: Vec<String> = limits(host.findings(&config));
         assert_eq!(faults, [""; 0], "the limit is unknown");
-        for (max, is_fault) in [(3, false), (2, true)] {
-            host.sources_max = Some(max);
-            let faults: Vec<String> = limits(host.findings(&config));
-            // The third is the gateway's own address.
-            let expected = format!("{at}: 3 senders, and the kernel takes 2 (net.ipv4.igmp_max_msf)");
-            assert_eq!(faults, if is_fault { vec![expected] } else { Vec::new() }, "{max}");
+        let interface = config.outputs[0].lines[0].interface.clone();
+        // The standby adds the gateway's own address, unless the list names it; an interface without an address has none.
+        for (own, senders) in [(Some(5), 2), (Some(6), 2), (Some(7), 3), (None, 2)] {
+            let own = own.map(|last| (interface.clone(), Ipv4Addr::new(10, 20, 0, last)));
+            host.addresses = own.into_iter().collect();
+            for (max, is_fault) in [(senders, false), (senders - 1, true)] {
+                host.sources_max = Some(max);
+                let faults: Vec<String> = limits(host.findings(&config));
+                let expected = format!("{at}: {senders} senders, and the kernel takes {max} (net.ipv4.igmp_max_msf)");
+                assert_eq!(faults, if is_fault { vec![expected] } else { Vec::new() }, "{max}");
+            }
         }
         let old_igmp =
             |findings: Findings| findings.warnings.iter().any(|text| text.starts_with(&format!("{at}: IGMP")));
@@ -423,6 +468,34 @@ mod tests {
         assert!(old_igmp(host.findings(&config)));
         config.outputs[0].lines[0].sources.clear();
         assert!(!old_igmp(host.findings(&config)), "joined for any sender, which every version of IGMP can");
+    }
+
+    #[test]
+    fn a_source_list_that_leaves_out_a_gateway_is_a_warning() {
+        let text = include_str!("../../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        config.outputs[0].lines.truncate(1);
+        let line = config.outputs[0].lines[0].clone();
+        let at = format!("{} on {}: ", line.address, line.interface);
+        let address = |last| Ipv4Addr::new(10, 20, 0, last);
+        let warnings = |config: &Resolved, own: u8| {
+            let host = Host { addresses: vec![(line.interface.clone(), address(own))], ..complete_host(config) };
+            let warnings = host.findings(config).warnings.into_iter();
+            warnings.filter_map(|text| Some(text.strip_prefix(&at)?.to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings(&config, 7), [""; 0], "any sender is received");
+        config.outputs[0].lines[0].sources = vec![address(5), address(6)];
+        assert_eq!(warnings(&config, 5), [""; 0]);
+        let foreign = warnings(&config, 7);
+        assert!(
+            matches!(&foreign[..], [text] if text.starts_with("this gateway sends from 10.20.0.7, which `source` does not name")),
+            "{foreign:?}"
+        );
+        config.outputs[0].lines[0].sources = vec![address(5)];
+        let short = warnings(&config, 5);
+        assert!(matches!(&short[..], [text] if text.starts_with("`source` names 1 of 2 gateways")), "{short:?}");
+        config.election = None;
+        assert_eq!(warnings(&config, 5), [""; 0], "a single gateway");
     }
 
     fn complete_host(config: &Resolved) -> Host {

@@ -103,6 +103,30 @@ fn a_hand_over_fails_if_the_store_does_not_answer_the_raise_before_it() {
 }
 
 #[test]
+fn a_hand_over_has_failed_when_the_former_leader_leads_again() {
+    let stamp = PeerTimestamp(Harness::leading(1).now.0 + 1);
+    let (mut leader, _) = handing_over(stamp);
+    leader.run(0);
+    leader.step(Input::Drained);
+    leader.run(WAIT_NS);
+    assert_eq!((leader.opened(), failed_hand_overs(&leader)), (None, vec![]), "the target may still take over");
+    leader.run(WAIT_NS);
+    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)));
+    assert_eq!(failed_hand_overs(&leader), [Some(NodeId(2))]);
+
+    // The target leads, releases the record, and the former leader takes over.
+    let (mut leader, _) = handing_over(stamp);
+    leader.run(0);
+    leader.step(Input::Drained);
+    for later in [record(2, &member(2, 1)), record(2, &member(2, 1)).released()] {
+        leader.put(later);
+        leader.changed();
+    }
+    leader.run(2 * WAIT_NS);
+    assert_eq!((leader.opened(), failed_hand_overs(&leader)), (Some(Epoch::new(3, 1)), vec![]));
+}
+
+#[test]
 fn a_hand_over_has_failed_when_its_leadership_ends_before() {
     for end in [Input::Backend(RegisterEvent::StoreLink(StoreLink::Ended)), Input::Close] {
         let mut offering = Harness::leading(1);

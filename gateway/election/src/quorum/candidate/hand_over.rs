@@ -49,7 +49,9 @@ impl Candidate {
         let Phase::Leading(lead) = &mut self.phase else { return };
         let prepared = lead.preparing.take().map(|preparing| Some(preparing.target));
         let waiting = lead.hand_over_next.take().map(|(target, _)| target);
-        if let Some(target) = prepared.or(waiting) {
+        if let Some(target) = prepared.or(waiting)
+            && self.safeguards.reports_ended_hand_overs
+        {
             outputs.push(Output::Notice(Notice::HandOverFailed { target, why }));
         }
     }

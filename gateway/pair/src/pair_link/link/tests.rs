@@ -10,10 +10,15 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation, NodeId},
     peer::{LeaderRequest, PeerMessage},
 };
+use mdgw_feeds::identity::Epoch;
+use mdgw_sys::fence::Fence;
 use socket2::{Domain, Socket, Type};
 
 use super::*;
-use crate::pair_link::{framing::LinkStream, message::HELLO_BYTES};
+use crate::{
+    pair_link::{framing::LinkStream, message::HELLO_BYTES},
+    standby::KnownEpochs,
+};
 
 fn free_address() -> SocketAddrV4 {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -409,32 +414,4 @@ fn the_same_address_for_both_endpoints_is_refused() {
         PairEndpoints { listen: address, peers: vec![end(address)], key: SharedKey::new(&[7; 32]), period_ns: 1 };
     let refused = PairLink::start(PairLinkConfig { identity: identity(1), endpoints }, parts()).unwrap_err();
     assert!(matches!(refused, PairLinkError::SameAddress(_)));
-}
-
-#[test]
-fn a_leader_goes_above_a_higher_epoch_that_a_peer_keeps_reporting() {
-    let fence = Arc::new(Fence::closed());
-    let epochs = Arc::new(KnownEpochs::new(Epoch::default(), 1));
-    let mut reported = ReportedEpochs::new(LinkedGroup { epochs: Arc::clone(&epochs), fence: Arc::clone(&fence) });
-    let ms = |ms: u64| MonoNs(ms * 1_000_000);
-    let (own, next, above) = (Epoch::new(7, 1), Epoch::new(8, 1), Epoch::new(9, 2));
-    reported.record(above, ms(0));
-    reported.record(above, ms(900));
-    assert_eq!((epochs.highest(), epochs.highest_observed()), (above, None), "a standby only believes it");
-
-    fence.open(own, ms(10_000));
-    // The peer read the leader's next epoch in the store before the leader had the answer.
-    reported.record(next, ms(1_000));
-    reported.record(next, ms(1_200));
-    fence.raise(next, ms(10_000));
-    reported.record(next, ms(1_300));
-    assert_eq!(epochs.highest_observed(), None);
-    // Another peer does not know the epoch that the first one holds.
-    for at in (2_000..2_250).step_by(20) {
-        reported.record(above, ms(at));
-        reported.record(next, ms(at + 1));
-        assert_eq!(epochs.highest_observed(), None);
-    }
-    reported.record(above, ms(2_260));
-    assert_eq!(epochs.highest_observed(), Some(above));
 }
