@@ -46,7 +46,6 @@ impl Side {
     /// Both sides.
     pub const BOTH: [Self; 2] = [Self::Bid, Self::Ask];
 
-    /// The other side.
     #[must_use]
     pub(crate) fn opposite(self) -> Self {
         match self {

@@ -30,7 +30,7 @@ struct GroupsArgs {
     /// Number of kills.
     #[arg(long, value_name = "N", default_value_t = 4)]
     trials: usize,
-    /// The lease authority.
+    /// Where the election records are kept.
     #[arg(long, value_enum, default_value_t = GroupsBackend::File)]
     backend: GroupsBackend,
     /// Lease, renewal and margin in ms.

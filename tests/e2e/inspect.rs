@@ -358,7 +358,7 @@ impl DayCapture {
     }
 }
 
-/// The printed packets.
+/// One object per packet that `mdgw inspect --json` printed.
 fn json_lines(ended: &ExitedProcess) -> Vec<Value> {
     ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

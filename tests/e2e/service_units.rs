@@ -1,48 +1,26 @@
 //! The systemd units of `ops/systemd` with the shipped configurations: systemd accepts the units, their directories
-//! cover the configured paths, and the gateway starts as the unprivileged user under the unit's restrictions.
+//! cover the configured paths, and their programs run as the unprivileged user under the units' restrictions, filters of
+//! system calls included.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{self as std_process, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
+use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     process::{self, MdgwProcess, Signal, program},
+    service_unit::{ServiceUnit, compile_filters, ops},
     skip::skip,
 };
 
 const UNITS: [&str; 3] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"];
-
-fn ops(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops").join(path)
-}
+const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// The settings of a unit file, in order: key and value.
-struct Unit(Vec<(String, String)>);
-
-impl Unit {
-    fn load(name: &str) -> Self {
-        let text = read(&ops("systemd").join(name));
-        let settings = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('='));
-        Self(settings.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
-    }
-
-    fn get(&self, key: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
-    }
-
-    /// Directories that the unit's user may write to.
-    fn writable(&self) -> Vec<PathBuf> {
-        let kinds = [("RuntimeDirectory", "/run"), ("StateDirectory", "/var/lib"), ("LogsDirectory", "/var/log")];
-        let created = kinds.into_iter().filter_map(|(key, parent)| Some(Path::new(parent).join(self.get(key)?)));
-        let granted = self.get("ReadWritePaths").into_iter().flat_map(str::split_whitespace).map(PathBuf::from);
-        created.chain(granted).collect()
-    }
 }
 
 /// Whether `systemd-analyze` is installed. If not, prints that `test` is skipped.
@@ -86,9 +64,9 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
 
 #[test]
 fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
-    for name in UNITS {
+    for name in ["mdgw.service", "mdgw-witness.service"] {
         // This filter blocks adjtimex(2), also for reading.
-        assert_eq!(Unit::load(name).get("ProtectClock"), None, "{name}");
+        assert_eq!(ServiceUnit::load(name).get("ProtectClock"), None, "{name}");
     }
 }
 
@@ -100,7 +78,7 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
         ("mdgw-witness.service", "witness/witness.toml"),
     ];
     for (name, config) in services {
-        let unit = Unit::load(name);
+        let unit = ServiceUnit::load(name);
         assert!(unit.get("User").is_some_and(|user| user != "root"), "{name}");
         let text = read(&ops(config));
         let settings = text.lines().filter_map(|line| line.split_once(" = \"/"));
@@ -113,7 +91,7 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
         }
         assert!(count > 0, "{config}");
     }
-    let sentinel = Unit::load("mdgw-sentinel.service");
+    let sentinel = ServiceUnit::load("mdgw-sentinel.service");
     let socket = sentinel.get("ExecStart").and_then(|start| start.split_whitespace().last()).map(PathBuf::from);
     assert!(socket.is_some_and(|socket| sentinel.writable().iter().any(|directory| socket.starts_with(directory))));
 }
@@ -121,20 +99,10 @@ fn the_directories_of_the_units_cover_the_configured_paths() {
 /// Ids of the user nobody, which owns no files here.
 const USER: &str = "65534";
 
-/// Script that creates the unit's environment: a network namespace with the interfaces and addresses of the shipped
-/// configurations, a read-only file system, and the unit's directories, owned by the user, below otherwise empty
-/// parents. Then the script switches to the user and the unit's capabilities, runs the unit's check, and executes the
-/// program. Arguments: user, capabilities (for setpriv), configuration, program, the arguments of the check and of the
-/// start (both are followed by the configuration's path), directories.
-///
-/// Applied are: user and group, capabilities, `NoNewPrivileges`, `ProtectSystem`, `PrivateTmp`, the directories, and the
-/// limits as far as the machine allows. Not applied are the unit's filters of system calls (`RestrictAddressFamilies`,
-/// `SystemCallArchitectures`, `MemoryDenyWriteExecute`, `RestrictNamespaces`, `RestrictSUIDSGID`, `LockPersonality`),
-/// `ProtectHome`, `ProtectKernelModules`, `ProtectKernelTunables`, `ProtectControlGroups`, `PrivateDevices` and
-/// `OOMScoreAdjust`.
-const START: &str = r#"
-user=$1 capabilities=$2 config=$3 program=$4 check=$5 start=$6
-shift 6
+/// Script that creates a host: a network namespace with the interfaces and addresses of the shipped configurations, and a
+/// read-only file system whose parents of the units' directories are empty. Arguments: mdgw, the program that installs
+/// filters of system calls.
+const HOST: &str = r#"
 for number in 1 2 3 4; do
     ip link add "eth$number" type veth peer name "far$number"
     ip link set "far$number" up
@@ -144,76 +112,183 @@ done
 for host in 5 9; do ip address add "10.20.0.$host/32" dev eth3; done
 ip link set lo up
 mount -o remount,bind,ro /
-for parent in /run /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs "$parent"; done
-# The program may lie below /tmp, which the unit's private /tmp hides.
+mount -t tmpfs -o mode=755 tmpfs /run
+# The programs may lie below /tmp and /root, which the units hide.
 : >/run/mdgw.program
-mount --bind "$program" /run/mdgw.program
-for parent in /tmp /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs "$parent"; done
-install -m 644 /dev/stdin /run/mdgw.toml <<END
-$config
-END
-install -m 600 -o "$user" -g "$user" /dev/stdin /run/mdgw.key <<END
+mount --bind "$1" /run/mdgw.program
+: >/run/mdgw.restricted
+mount --bind "$2" /run/mdgw.restricted
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+install -m 600 -o "$3" -g "$3" /dev/stdin /run/mdgw.key <<END
 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
 END
+echo ready
+exec sleep infinity
+"#;
+
+/// Script that starts a unit on the host, in a mount namespace of its own: creates the unit's directories, owned by the
+/// user, below parents that are read-only and otherwise empty. Then the script switches to the user, the unit's
+/// capabilities and the unit's filters of system calls, runs the unit's check, and executes the program. Arguments: user,
+/// capabilities (for setpriv), filters, configuration and its path, the arguments of the check and of the start, the
+/// directory of the unit's cgroup or nothing, paths that are read-only, and the unit's directories.
+///
+/// Applied are: user and group, capabilities, `NoNewPrivileges`, `ProtectSystem`, `ProtectHome`, `PrivateTmp`,
+/// `ProtectKernelTunables`, `ProtectControlGroups`, the directories, the filters of system calls (`SystemCallFilter`,
+/// `SystemCallArchitectures`, `RestrictAddressFamilies`, `MemoryDenyWriteExecute`, `RestrictNamespaces`,
+/// `RestrictSUIDSGID`, `LockPersonality`), and the limits as far as the machine allows. Not applied are
+/// `ProtectKernelModules`, whose calls `SystemCallFilter` refuses, `PrivateDevices` and `OOMScoreAdjust`.
+const START: &str = r#"
+user=$1 capabilities=$2 filters=$3 config=$4 config_path=$5 check=$6 start=$7 cgroup=$8 read_only=$9
+shift 9
+for parent in /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs "$parent"; done
+for hidden in /home /root; do mount -t tmpfs -o ro,mode=755 tmpfs "$hidden"; done
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+install -m 644 /dev/stdin "$config_path" <<END
+$config
+END
 for directory in "$@"; do
-    case $directory in
-    /dev/shm) ;;
-    *) install -d -m 700 -o "$user" -g "$user" "$directory" ;;
-    esac
+    [ -d "$directory" ] || install -d -m 700 -o "$user" -g "$user" "$directory"
+    # A mount of its own stays writable.
+    mount --bind "$directory" "$directory"
 done
+[ -z "$cgroup" ] || echo $$ >"$cgroup/cgroup.procs"
+# Words of the arguments are split on purpose, here and below.
+for path in $read_only; do
+    mount --rbind "$path" "$path"
+    mount -o remount,bind,ro "$path"
+done
+for path in /run /var/lib /var/log; do mount -o remount,bind,ro "$path"; done
 # As far as the machine allows: a container may not raise its limits.
 for limit in --memlock=unlimited --nofile=65536 --rtprio=99; do prlimit --pid $$ "$limit" 2>/dev/null || true; done
 become() {
     exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
         --bounding-set "$capabilities" --inh-caps "$capabilities" --ambient-caps "$capabilities" \
-        /run/mdgw.program "$@"
+        /run/mdgw.restricted "$filters" /run/mdgw.program "$@"
 }
-# Words of the arguments are split on purpose.
-(become $check /run/mdgw.toml)
-become $start /run/mdgw.toml
+[ -z "$check" ] || (become $check)
+become $start
 "#;
 
-/// Whether this process may create what [`START`] needs. If not, prints that `test` is skipped.
-fn can_isolate(test: &str) -> bool {
-    if !rustix::process::geteuid().is_root() {
-        skip(test, "namespaces and another user take root");
-        return false;
+/// A host on which units start.
+struct Host {
+    /// Holds the namespaces.
+    holder: MdgwProcess,
+}
+
+impl Host {
+    /// A host, if this process may create one. If not, prints that `test` is skipped.
+    fn new(test: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip(test, "namespaces and another user take root");
+            return None;
+        }
+        if !has_systemd_analyze(test) {
+            return None;
+        }
+        let is_isolated =
+            Command::new("unshare").args(ISOLATED).arg("true").status().is_ok_and(|status| status.success());
+        if !is_isolated {
+            skip(test, "no mount and network namespaces here");
+            return None;
+        }
+        let mut command = Command::new("unshare");
+        command.args(ISOLATED).args(["sh", "-euc", HOST, "sh"]).arg(program());
+        command.arg(env!("CARGO_BIN_EXE_restricted")).arg(USER);
+        let holder = process::spawn(command);
+        holder.wait_for_stdout("ready");
+        Some(Self { holder })
     }
-    let is_isolated = Command::new("unshare").args(ISOLATED).arg("true").status().is_ok_and(|status| status.success());
-    if !is_isolated {
-        skip(test, "no mount and network namespaces here");
+
+    /// Starts a unit with this configuration, after the unit's check of it.
+    fn start(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>) -> MdgwProcess {
+        let name = &unit.name;
+        let wanted: Vec<_> = unit.words("CapabilityBoundingSet").collect();
+        assert!(unit.get("CapabilityBoundingSet").is_some(), "{name} limits capabilities");
+        assert!(unit.words("AmbientCapabilities").eq(wanted.iter().copied()), "{name}");
+        let wanted = wanted.iter().map(|capability| capability.to_lowercase().replacen("cap_", "+", 1));
+        let capabilities: Vec<_> = [String::from("-all")].into_iter().chain(wanted).collect();
+        let config_path = format!("/run/{name}.toml");
+        // The program's path and that of the configuration are those of the scripts.
+        let arguments = |key: &str| {
+            let mut words = unit.get(key).unwrap_or_default().split(' ').peekable();
+            if let Some(program) = words.next_if(|program| !program.is_empty()) {
+                assert_eq!(program, "/usr/bin/mdgw", "{name}");
+            }
+            let words = words.map(|word| if word.starts_with("/etc/mdgw/") { config_path.as_str() } else { word });
+            words.collect::<Vec<_>>().join(" ")
+        };
+        let filters = unit.system_call_filters().to_string();
+        let mut read_only = Vec::new();
+        if unit.is_on("ProtectKernelTunables") {
+            read_only.extend(["/proc/sys".to_owned(), "/sys".to_owned()]);
+        }
+        if unit.is_on("ProtectControlGroups") {
+            read_only.extend(cgroup_mount().map(|mount| mount.display().to_string()));
+        }
+        let holder = self.holder.id().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &holder, "--mount", "--net", "unshare", "--mount", "--propagation", "private"]);
+        command.args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &filters, config, &config_path]);
+        command.args([arguments("ExecStartPre"), arguments("ExecStart")]);
+        command
+            .arg(cgroup.map_or_else(|| Path::new(""), |cgroup| &cgroup.path))
+            .arg(read_only.join(" "))
+            .args(unit.writable());
+        process::spawn(command)
     }
-    is_isolated
+
+    /// Starts a unit, waits for `running` in its log, and checks that the restrictions are in force.
+    fn run(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>, running: &str) -> MdgwProcess {
+        let process = self.start(unit, config, cgroup);
+        process.wait_for_stderr(running);
+        let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let uids = field("Uid:").expect("the status has the user ids");
+        assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
+        let filters = compile_filters(&unit.system_call_filters().to_string()).expect("filters compile");
+        assert_eq!(field("Seccomp_filters:"), Some(filters.len().to_string().as_str()), "{status}");
+        process
+    }
 }
 
 const ISOLATED: [&str; 4] = ["--mount", "--net", "--propagation", "private"];
 
-/// Starts a unit with this configuration, after the unit's check of it, and waits for `running` in its log.
-fn start(name: &str, config: &str, running: &str) -> MdgwProcess {
-    let unit = Unit::load(name);
-    let bounding = unit.get("CapabilityBoundingSet").expect("the unit limits capabilities");
-    assert_eq!(unit.get("AmbientCapabilities").unwrap_or_default(), bounding, "{name}");
-    let wanted = bounding.split_whitespace().map(|capability| capability.to_lowercase().replacen("cap_", "+", 1));
-    let capabilities: Vec<_> = [String::from("-all")].into_iter().chain(wanted).collect();
-    // The program's path and that of the configuration are those of the script.
-    let arguments = |key: &str| {
-        let line = unit.get(key).expect("the unit starts a program");
-        let words: Vec<_> = line.split(' ').collect();
-        let [program, arguments @ .., config] = &words[..] else { panic!("{name}: {line}") };
-        assert_eq!(*program, "/usr/bin/mdgw", "{name}");
-        assert!(config.starts_with("/etc/mdgw/"), "{name}: {line}");
-        arguments.join(" ")
-    };
-    let mut command = Command::new("unshare");
-    command.args(ISOLATED).args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), config]);
-    command.arg(program()).args([arguments("ExecStartPre"), arguments("ExecStart")]).args(unit.writable());
-    let process = process::spawn(command);
-    process.wait_for_stderr(running);
+/// Where the hierarchy of cgroup v2 is mounted.
+fn cgroup_mount() -> Option<PathBuf> {
+    let mounts = read(Path::new("/proc/self/mounts"));
+    let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.into_iter().find(|fields| fields.get(2) == Some(&"cgroup2")).map(|fields| PathBuf::from(fields[1]))
+}
 
-    let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("the status has the user ids");
-    assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
-    process
+/// The cgroup that systemd creates for a unit with `Delegate=yes`. Dropping it removes it.
+struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    fn delegated(mount: &Path) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = mount.join(format!("mdgw-unit-{}-{number}", std_process::id()));
+        fs::create_dir(&path).expect("root creates a cgroup");
+        let cgroup = Self { path };
+        let user = USER.parse().ok();
+        // As systemd.exec(5), "Delegate=", says.
+        for file in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
+            std::os::unix::fs::chown(cgroup.path.join(file), user, user).expect("root may chown");
+        }
+        cgroup
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The gateway's own cgroup is left behind when the gateway is killed.
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let _removed = fs::remove_dir(entry.path());
+        }
+        let _removed = fs::remove_dir(&self.path);
+    }
 }
 
 /// A shipped configuration with what this machine may lack replaced. Each text must be there.
@@ -254,47 +329,106 @@ fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
 
 #[test]
 fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
-    if !can_isolate("the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket") {
+    let Some(host) = Host::new("the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket") else {
         return;
-    }
-    let gateway = start("mdgw.service", &adapted("config/mdgw.toml", &POOL), "gateway running");
+    };
+    let unit = ServiceUnit::load("mdgw.service");
+    let gateway = host.run(&unit, &adapted("config/mdgw.toml", &POOL), None, "gateway running");
     expect_gateway(gateway, 0, &["var/lib/mdgw/state", "dev/shm/mdgw"]);
+}
+
+/// `ops/config/quorum.toml` with these replacements and those that this machine takes.
+fn quorum_config(replacements: &[(&str, &str)]) -> String {
+    let interfaces = [("\"feed-a\"", "\"eth1\""), ("\"feed-b\"", "\"eth2\""), ("\"out-a\"", "\"eth3\"")];
+    adapted("config/quorum.toml", &[&POOL[..], &interfaces, &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
+}
+
+fn witness_config() -> String {
+    adapted("witness/witness.toml", &[KEY])
 }
 
 #[test]
 fn the_gateway_of_a_quorum_pair_starts_as_the_unit_runs_it() {
-    if !can_isolate("the_gateway_of_a_quorum_pair_starts_as_the_unit_runs_it") {
-        return;
-    }
-    let interfaces = [("\"feed-a\"", "\"eth1\""), ("\"feed-b\"", "\"eth2\""), ("\"out-a\"", "\"eth3\"")];
-    let replacements = [&POOL[..], &interfaces, &[KEY, ("\ncore = 1\n", "\n")]].concat();
-    let gateway = start("mdgw.service", &adapted("config/quorum.toml", &replacements), "gateway running");
+    let Some(host) = Host::new("the_gateway_of_a_quorum_pair_starts_as_the_unit_runs_it") else { return };
+    let gateway = host.run(&ServiceUnit::load("mdgw.service"), &quorum_config(&[]), None, "gateway running");
     expect_gateway(gateway, 1, &["var/lib/mdgw/state", "var/lib/mdgw/votes", "dev/shm/mdgw"]);
 }
 
 #[test]
 fn the_witness_starts_as_the_unit_runs_it() {
-    if !can_isolate("the_witness_starts_as_the_unit_runs_it") {
-        return;
-    }
-    let witness = start("mdgw-witness.service", &adapted("witness/witness.toml", &[KEY]), "witness: ready");
+    let Some(host) = Host::new("the_witness_starts_as_the_unit_runs_it") else { return };
+    let witness = host.run(&ServiceUnit::load("mdgw-witness.service"), &witness_config(), None, "witness: ready");
     expect_written(&witness, &["var/lib/mdgw/votes"]);
     let _ended = witness.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// What `ops/config/quorum.toml` says about the kernel fence, and the line that switches the fence on.
+const FENCE: (&str, &str) = ("# kernel_fence = true ", "kernel_fence = true ");
+
+#[test]
+fn a_leader_with_a_witness_a_sentinel_and_the_kernel_fence_runs_under_the_units() {
+    let test = "a_leader_with_a_witness_a_sentinel_and_the_kernel_fence_runs_under_the_units";
+    let Some(host) = Host::new(test) else { return };
+    let (Ok(()), Some(mount)) = (KernelFence::probe(), cgroup_mount()) else {
+        return skip(test, "no fence in the kernel here");
+    };
+    let sentinel = ServiceUnit::load("mdgw-sentinel.service");
+    let sentinel = host.run(&sentinel, "", None, "sentinel: ready");
+    let witness = host.run(&ServiceUnit::load("mdgw-witness.service"), &witness_config(), None, "witness: ready");
+
+    let cgroup = Cgroup::delegated(&mount);
+    let sentinel_socket = ("[election.link]\n", "[election.link]\nsentinel = \"/run/mdgw-sentinel/socket\"\n");
+    let config = quorum_config(&[FENCE, sentinel_socket]);
+    let unit = ServiceUnit::load("mdgw.service").with_drop_in(KERNEL_FENCE);
+    let gateway = host.run(&unit, &config, Some(&cgroup), "INFO leads ");
+    gateway.wait_for_stderr("sentinel is watching");
+    let own = read(&Path::new("/proc").join(gateway.id().to_string()).join("cgroup"));
+    assert!(own.lines().any(|line| line.ends_with(&format!("/mdgw-fence-{}", gateway.id()))), "{own}");
+
+    gateway.signal(Signal::Kill);
+    let announced = sentinel.wait_for_stderr("gateway died: remaining threads killed, death announced");
+    assert!(announced.contains("refused=0"), "{announced}");
+    drop(gateway);
+    let _ended = witness.stop_with(Signal::Terminate).expect_code(0);
+    let _ended = sentinel.stop_with(Signal::Terminate);
+}
+
+#[test]
+fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
+    let Some(host) = Host::new("a_unit_whose_filter_lacks_a_needed_system_call_does_not_start") else { return };
+    let gateway = ServiceUnit::load("mdgw.service");
+    let with_fence = gateway.clone().with_drop_in(KERNEL_FENCE);
+    let [_, sentinel, witness] = UNITS.map(ServiceUnit::load);
+    let fenced = quorum_config(&[FENCE]);
+    let cases = [
+        (&gateway, "adjtimex clock_adjtime", quorum_config(&[]), "adjtimex: Operation not permitted"),
+        (&with_fence, "bpf", fenced, "kernel_fence: cannot create a BPF map: Operation not permitted"),
+        (&sentinel, "listen", String::new(), "listen on /run/mdgw-sentinel/socket: Operation not permitted"),
+        (&witness, "bind", witness_config(), "10.20.0.9:27500: Operation not permitted"),
+    ];
+    for (unit, needed, config, error) in cases {
+        let without = unit.clone().with("SystemCallFilter", &format!("~{needed}"));
+        let ended = host.start(&without, &config, None).end();
+        // A check writes its answer to standard output.
+        let text = ended.stdout + &ended.stderr;
+        assert!(ended.code != Some(0) && text.contains(error), "{}: {text}", unit.name);
+    }
 }
 
 /// The drop-in adds what `mdgw.service` lacks for the kernel fence, and takes away nothing else.
 #[test]
 fn the_drop_in_of_the_kernel_fence_adds_its_capability_and_a_cgroup() {
-    let drop_in = Unit::load("mdgw.service.d/kernel-fence.conf");
+    let drop_in = ServiceUnit::load(KERNEL_FENCE);
     let expected = [
         ("AmbientCapabilities", "CAP_BPF"),
         ("CapabilityBoundingSet", "CAP_BPF"),
+        ("SystemCallFilter", "bpf"),
         ("Delegate", "yes"),
         ("ProtectControlGroups", "no"),
     ];
-    assert!(drop_in.0.iter().map(|(key, value)| (key.as_str(), value.as_str())).eq(expected));
-    let unit = Unit::load("mdgw.service");
-    assert!(unit.get("AmbientCapabilities").is_some_and(|capabilities| capabilities.contains("CAP_NET_ADMIN")));
+    assert!(drop_in.settings.iter().map(|(key, value)| (key.as_str(), value.as_str())).eq(expected));
+    let unit = ServiceUnit::load("mdgw.service");
+    assert!(unit.words("AmbientCapabilities").any(|capability| capability == "CAP_NET_ADMIN"));
     // Without the drop-in the unit's check refuses the key.
     let is_set = |path: &str| read(&ops(path)).lines().any(|line| line.starts_with("kernel_fence = true"));
     assert!(!is_set("config/mdgw.toml") && !is_set("config/quorum.toml"));

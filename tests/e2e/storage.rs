@@ -94,7 +94,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// microseconds after the start, both drawn from the seed.
 fn kill_writer(file: StoredFile, directory: &Path, seed: u64, is_early: bool, reports: &mut Vec<u64>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storage_writer"));
-    command.arg(file.name()).arg(directory).arg(seed.to_string()).args(is_early.then_some("early"));
+    command.arg(file.name()).arg(directory).arg(seed.to_string()).args(is_early.then_some("--early"));
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     let mixed = mix(seed);

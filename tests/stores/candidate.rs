@@ -1,11 +1,8 @@
 //! One candidate in an election over a real store, as a process that can be killed and stopped. While its fence is open
 //! it "sends": it writes the epoch and the time of the fence check to standard output. It closes when standard input
-//! ends.
-//!
-//!     candidate etcd|zookeeper|zookeeper-latch NODE INCARNATION PROFILE HOST:PORT,…
+//! ends. Started by `tests/stores/election.rs`.
 
 use std::{
-    env,
     error::Error,
     io::{self, Read, Write},
     sync::{
@@ -16,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use clap::{Parser, ValueEnum};
 use mdgw_election::{
     access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
     auto_move::AutoMoveConfig,
@@ -34,23 +32,50 @@ use mdgw_election::{
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
+/// Takes part in an election over a store until standard input ends. While the fence is open, writes the epoch and the time of
+/// each check of the fence to standard output.
+#[derive(Debug, Parser)]
+#[command(name = "candidate")]
+struct CandidateArgs {
+    /// What elects.
+    store: CandidateStore,
+    /// Node number.
+    #[arg(value_parser = clap::value_parser!(u8).range(..i64::from(NODE_COUNT)))]
+    node: u8,
+    /// Number of this start of the node; grows from start to start.
+    incarnation: u64,
+    /// Profile of the lease's times: default, fast or calm.
+    #[arg(value_name = "PROFILE", value_parser = parse_profile)]
+    timing: LeaseTiming,
+    /// Addresses of the store's nodes.
+    #[arg(value_name = "HOST:PORT,...", required = true, value_delimiter = ',')]
+    endpoints: Vec<String>,
+}
+
+/// A store, and how it elects.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CandidateStore {
+    /// A lease in a record of etcd.
+    Etcd,
+    /// A lease in a record of ZooKeeper.
+    Zookeeper,
+    /// ZooKeeper's sessions, as its latch recipe uses them.
+    ZookeeperLatch,
+}
+
+fn parse_profile(wanted: &str) -> Result<LeaseTiming, String> {
+    let profile = LeaseTiming::PROFILES.iter().find(|(name, _)| *name == wanted);
+    profile.map(|(_, timing)| *timing).ok_or_else(|| "must be default, fast or calm".to_owned())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    let [store, node, incarnation, profile, endpoints] = arguments.as_slice() else {
-        return Err("expected: candidate STORE NODE INCARNATION PROFILE ENDPOINTS".into());
-    };
-    let node = NodeId(node.parse()?);
-    let timing = LeaseTiming::PROFILES.iter().find(|(name, _)| name == profile).ok_or("no such profile")?.1;
-    let access = StoreAccess {
-        endpoints: endpoints.split(',').map(str::to_owned).collect(),
-        request_timeout: Duration::from_secs(1),
-        login: None,
-    };
-    let names: Vec<NodeName> = (0..4).filter_map(|node| NodeName::new(&format!("gw{node}"))).collect();
-    let name = names.get(usize::from(node.0)).ok_or("nodes are 0 to 3")?.clone();
-    let member = Member { node, name, incarnation: Incarnation(incarnation.parse()?) };
+    let CandidateArgs { store, node, incarnation, timing, endpoints } = CandidateArgs::parse();
+    let access = StoreAccess { endpoints, request_timeout: Duration::from_secs(1), login: None };
+    let names: Vec<NodeName> = (0..NODE_COUNT).filter_map(|node| NodeName::new(&format!("gw{node}"))).collect();
+    let name = names[usize::from(node)].clone();
+    let member = Member { node: NodeId(node), name, incarnation: Incarnation(incarnation) };
     let fence = Arc::new(Fence::closed());
-    if store == "zookeeper-latch" {
+    if matches!(store, CandidateStore::ZookeeperLatch) {
         let core = SessionLatch::new(SessionLatchConfig {
             member: member.clone(),
             timing,
@@ -77,7 +102,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let core = Lease::new(LeaseConfig {
         member,
         timing,
-        candidates: (0..4).map(NodeId).zip(names).collect(),
+        candidates: (0..NODE_COUNT).map(NodeId).zip(names).collect(),
         configuration: ConfigVersion::default(),
         on_suspended: OnSuspended::Hold,
         preferred: None,
@@ -85,16 +110,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         moves: AutoMoveConfig::default(),
     });
     let (inbox, waiting) = inbox();
-    let register: Box<dyn Register> = match store.as_str() {
-        "etcd" => {
-            let config = EtcdConfig { access, prefix: "/mdgw/".to_owned(), tls: None };
-            Box::new(etcd::open(&config, GROUP, inbox.register_sender())?)
-        }
-        "zookeeper" => {
-            let config = zookeeper_config(access);
-            Box::new(zookeeper::open(&config, GROUP, inbox.register_sender())?)
-        }
-        _ => return Err("no such store".into()),
+    let register: Box<dyn Register> = if matches!(store, CandidateStore::Etcd) {
+        let config = EtcdConfig { access, prefix: "/mdgw/".to_owned(), tls: None };
+        Box::new(etcd::open(&config, GROUP, inbox.register_sender())?)
+    } else {
+        Box::new(zookeeper::open(&zookeeper_config(access), GROUP, inbox.register_sender())?)
     };
     run_candidate(
         Election::new(
@@ -159,6 +179,8 @@ fn send_until_stdin_closes(fence: &Fence) -> io::Result<()> {
 }
 
 const GROUP: GroupId = GroupId(1);
+/// Nodes 0 to 3 may take part.
+const NODE_COUNT: u8 = 4;
 /// Session timeout: short, but above the minimum of the test's ensemble.
 const SESSION: Duration = Duration::from_millis(600);
 const SEND_INTERVAL: Duration = Duration::from_micros(200);

@@ -212,14 +212,14 @@ fn wait_for_stdin_close() {
 pub enum ProcessEvent {
     /// The gateway is eligible, or the witness votes.
     Ready,
-    /// The fence opened.
+    /// The process has opened its fence: it leads.
     Open {
         /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,
         /// The epoch under which the fence opened.
         epoch: Epoch,
     },
-    /// The fence closed.
+    /// The process has closed its fence: it leads no more.
     Close {
         /// Time, `CLOCK_BOOTTIME` in ns.
         at_ns: u64,

@@ -19,7 +19,7 @@ pub struct GatewayFixture {
     directory: TempDir,
     /// The venue's lines.
     pub lines: [SocketAddrV4; 2],
-    /// The published group.
+    /// Multicast group and port to which the gateway publishes.
     pub output: SocketAddrV4,
     /// The venue's request server.
     pub requests: SocketAddrV4,

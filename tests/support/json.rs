@@ -57,7 +57,7 @@ impl Json {
         }
     }
 
-    /// The integer.
+    /// The value, if it is an integer.
     #[must_use]
     pub fn number(&self) -> Option<i128> {
         match self {
@@ -66,7 +66,7 @@ impl Json {
         }
     }
 
-    /// The string.
+    /// The value, if it is a string.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match self {

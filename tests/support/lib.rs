@@ -17,6 +17,7 @@ pub mod pair;
 pub mod process;
 pub mod python;
 pub mod relay;
+pub mod service_unit;
 pub mod skip;
 pub mod stalling_relay;
 pub mod storage;

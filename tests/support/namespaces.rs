@@ -86,7 +86,7 @@ impl Namespace {
 pub struct Host {
     /// Name of the switch's port to it.
     pub name: String,
-    /// Its address.
+    /// Address in the network of the switch.
     pub address: Ipv4Addr,
     /// The namespace of its processes.
     pub namespace: Namespace,

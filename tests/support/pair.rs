@@ -178,7 +178,7 @@ pub struct LogEntry {
     pub next: Sequence,
     /// Packet flags with which the entry was committed.
     pub flags: PacketFlags,
-    /// The frames.
+    /// The frames of the entry, back to back, as they go into a packet.
     pub payload: Vec<u8>,
 }
 
@@ -444,7 +444,7 @@ impl Delivery {
 /// Checks that every message was delivered once, in order, with its own records, and without gaps.
 ///
 /// # Errors
-/// The first violation.
+/// Describes the first violation.
 pub fn check_deliveries(deliveries: &[Delivery], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
     let mut expected_messages = expected.iter();
     for delivery in deliveries {

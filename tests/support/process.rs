@@ -212,7 +212,7 @@ impl MdgwProcess {
         self.stderr.text()
     }
 
-    /// Its process id.
+    /// Number of the process, that of the program once a wrapper has executed it.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()

@@ -15,7 +15,7 @@ use crate::process::wait_until;
 /// stalled connection open until the server closes it. Its threads end with the test process.
 #[derive(Debug)]
 pub struct StallingRelay {
-    /// Its listen address.
+    /// Where clients connect instead of the server.
     pub address: SocketAddrV4,
     is_stalled: Arc<AtomicBool>,
 }

@@ -38,7 +38,7 @@ use mdgw_runtime::{
     state_file::{StartEpoch, StateFile},
 };
 
-/// The persisted files.
+/// A file that the gateway keeps over a restart, by what a writer of it reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredFile {
     /// Publication log. A report is the sequence of a committed entry.

@@ -368,7 +368,7 @@ impl Testbed {
         assert_eq!(sent.expect("the forged packet is sent"), length);
     }
 
-    /// The store.
+    /// The ensemble that keeps the election record.
     ///
     /// # Panics
     /// When there is none.

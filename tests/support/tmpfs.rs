@@ -30,7 +30,7 @@ impl TmpfsMount {
         Some(Self(path))
     }
 
-    /// Its mount point.
+    /// Directory at which the file system is mounted.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0

@@ -71,6 +71,61 @@ fn quoted_headings_are_links() {
     assert_eq!(found, ["two.md: \"Several gateways\"", "two.md: \"A short tour\""]);
 }
 
+/// A path with a name after it, as in `gateway/sys/src/fence.rs`: `Fence::open`, points to a file that has the name.
+#[test]
+fn names_beside_paths_are_in_the_files() {
+    let source = |path: &str| root().join(path).is_file().then(|| read(path));
+    let mut count = 0;
+    for SourceFile { path, text } in files(&["md"]) {
+        let named = named_items(&text);
+        count += named.len();
+        assert_none(missing_names(&named, source).map(|missing| format!("{path}: {missing}")));
+    }
+    assert!(count > 20, "only {count} names beside paths");
+
+    let text = "| x | `gateway/a.rs`: `Fence::open`, `Gone` | `gateway/a.rs` (`shut`)\n`gateway/b.rs`: `open`\n    `feeds/c.rs`: `d`";
+    let found = named_items(text);
+    let [fence, gone, shut, other] = ["Fence::open", "Gone", "shut", "open"];
+    assert_eq!(
+        found,
+        [("gateway/a.rs", fence), ("gateway/a.rs", gone), ("gateway/a.rs", shut), ("gateway/b.rs", other)]
+    );
+    let source = |path: &str| (path == "gateway/a.rs").then(|| "impl Fence { fn open() {} fn reshut() {} }".to_owned());
+    let missing: Vec<_> = missing_names(&found, source).collect();
+    assert_eq!(missing, ["gateway/a.rs: Gone", "gateway/a.rs: shut"]);
+}
+
+/// Names in code that follow the path of a source file: after a colon, or in parentheses, several with commas between.
+fn named_items(text: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    for line in prose(text) {
+        let parts: Vec<_> = line.split('`').collect();
+        let mut path = None;
+        for (before, code) in parts.iter().zip(&parts[1..]).step_by(2).map(|(before, code)| (*before, *code)) {
+            let is_item = code.chars().all(|character| character.is_alphanumeric() || "_:".contains(character));
+            if code.ends_with(".rs") && OUR_FOLDERS.iter().any(|ours| code.starts_with(ours)) {
+                path = Some(code);
+            } else if let Some(path) = path.filter(|_| is_item && [": ", " (", ", "].contains(&before)) {
+                found.push((path, code));
+            } else {
+                path = None;
+            }
+        }
+    }
+    found
+}
+
+/// Names that their file does not have; a file that does not exist is reported elsewhere.
+fn missing_names(named: &[(&str, &str)], source: impl Fn(&str) -> Option<String>) -> impl Iterator<Item = String> {
+    let is_missing = |(path, item): &&(&str, &str)| {
+        let name = item.rsplit("::").next().unwrap_or(item).split('{').next().unwrap_or_default();
+        let is_part = |character: char| !(character.is_alphanumeric() || character == '_');
+        source(path).is_some_and(|text| !text.split(is_part).any(|word| word == name))
+    };
+    let missing: Vec<_> = named.iter().filter(is_missing).map(|(path, item)| format!("{path}: {item}")).collect();
+    missing.into_iter()
+}
+
 /// ARCHITECTURE.md has a limit, since it is read as a whole, before any code.
 #[test]
 fn the_architecture_stays_short() {

@@ -1,4 +1,4 @@
-//! Identifiers that were retired for the field's words do not come back.
+//! Identifiers that were retired for the field's words do not come back, and documentation says more than the name below it.
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -24,6 +24,26 @@ fn retired_identifiers_stay_retired() {
     let found: Vec<_> =
         retired_in(control, &[("vigil", "sentinel"), ("omens", ""), ("heir", ""), ("giver", "")]).collect();
     assert_eq!(found, [("vigil", "sentinel")], "identifiers alone, and whole");
+}
+
+/// `/// The file.` above `path` takes a line and says nothing: meaning, unit, range or who sets the value is missing.
+#[test]
+fn documentation_says_more_than_a_name() {
+    for SourceFile { path, text } in sources() {
+        assert_none(text.lines().filter(|line| repeats_name(line)).map(|line| format!("{path}: {}", line.trim())));
+    }
+
+    assert!(["/// The file.", "    /// Their address.", "/// Its present count."].into_iter().all(repeats_name));
+    let meaningful = ["/// The file, as configured.", "/// The oldest entry kept.", "// The file.", "/// The file"];
+    assert!(!meaningful.into_iter().any(repeats_name));
+}
+
+/// Whether a line of documentation is an article and one or two lower-case words.
+fn repeats_name(line: &str) -> bool {
+    let text = line.trim_start().strip_prefix("/// ").and_then(|text| text.strip_suffix('.'));
+    let words: Vec<_> = text.into_iter().flat_map(|text| text.split(' ')).collect();
+    let is_plain = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase());
+    matches!(words.as_slice(), ["The" | "Its" | "Their", rest @ ..] if (1..=2).contains(&rest.len()) && rest.iter().all(is_plain))
 }
 
 fn retired_in<'r>(text: &str, retired: &[(&'r str, &'r str)]) -> impl Iterator<Item = (&'r str, &'r str)> {

@@ -82,7 +82,7 @@ pub struct KnownSession {
 /// Which session a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionMatch {
-    /// The current session.
+    /// The packet names the session that the channel is in.
     Current,
     /// A new session, which is current from here on.
     New(Session),
@@ -168,7 +168,7 @@ impl SessionTracker {
         Ok(session)
     }
 
-    /// The current session.
+    /// The session whose packets are accepted now; `None` until a first one is accepted.
     #[must_use]
     pub fn current(&self) -> Option<&KnownSession> {
         self.current.as_ref()

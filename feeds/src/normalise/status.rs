@@ -5,7 +5,6 @@ use dbn::{StatusAction, StatusReason, TriState};
 /// Meaning of a trading state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TradingState {
-    /// The status action.
     pub action: StatusAction,
     /// Whether orders match.
     pub is_trading: TriState,

@@ -73,7 +73,7 @@ pub struct DbnFileError {
     pub name: String,
     /// The part that exists under this path; `None`: nothing.
     pub kept: Option<DbnFileKept>,
-    /// The first error.
+    /// The error that came first; later ones may be its consequences.
     pub source: io::Error,
 }
 

@@ -43,7 +43,7 @@ pub enum Input<E> {
     Backend(E),
     /// From another gateway, over the pair link.
     Peer {
-        /// The authenticated sender.
+        /// Node that sent the message; the link has authenticated it.
         from: NodeId,
         /// The message that the peer sent.
         message: PeerMessage,
@@ -136,7 +136,7 @@ pub enum Output<R> {
     Request(R),
     /// Send over the pair link.
     Peer {
-        /// The recipient.
+        /// Node to which the driver sends the message.
         to: NodeId,
         /// The message to send.
         message: PeerMessage,

@@ -141,7 +141,7 @@ pub struct ElectionOptions {
 /// The election of one group, as its gateway sees it: the one implementation of [`LeaderLatch`], for every core.
 #[derive(Clone)]
 pub struct Election {
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
     send_input: Arc<dyn Fn(Input<Infallible>) -> bool + Send + Sync>,
 }
 
@@ -152,7 +152,7 @@ impl fmt::Debug for Election {
 }
 
 /// State shared by the latch and the election thread.
-struct Shared {
+struct DriverState {
     fence: Arc<Fence>,
     timing: LeaseTiming,
     state: Mutex<ElectionState>,
@@ -162,7 +162,7 @@ struct Shared {
     launch: Mutex<Option<Launch>>,
 }
 
-type Launch = Box<dyn FnOnce(Arc<Shared>) -> io::Result<()> + Send>;
+type Launch = Box<dyn FnOnce(Arc<DriverState>) -> io::Result<()> + Send>;
 
 #[derive(Debug, Default)]
 struct ElectionState {
@@ -196,7 +196,7 @@ impl Election {
         let timing = options.timing;
         let launch: Launch =
             Box::new(move |shared| ElectionThread::new(core, backend, receiver, hooks, shared, options).launch());
-        let shared = Shared {
+        let shared = DriverState {
             fence,
             timing,
             state: Mutex::default(),
@@ -392,7 +392,7 @@ impl LeaderLatch for Election {
     }
 }
 
-impl Shared {
+impl DriverState {
     fn state(&self) -> MutexGuard<'_, ElectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -379,7 +379,7 @@ impl Lease {
         }
     }
 
-    /// The store answered.
+    /// An answer has arrived, so the store is reachable and no request is in doubt.
     fn on_store_answered(&mut self) {
         self.in_doubt_since = None;
         match self.connection {
@@ -500,7 +500,7 @@ impl Lease {
         }
     }
 
-    /// The record changed.
+    /// A newer record than the one known so far was read, by this gateway's swap or another's.
     fn on_record_changed(&mut self, now: MonoNs) {
         if let Some(attempt) = self.pending.resolve(&self.known_record) {
             self.on_swap_committed(now, &attempt);

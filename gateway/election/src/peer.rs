@@ -17,7 +17,7 @@ pub enum PeerMessage {
     /// The leader lost its store and asks the candidate not to take over for one lease from the answer.
     #[serde(rename = "promise_ask")]
     PromiseRequest(LeaderRequest),
-    /// The candidate promises.
+    /// The candidate promises it: it does not take over for one lease from this answer.
     Promise(LeaderRequest),
     /// The candidate refuses: its own swap is outstanding, or it has not waited one lease since its start.
     PromiseRefused(LeaderRequest),

@@ -61,7 +61,7 @@ pub enum Outcome {
 pub struct Versioned {
     /// Version under which the store holds the record.
     pub version: Version,
-    /// The record.
+    /// The value itself, decoded and checked.
     pub record: Record,
 }
 
@@ -102,7 +102,7 @@ pub enum RegisterRequest {
         request_id: RequestId,
         /// The version to replace.
         expected: Version,
-        /// The new record.
+        /// Record to be stored if the version is still `expected`.
         record: Box<Record>,
     },
     /// [`Register::reconnect`].

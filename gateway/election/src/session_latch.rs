@@ -71,7 +71,7 @@ pub enum SessionRequest {
         request_id: RequestId,
         /// The version to replace.
         expected: Version,
-        /// The new epoch.
+        /// Epoch under which this gateway leads once it is stored.
         epoch: Epoch,
     },
     /// Delete our entry.

@@ -150,7 +150,7 @@ pub enum TimingError {
         ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*margin_ns_min)
     )]
     Margin {
-        /// The refused timing.
+        /// The timing that was refused, as configured.
         timing: LeaseTiming,
         /// How far two clocks can drift apart over one lease, ns.
         drift_ns: u64,

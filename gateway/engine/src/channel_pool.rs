@@ -81,7 +81,7 @@ pub enum PoolError {
     /// The kernel refused the handle set.
     #[error("cannot create the handle set ({backend}): {source}")]
     HandleSet {
-        /// The chosen backend.
+        /// The kind of handle set that was chosen for the pool.
         backend: Backend,
         /// The kernel's error.
         source: io::Error,

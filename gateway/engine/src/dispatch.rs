@@ -23,7 +23,7 @@ pub mod roles;
 mod claim;
 mod deadline_timer;
 mod park;
-mod shared;
+mod pool_state;
 mod sync;
 mod token;
 mod turn;

@@ -282,12 +282,12 @@ fn write_page(options: &DemoOptions, gateway: &GatewayReport) -> anyhow::Result<
 /// The subscriber, on a separate thread.
 #[derive(Debug)]
 struct Subscription {
-    shared: Arc<Shared>,
+    shared: Arc<SubscriptionState>,
     thread: std::thread::JoinHandle<anyhow::Result<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SubscriptionState {
     stop: AtomicBool,
     messages: AtomicU64,
     received: Mutex<Received>,
@@ -309,7 +309,7 @@ impl Subscription {
         config.services = vec![addresses.retransmission];
         config.receiver = ReceiverConfig { group: GroupId(1), ..ReceiverConfig::default() };
         let mut subscriber = Subscriber::open(config)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SubscriptionState::default());
         let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("mdgw-subscriber".to_owned()).spawn(move || {
             let mut received = thread_shared.received.lock().unwrap_or_else(PoisonError::into_inner);

@@ -48,9 +48,9 @@ impl Default for Retention {
     }
 }
 
-/// Shared by writer and maintenance. Every field is lock-free: neither waits for the other.
+/// How writer and maintenance exchange segments. Every field is lock-free: neither waits for the other.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SegmentExchange {
     /// Maintenance to writer: segments made ahead, lowest number first.
     pub(crate) ready: ArrayQueue<WriteSegment>,
     /// Writer to maintenance: segments that the writer no longer needs, to be unmapped.
@@ -61,7 +61,7 @@ pub(crate) struct Shared {
     retention_hold: AtomicU64,
 }
 
-impl Shared {
+impl SegmentExchange {
     pub(crate) fn new(ready_segments: usize, current: u64) -> Self {
         Self {
             ready: ArrayQueue::new(ready_segments),
@@ -74,7 +74,7 @@ impl Shared {
 
 /// Protects part of a log: entries that the peer was not observed to publish.
 #[derive(Clone, Debug)]
-pub struct RetentionHold(Arc<Shared>);
+pub struct RetentionHold(Arc<SegmentExchange>);
 
 impl RetentionHold {
     /// Protects the segment of `position` and all later ones; `None` protects nothing.
@@ -97,7 +97,7 @@ pub struct SegmentMaintenance {
     /// Whether the files lie in memory. A file on a disk is not reused: after a power loss old pages, with intact entries of
     /// the earlier segment, could be taken for pages of the new one.
     is_in_memory: bool,
-    shared: Arc<Shared>,
+    shared: Arc<SegmentExchange>,
     counts: MaintenanceCounts,
 }
 
@@ -132,7 +132,7 @@ impl SegmentMaintenance {
         header: SegmentHeader,
         retention: Retention,
         next_segment: u64,
-        shared: Arc<Shared>,
+        shared: Arc<SegmentExchange>,
     ) -> Self {
         let (segments, spares) = (VecDeque::new(), VecDeque::new());
         let is_in_memory = statfs(&directory).is_ok_and(|file_system| file_system.f_type == TMPFS_MAGIC);

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
     directory::{lock_path, remove_unfinished, segment_numbers, segment_path},
-    retention::{Retention, SegmentMaintenance, Shared},
+    retention::{Retention, SegmentExchange, SegmentMaintenance},
     segment::{
         EntryHeader, EntryState, IndexSlot, Layout, REPEATED_MAX, ReadSegment, SegmentHeader, WriteSegment,
         seal_after_crash, try_lock,
@@ -110,7 +110,7 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     for area in private_areas {
         spare.push(area.map_err(LogError::io("map private memory for", &options.directory))?);
     }
-    let shared = Arc::new(Shared::new(options.ready_segments.clamp(1, 8), next_segment));
+    let shared = Arc::new(SegmentExchange::new(options.ready_segments.clamp(1, 8), next_segment));
     let mut maintenance = SegmentMaintenance::new(
         options.directory.clone(),
         header,
@@ -151,7 +151,7 @@ pub struct Writer {
     payload_bytes_max: usize,
     next_number: u64,
     counts: WriterCounts,
-    shared: Arc<Shared>,
+    shared: Arc<SegmentExchange>,
     _lock: File,
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct Audit {
 /// Adds entries to the audit. Any thread that may allocate can use it.
 #[derive(Clone, Debug)]
 pub(crate) struct AuditSender {
-    shared: Arc<Shared>,
+    shared: Arc<AuditQueue>,
     thread: Thread,
 }
 
@@ -59,8 +59,9 @@ pub(crate) struct AuditCounts {
     pub lost: u64,
 }
 
+/// Entries on their way to the file, and what became of them: written by all threads that report, read by the thread that writes.
 #[derive(Debug)]
-struct Shared {
+struct AuditQueue {
     queue: ArrayQueue<PendingEntry>,
     stop: AtomicBool,
     written: AtomicU64,
@@ -82,7 +83,7 @@ impl Audit {
     }
 
     fn with_file(file: AuditFile) -> Result<Self, AuditError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(AuditQueue {
             queue: ArrayQueue::new(QUEUE_LENGTH),
             stop: AtomicBool::new(false),
             written: AtomicU64::new(0),
@@ -142,7 +143,7 @@ impl AuditSender {
     #[must_use]
     pub(crate) fn counts(&self) -> AuditCounts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Shared { written, failures, lost, .. } = &*self.shared;
+        let AuditQueue { written, failures, lost, .. } = &*self.shared;
         AuditCounts { written: get(written), failures: get(failures), lost: get(lost) }
     }
 }
@@ -195,7 +196,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, shared: &AuditQueue) {
         loop {
             // Read before the queue is emptied, so that entries added before the stop are written.
             let is_last = shared.stop.load(Ordering::Acquire);
@@ -219,7 +220,7 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, shared: &Shared) {
+    fn write(&mut self, shared: &AuditQueue) {
         while let Some(draft) = self.backlog.front() {
             match self.file.append(draft) {
                 Ok(()) => {

@@ -69,7 +69,7 @@ pub struct StageTotal {
 /// A running collector. Stop it after the hot threads have dropped their recorders, else their last values are lost.
 #[derive(Debug)]
 pub(crate) struct LatencyThread {
-    shared: Arc<Shared>,
+    shared: Arc<ThreadControl>,
     recent: Arc<RecentIntervals>,
     thread: Option<JoinHandle<io::Result<LatencyResult>>>,
 }
@@ -111,8 +111,8 @@ impl LatencyThread {
             totals: LatencyTotals::default(),
         };
         writer.open_log(unix_now())?;
-        let shared = Arc::new(Shared {
-            control: Mutex::new(Control { interval_ns: config.interval_ns, stop: false }),
+        let shared = Arc::new(ThreadControl {
+            control: Mutex::new(ControlState { interval_ns: config.interval_ns, stop: false }),
             changed: Condvar::new(),
         });
         let thread_shared = Arc::clone(&shared);
@@ -153,20 +153,21 @@ impl Drop for LatencyThread {
     }
 }
 
+/// What the latency thread is to do next, and how it wakes up to see it.
 #[derive(Debug)]
-struct Shared {
-    control: Mutex<Control>,
+struct ThreadControl {
+    control: Mutex<ControlState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Control {
+struct ControlState {
     interval_ns: u64,
     stop: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Control> {
+impl ThreadControl {
+    fn lock(&self) -> MutexGuard<'_, ControlState> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -199,7 +200,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, shared: &Shared) -> io::Result<LatencyResult> {
+    fn run(mut self, shared: &ThreadControl) -> io::Result<LatencyResult> {
         let mut outcome = Ok(());
         while !shared.wait(mono_now()) {
             let tick = self.tick();

@@ -71,7 +71,7 @@ pub enum StateError {
     Io {
         /// Operation that failed.
         act: &'static str,
-        /// The file.
+        /// Path of the state file, as configured.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
@@ -82,7 +82,7 @@ pub enum StateError {
         path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the state file, as configured.
         path: PathBuf,
         /// Which part of the file is invalid, and why.
         reason: String,
@@ -90,13 +90,13 @@ pub enum StateError {
     /// Another gateway has locked the state file.
     #[error("state file {} is in use by another gateway", path.display())]
     Busy {
-        /// The file.
+        /// Path of the state file, as configured.
         path: PathBuf,
     },
     /// The epoch count has reached its maximum, 2^56 - 1.
     #[error("state file {}: epoch numbers exhausted", path.display())]
     EpochsExhausted {
-        /// The file.
+        /// Path of the state file, as configured.
         path: PathBuf,
     },
 }

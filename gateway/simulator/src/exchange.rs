@@ -99,13 +99,13 @@ pub struct ExchangeReport {
 /// A running exchange.
 #[derive(Debug)]
 pub struct Exchange {
-    shared: Arc<Shared>,
+    shared: Arc<PlayerState>,
     player: Option<JoinHandle<Result<(), SourceError>>>,
     server: Option<RequestServer>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct PlayerState {
     stop: AtomicBool,
     done: AtomicBool,
     packets: AtomicU64,
@@ -134,7 +134,7 @@ impl Exchange {
             }
             _ => None,
         };
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(PlayerState::default());
         let impairment: Vec<_> = config.lines.iter().map(|line| line.impairment).collect();
         let player = Player {
             source,
@@ -202,7 +202,7 @@ struct Player {
     number: u64,
     history: Option<Arc<History>>,
     pace: Pace,
-    shared: Arc<Shared>,
+    shared: Arc<PlayerState>,
 }
 
 /// Heartbeats sent after the last packet. They announce the next sequence, so that receivers notice a loss at the end.

@@ -19,12 +19,12 @@ use super::{history::History, itch_generator::PACKET_BYTES_MAX};
 /// A running server.
 #[derive(Debug)]
 pub(super) struct RequestServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ServerState {
     stop: AtomicBool,
     answered: AtomicU64,
     unanswered: AtomicU64,
@@ -47,7 +47,7 @@ impl RequestServer {
     pub(super) fn start(address: SocketAddrV4, history: Arc<History>, answer_loss: f64, seed: u64) -> io::Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ServerState::default());
         let thread_shared = Arc::clone(&shared);
         let mut random = Random::new(seed ^ 0x7265_7175_6573_7473);
         let thread = std::thread::Builder::new().name("mdgw-requests".to_owned()).spawn(move || {

@@ -54,7 +54,7 @@ pub const COUNTS_PREFIX: &str = "#[counts ";
 pub struct IntervalTag {
     /// Id of the channel.
     pub channel: ChannelId,
-    /// The measured stage.
+    /// Stage of the data path whose values the interval has.
     pub stage: Stage,
     /// Name of the thread.
     pub thread: String,

@@ -287,7 +287,7 @@ impl Subscriber {
         &self.statistics
     }
 
-    /// Local addresses of the lines, for tests and reports: port 0 is replaced by the actual port.
+    /// Local addresses of the lines: port 0 is replaced by the actual port.
     ///
     /// # Errors
     /// The kernel's error.

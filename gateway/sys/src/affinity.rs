@@ -51,7 +51,7 @@ pub fn pinnable_cores() -> Vec<usize> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot pin a thread to core {core}: cores available to this process: {usable:?}")]
 pub struct PinError {
-    /// The requested core.
+    /// Number of the core that the configuration names, as in `/proc/cpuinfo`.
     pub core: usize,
     /// The cores available to this process.
     pub usable: Vec<usize>,

@@ -10,7 +10,7 @@ pub struct ChannelIndex(pub u32);
 /// Channel and line of a socket, stored in the kernel's 64 bits of user data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
-    /// The channel.
+    /// Channel to which the socket belongs, by its index within the pool.
     pub channel: ChannelIndex,
     /// The line within the channel.
     pub line: Line,

@@ -15,7 +15,7 @@ use super::poll;
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// The calling process.
+    /// A descriptor of the calling process, which can be handed to another process.
     ///
     /// # Errors
     /// Before Linux 5.3, or if a seccomp filter forbids it.

@@ -28,7 +28,7 @@ impl ProgressCounter {
         }
     }
 
-    /// The present count.
+    /// How often the thread has begun, advanced or ended work; odd while it works.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Relaxed)

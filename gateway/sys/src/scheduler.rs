@@ -73,9 +73,9 @@ pub fn thread_id() -> i32 {
 /// Context switches of one thread of this process since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchCounts {
-    /// The thread blocked.
+    /// Switches because the thread waited for something.
     pub voluntary: u64,
-    /// The scheduler preempted the thread.
+    /// Switches because the scheduler gave the core to another thread.
     pub involuntary: u64,
 }
 

@@ -54,9 +54,9 @@ pub fn request_stamps(socket: &impl AsFd, stamps: Stamps) -> io::Result<()> {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} for {address}: {source}")]
 pub struct SocketError {
-    /// The attempted action.
+    /// What was attempted, with the option of the socket where there is one: "open a socket".
     pub action: String,
-    /// The configured address.
+    /// Group or address, and port, of the line that the socket was for.
     pub address: std::net::SocketAddrV4,
     /// The kernel's error.
     pub source: io::Error,

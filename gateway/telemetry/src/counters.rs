@@ -271,7 +271,7 @@ pub struct CounterReader {
 }
 
 impl CounterReader {
-    /// The present value.
+    /// The counter's value when this is called; other counters of the block may be from another moment.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.block.value(self.index)

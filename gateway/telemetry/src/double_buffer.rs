@@ -23,11 +23,11 @@ struct DoubleBuffer<S> {
     last: ArrayQueue<Box<S>>,
 }
 
-/// The hot end.
+/// The end of the hot thread: gives away its full set in exchange for an empty one, without waiting.
 #[derive(Debug)]
 pub(super) struct BufferProducer<S>(Arc<DoubleBuffer<S>>);
 
-/// The cold end.
+/// The end of the cold thread: offers an empty set, takes the full one, and clears it for the next exchange.
 #[derive(Debug)]
 pub struct BufferCollector<S> {
     double_buffer: Arc<DoubleBuffer<S>>,

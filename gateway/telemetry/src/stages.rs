@@ -100,7 +100,7 @@ struct Cell {
 pub struct Recorded<'a> {
     /// Index of the channel in its pool.
     pub channel: ChannelIndex,
-    /// The stage.
+    /// Stage of the data path that was timed.
     pub stage: Stage,
     /// Values in nanoseconds.
     pub histogram: &'a Histogram<u32>,

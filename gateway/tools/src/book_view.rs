@@ -121,7 +121,7 @@ pub enum BookError {
     /// No file contains the message.
     #[error("book: message {} is not in the files; {found}", .wanted.0)]
     NotReached {
-        /// The requested message.
+        /// Sequence of the message that the caller asked for.
         wanted: Sequence,
         /// Sessions in the files and how far they go.
         found: String,

@@ -59,7 +59,7 @@ pub struct DiffReport {
     pub same: bool,
     /// Kind of item: `published frames`, `DBN records` or `messages`.
     pub item_kind: &'static str,
-    /// The two recordings.
+    /// The compared recordings, A and B, as given.
     pub paths: [String; 2],
     /// Items of each recording, without duplicates.
     pub items: [u64; 2],
@@ -75,7 +75,7 @@ pub struct DiffReport {
     pub receive_times_differ: u64,
     /// Items that a side delivered before: copies on other lines, retransmissions.
     pub duplicates: [u64; 2],
-    /// The first differences.
+    /// The differences that were found first, as many as the report lists.
     pub differences: Vec<FoundDifference>,
     /// Errors that ended a side early.
     pub damages: Vec<String>,
@@ -92,7 +92,7 @@ pub struct FoundDifference {
     pub at_a: Option<String>,
     /// Position in B.
     pub at_b: Option<String>,
-    /// The differing content.
+    /// How the content differs; `None` for an item that one side lacks.
     pub detail: Option<String>,
 }
 

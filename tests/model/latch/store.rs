@@ -35,7 +35,7 @@ pub(super) struct Session {
     incarnation: u64,
     /// Times of contact: the last one that the node which ends sessions surely knows, and all later ones.
     contacts: Vec<u64>,
-    /// The watched place.
+    /// Number of the entry that the session waits to see removed.
     watches: Option<u32>,
 }
 

@@ -17,12 +17,12 @@ use crate::{bound_child, namespaces::Namespace};
 #[derive(Debug)]
 pub(super) struct StoreNode {
     pub(super) command: Vec<String>,
-    /// Its client address.
+    /// Where clients of the store connect.
     pub(super) address: SocketAddrV4,
     pub(super) health: Health,
-    /// Its data directory.
+    /// Directory that outlives a restart: what the node has stored.
     pub(super) data: PathBuf,
-    /// Its log file.
+    /// File with what the node writes to its output, shown when it does not start.
     pub(super) log: PathBuf,
     /// Its network namespace; `None`: that of the test.
     pub(super) namespace: Option<Namespace>,

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::{failover::LeaseTimingMs, stores::Store};
 
-/// The election backend.
+/// Kind of election, and by that what else the testbed starts: stores, a witness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElectionBackend {
     /// Records in memory of this machine, which all hosts share.
@@ -49,7 +49,7 @@ impl ElectionBackend {
 pub struct Plan {
     /// Gateways, two to four.
     pub gateways: u8,
-    /// The election backend.
+    /// Kind of election of all gateways.
     pub backend: ElectionBackend,
     /// Lease, renewal and margin, ms.
     pub timing: LeaseTimingMs,

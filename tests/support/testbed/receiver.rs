@@ -52,7 +52,7 @@ pub struct Delivered {
     pub item: DeliveredItem,
 }
 
-/// The delivered item.
+/// What a receiver hands to its application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveredItem {
     /// A message's records.
@@ -100,7 +100,7 @@ pub enum Recording<'a> {
 /// What a receiver that kept a summary has received.
 #[derive(Clone, Debug)]
 pub struct ReceivedSummary {
-    /// Of the deliveries.
+    /// Counts, silences, latencies and hashes of what the receiver delivered.
     pub stream: StreamSummary,
     /// Of the published packets, by the verifier of `mdgw ha verify`.
     pub verdict: Verdict,

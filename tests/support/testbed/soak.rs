@@ -46,7 +46,7 @@ pub struct SoakOptions {
 pub struct SoakFault {
     /// Name of its case.
     pub case: &'static str,
-    /// The fault.
+    /// When the fault was injected, and under which epoch.
     pub injected: InjectedFault,
     /// When everything was as before it, ns since 1970 UTC.
     pub over_ns: u64,
@@ -57,7 +57,7 @@ pub struct SoakFault {
 pub struct SoakReport {
     /// The seed of the faults.
     pub seed: u64,
-    /// The election backend.
+    /// The kind of election that the pair ran.
     pub backend: ElectionBackend,
     /// Faults, in order.
     pub faults: Vec<SoakFault>,

@@ -11,7 +11,7 @@ use super::receiver::{Delivered, DeliveredItem};
 /// Block of a session: its messages have sequences from `number * BLOCK_MESSAGES` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockId {
-    /// The session.
+    /// Session of the venue.
     pub session: Session,
     /// Number of the block, from 0.
     pub number: u64,

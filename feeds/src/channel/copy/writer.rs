@@ -25,7 +25,7 @@ pub enum CopyStep {
         /// The next sequence to be delivered.
         next: Sequence,
     },
-    /// The copy failed.
+    /// The copy ended early, and what was written of it is useless.
     Failed(CopyFault),
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Assembly {
 pub(super) enum JoinOutcome<'a> {
     /// More parts follow.
     Incomplete,
-    /// The complete message.
+    /// That was the last part: the message's header, and its records from all parts.
     Whole(FrameHeader, &'a [u8]),
     /// The last part of a message that cannot be delivered: too large, or its beginning is missing.
     Broken,

@@ -74,9 +74,9 @@ enum Phase {
 /// Epochs of which a receiver can believe only one, while nothing decides between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RivalEpochs {
-    /// The lowest epoch.
+    /// Lowest epoch among those that packets or a service have shown.
     pub lowest: Epoch,
-    /// The highest epoch.
+    /// Highest epoch among those that packets or a service have shown: further above `lowest` than takeovers explain.
     pub highest: Epoch,
     /// Whether a service names the one after the receiver had accepted the other.
     pub is_contradicted: bool,

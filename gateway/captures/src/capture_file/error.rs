@@ -74,7 +74,7 @@ pub enum CaptureFault {
     LengthImpossible {
         /// The element that was being read.
         what: &'static str,
-        /// The claimed length.
+        /// Length that the file declares, bytes.
         claimed: u64,
     },
     /// A pcapng block whose content contradicts its frame.

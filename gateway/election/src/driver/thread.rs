@@ -16,7 +16,7 @@ use mdgw_sys::{
     scheduler::{request_short_slice, set_fifo},
 };
 
-use super::{Backend, ElectionHooks, ElectionOptions, InboxReceiver, ListenerEvent, Shared, inbox::RECEIVED_MAX};
+use super::{Backend, DriverState, ElectionHooks, ElectionOptions, InboxReceiver, ListenerEvent, inbox::RECEIVED_MAX};
 use crate::{
     core::{CloseReason, Core, Input, Notice, Output, Role},
     peer::PeerMessage,
@@ -27,7 +27,7 @@ pub(super) struct ElectionThread<C: Core, B> {
     backend: B,
     inbox: InboxReceiver<C::Event>,
     hooks: Box<dyn ElectionHooks>,
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
     options: ElectionOptions,
     /// The fence was closed, and sends may be outstanding.
     is_draining: bool,
@@ -54,7 +54,7 @@ where
         backend: B,
         inbox: InboxReceiver<C::Event>,
         hooks: Box<dyn ElectionHooks>,
-        shared: Arc<Shared>,
+        shared: Arc<DriverState>,
         options: ElectionOptions,
     ) -> Self {
         let stalls = Histogram::new_with_bounds(1, STALL_NS_MAX, 2).unwrap_or_else(|_| unreachable!("sound bounds"));
@@ -374,7 +374,6 @@ fn opens_after_outranked<R>(outputs: &[Output<R>]) -> bool {
 /// Raises of the epoch that are reported together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Raises {
-    /// The newest epoch.
     epoch: Epoch,
     count: u64,
 }
@@ -410,7 +409,7 @@ impl RaiseSummary {
     }
 }
 
-struct EndOnDrop(Arc<Shared>);
+struct EndOnDrop(Arc<DriverState>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {

@@ -62,10 +62,6 @@ impl MemberSocket {
         Ok(Self { socket: UdpSocket::bind(listen)?, key, counters: Arc::default() })
     }
 
-    /// The local address.
-    ///
-    /// # Errors
-    /// As getsockname(2).
     #[cfg(test)]
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()

@@ -122,7 +122,7 @@ impl KnownRecord {
         self.known.as_ref()?.as_ref().map(|known| &known.record)
     }
 
-    /// The known version.
+    /// Version of the record in its store, to be replaced by the next swap; [`Version::NONE`] if no record exists.
     pub(super) fn version(&self) -> Version {
         self.known.as_ref().and_then(Option::as_ref).map_or(Version::NONE, |known| known.version)
     }

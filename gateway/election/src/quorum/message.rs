@@ -45,7 +45,7 @@ pub struct Request {
     pub fitness: Fitness,
     /// Whether the requester is eligible.
     pub eligibility: Eligibility,
-    /// The requested operation.
+    /// What the requester wants of the voter.
     pub operation: Operation,
 }
 

@@ -79,9 +79,9 @@ pub enum VoterInput {
 pub enum VoterOutput {
     /// Send the reply.
     Reply {
-        /// The recipient.
+        /// Node that the reply is for: the requester, or the target of a hand-over.
         to: NodeId,
-        /// The reply.
+        /// The vote, or why there is none.
         reply: Reply,
     },
     /// Write this to disk, synced, and report the result.

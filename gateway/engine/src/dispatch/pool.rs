@@ -18,8 +18,8 @@ use mdgw_sys::{
 };
 
 use super::{
+    pool_state::{PoolState, Settings, panic_text},
     roles::{Gauges, Role},
-    shared::{Settings, Shared, panic_text},
     turn::Worker,
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
 
 /// A running pool. Dropping it shuts it down.
 pub struct Pool<S: HandleSet + 'static, H: ChannelHandler> {
-    shared: Arc<Shared<S, H>>,
+    shared: Arc<PoolState<S, H>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
@@ -41,7 +41,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
         let settings = Settings::check(config, set.delivers_data())?;
-        let shared = Arc::new(Shared::new(config, settings, set, channels));
+        let shared = Arc::new(PoolState::new(config, settings, set, channels));
         shared.arm_first_deadlines();
         let local = Arc::new(local);
         let (report, reports) = mpsc::channel();
@@ -138,7 +138,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Drop for Pool<S, H> {
 
 /// Main function of one thread.
 fn run<S: HandleSet, H: ChannelHandler>(
-    shared: &Shared<S, H>,
+    shared: &PoolState<S, H>,
     index: usize,
     config: ThreadConfig,
     local: &impl Fn(usize) -> H::Local,
@@ -166,7 +166,7 @@ fn run<S: HandleSet, H: ChannelHandler>(
 }
 
 fn set_up<'p, S: HandleSet, H: ChannelHandler>(
-    shared: &'p Shared<S, H>,
+    shared: &'p PoolState<S, H>,
     index: usize,
     config: ThreadConfig,
     local: &impl Fn(usize) -> H::Local,

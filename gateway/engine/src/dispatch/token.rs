@@ -36,7 +36,7 @@ struct Sleepers {
 /// Result of an attempt to lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TakeOutcome {
-    /// The caller leads.
+    /// The token was free, and the calling thread leads now.
     Acquired,
     /// Another thread leads.
     AlreadyHeld,

@@ -16,8 +16,8 @@ use mdgw_sys::{
 
 use super::{
     claim::{HeldClaim, PendingEvents},
+    pool_state::{ChannelSlot, PoolState, RunQueueEntry, panic_text},
     roles::{Role, ThreadGauges},
-    shared::{ChannelSlot, RunQueueEntry, Shared, panic_text},
     token::{FollowOptions, Promoted, TakeOutcome},
 };
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
 
 /// One thread of a pool.
 pub(super) struct Worker<'p, S: HandleSet, H: ChannelHandler> {
-    shared: &'p Shared<S, H>,
+    shared: &'p PoolState<S, H>,
     gauges: &'p ThreadGauges,
     thread: usize,
     io: S::Io,
@@ -53,7 +53,7 @@ struct Claimed<'p, H> {
 }
 
 impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
-    pub(super) fn new(shared: &'p Shared<S, H>, thread: usize, io: S::Io, local: H::Local) -> Self {
+    pub(super) fn new(shared: &'p PoolState<S, H>, thread: usize, io: S::Io, local: H::Local) -> Self {
         Self {
             shared,
             gauges: &shared.gauges[thread],

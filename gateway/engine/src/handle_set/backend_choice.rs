@@ -80,7 +80,7 @@ pub fn choose_backend(requested: IoChoice, threads: usize, waiting: LeaderWait) 
 /// How io_uring can wait for an epoll set on this kernel.
 ///
 /// # Errors
-/// The missing feature.
+/// Names the feature that this kernel lacks, or the system call that it refuses.
 pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
     // From kernel 6.1, which has multishot receive with control data (6.0) and rings of provided buffers (5.19) too.
     let ring: IoUring = IoUring::builder()

@@ -117,7 +117,7 @@ impl DrainAckShared {
         self.0.set([ack.number, a, b, c]);
     }
 
-    /// The last acknowledgement.
+    /// The acknowledgement that the publisher set last; number 0 before the first.
     #[must_use]
     pub fn get(&self) -> DrainAck {
         let [number, a, b, c] = self.0.get().unwrap_or_default();

@@ -14,7 +14,7 @@ Examples:
   mdgw completions zsh > ~/.zfunc/_mdgw
   mdgw completions fish > ~/.config/fish/completions/mdgw.fish")]
 pub(super) struct Args {
-    /// The shell.
+    /// Shell that is to read the completions.
     shell: Shell,
 }
 
@@ -24,7 +24,7 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// The completion script.
+/// Completions of all commands and options, in the shell's own language.
 pub(super) fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "mdgw", &mut script);

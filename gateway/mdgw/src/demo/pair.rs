@@ -71,21 +71,21 @@ pub(crate) enum PairEvent {
         received: u64,
         /// Messages expected.
         expected: u64,
-        /// The current leader.
+        /// The gateway that publishes now; `None` before its first packet.
         leader: Option<Leader>,
     },
     /// A fault was injected into the leading gateway.
     FaultInjected {
         /// The gateway that led.
         leader: Leader,
-        /// The fault.
+        /// What was done to `leader`.
         fault: Fault,
         /// Time since the start.
         after: Duration,
     },
     /// The other gateway has published new content.
     TookOver {
-        /// The new leader.
+        /// The gateway that publishes from now on, and its epoch.
         leader: Leader,
         /// From the last packet of the old leader to the first new content.
         blackout: Duration,
@@ -115,7 +115,7 @@ pub(crate) enum Fault {
 pub(crate) struct PairChange {
     /// The fault of the previous leader.
     pub fault: Fault,
-    /// The new leader.
+    /// The gateway that took over, and its epoch.
     pub leader: Leader,
     /// From the last packet of the old leader to the first new content.
     pub blackout: Duration,

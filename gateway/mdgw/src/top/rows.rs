@@ -53,7 +53,7 @@ pub(crate) enum SortBy {
     Name,
     /// The worst state first.
     State,
-    /// The busiest first.
+    /// Most messages per second first.
     Rate,
     /// Most messages lost first.
     Lost,

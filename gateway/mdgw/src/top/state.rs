@@ -5,7 +5,7 @@ use mdgw_status::snapshot::Snapshot;
 
 use super::rows::{ChannelRow, PoolRow, SortBy, channel_rows, pool_rows};
 
-/// The view.
+/// What `mdgw top` shows: two snapshots, and what the user's keys have chosen.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Top {
     /// The displayed snapshot and the one before it.
@@ -63,9 +63,7 @@ pub(crate) enum Key {
 /// Whether the view continues after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// The view continues.
     Continue,
-    /// The view ends.
     Quit,
 }
 
@@ -157,7 +155,7 @@ impl Top {
         }
     }
 
-    /// The displayed snapshot.
+    /// The snapshot that is shown; `None` before the first one arrives.
     #[must_use]
     pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
         self.shown.as_ref().map(|(snapshot, _)| snapshot)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot};
 
-/// The earlier snapshot.
+/// A gateway with one pool and four channels, one in each of three states and two that are live.
 pub(super) fn earlier_snapshot() -> Snapshot {
     let thread = |number: usize, role: &str, busy_ns| ThreadSnapshot {
         name: format!("main-{number}"),
@@ -40,7 +40,7 @@ pub(super) fn earlier_snapshot() -> Snapshot {
     }
 }
 
-/// The later snapshot.
+/// The same gateway one second after [`earlier_snapshot`].
 pub(super) fn later_snapshot() -> Snapshot {
     let mut snapshot = earlier_snapshot();
     snapshot.time_ns += 1_000_000_000;

@@ -458,7 +458,7 @@ struct Channel {
 struct OutdatedLeaderWatch {
     /// Since when only packets of lower epochs have come.
     since: Option<MonoNs>,
-    /// Their number.
+    /// Number of these packets.
     packets: u64,
     /// The next alarm is due then.
     alarm_at: MonoNs,

@@ -8,7 +8,7 @@ use toml::Spanned;
 /// A value with its position in the file.
 pub(crate) type FileValue<T> = Option<Spanned<T>>;
 
-/// The whole file.
+/// The configuration file as written: a field per table of the top level, nothing checked and no default filled in.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {

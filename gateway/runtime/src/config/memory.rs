@@ -23,7 +23,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The sum.
     #[must_use]
     pub(crate) fn total_bytes(self) -> u64 {
         let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;

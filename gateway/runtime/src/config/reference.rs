@@ -67,7 +67,7 @@ impl Key {
     }
 }
 
-/// The whole document.
+/// The text of `ops/guide/configuration.md`.
 fn markdown() -> String {
     let mut text = "# Configuration keys\n\n\
         Made from the code by `UPDATE=1 cargo test -p mdgw-runtime --lib config::reference`: change \

@@ -31,7 +31,7 @@ use mdgw_sys::sockets::Stamps;
 
 pub(crate) use mdgw_sys::sockets::Interface;
 
-/// The whole configuration.
+/// A configuration that was checked, with defaults filled in: what a gateway is built from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     /// The file it came from.
@@ -297,7 +297,7 @@ pub struct RecoveryConfig {
 /// An output: where the packets of some groups go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputConfig {
-    /// The groups.
+    /// Groups whose channels are published here.
     pub groups: Vec<GroupId>,
     /// One or two lines that carry the same packets.
     pub lines: Vec<OutputLine>,
@@ -325,7 +325,7 @@ impl OutputConfig {
 pub struct OutputLine {
     /// Multicast group (or a single receiver) and port.
     pub address: SocketAddrV4,
-    /// The outgoing interface.
+    /// Interface from which the packets leave.
     pub interface: Interface,
     /// Hops.
     pub ttl: u32,
@@ -426,7 +426,7 @@ pub struct ElectionConfig {
     pub on_suspended: OnSuspended,
     /// Raised by the operator who rolls out a configuration that changes the output.
     pub revision: u64,
-    /// The preferred leader.
+    /// Node that leads where it can, as the operator configured it; `None`: no node is preferred.
     pub preferred: Option<NodeId>,
     /// Whether groups are balanced over the gateways.
     pub spread: bool,

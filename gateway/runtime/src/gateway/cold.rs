@@ -48,7 +48,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
 }
 
-/// The running threads.
+/// The cold threads of a gateway that do not belong to an election, with what stops them.
 #[derive(Debug)]
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,

@@ -17,7 +17,7 @@ use mdgw_sys::drops::ReceiveBufferUse;
 
 use crate::latency_thread::LatencyResult;
 
-/// The whole summary.
+/// What a gateway counted from its start to its end, as `mdgw run` prints it.
 #[derive(Debug)]
 pub struct GatewayReport {
     /// Epoch of this start of the gateway.
@@ -60,9 +60,9 @@ pub struct LoadReport {
 /// The load of one pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolLoad {
-    /// Its configured name.
+    /// Name of the pool, as configured.
     pub name: String,
-    /// Its threads.
+    /// Number of its threads.
     pub threads: usize,
     /// Share of its threads' time that was spent in processing, 0 to 1.
     pub busy_share: f64,

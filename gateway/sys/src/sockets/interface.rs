@@ -14,7 +14,7 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// The loopback interface.
+    /// The interface of 127.0.0.1.
     pub const LOOPBACK: Self = Self::Address(Ipv4Addr::LOCALHOST);
 
     /// The present index of the interface; a removed and recreated interface has another.

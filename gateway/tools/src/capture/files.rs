@@ -58,7 +58,7 @@ pub(super) struct Series {
     files_started: u64,
 }
 
-/// The current file.
+/// What has been written to the file that is open: decides when the next one begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CurrentFile {
     pub(super) bytes: u64,

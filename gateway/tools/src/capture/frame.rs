@@ -62,7 +62,7 @@ pub(super) trait LineReader {
     /// Timestamp of the next frame.
     fn head_ns(&self) -> Option<u64>;
 
-    /// The next frame.
+    /// The frame that [`Self::pop`] would consume; `None` if none is waiting.
     fn head(&self) -> Option<Frame<'_>>;
 
     /// Consumes the next frame.

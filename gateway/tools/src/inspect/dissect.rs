@@ -36,7 +36,7 @@ pub struct Symbol {
 /// A dissected datagram.
 #[derive(Clone, Debug)]
 pub struct PacketView<'a> {
-    /// As captured.
+    /// Bytes, addresses and time, as the capture has them.
     pub datagram: CapturedDatagram<'a>,
     /// Whether the packets were captured or made from a day file. Packets from a day file have no addresses and no
     /// frames.

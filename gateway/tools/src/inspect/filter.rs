@@ -36,7 +36,7 @@ pub struct Filter {
 /// Result of the filter for a datagram by frame, address and time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterMatch {
-    /// Accepted.
+    /// The datagram is accepted.
     Match,
     /// Not accepted.
     NoMatch,

@@ -252,7 +252,7 @@ impl Sources {
         &self.routes
     }
 
-    /// The captures.
+    /// The files that the caller named, in their order.
     pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
         self.files.iter().take(self.capture_count).map(|source| &source.file)
     }

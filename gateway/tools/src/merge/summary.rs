@@ -140,7 +140,7 @@ pub struct LeadSummary {
     pub p90_ns: u64,
     /// The 99th percentile.
     pub p99_ns: u64,
-    /// The longest lead.
+    /// Largest lead, ns.
     pub max_ns: u64,
     /// Clock basis of the comparison: `one clock`, `clocks corrected` (by the offset listed in `clocks`) or `clocks not
     /// corrected`.

@@ -7,7 +7,7 @@ use mdgw_feeds::{identity::Feed, transport::DetectedProtocol};
 /// A feed and the basis of the guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guess {
-    /// The feed.
+    /// Feed by which the packets are decoded.
     pub feed: Feed,
     /// Basis of the guess.
     pub by: GuessBasis,
@@ -16,7 +16,7 @@ pub struct Guess {
 /// Basis on which a feed was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuessBasis {
-    /// The packets themselves.
+    /// Only this feed has such packets.
     Packets,
     /// A word in the file's path.
     Path,

@@ -76,7 +76,7 @@ pub enum Event<'a> {
     },
     /// A channel was found.
     Found {
-        /// The channel.
+        /// The channel with the captures that carry its lines.
         channel: ReplayedChannel<'a>,
         /// How its feed was determined; `None` if the caller requested it.
         by: Option<GuessBasis>,
@@ -132,7 +132,7 @@ pub enum OfflineError {
     /// The feed's messages lack data that a schema needs.
     #[error("replay: schema {unsupported} is not available from {feed}; available: {}", SchemaSet::of_feed(*.feed))]
     SchemaNotOfFeed {
-        /// The feed.
+        /// Feed of the channel for which the schema was requested.
         feed: Feed,
         /// The schema that is not available.
         unsupported: SchemaSet,

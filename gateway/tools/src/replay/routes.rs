@@ -60,7 +60,7 @@ pub struct LineSource {
 pub(crate) struct RouteTarget {
     /// Index of the channel, in the order in which channels were found.
     pub channel_index: usize,
-    /// The line.
+    /// Line of that channel on which the datagram came.
     pub line: Line,
     /// Whether this is the first datagram of its channel.
     pub is_new_channel: bool,

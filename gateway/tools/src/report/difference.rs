@@ -83,7 +83,7 @@ pub struct Change {
 pub enum ChangeVerdict {
     /// Every sample of one group is below every sample of the other.
     Exceeds,
-    /// The spreads overlap.
+    /// Some sample of one group is not below, or not above, every sample of the other.
     Within,
     /// The spreads don't overlap, but with so few samples that happens too often by chance.
     FewSamples,

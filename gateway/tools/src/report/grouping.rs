@@ -89,7 +89,7 @@ pub enum GroupingError {
     /// There is only one group.
     #[error("report: all logs have the same {what} ({name}): nothing to compare")]
     OneGroup {
-        /// The criterion.
+        /// What `--compare` names: the property by which the logs should differ.
         what: &'static str,
         /// Name of the only group.
         name: String,

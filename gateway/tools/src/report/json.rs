@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Change, ChannelCounts, Comparison, LatencyStatistics, LineReport, Report, StageReport};
 
-/// The whole report.
+/// The report as the object that `mdgw report --json` prints.
 #[must_use]
 pub fn value(report: &Report) -> Value {
     let channels: Vec<Value> = report

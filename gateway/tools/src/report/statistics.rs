@@ -12,7 +12,7 @@ pub struct LatencyStatistics {
     pub count: u64,
     /// The percentiles that every report shows, in their order.
     pub percentiles_ns: [u64; QUANTILES.len()],
-    /// The largest value.
+    /// Largest value, ns.
     pub max_ns: u64,
 }
 

@@ -21,7 +21,7 @@ use super::{
 /// A whole report.
 #[derive(Debug)]
 pub struct Report {
-    /// The source logs.
+    /// Paths of the latency logs from which the report was made.
     pub logs: Vec<PathBuf>,
     /// Disclosures of the writers; equal ones are combined.
     pub disclosures: Vec<LogDisclosure>,

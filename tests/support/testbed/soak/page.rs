@@ -6,7 +6,7 @@ use mdgw_tools::report::escape;
 
 use super::{ResourceSample, SoakReport};
 
-/// The whole page.
+/// A page of HTML that needs no other file: verdict, faults, and a curve per resource.
 pub(super) fn html(report: &SoakReport) -> String {
     let mut charts = String::new();
     let begin_ns = report.samples.first().map_or(0, |sample| sample.time_ns);

@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 pub struct ResourceSample {
     /// When, ns since 1970 UTC.
     pub time_ns: u64,
-    /// The gateway.
+    /// Node number of the gateway.
     pub node: u8,
-    /// Its process.
+    /// Number of the process; another one after a restart.
     pub process_id: u32,
     /// Resident memory, bytes.
     pub resident_bytes: u64,
@@ -102,7 +102,7 @@ fn process_with(config: &Path) -> Option<u32> {
 /// buffers take their memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// The gateway.
+    /// Node number of the gateway.
     pub node: u8,
     /// The resource and its unit.
     pub resource: &'static str,

@@ -36,7 +36,7 @@ use crate::handle_set::{Event, HandleSet, ThreadIo, Wait, epoll::Signals};
 /// The shared part: the watched sockets, the timer and the wake-up.
 #[derive(Clone, Debug)]
 pub struct MultishotSet {
-    shared: Arc<Shared>,
+    shared: Arc<SocketRegistry>,
     buffer_count: u16,
 }
 
@@ -55,7 +55,7 @@ impl MultishotSet {
             let text = format!("{buffer_count} receive buffers: expected a power of two from 16 to 4,096");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let shared = Shared {
+        let shared = SocketRegistry {
             signals: Signals::new()?,
             sockets_watched: Mutex::default(),
             changed: AtomicBool::new(false),
@@ -127,8 +127,9 @@ impl HandleSet for MultishotSet {
     }
 }
 
+/// What any thread may ask of a set, which only its own thread may change in the ring.
 #[derive(Debug)]
-struct Shared {
+struct SocketRegistry {
     signals: Signals,
     /// Written by threads that add or remove sockets, read by the set's thread if `changed` is set.
     sockets_watched: Mutex<WatchedSockets>,
@@ -149,7 +150,7 @@ enum Change {
     Remove { raw_fd: RawFd },
 }
 
-impl Shared {
+impl SocketRegistry {
     fn change(&self, change: impl FnOnce(&mut WatchedSockets) -> io::Result<()>) -> io::Result<()> {
         change(&mut self.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner))?;
         // Release pairs with the Acquire in `apply_changes`.
@@ -163,7 +164,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct MultishotIo {
     ring: Ring,
-    shared: Arc<Shared>,
+    shared: Arc<SocketRegistry>,
     buffers: BufferRing,
     /// Describes to the kernel the layout of a buffer; read whenever a receive is armed.
     message_template: PinnedArray<libc::msghdr>,
@@ -217,7 +218,7 @@ struct Signal {
 }
 
 impl MultishotIo {
-    fn new(shared: Arc<Shared>, buffer_count: u16) -> io::Result<Self> {
+    fn new(shared: Arc<SocketRegistry>, buffer_count: u16) -> io::Result<Self> {
         // Every filled buffer and every request has a completion, so the queue never overflows.
         let ring = Ring::new(SUBMISSIONS, COMPLETIONS + 2 * u32::from(buffer_count))?;
         let buffers = BufferRing::new(&ring, buffer_count)?;
@@ -252,7 +253,7 @@ impl MultishotIo {
     /// Arms all requests that must be in place before the thread waits.
     fn prepare(&mut self) -> io::Result<()> {
         self.retire_announced();
-        // Acquire pairs with the Release in `Shared::change`. The relaxed load first, since changes are very rare.
+        // Acquire pairs with the Release in `SocketRegistry::change`. The relaxed load first, since changes are very rare.
         if self.shared.changed.load(Ordering::Relaxed) && self.shared.changed.swap(false, Ordering::Acquire) {
             self.apply_changes()?;
         }

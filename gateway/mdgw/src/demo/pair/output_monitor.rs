@@ -28,20 +28,20 @@ use super::Leader;
 /// A receiver on a separate thread.
 #[derive(Debug)]
 pub(super) struct OutputMonitor {
-    shared: Arc<Shared>,
+    shared: Arc<MonitorState>,
     thread: Option<JoinHandle<io::Result<Verdict>>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct MonitorState {
     stop: AtomicBool,
-    state: Mutex<MonitorState>,
+    state: Mutex<ObservedOutput>,
     changed: Condvar,
 }
 
 /// The current leader and the blackout of the last change.
 #[derive(Clone, Copy, Debug, Default)]
-struct MonitorState {
+struct ObservedOutput {
     epoch: Option<Epoch>,
     /// End of the content received so far, from any leader.
     received_through: Option<(Session, Sequence)>,
@@ -58,7 +58,7 @@ impl OutputMonitor {
         let socket = open(group).with_context(|| format!("join {group}"))?;
         let file = File::create(capture).with_context(|| format!("write {}", capture.display()))?;
         let writer = PcapWriter::new(BufWriter::new(file))?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(MonitorState::default());
         let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("mdgw-monitor".to_owned())
@@ -106,7 +106,7 @@ impl Drop for OutputMonitor {
     }
 }
 
-impl Shared {
+impl MonitorState {
     fn run_receiver(
         &self,
         socket: &UdpSocket,
@@ -137,12 +137,12 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, MonitorState> {
+    fn lock(&self) -> MutexGuard<'_, ObservedOutput> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl MonitorState {
+impl ObservedOutput {
     fn leader(&self) -> Option<Leader> {
         self.epoch.map(|epoch| Leader { node: epoch.node(), epoch: epoch.count() })
     }

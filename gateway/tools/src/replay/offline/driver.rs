@@ -253,7 +253,7 @@ impl ReplayDriver {
 }
 
 impl<'a> ReplayedChannel<'a> {
-    /// The channel.
+    /// The channel's books, arbiter and counters, at the present position of the replay.
     #[must_use]
     pub fn channel(self) -> &'a Channel {
         self.channel

@@ -36,12 +36,12 @@ pub(super) struct ReceiverSink {
     dropped: Vec<Arc<AtomicU64>>,
     socket_indexes: BTreeMap<SocketAddrV4, usize>,
     sent: Option<Sender<Sent>>,
-    shared: Arc<Shared>,
+    shared: Arc<SinkState>,
     thread: Option<JoinHandle<Vec<hdrhistogram::Histogram<u64>>>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SinkState {
     stop: AtomicBool,
     arrived: AtomicU64,
 }
@@ -69,7 +69,7 @@ impl ReceiverSink {
             sockets.push(socket);
         }
         let (sent, sent_packets) = channel();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SinkState::default());
         let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("mdgw-sink".to_owned())
@@ -130,11 +130,11 @@ impl Drop for ReceiverSink {
 /// After this time without a packet, the sink stops waiting.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The receiving thread.
+/// State of the thread that receives what the replay sends, and matches each packet with its send time.
 struct SinkThread {
     sockets: Vec<ReceiveSocket>,
     sent_packets: Receiver<Sent>,
-    shared: Arc<Shared>,
+    shared: Arc<SinkState>,
     /// By destination: packets sent and not received yet, and times of packets received whose sending is not known yet.
     sent: Vec<VecDeque<Sent>>,
     arrived: Vec<VecDeque<MonoNs>>,
@@ -142,7 +142,7 @@ struct SinkThread {
 }
 
 impl SinkThread {
-    fn new(sockets: Vec<ReceiveSocket>, sent_packets: Receiver<Sent>, shared: Arc<Shared>) -> Self {
+    fn new(sockets: Vec<ReceiveSocket>, sent_packets: Receiver<Sent>, shared: Arc<SinkState>) -> Self {
         let socket_count = sockets.len();
         Self {
             sockets,

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// State that the threads of a pool share.
-pub(super) struct Shared<S, H: ChannelHandler> {
+pub(super) struct PoolState<S, H: ChannelHandler> {
     pub(super) token: Token,
     pub(super) deadline_timer: DeadlineTimer,
     pub(super) slots: Box<[ChannelSlot<H>]>,
@@ -34,7 +34,7 @@ pub(super) struct Shared<S, H: ChannelHandler> {
     pub(super) fault: OnceLock<String>,
 }
 
-impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
+impl<S: HandleSet, H: ChannelHandler> PoolState<S, H> {
     pub(super) fn new(config: &DispatchConfig, settings: Settings, set: Arc<S>, channels: Vec<H>) -> Self {
         let slot = |handler| ChannelSlot {
             claim: Claim::new(handler),
