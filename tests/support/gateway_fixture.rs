@@ -262,7 +262,15 @@ impl Default for GatewayFixture {
 /// # Panics
 /// When it can't be written.
 pub fn write_key(path: &Path) {
-    fs::write(path, "5a".repeat(32)).expect("the key can be written");
+    write_key_of(path, 0x5a);
+}
+
+/// Writes another key that only its owner may read: this byte, 32 times.
+///
+/// # Panics
+/// When it can't be written.
+pub fn write_key_of(path: &Path, byte: u8) {
+    fs::write(path, format!("{byte:02x}").repeat(32)).expect("the key can be written");
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 }
 

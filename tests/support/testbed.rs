@@ -5,6 +5,7 @@
 pub mod checker;
 mod config;
 pub mod faults;
+pub mod flood;
 pub mod plan;
 pub mod receiver;
 pub mod results;
@@ -13,13 +14,15 @@ pub mod soak;
 pub mod stall;
 pub mod stream_summary;
 pub mod trials;
+pub mod usage;
 
 use std::{
+    collections::BTreeMap,
     fs,
     net::{Ipv4Addr, SocketAddrV4},
     ops::RangeInclusive,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     thread::JoinHandle,
 };
 
@@ -27,7 +30,11 @@ use mdgw_feeds::{
     identity::{Epoch, Sequence},
     published::packet::{PacketFlags, PacketMeta, write_packet},
 };
-use mdgw_status::control::{Request, send_request};
+use mdgw_status::{
+    control::{Request, send_request},
+    snapshot::Snapshot,
+};
+use mdgw_subscriber::{TagPolicy, load_tag_key};
 use mdgw_sys::clock::unix_now;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -40,7 +47,7 @@ use self::{
 };
 use crate::{
     captures::print_to_stderr,
-    gateway_fixture::{text, write_key},
+    gateway_fixture::{text, write_key, write_key_of},
     memory_cgroup::MemoryCgroup,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP},
@@ -76,6 +83,8 @@ pub struct Testbed {
     receivers: Vec<Receiver>,
     /// Host of receivers that come late and leave, see [`Self::start_visitor`].
     visitor_host: Host,
+    /// Host of junk, see [`Flood`](flood::Flood). It is there only once it is used.
+    flooder: OnceLock<Host>,
     expected: Option<JoinHandle<Arc<ExpectedStream>>>,
     folder: TempDir,
     fast_dir: Arc<TempDir>,
@@ -89,8 +98,9 @@ impl Testbed {
         let switch = Switch::new(test)?;
         let folder = tempfile::tempdir().expect("a temporary directory");
         let fast_dir = tempfile::tempdir_in(&plan.fast_dir).expect("a temporary directory in memory");
-        let key = folder.path().join("key");
-        write_key(&key);
+        write_key(&folder.path().join("key"));
+        write_key_of(&folder.path().join(OUTPUT_KEY), 0x66);
+        let tags = packet_tags(&plan, folder.path());
         let nodes = 1..=plan.gateways;
         let gateways: Vec<Host> =
             nodes.clone().map(|node| switch.host(&format!("gateway{node}"), address(node))).collect();
@@ -107,7 +117,7 @@ impl Testbed {
             // The others have nobody to ask.
             let services =
                 if number < plan.requesting_receivers { services(plan.gateways, number) } else { Vec::new() };
-            receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, recording));
+            receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, tags.clone(), recording));
         }
         let visitor_host = switch.host("visitor", address(RECEIVER_ADDRESS_MIN + RECEIVERS));
         let mut disks = Vec::new();
@@ -135,6 +145,7 @@ impl Testbed {
             packets_played: Vec::new(),
             receivers,
             visitor_host,
+            flooder: OnceLock::new(),
             expected: None,
             folder,
             fast_dir: Arc::new(fast_dir),
@@ -169,7 +180,7 @@ impl Testbed {
         let (messages, rate) = (messages.to_string(), (messages_per_second / MESSAGES_PER_PACKET).to_string());
         let requests = SocketAddrV4::new(self.venue.address, REQUEST_PORT).to_string();
         let (stocks, seed) = (checker::STOCKS.to_string(), checker::SEED.to_string());
-        let session = format!("MDGWSIM{:03}", self.packets_played.len() + 1);
+        let session = self.venue_session();
         let arguments =
             ["sim", "--line", &a, "--line", &b, "--interface", INTERFACE, "--messages", &messages, "--rate", &rate];
         let more = ["--stocks", &stocks, "--seed", &seed, "--request-server", &requests, "--linger-s", "600", "--json"];
@@ -183,6 +194,12 @@ impl Testbed {
         });
         let arguments = arguments.into_iter().chain(more).chain(named).chain(bursts);
         self.simulator = Some(self.venue.namespace.run(|| process::start(arguments)));
+    }
+
+    /// Name of the venue's session, the present one or else the next.
+    #[must_use]
+    pub fn venue_session(&self) -> String {
+        format!("MDGWSIM{:03}", self.packets_played.len() + 1)
     }
 
     /// Ends the venue's session at its current position.
@@ -239,9 +256,19 @@ impl Testbed {
         self.witnesses.iter_mut().for_each(|(_, witness)| drop(witness.take()));
     }
 
+    /// Ends the witnesses in order, and returns what each wrote to its standard error.
+    ///
+    /// # Panics
+    /// When one fails.
+    pub fn end_witnesses(&mut self) -> Vec<String> {
+        let running: Vec<_> = self.witnesses.iter_mut().filter_map(|(_, witness)| witness.take()).collect();
+        running.into_iter().map(|witness| witness.stop_with(Signal::Terminate).expect_code(0).stderr).collect()
+    }
+
     /// Node ids of the witnesses. There is one witness fewer than gateways, so that the witnesses and one gateway are a
     /// majority of the voters.
-    fn witness_nodes(&self) -> RangeInclusive<u8> {
+    #[must_use]
+    pub fn witness_nodes(&self) -> RangeInclusive<u8> {
         WITNESS_NODE_MIN..=WITNESS_NODE_MIN + self.plan.gateways - 2
     }
 
@@ -382,6 +409,54 @@ impl Testbed {
         send_request(&self.control_socket(node), &Request::Status {}).ok().map(|status| status["groups"][0].clone())
     }
 
+    /// The running gateways and witnesses, by node id.
+    fn processes(&self) -> impl Iterator<Item = (u8, &MdgwProcess)> {
+        let gateways = self.nodes().zip(self.running.iter().map(Option::as_ref));
+        let witnesses = self.witness_nodes().zip(self.witnesses.iter().map(|(_, witness)| witness.as_ref()));
+        gateways.chain(witnesses).filter_map(|(node, process)| Some((node, process?)))
+    }
+
+    /// Process ids of the running gateways and witnesses, by node id.
+    #[must_use]
+    pub fn process_ids(&self) -> BTreeMap<u8, u32> {
+        self.processes().map(|(node, process)| (node, process.id())).collect()
+    }
+
+    /// Number of lines that each running gateway and witness has logged, by node id.
+    #[must_use]
+    pub fn log_lines(&self) -> BTreeMap<u8, usize> {
+        self.processes().map(|(node, process)| (node, process.stderr_so_far().lines().count())).collect()
+    }
+
+    /// That gateway's counters and gauges.
+    ///
+    /// # Panics
+    /// When it doesn't answer.
+    #[must_use]
+    pub fn snapshot(&self, node: u8) -> Snapshot {
+        let snapshot = send_request(&self.control_socket(node), &Request::Snapshot {}).expect("the gateway answers");
+        serde_json::from_value(snapshot).expect("a snapshot")
+    }
+
+    /// The host that floods come from.
+    #[must_use]
+    pub fn flooder(&self) -> &Host {
+        self.flooder.get_or_init(|| self.switch.host("flooder", address(FLOODER)))
+    }
+
+    /// The host of that gateway or witness.
+    ///
+    /// # Panics
+    /// When there is none with that node id.
+    #[must_use]
+    pub fn host_of(&self, node: u8) -> &Host {
+        if self.nodes().contains(&node) {
+            self.host(node)
+        } else {
+            &self.witnesses[usize::from(node - WITNESS_NODE_MIN)].0
+        }
+    }
+
     /// Datagrams that the kernel has dropped since that gateway's start, because a receive buffer was full.
     #[must_use]
     pub fn kernel_drops(&self, node: u8) -> u64 {
@@ -508,7 +583,9 @@ impl Testbed {
     pub fn start_visitor(&self) -> Receiver {
         let publishers = self.nodes().map(address).collect();
         let recording = Recording::Summary { is_permanent: false };
-        Receiver::start(&self.visitor_host, OUTPUT, publishers, &services(self.plan.gateways, 0), recording)
+        let services = services(self.plan.gateways, 0);
+        let tags = packet_tags(&self.plan, self.folder.path());
+        Receiver::start(&self.visitor_host, OUTPUT, publishers, &services, tags, recording)
     }
 
     /// Paths of the gateways' configuration files, node 1 first.
@@ -590,6 +667,12 @@ impl Drop for Testbed {
     }
 }
 
+/// The tags that receivers require, by the key in that folder.
+fn packet_tags(plan: &Plan, folder: &Path) -> TagPolicy {
+    let key = plan.has_packet_tags.then(|| load_tag_key(&folder.join(OUTPUT_KEY)).expect("the key has been written"));
+    TagPolicy { keys: key.into_iter().collect(), ..TagPolicy::default() }
+}
+
 /// Retransmission services for that receiver: each receiver requests missing messages first from another gateway.
 #[must_use]
 pub fn services(gateways: u8, receiver: u8) -> Vec<SocketAddrV4> {
@@ -612,6 +695,8 @@ pub struct SummaryResult {
     pub visitors: Vec<ReceivedSummary>,
 }
 
+/// File name of the key of packet tags.
+const OUTPUT_KEY: &str = "output-key";
 const STDERR_LINES_SHOWN: usize = 40;
 
 /// Multicast group of the output.
@@ -634,15 +719,19 @@ fn index(node: u8) -> usize {
 }
 
 /// Average of the synthetic day. It converts the rate of the plan to `--rate` of `mdgw sim`, which is in packets.
-const MESSAGES_PER_PACKET: f64 = 11.08;
+pub const MESSAGES_PER_PACKET: f64 = 11.08;
 const WITNESS_NODE_MIN: u8 = 5;
 const VENUE: u8 = 9;
+const FLOODER: u8 = 30;
 const RECEIVER_ADDRESS_MIN: u8 = 11;
 const STORE_ADDRESS_MIN: u8 = 21;
 const STORE_NODES: u8 = 3;
 /// Client port of a node of the store.
 const STORE_PORT: u16 = 12_000;
 const REQUEST_PORT: u16 = 18_300;
-const RETRANSMISSION_PORT: u16 = 31_100;
-const LINK_PORT: u16 = 31_200;
-const VOTE_PORT: u16 = 27_500;
+/// Port of the gateways' retransmission services.
+pub const RETRANSMISSION_PORT: u16 = 31_100;
+/// Port of the gateways' links.
+pub const LINK_PORT: u16 = 31_200;
+/// Port of gateways and witnesses for votes.
+pub const VOTE_PORT: u16 = 27_500;

@@ -3,8 +3,8 @@
 use std::{fmt::Write as _, path::Path};
 
 use super::{
-    LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, SECOND_OUTPUT, STORE_ADDRESS_MIN, STORE_NODES,
-    STORE_PORT, Testbed, VENUE, VOTE_PORT, address, index,
+    LINES, LINK_PORT, OUTPUT, OUTPUT_KEY, REQUEST_PORT, RETRANSMISSION_PORT, SECOND_OUTPUT, STORE_ADDRESS_MIN,
+    STORE_NODES, STORE_PORT, Testbed, VENUE, VOTE_PORT, address, index,
     plan::{ElectionBackend, Plan},
 };
 use crate::{failover::LeaseTimingMs, gateway_fixture::text, namespaces::INTERFACE, stores::Store};
@@ -38,6 +38,11 @@ impl Testbed {
         } else {
             String::new()
         };
+        let tags = if self.plan.has_packet_tags {
+            format!("tag_key_files = [\"{}\"]\n", text(&self.path(OUTPUT_KEY)))
+        } else {
+            String::new()
+        };
         let receive_buffer = self.plan.receive_buffer_bytes;
         let buffer = receive_buffer.map_or(String::new(), |bytes| format!("receive_buffer_bytes = {bytes}\n"));
         let mut config = format!(
@@ -49,7 +54,7 @@ impl Testbed {
              [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
-             [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
+             [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{tags}{output}\n\
              [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
              {second_output}{retransmission}\
              [latency]\ndirectory = \"{}\"\n\

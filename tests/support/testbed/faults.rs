@@ -10,6 +10,7 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{
     RECEIVERS, Testbed,
+    flood::FloodTarget,
     plan::{ElectionBackend, Plan, VenueBursts},
 };
 use crate::{failover::LeaseTimingMs, process::wait_until, stores::Store};
@@ -77,7 +78,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 46] = {
+pub const CASES: [FaultCase; 51] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -298,6 +299,39 @@ pub const CASES: [FaultCase; 46] = {
         )
         .with_backend(Quorum)
         .with_plan(|plan| plan.has_small_disks = true),
+        FaultCase::new("junk-feed", "a host without keys floods the venue's groups with junk", NoChange, |testbed, _| {
+            network::flood(testbed, FloodTarget::FeedGroups)
+        })
+        .with_backend(Quorum),
+        FaultCase::new(
+            "junk-output",
+            "the same, the output group; packets have tags, and a part of the junk has believable headers",
+            NoChange,
+            |testbed, _| network::flood(testbed, FloodTarget::OutputGroups),
+        )
+        .with_backend(Quorum)
+        .with_plan(|plan| plan.has_packet_tags = true),
+        FaultCase::new(
+            "junk-retransmission",
+            "the same, the retransmission services; requests for everything and under other hosts' addresses among them",
+            NoChange,
+            |testbed, _| network::flood(testbed, FloodTarget::Retransmission),
+        )
+        .with_backend(Quorum),
+        FaultCase::new(
+            "junk-pair-link",
+            "the same, the pair links: connections and datagrams, also under the peer's address",
+            NoChange,
+            |testbed, _| network::flood(testbed, FloodTarget::PairLink),
+        )
+        .with_backend(Quorum),
+        FaultCase::new(
+            "junk-votes",
+            "the same, the sockets for votes of gateways and witness, also under a peer's address",
+            NoChange,
+            |testbed, _| network::flood(testbed, FloodTarget::Votes),
+        )
+        .with_backend(Quorum),
     ]
 };
 

@@ -83,6 +83,8 @@ pub struct Plan {
     /// Receivers that can request missing messages, of [`RECEIVERS`](super::RECEIVERS). With none, gateways have no
     /// retransmission service.
     pub requesting_receivers: u8,
+    /// Whether published packets have tags, which gateways and receivers require.
+    pub has_packet_tags: bool,
     /// Whether only gateway 1 is started.
     pub starts_with_one_gateway: bool,
     /// Directory of publication logs and captures.
@@ -127,6 +129,7 @@ impl Plan {
             has_memory_limit: false,
             stable_for: Duration::from_secs(3),
             requesting_receivers: super::RECEIVERS,
+            has_packet_tags: false,
             starts_with_one_gateway: false,
             fast_dir: std::env::temp_dir(),
             bursts: None,

@@ -24,6 +24,7 @@ use mdgw_feeds::{
 };
 use mdgw_subscriber::{
     Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceSelector, StartFrom,
+    TagPolicy,
 };
 use mdgw_sys::{
     batch::ReceiveBatch,
@@ -152,6 +153,7 @@ impl Receiver {
         group: SocketAddrV4,
         publishers: Vec<Ipv4Addr>,
         services: &[SocketAddrV4],
+        tags: TagPolicy,
         recording: Recording<'_>,
     ) -> Self {
         let set = EpollSet::new().expect("the kernel gives an epoll set");
@@ -203,6 +205,7 @@ impl Receiver {
                 lines: 1,
                 window_packets: 16_384,
                 start,
+                tags,
                 // Many attempts, since a killed gateway may have to be restarted before its service answers.
                 service: (!services.is_empty()).then(|| ServiceConfig {
                     attempts_max: 400,
@@ -343,9 +346,11 @@ impl ReceiverThread {
             let received = &self.received;
             let now = unix_now().0;
             self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
-            while let Some(request) = self.protocol.poll_request() {
+            while let Some(mut request) = self.protocol.poll_request() {
+                let service = self.selector.select(&request);
+                request.nonce = self.protocol.request_nonce(u8::try_from(service).expect("few gateways"));
                 // If the send is refused, the request is repeated.
-                let _sent = self.sockets.1[self.selector.select(&request)].send(request.to_packet().as_bytes());
+                let _sent = self.sockets.1[service].send(request.to_packet().as_bytes());
             }
             if is_last {
                 self.protocol.finish(&mut |output| deliver(received, &output, now, None));

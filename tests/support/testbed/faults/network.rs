@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use mdgw_feeds::identity::Epoch;
 
-use super::{super::OUTPUT, InjectedFault, hold_fault, now_ns, wait_for_failover};
+use super::{super::OUTPUT, InjectedFault, hold_fault, hold_fault_as_planned, now_ns, wait_for_failover};
 use crate::{
     namespaces::Host,
     process::Signal,
-    testbed::{LINES, Testbed},
+    testbed::{
+        LINES, Testbed,
+        flood::{Flood, FloodOptions, FloodTarget},
+    },
 };
 
 /// The direction in which traffic is dropped, seen from the host.
@@ -168,6 +171,21 @@ pub(super) fn queue_sends_past_lease(testbed: &mut Testbed) -> InjectedFault {
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
 
+/// Floods that target for the duration of the plan.
+pub(super) fn flood(testbed: &mut Testbed, target: FloodTarget) -> InjectedFault {
+    let mut flood = None;
+    let fault = hold_fault_as_planned(testbed, |testbed, is_begin| {
+        if is_begin {
+            flood = Some(Flood::start(testbed, &[target], &FLOOD));
+        } else if let Some(flood) = flood.take() {
+            let sent = flood.finish();
+            assert!(!sent.is_empty(), "nothing was sent to the {}", target.name());
+        }
+    });
+    testbed.wait_until_eligible(3 - testbed.leader());
+    fault
+}
+
 pub(super) fn forge_implausible_epoch(testbed: &mut Testbed) -> InjectedFault {
     hold_fault(testbed, Duration::from_millis(500), |testbed, is_begin| {
         if is_begin {
@@ -194,6 +212,9 @@ pub(super) fn forge_plausible_epochs(testbed: &mut Testbed, with_leader_id: bool
 
 /// Duration of a partition that must change nothing: many leases.
 const PARTITION_TIME: Duration = Duration::from_secs(2);
+/// As much junk as leaves the machine of a test room for the pair.
+const FLOOD: FloodOptions =
+    FloodOptions { datagrams_per_second: 5_000, connections_per_second: 200, forges_addresses: true };
 /// Rate of the slow link: less than a tenth of the published rate.
 const SLOW_KBIT_PER_S: u32 = 200;
 /// A node id that no gateway has.
