@@ -174,7 +174,7 @@ impl AckSimulation {
         }
         self.raise_epoch();
         self.publish();
-        self.forge();
+        self.send_forged();
         self.receive();
         if !self.now_ms.is_multiple_of(REPORT_MS) {
             return None;
@@ -211,7 +211,7 @@ impl AckSimulation {
         }
     }
 
-    fn forge(&mut self) {
+    fn send_forged(&mut self) {
         if !self.is_forger_fast && !self.random.chance(0.05) {
             return;
         }

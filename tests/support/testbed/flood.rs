@@ -30,7 +30,7 @@ pub enum FloodTarget {
     FeedGroups,
     /// The group of the gateways' output.
     OutputGroups,
-    /// The retransmission services.
+    /// The retransmission services, by requests that are junk or ask for huge ranges.
     Retransmission,
     /// The pair links, by datagrams and by connections.
     PairLink,
