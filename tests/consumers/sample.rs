@@ -22,7 +22,7 @@ use super::{
     virtual_gateway::{CHANNEL, GROUP, VirtualGateway, session},
 };
 
-/// The sample capture.
+/// Name of the sample capture, which a simulated gateway makes.
 pub(crate) const FILE: &str = "sample.pcap";
 
 const MESSAGES: u64 = 300;

@@ -167,8 +167,8 @@ impl AckSimulation {
     /// One millisecond.
     fn step(&mut self) -> Option<AckViolation> {
         self.venue_next += if self.random.chance(0.7) { self.random.below(5) } else { 0 };
-        let heard = self.venue_next - self.random.below(5).min(self.venue_next - 1);
-        self.standby.input = self.standby.input.max(heard);
+        let received = self.venue_next - self.random.below(5).min(self.venue_next - 1);
+        self.standby.input = self.standby.input.max(received);
         if self.setup.cable == Cable::DiesAfterTakeover && self.now_ms == TAKEOVER_MS {
             self.take_over();
         }

@@ -83,7 +83,7 @@ fn names_beside_paths_are_in_the_files() {
     }
     assert!(count > 20, "only {count} names beside paths");
 
-    let text = "| x | `gateway/a.rs`: `Fence::open`, `Gone` | `gateway/a.rs` (`shut`)\n`gateway/b.rs`: `open`\n    `feeds/c.rs`: `d`";
+    let text = "| x | `gateway/a.rs`: `Fence::open`, `Gone` | `gateway/a.rs` (`shut`)\n`gateway/b.rs`: `open`\n\n    `feeds/c.rs`: `d`";
     let found = named_items(text);
     let [fence, gone, shut, other] = ["Fence::open", "Gone", "shut", "open"];
     assert_eq!(
