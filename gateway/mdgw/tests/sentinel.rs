@@ -413,11 +413,12 @@ fn a_sentinel_that_may_not_kill_the_gateway_refuses_to_watch_it() {
         );
     }
     let fixture = Fixture::new();
-    fs::set_permissions(fixture.directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    // The other user may be unable to reach the program where it was built.
-    let program = fixture.path("mdgw");
+    // The other user may be unable to reach the program where it was built, and the directory of temporary files.
+    let reachable = tempfile::tempdir_in("/tmp").unwrap();
+    fs::set_permissions(reachable.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let program = reachable.path().join("mdgw");
     fs::copy(env!("CARGO_BIN_EXE_mdgw"), &program).unwrap();
-    let socket = fixture.path("sentinel.socket");
+    let socket = reachable.path().join("sentinel.socket");
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
     let mut service = sentinel_service(command, &socket);
