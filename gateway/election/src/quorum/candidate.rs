@@ -99,6 +99,8 @@ pub struct Candidate {
     outstanding_sends: OutstandingSends,
     /// A takeover that a leader offered. Independent of the phase, since the voters' answers may never come.
     takeover: Option<PendingTakeover>,
+    /// The epoch to which voters moved their promise when this gateway handed over; `None` once its owner was seen to lead.
+    handed_over_to: Option<Epoch>,
     /// Requests to this gateway's own voter, not processed yet.
     own_voter_queue: VecDeque<Request>,
     /// Requests whose answer may still count, by number.
@@ -166,6 +168,7 @@ impl Candidate {
             phase: Phase::Waiting,
             outstanding_sends: OutstandingSends::default(),
             takeover: None,
+            handed_over_to: None,
             own_voter_queue: VecDeque::new(),
             pending: BTreeMap::new(),
             number: 0,
@@ -276,6 +279,10 @@ impl Candidate {
                     }
                     Operation::HandOver(hand_over) => {
                         self.note_handed_over(hand_over);
+                        self.voter_step(now, VoterInput::Request { from, request }, outputs);
+                    }
+                    Operation::Renew(epoch) => {
+                        self.note_leadership(*epoch);
                         self.voter_step(now, VoterInput::Request { from, request }, outputs);
                     }
                     _ => self.voter_step(now, VoterInput::Request { from, request }, outputs),

@@ -125,7 +125,7 @@ pub struct QuorumSafeguards {
     pub raises_once_voted: bool,
     /// A gateway that no majority of voters answers does not keep them from voting for a less fit one.
     pub yields_if_unanswered: bool,
-    /// A hand-over whose leadership or raise ends before is reported as failed.
+    /// A hand-over is reported as failed when its leadership or raise ends before, or when the same gateway leads again after it.
     pub reports_ended_hand_overs: bool,
 }
 

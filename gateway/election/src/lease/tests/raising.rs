@@ -108,9 +108,9 @@ fn a_hand_over_has_failed_when_the_former_leader_leads_again() {
     let (mut leader, _) = handing_over(stamp);
     leader.run(0);
     leader.step(Input::Drained);
-    leader.run(WAIT_NS);
+    leader.run(WAIT_NS / 2);
     assert_eq!((leader.opened(), failed_hand_overs(&leader)), (None, vec![]), "the target may still take over");
-    leader.run(WAIT_NS);
+    leader.run(2 * WAIT_NS);
     assert_eq!(leader.opened(), Some(Epoch::new(3, 1)));
     assert_eq!(failed_hand_overs(&leader), [Some(NodeId(2))]);
 

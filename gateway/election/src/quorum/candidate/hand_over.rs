@@ -188,6 +188,7 @@ impl Candidate {
         }
         if transfer.transferred.len() >= majority {
             // The same voters have notified the target.
+            self.handed_over_to = Some(to);
             self.phase = Phase::Waiting;
             self.retry_at = now.plus(self.config.timing.renew_ns);
         } else if transfer.refused.len() > voter_count - majority {
@@ -200,6 +201,22 @@ impl Candidate {
         outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(transfer.to)), why }));
         self.phase = Phase::Waiting;
         self.retry_at = now;
+    }
+
+    /// The owner of that epoch leads: it renews, or its packets are received. An epoch of another node may be forged.
+    pub(super) fn note_leadership(&mut self, epoch: Epoch) {
+        self.handed_over_to.take_if(|to| NodeId::of(epoch) == NodeId::of(*to) && epoch >= *to);
+    }
+
+    /// This gateway opens again, and nobody has seen the target lead in between: it missed the voters' answers, or its time was over
+    /// before this gateway's last send.
+    pub(super) fn fail_unused_hand_over(&mut self, outputs: &mut Outputs) {
+        if let Some(to) = self.handed_over_to.take()
+            && self.safeguards.reports_ended_hand_overs
+        {
+            let why = "it did not take over in time, and this gateway leads again";
+            outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(to)), why }));
+        }
     }
 
     /// The former leader's output has ended.

@@ -232,6 +232,7 @@ impl Candidate {
     ) {
         outputs.extend(ended.map(Output::PeerOutputEnded));
         outputs.push(Output::Open { epoch, deadline });
+        self.fail_unused_hand_over(outputs);
         let moves = self.takeover.take().filter(|takeover| takeover.to == epoch).map_or(0, |takeover| takeover.moves);
         let so_far = TenureSoFar { since: now, moves, move_helped: false };
         let tenure = self.auto_move.map(|_| Tenure { so_far, worse_since: None });
@@ -288,6 +289,7 @@ impl Candidate {
     pub(super) fn on_observed_epoch(&mut self, now: MonoNs, epoch: Epoch, outputs: &mut Outputs) {
         self.highest_known = self.highest_known.max(epoch);
         self.observed_epoch = self.observed_epoch.max(epoch);
+        self.note_leadership(epoch);
         if self.is_outranked() && !self.safeguards.raises_in_place {
             outputs.push(Output::Notice(Notice::HigherEpochObserved(epoch)));
             self.stop(now, CloseReason::Outranked, outputs);
