@@ -1,14 +1,12 @@
 //! Reasons why input was not used or a book no longer matches its venue's. Each reason is declared once and has one
 //! counter.
 
-/// Declares an enum of reasons and a struct with their counters. Each line gives a reason's variant, its name as
-/// printed and its meaning.
-macro_rules! counted_reasons {
+/// Declares an enum of reasons. Each line gives a reason's variant, its name as printed and its meaning.
+#[macro_export]
+macro_rules! reasons {
     (
         $(#[$reason_attribute:meta])*
         enum $reason:ident;
-        $(#[$counts_attribute:meta])*
-        struct $counts:ident;
         $($variant:ident = $name:literal, $help:literal;)+
     ) => {
         $(#[$reason_attribute])*
@@ -31,6 +29,23 @@ macro_rules! counted_reasons {
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$variant => $help),+ }
             }
+        }
+    };
+}
+
+/// Declares an enum of reasons and a struct with their counters.
+macro_rules! counted_reasons {
+    (
+        $(#[$reason_attribute:meta])*
+        enum $reason:ident;
+        $(#[$counts_attribute:meta])*
+        struct $counts:ident;
+        $($lines:tt)+
+    ) => {
+        $crate::reasons! {
+            $(#[$reason_attribute])*
+            enum $reason;
+            $($lines)+
         }
 
         $(#[$counts_attribute])*

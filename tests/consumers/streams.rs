@@ -401,7 +401,7 @@ fn sessions() -> Vec<Scenario> {
 
     let mut stream = Scenario::new(
         "sessions_without_service",
-        "The numbering restarts twice. The end of the second session is not received, nor its last packet.",
+        "The venue begins again at sequence 1 twice. The end of the second session is not received, nor its last packet.",
         "",
     );
     for index in [of_session(0), of_session(1)[..2].to_vec(), of_session(2)].concat() {

@@ -444,7 +444,7 @@ fn pair() -> ([InProcessGateway; 2], [std::sync::Arc<mdgw_pair::pair_link::LinkH
 }
 
 #[test]
-fn a_planned_hand_over_publishes_nothing_twice() {
+fn a_planned_hand_over_publishes_no_duplicates() {
     let ([first, second], handles, mut consumer) = pair();
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);

@@ -413,7 +413,7 @@ fn assert_failure_found(
 }
 
 #[test]
-fn a_leader_that_ignores_what_peers_report_stays_unheard() {
+fn a_leader_that_ignores_what_peers_report_is_not_received() {
     let setup = LeaseSetup { counts_reported_epochs: false, ..LOST_EPOCHS };
     assert_failure_found("reports of higher epochs", (setup, LOST_EPOCHS), 2_000, |failure| {
         matches!(failure, Failure::Muted)

@@ -228,10 +228,10 @@ impl HotLevels {
     #[inline(always)]
     fn insert_at(&mut self, len: usize, index: usize, level: Level) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
-            Some(places) if len - index <= LANES => {
-                places.copy_within(..LANES, 1);
-                let [place, ..] = places;
-                *place = level;
+            Some(levels) if len - index <= LANES => {
+                levels.copy_within(..LANES, 1);
+                let [inserted, ..] = levels;
+                *inserted = level;
             }
             _ => level_tree::insert_at(&mut self.0, len, index, level),
         }
@@ -241,7 +241,7 @@ impl HotLevels {
     #[inline(always)]
     fn remove_at(&mut self, len: usize, index: usize) {
         match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
-            Some(places) if len - index <= LANES + 1 => places.copy_within(1.., 0),
+            Some(levels) if len - index <= LANES + 1 => levels.copy_within(1.., 0),
             _ => {
                 level_tree::remove_at(&mut self.0, len, index);
             }

@@ -176,7 +176,7 @@ pub struct Output<'a> {
 /// Output of a channel, in stream order.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'a> {
-    /// A session begins: at the start, and after a restart of the venue's numbering. Sessions only go forward.
+    /// A session begins: at the start, and when the venue begins again at sequence 1. Sessions only go forward.
     Session,
     /// All records of one input message, its parts joined. The header is that of the whole message. If `body_bytes`
     /// cannot hold the length, it is at its maximum and `body.len()` counts. An empty suspect message is one that the

@@ -5,7 +5,7 @@
 //! A tag proves that a holder of the key wrote the bytes at some time. Who wrote them, and when, is proved separately:
 //! - an answer repeats the [`Nonce`] or number of a request that is still outstanding; a message without a connection
 //!   names its sender under the tag;
-//! - on a connection, [`AuthenticatedSession`] ties each message to what both ends said of themselves, to both ends'
+//! - on a connection, [`AuthenticatedSession`] ties each message to what both ends stated about themselves, to both ends'
 //!   nonces and to its number.
 
 use std::{

@@ -71,7 +71,7 @@ typedef enum mdgw_reason {
 /* Its name, as in the specification. */
 const char *mdgw_reason_name(mdgw_reason reason);
 
-/* One numbering of a channel, which begins at 1. The date is YYYYMMDD. */
+/* Sequences of a channel that begin at 1. The date is YYYYMMDD. */
 typedef struct mdgw_session {
     uint16_t feed;
     uint32_t date;

@@ -84,7 +84,7 @@ SERVICE_LINE = 7
 
 
 class Session(NamedTuple):
-    """One numbering of a channel, which begins at 1. Sessions are ordered."""
+    """Sequences of a channel that begin at 1. Sessions are ordered."""
 
     feed: int
     date: int  # YYYYMMDD
@@ -98,7 +98,7 @@ class Session(NamedTuple):
 
 
 class SessionStart(NamedTuple):
-    """A session begins: at the start, and after a restart of the venue's numbering. Sessions only go forward."""
+    """A session begins: at the start, and when the venue begins again at sequence 1. Sessions only go forward."""
 
     channel: int
     session: Session

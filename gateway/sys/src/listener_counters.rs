@@ -2,32 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-macro_rules! refusals {
-    ($($variant:ident = $name:literal, $help:literal;)+) => {
-        /// Why a listener did not use a datagram, a connection or a message.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Refusal { $(#[doc = $help] $variant,)+ }
-
-        impl Refusal {
-            /// All reasons, in the order of their counters.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// Name of the counter.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),+ }
-            }
-
-            /// What the counter counts, for documents.
-            #[must_use]
-            pub const fn help(self) -> &'static str {
-                match self { $(Self::$variant => $help),+ }
-            }
-        }
-    };
-}
-
-refusals! {
+mdgw_feeds::reasons! {
+    /// Why a listener did not use a datagram, a connection or a message.
+    enum Refusal;
     Malformed = "malformed", "The bytes do not follow the protocol.";
     TooLong = "too_long", "Longer than any datagram of the protocol.";
     Version = "version", "Of another version of the protocol.";

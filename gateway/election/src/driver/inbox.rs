@@ -1,6 +1,6 @@
 //! The queue of an election's inputs.
 //!
-//! Whoever can send to this host can make its listeners queue inputs: authentic messages that were recorded and are sent
+//! A host that can send to this one can make its listeners queue inputs: authentic messages that were recorded and are sent
 //! again pass the check of their tag. So inputs that were received have limited room, and one beyond it is lost, as it may be
 //! on the network. Inputs of this process have no limit: their number depends on nobody else.
 

@@ -402,7 +402,7 @@ impl Candidate {
         }
     }
 
-    /// The eligibility that voters and peers are told. A voter refuses less fit gateways while a fitter one asks, so a
+    /// The eligibility in messages to voters and peers. A voter refuses less fit gateways while a fitter one asks, so a
     /// gateway that no majority answers, and that cannot win, must not ask as an eligible one.
     fn stated_eligibility(&self) -> Eligibility {
         let is_unanswered = matches!(self.connection, ConnectionState::Suspended | ConnectionState::Lost);

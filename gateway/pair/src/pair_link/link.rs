@@ -306,7 +306,7 @@ impl Link {
         }
     }
 
-    /// Accepts a limited number of connections: whoever connects without pause must not keep the link from its other work.
+    /// Accepts a limited number of connections: a host that connects without pause must not keep the link from its other work.
     fn accept(&mut self, now: MonoNs) {
         if now < self.accept_at {
             return;

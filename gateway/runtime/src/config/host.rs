@@ -193,7 +193,7 @@ impl Host {
         for OutputLine { address, interface, sources, .. } in lines {
             if let Some(own) = self.address_on(interface).filter(|own| !sources.contains(own)) {
                 warnings.push(format!(
-                    "{address} on {interface}: this gateway sends from {own}, which `source` does not name: whoever uses the same list \
+                    "{address} on {interface}: this gateway sends from {own}, which `source` does not name: a receiver that uses the same list \
                      receives nothing from it, and a peer that does makes it hand over"
                 ));
             }

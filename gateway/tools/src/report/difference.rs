@@ -181,8 +181,8 @@ fn changes(base: &StageReport, other: &StageReport) -> (Samples, Vec<Change>) {
     let (base_samples, other_samples) = (of(base), of(other));
     let samples = Samples { are_runs, base_count: base_samples.len(), count: other_samples.len() };
     let (base_all, other_all) = (LatencyStatistics::of(&base.histogram), LatencyStatistics::of(&other.histogram));
-    let figures = base_all.named().zip(other_all.named()).enumerate();
-    let changes = figures.map(|(index, ((name, base_ns), (_, value_ns)))| {
+    let values = base_all.named().zip(other_all.named()).enumerate();
+    let changes = values.map(|(index, ((name, base_ns), (_, value_ns)))| {
         let (base_spread_ns, spread_ns) = (spread(&base_samples, index), spread(&other_samples, index));
         let is_judged = QUANTILES.get(index).is_some_and(|(quantile, _)| {
             base_samples.iter().chain(&other_samples).all(|sample| has_value_beyond(sample, *quantile))

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_report_page_says_that_nothing_was_recorded() {
+    fn an_empty_report_page_states_that_nothing_was_recorded() {
         assert!(page(&Report::of(&[], None)).contains("Nothing was recorded"));
     }
 }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_report_table_says_that_nothing_was_recorded() {
+    fn an_empty_report_table_states_that_nothing_was_recorded() {
         let mut text = String::new();
         write(&Report::of(&[], None), &mut text).unwrap();
         assert!(text.contains("no data recorded"));

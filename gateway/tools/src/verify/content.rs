@@ -117,10 +117,10 @@ impl Contents {
     /// Describes content that differs from the earlier content of the same item. `before`: epoch and position of the
     /// earlier packet.
     fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Location)) -> String {
-        let [says, published] = what;
+        let [published, published_before] = what;
         let meta = &packet.meta;
         format!(
-            "channel {} {}, sequence {} part {}: {} published {says}, but {} published {published} (frame {})",
+            "channel {} {}, sequence {} part {}: {} published {published}, but {} published {published_before} (frame {})",
             meta.channel.0,
             meta.session,
             sequence(name),

@@ -98,7 +98,7 @@ impl LossCounter for GatewayLosses {
     fn finish_counting(&mut self, _sent: u64) -> io::Result<Option<SinkTotals>> {
         let started = Instant::now();
         let mut last = self.refresh()?;
-        while started.elapsed() < SETTLE_TIMEOUT {
+        while started.elapsed() < LAST_COUNTS_TIMEOUT {
             std::thread::sleep(POLL_INTERVAL);
             let now = self.refresh()?;
             let datagrams =
@@ -130,6 +130,6 @@ fn read_snapshot(socket: &Path) -> io::Result<Snapshot> {
 /// Interval between two queries while packets are sent.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Longer than any sensible gap timeout; heartbeats of other feeds may go on forever.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
+const LAST_COUNTS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Intervals remembered: some hours of the shortest ones.
 const INTERVALS_MAX: usize = 100_000;
