@@ -74,6 +74,8 @@ pub(super) struct ClosedFor {
     pub(super) target: NodeId,
     /// The epoch of the leadership that was handed over.
     pub(super) epoch: Epoch,
+    /// Epoch and renewal of a later record of another gateway.
+    pub(super) later: Option<(Epoch, u64)>,
 }
 
 /// Cause of a hand-over.
@@ -193,22 +195,29 @@ impl Lease {
         }
     }
 
-    /// The record changed: it may show a later leadership of another gateway.
+    /// The record changed. Another gateway has led since the hand-over if it renewed or released a record of its own: one that was
+    /// only written may have been learned too late to open.
     pub(super) fn confirm_hand_over(&mut self) {
         let Some(record) = self.known_record.record() else { return };
-        let is_later = |closed_for: &mut ClosedFor| record.epoch > closed_for.epoch;
-        if !record.is_held_by(&self.config.member) {
-            self.unconfirmed_hand_over.take_if(is_later);
+        let Some(closed_for) = &mut self.unconfirmed_hand_over else { return };
+        if record.is_held_by(&self.config.member) || record.epoch <= closed_for.epoch {
+            return;
+        }
+        match closed_for.later {
+            Some((epoch, renewal)) if epoch == record.epoch && renewal < record.renewal => {
+                self.unconfirmed_hand_over = None
+            }
+            _ => closed_for.later = Some((record.epoch, record.renewal)),
         }
     }
 
-    /// This gateway opens again. Nobody has led in between, as far as the record shows: the target missed the end message, or its
-    /// time was over before this gateway's last send.
+    /// This gateway opens again. No record shows that another gateway has led in between: the target missed the end message, or its
+    /// time was over before this gateway's last send. A packet shows nothing, since it may be forged.
     pub(super) fn fail_unconfirmed_hand_over(&mut self) {
         if let Some(ClosedFor { target, .. }) = self.unconfirmed_hand_over.take()
             && self.safeguards.reports_ended_hand_overs
         {
-            self.hand_over_failed(Some(target), "it did not take over in time, and this gateway leads again");
+            self.hand_over_failed(Some(target), "it was not seen to lead, and this gateway leads again");
         }
     }
 
@@ -220,7 +229,7 @@ impl Lease {
         if self.is_ready(&offer, now) {
             let (target, request, cause) = (target.node, *request, *cause);
             let mode = LeaveMode::HandOver { target, request, cause, notify_at: now, release_at: now };
-            self.unconfirmed_hand_over = Some(ClosedFor { target, epoch: leadership.epoch });
+            self.unconfirmed_hand_over = Some(ClosedFor { target, epoch: leadership.epoch, later: None });
             self.begin_leaving(CloseReason::HandedOver, mode, leadership.deadline);
         } else if now >= self.offer_expires_at(&offer) {
             let why =

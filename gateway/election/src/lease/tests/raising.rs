@@ -114,16 +114,23 @@ fn a_hand_over_has_failed_when_the_former_leader_leads_again() {
     assert_eq!(leader.opened(), Some(Epoch::new(3, 1)));
     assert_eq!(failed_hand_overs(&leader), [Some(NodeId(2))]);
 
-    // The target leads, releases the record, and the former leader takes over.
-    let (mut leader, _) = handing_over(stamp);
-    leader.run(0);
-    leader.step(Input::Drained);
-    for later in [record(2, &member(2, 1)), record(2, &member(2, 1)).released()] {
-        leader.put(later);
-        leader.changed();
+    let taken_over = record(2, &member(2, 1));
+    for (later, failed) in [
+        // The target leads and releases the record. The former leader leads again after it.
+        (vec![taken_over.clone(), taken_over.released()], vec![]),
+        // The target wrote the record, and learned that too late to open.
+        (vec![taken_over], vec![Some(NodeId(2))]),
+    ] {
+        let (mut leader, _) = handing_over(stamp);
+        leader.run(0);
+        leader.step(Input::Drained);
+        for record in later {
+            leader.put(record);
+            leader.changed();
+        }
+        leader.run(2 * WAIT_NS);
+        assert_eq!((leader.opened(), failed_hand_overs(&leader)), (Some(Epoch::new(3, 1)), failed));
     }
-    leader.run(2 * WAIT_NS);
-    assert_eq!((leader.opened(), failed_hand_overs(&leader)), (Some(Epoch::new(3, 1)), vec![]));
 }
 
 #[test]

@@ -214,7 +214,7 @@ impl Candidate {
         if let Some(to) = self.handed_over_to.take()
             && self.safeguards.reports_ended_hand_overs
         {
-            let why = "it did not take over in time, and this gateway leads again";
+            let why = "it was not seen to lead, and this gateway leads again";
             outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(to)), why }));
         }
     }
