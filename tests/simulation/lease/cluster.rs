@@ -411,6 +411,8 @@ impl LeaseCluster {
             }
             Event::Packet(epoch) => self.receive(epoch),
             Event::HotThread(gateway) => self.hot_thread(gateway),
+            // The election thread asks whether sends are outstanding; a paused one asks later.
+            Event::Drained { gateway, .. } if self.gateways[gateway].paused => self.after(DRAIN_POLL_NS, event),
             Event::Drained { gateway, incarnation, drain } => {
                 let SimulatedGateway { incarnation: running, drains, .. } = self.gateways[gateway];
                 if (running, drains) == (incarnation, drain) {
