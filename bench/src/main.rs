@@ -57,6 +57,8 @@ enum Scenario {
     DeathNoticeGateway(scenario::death_notice::GatewayProcessArgs),
     /// What the fence in the kernel adds to a send; as root.
     KernelFence(scenario::kernel_fence::KernelFenceOptions),
+    /// Wire to wire, seen from outside: the gateway as a program, over a bare loop that receives and sends again.
+    Wire(Box<scenario::wire::WireOptions>),
 }
 
 /// Options of all scenarios.
@@ -96,5 +98,6 @@ fn main() -> Result<()> {
         Scenario::DeathNotice(options) => scenario::death_notice::run(&options),
         Scenario::DeathNoticeGateway(args) => scenario::death_notice::run_gateway_process(&args),
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
+        Scenario::Wire(options) => scenario::wire::run(&options),
     }
 }

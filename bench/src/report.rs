@@ -91,14 +91,14 @@ fn on_cpu_ns() -> u64 {
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
         let median = (at(values.len().saturating_sub(1) / 2) + at(values.len() / 2)) / 2.0;
         Self { median, min: at(0), max: at(values.len().saturating_sub(1)) }
     }
 
-    fn to_json(self) -> Value {
+    pub(crate) fn to_json(self) -> Value {
         json!({ "median": self.median, "min": self.min, "max": self.max })
     }
 }

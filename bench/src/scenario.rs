@@ -8,3 +8,4 @@ pub(crate) mod end_to_end;
 pub(crate) mod kernel_fence;
 pub(crate) mod once;
 pub(crate) mod turn;
+pub(crate) mod wire;

@@ -23,7 +23,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 17] = [
         "gateway/mdgw",
         &["captures", "election", "feeds", "runtime", "simulator", "status", "subscriber", "sys", "telemetry", "tools"],
     ),
-    ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "sys"]),
+    ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "status", "sys", "telemetry"]),
     (
         "tests",
         &[

@@ -1,0 +1,73 @@
+//! What one run is: load, feed and settings.
+
+use std::fmt;
+
+/// One point of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    /// Input packets per second on each line, over all channels.
+    pub(super) packets_per_s: u64,
+    pub(super) burst: u64,
+    pub(super) messages_per_packet: usize,
+    pub(super) lines: usize,
+    pub(super) skew_us: u64,
+    pub(super) threads: usize,
+    pub(super) channels: usize,
+    pub(super) log_readers: usize,
+    pub(super) election: Election,
+    pub(super) latency_log: LatencyLog,
+}
+
+/// What keeps the fence open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Election {
+    /// No election: the fence is open from the start.
+    None,
+    /// A lease in a file, renewed every 20 ms.
+    File,
+}
+
+/// Whether the gateway writes latency logs. It records stages in memory in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum LatencyLog {
+    On,
+    Off,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/s, ", self.packets_per_s)?;
+        self.setting(f)
+    }
+}
+
+impl Case {
+    /// The case without its rate.
+    pub(super) fn setting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { burst, messages_per_packet, lines, threads, channels, log_readers, .. } = self;
+        match burst {
+            1 => write!(f, "one by one")?,
+            burst => write!(f, "bursts of {burst}")?,
+        }
+        write!(f, ", {messages_per_packet} messages a packet")?;
+        if *lines > 1 {
+            write!(f, ", {lines} lines {} us apart", self.skew_us)?;
+        }
+        if *threads > 1 {
+            write!(f, ", {threads} threads")?;
+        }
+        if *channels > 1 {
+            write!(f, ", {channels} channels")?;
+        }
+        if *log_readers > 0 {
+            write!(f, ", {log_readers} log readers")?;
+        }
+        if self.election == Election::File {
+            write!(f, ", fence renewed")?;
+        }
+        if self.latency_log == LatencyLog::On {
+            write!(f, ", latency log")?;
+        }
+        Ok(())
+    }
+}
