@@ -9,7 +9,7 @@ use mdgw_feeds::{channel::ChannelState, frame::FrameFlags, identity::Epoch, publ
 use super::{
     replay::replay,
     streams::{MS, Scenario, US},
-    virtual_gateway::{DEFINITION, MBO, VirtualGateway},
+    virtual_gateway::{DEFINITION, MBO, NEXT_DAY, VirtualGateway},
 };
 
 /// The text of that many random streams. `SEED` selects one, `SEEDS` their number.
@@ -89,7 +89,11 @@ fn content(random: &mut Random) -> Vec<(u32, Vec<Input>, bool)> {
                 _ => Input::Message(1 + u16::try_from(random.below(3)).unwrap(), MBO, 0),
             });
             let session = (restart, inputs.collect(), random.chance(0.7));
-            restart += 1 + u32::from(random.chance(0.2));
+            restart = match random.below(6) {
+                0 if restart < NEXT_DAY => NEXT_DAY,
+                1 => restart + 2,
+                _ => restart + 1,
+            };
             session
         })
         .collect()
@@ -166,14 +170,8 @@ fn publish(stream: &mut Scenario, logs: &[VirtualGateway; 2], random: &mut Rando
             if random.chance(0.05) {
                 stream.send(1_000 * MS + at + delay + random.below(3 * MS), line, packet.clone());
             }
-            if random.chance(0.01) {
-                let mut damaged = packet.clone();
-                let at_byte = usize::try_from(random.below(damaged.len() as u64)).unwrap();
-                // Not the epoch, and not where a change is still a sound packet.
-                if !(16..24).contains(&at_byte) && at_byte < 16 {
-                    damaged[at_byte] ^= 1 << random.below(8);
-                    stream.send(1_000 * MS + at, line, damaged);
-                }
+            if random.chance(0.03) {
+                stream.send(1_000 * MS + at + delay, line, damaged(&packet, random));
             }
         }
     }
@@ -202,4 +200,17 @@ fn publish(stream: &mut Scenario, logs: &[VirtualGateway; 2], random: &mut Rando
             logs[0].packet(&one[0], Epoch::new(5_000_000, 9), PacketFlags::default(), mdgw_feeds::time::UnixNs(0));
         stream.send(at, 0, forged);
     }
+}
+
+/// The packet with another byte, shorter, or longer. It may still be sound.
+fn damaged(packet: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut damaged = packet.to_vec();
+    let within = if random.chance(0.5) { 96 } else { u64::MAX };
+    let at = usize::try_from(random.below(within.min(damaged.len() as u64))).unwrap();
+    match random.below(5) {
+        0 => damaged.truncate(at),
+        1 => damaged.resize(damaged.len() + at, 0),
+        _ => damaged[at] ^= 1 << random.below(8),
+    }
+    damaged
 }

@@ -16,7 +16,7 @@ pub(crate) use self::scenario::{MS, Scenario, US};
 use super::{
     data_files::{assert_current, assert_same_text, read},
     replay::replay,
-    virtual_gateway::{DEFINITION, MBO, VirtualGateway, tagged},
+    virtual_gateway::{DEFINITION, MBO, NEXT_DAY, VirtualGateway, tagged},
 };
 
 /// The file of streams.
@@ -432,6 +432,22 @@ fn sessions() -> Vec<Scenario> {
     }
     stream.serve(three_sessions());
     stream.serve(three_sessions());
+    all.push(stream);
+
+    let mut two_days = simple_gateway(7);
+    two_days.end_session();
+    two_days.begin_session(NEXT_DAY);
+    add_messages(&mut two_days, 1..6);
+    two_days.set_epoch(FIRST);
+    let mut stream = Scenario::new(
+        "next_day",
+        "The last packet of a day and its end are not received. The service knows the end, and that no session lies between.",
+        "services=1",
+    );
+    for index in [0, 1, 4, 5] {
+        stream.publish_next(&two_days, index, FIRST, NONE, &[0]);
+    }
+    stream.serve(two_days);
     all.push(stream);
 
     let mut stream = Scenario::new(

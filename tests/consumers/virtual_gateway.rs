@@ -29,11 +29,14 @@ pub(crate) const CHANNEL: ChannelId = ChannelId(2);
 /// The time at which every virtual clock begins, ns since 1970 UTC.
 pub(crate) const START: UnixNs = UnixNs(1_704_205_800_000_000_000);
 
-/// A session of 2 January 2024.
-pub(crate) fn session(restart: u32) -> Session {
-    let date = TradingDate::from_yyyymmdd(20_240_102).unwrap();
-    Session { feed: Feed::NasdaqItch, date, restart }
+/// A session of 2 January 2024; from [`NEXT_DAY`] on of the day after.
+pub(crate) fn session(number: u32) -> Session {
+    let day = if number < NEXT_DAY { 20_240_102 } else { 20_240_103 };
+    Session { feed: Feed::NasdaqItch, date: TradingDate::from_yyyymmdd(day).unwrap(), restart: number % NEXT_DAY }
 }
+
+/// Number of the first session of the next day.
+pub(crate) const NEXT_DAY: u32 = 100;
 
 /// A gateway that has written a log.
 pub(crate) struct VirtualGateway {
@@ -88,13 +91,13 @@ impl VirtualGateway {
         &mut self.log
     }
 
-    pub(crate) fn begin_session(&mut self, restart: u32) {
-        self.begin_session_at(restart, 1);
+    pub(crate) fn begin_session(&mut self, number: u32) {
+        self.begin_session_at(number, 1);
     }
 
     /// A session of which the gateway has received nothing before that sequence.
-    pub(crate) fn begin_session_at(&mut self, restart: u32, sequence: u64) {
-        self.log().session(session(restart), Sequence(sequence));
+    pub(crate) fn begin_session_at(&mut self, number: u32, sequence: u64) {
+        self.log().session(session(number), Sequence(sequence));
     }
 
     /// A message with that many records of that size and type. What was written before is in the same packet if it fits.

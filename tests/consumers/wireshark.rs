@@ -12,7 +12,9 @@ use super::{data_files, packets, sample, text};
 fn the_dissector_shows_what_the_vectors_mean() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vectors.pcap");
-    let datagrams = packets::datagrams();
+    let mut datagrams = packets::datagrams();
+    // Packets of a venue whose session begins with the same letters.
+    datagrams.push(("moldudp64".to_owned(), b"MDGWSIM001\0\0\0\0\0\0\0\x01\0\0".to_vec()));
     let [source, group]: [SocketAddrV4; 2] =
         ["10.0.0.5:40000", "239.66.1.1:31000"].map(|address| address.parse().unwrap());
     let mut writer = PcapWriter::new(BufWriter::new(File::create(&path).unwrap())).unwrap();
@@ -67,7 +69,7 @@ const FIELDS: [&str; 22] = [
 /// The values of [`FIELDS`], several of a field separated by commas.
 fn expected_row(bytes: &[u8]) -> Vec<String> {
     let lines = text::datagram(bytes);
-    let is_ours = bytes.starts_with(b"MDGW") || bytes.starts_with(b"MDGR");
+    let is_ours = matches!(bytes, [b'M', b'D', b'G', b'W' | b'R', 0..32, ..]);
     let refused = lines[0].strip_prefix("> refused ").filter(|_| is_ours);
     let mut row = vec![String::new(); FIELDS.len()];
     if let Some(reason) = refused {

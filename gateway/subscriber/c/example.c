@@ -116,6 +116,7 @@ int main(int argc, char **argv)
     static output output;
     config.lines = 0;
     config.start = MDGW_START_DAY;
+    config.packet_bytes_max = 8972; /* the most that a gateway can be configured to publish */
     if (is_valid)
         config.group = (uint16_t)strtoul(argv[1], NULL, 10);
     for (int i = 3; i < argc && is_valid; i++) {

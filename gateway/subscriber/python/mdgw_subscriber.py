@@ -35,7 +35,7 @@ import struct
 import sys
 import time
 from collections import Counter
-from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Union
+from typing import Iterator, NamedTuple, Optional, Sequence, Union
 
 # --- Formats ----------------------------------------------------------------------------------------------------------
 
@@ -257,11 +257,8 @@ def _is_date(date: int) -> bool:
     return 1 <= day <= (31, 28 + is_leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
 
 
-def parse_packet(data: bytes, known_session: Optional[Session] = None, known_raw: Optional[bytes] = None) -> Packet:
-    """Checks a datagram, except for its tag. `known_raw` are the bytes of `known_session`, so that it is not parsed again.
-
-    Raises `Refused`.
-    """
+def parse_packet(data: bytes) -> Packet:
+    """Checks a datagram, except for its tag. Raises `Refused`."""
     if len(data) < 64:
         raise Refused("header_truncated")
     (magic, version, flags, group, channel, frame_count, payload_bytes, reserved, epoch, raw_session, first, next_,
@@ -271,7 +268,7 @@ def parse_packet(data: bytes, known_session: Optional[Session] = None, known_raw
     is_tagged = flags & TAGGED != 0
     if len(data) != 64 + payload_bytes + (TAG_BYTES if is_tagged else 0):
         raise Refused("length_mismatch")
-    session = known_session if raw_session == known_raw else parse_session(raw_session)
+    session = parse_session(raw_session)
     if first > next_ or next_ >= _SEQUENCE_END:
         raise Refused("sequence_invalid")
     flags &= ~TAGGED
@@ -590,7 +587,11 @@ class Receiver:
                             if channel.session_end is not None:
                                 channel.report_end_if_reached()
                             return None
-                elif first < next_ and next_ << 16 <= expected != _NONE and not (data[88] == 0 and data[89] & 3 != 3):
+                elif (
+                    first < next_ and next_ << 16 <= expected != _NONE and channel.session_end is None
+                    and not (data[88] == 0 and data[89] & 3 != 3)
+                ):  # fmt: skip
+                    # Not examined any further: a malformed packet counts as a duplicate, too.
                     self._epochs.last_accepted = now
                     channel.arrivals[line] += 1
                     self.drops["duplicate"] += 1
@@ -1341,7 +1342,8 @@ class _Channel:
         kind, sequence, part, flags = frame[:4]
         if flags & LATE_FILL:
             return
-        position = sequence << 16 | part
+        # Only states and snapshots may have a sequence that does not fit.
+        position = (sequence << 16 | part) & (1 << 64) - 1
         if kind == KIND_MESSAGE:
             if start <= position < until:
                 self.on_message(frame)
@@ -1833,6 +1835,8 @@ class LineAddress(NamedTuple):
 
 
 _DATAGRAMS_PER_SOCKET_MAX = 64
+# The largest packet that a gateway can be configured to publish.
+_LARGEST_PACKET_BYTES = 8_972
 _NS_PER_MS = 1_000_000
 # Not in the socket module of every version.
 _IP_MULTICAST_ALL, _IP_ADD_SOURCE_MEMBERSHIP = 49, 39
@@ -2006,20 +2010,32 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         epilog="Exit code 0: everything was received. 1: the venue's lines had gaps, or messages were lost. 2: could not run, or "
         "rival epochs were received.",
     )
-    parser.add_argument("--line", action="append", required=True, type=_address, metavar="ADDR:PORT", help="output line; repeat for each")
-    parser.add_argument("--interface", default="0.0.0.0", metavar="ADDR", help="address of the interface to join on; default: the kernel's choice")
-    parser.add_argument("--source", action="append", default=[], metavar="ADDR", help="address of a gateway; repeat for each. Default: any sender")
-    parser.add_argument("--retransmission", action="append", default=[], type=_address, metavar="ADDR:PORT", help="retransmission service of a gateway; repeat for each")
-    parser.add_argument("--group", type=int, default=1)
-    parser.add_argument("--channel", action="append", default=[], type=int, help="channel to receive; repeat for each. Default: all")
-    parser.add_argument("--tag-key", action="append", default=[], metavar="FILE", help="key file of packet tags; repeat for each key that is accepted")
-    parser.add_argument("--start", choices=("session", "day", "live"), default="day", help="where to begin; default: the oldest message of the trading day in the services' logs")
-    parser.add_argument("--window", type=int, default=Config().window_packets, metavar="PACKETS", help="packets held while a gap is pending")
-    parser.add_argument("--dbn", metavar="FILE", help="write the records to a file (DBN without metadata) instead of printing items")
-    parser.add_argument("--quiet", action="store_true", help="print no messages and definitions")
-    parser.add_argument("--count", type=int, metavar="N", help="exit after this many messages")
-    parser.add_argument("--exit-idle-s", type=float, metavar="S", help="exit when nothing new was received for this many seconds")
-    parser.add_argument("--until-ended", action="store_true", help="exit when the session of every channel has ended")
+    add = parser.add_argument
+    add("--line", action="append", required=True, type=_address, metavar="ADDR:PORT", help="output line; repeat for each")
+    add("--interface", default="0.0.0.0", metavar="ADDR", help="address of the interface to join on; default: the kernel's choice")
+    add("--source", action="append", default=[], metavar="ADDR", help="address of a gateway; repeat for each; default: any sender")
+    add(
+        "--retransmission", action="append", default=[], type=_address, metavar="ADDR:PORT",
+        help="retransmission service of a gateway; repeat for each",
+    )  # fmt: skip
+    add("--group", type=int, default=1, help="group to receive; default: 1")
+    add("--channel", action="append", default=[], type=int, help="channel to receive; repeat for each; default: all")
+    add(
+        "--tag-key", action="append", default=[], metavar="FILE",
+        help="key file of packet tags; repeat for each key that is accepted",
+    )  # fmt: skip
+    add(
+        "--start", choices=("session", "day", "live"), default="day",
+        help="where to begin; default: the oldest message of the trading day in the services' logs",
+    )  # fmt: skip
+    add(
+        "--window", type=int, default=Config().window_packets, metavar="PACKETS", help="packets held while a gap is pending"
+    )  # fmt: skip
+    add("--dbn", metavar="FILE", help="write the records to a file (DBN without metadata) instead of printing items")
+    add("--quiet", action="store_true", help="print no messages and definitions")
+    add("--count", type=int, metavar="N", help="exit after this many messages")
+    add("--exit-idle-s", type=float, metavar="S", help="exit when nothing new was received for this many seconds")
+    add("--until-ended", action="store_true", help="exit when the session of every channel has ended")
     return parser.parse_args(argv)
 
 
@@ -2031,7 +2047,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         config = Config(
             group=arguments.group, channels=tuple(arguments.channel), start=arguments.start, window_packets=arguments.window,
-            tag_keys=tuple(map(TagKey.load, arguments.tag_key)),
+            tag_keys=tuple(map(TagKey.load, arguments.tag_key)), packet_bytes_max=_LARGEST_PACKET_BYTES,
         )  # fmt: skip
         lines = [LineAddress(*line, arguments.interface) for line in arguments.line]
         subscriber = Subscriber(config, lines, arguments.retransmission, arguments.source)
