@@ -42,6 +42,44 @@ fn every_message_is_shown_once_with_its_sequence() {
     }
 }
 
+/// The sample of the output protocol: packets, requests and answers.
+#[test]
+fn a_gateways_own_output_is_shown_record_by_record() {
+    let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/output/sample.pcap");
+    let inspect = |more: &[&str]| process::run([&["inspect", text(&sample)], more].concat());
+    let packets = json_lines(&inspect(&["--json"]).expect_code(0));
+    assert!(packets.iter().all(|packet| packet.get("refused").is_none() && packet.get("undecoded_bytes").is_none()));
+    let requests: Vec<_> = packets.iter().filter(|packet| packet["header"]["request"].is_u64()).collect();
+    assert_eq!(
+        requests.iter().map(|packet| packet["header"]["request"].as_u64().unwrap()).collect::<Vec<_>>(),
+        [4, 2, 1, 1, 3]
+    );
+    for packet in packets.iter().filter(|packet| packet["header"]["frame_count"].is_u64()) {
+        let count = packet["messages"].as_array().unwrap().len() as u64;
+        assert!(count >= packet["header"]["frame_count"].as_u64().unwrap(), "{packet}");
+        assert_eq!(packet["header"]["session"], "nasdaq-itch-5.0 2024-01-02 #0");
+    }
+    let records = messages(&packets);
+    let is_add = |record: &&Value| record["type"] == "mbo" && record["fields"]["action"] == "A";
+    let mbo = records.iter().find(is_add).unwrap();
+    assert!(mbo["fields"]["price"].as_u64().unwrap() > 0 && mbo["header"]["sequence"].is_u64(), "{mbo}");
+
+    // A definition names the instrument, and later records are found by its symbol.
+    let table = inspect(&[]).expect_code(0).stdout;
+    assert!(table.contains("mdgw       nasdaq-itch-5.0 2024-01-02 #0  channel 2  epoch 4 of node 2"), "{table}");
+    let definition = table.lines().find(|line| line.contains(" definition ")).unwrap();
+    let symbol = definition.split_whitespace().nth(3).unwrap();
+    let only = inspect(&["--symbol", symbol, "--type", "mbo"]).expect_code(0).stdout;
+    assert!(only.lines().any(|line| line.contains(" mbo ")) && !only.contains("definition"), "{only}");
+    let line = |line: &str| line.contains(" mbo ") && !line.contains(&format!(" {symbol} "));
+    assert!(!only.lines().any(line), "{only}");
+
+    let sums = inspect(&["--stats"]).expect_code(0).stdout;
+    assert!(sums.contains(&format!("{} datagrams of a gateway's output", packets.len())), "{sums}");
+    let none = inspect(&["--feed", "nasdaq-itch-5.0"]).expect_code(2);
+    assert!(none.stderr.contains("no known feed"), "{}", none.stderr);
+}
+
 #[test]
 fn filters_select_exactly_what_they_name() {
     let day = DayCapture::new();

@@ -9,11 +9,14 @@ use std::{
     time::Duration,
 };
 
-use mdgw_captures::impairment::LineImpairment;
+use mdgw_captures::{
+    capture_file::{CaptureFile, OpenOptions},
+    impairment::LineImpairment,
+};
 use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     published::{
-        packet::parse_packet,
+        packet::{PACKET_BYTES_MAX, parse_packet},
         request::{RequestKind, ServiceRequest},
     },
 };
@@ -22,6 +25,7 @@ use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     process::{self, Signal},
     relay::LossyRelay,
+    tap::Tap,
     trading_day::{DATE, TradingDay},
 };
 use zerocopy::IntoBytes as _;
@@ -44,6 +48,31 @@ fn a_late_subscriber_receives_the_whole_day() {
             tail.command_line
         );
     }
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Packets as large as a gateway can be configured to publish.
+#[test]
+fn large_packets_are_received() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let options = GatewayOptions { output: "payload_bytes_max = 8972\n".to_owned(), ..GatewayOptions::itch() };
+    let gateway = day.gateway(&fixture, &options);
+    let (tail, out) = day.tail(&fixture, "large.dbn", &[]);
+    wait_until_joined(fixture.output, 1);
+    let tap = Tap::start(fixture.output, &fixture.path("large.pcap"));
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
+    let tail = tail.end().expect_code(0);
+    assert!(!tail.stderr.contains("refused"), "{}", tail.stderr);
+    assert!(fs::read(out).unwrap() == day.expected, "differs from the expected records");
+    let _datagrams = tap.finish();
+    let mut capture = CaptureFile::open(&fixture.path("large.pcap"), &OpenOptions::default()).unwrap();
+    let mut largest = 0;
+    while let Some(datagram) = capture.next_datagram().unwrap() {
+        largest = largest.max(datagram.payload.len());
+    }
+    assert!(largest > PACKET_BYTES_MAX, "the day has no packet larger than {largest} bytes");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

@@ -43,7 +43,8 @@ impl Tap {
         let covered_through = Arc::new(AtomicU64::new(0));
         let covered_writer = Arc::clone(&covered_through);
         let thread = std::thread::spawn(move || {
-            let mut datagram = [0; 2_048];
+            // As large as a gateway can be configured to publish.
+            let mut datagram = [0; 9_000];
             let mut count = 0;
             let sender = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
             loop {

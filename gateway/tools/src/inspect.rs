@@ -5,12 +5,14 @@
 //! file ── dissect ── filter ── text │ json
 //!                        └──── stats
 //! ```
-//! Nothing is decoded here: [`mdgw_feeds::transport`] does the framing, and [`mdgw_feeds::venue`] lists the fields.
+//! Nothing of a venue is decoded here: [`mdgw_feeds::transport`] does the framing, and [`mdgw_feeds::venue`] lists the fields. The
+//! gateway's own packets are read by [`published`].
 
 pub mod dissect;
 pub mod filter;
 mod json;
 mod protocol;
+pub mod published;
 pub mod stats;
 pub mod text;
 

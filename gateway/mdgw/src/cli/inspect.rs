@@ -33,7 +33,8 @@ use super::{Outcome, WRITE_STDOUT, replay, warn};
 
 /// What to decode, and which parts to show.
 ///
-/// Files are read one after the other. A packet is shown with only those messages that match the filters.
+/// Files are read one after the other. A packet is shown with only those messages that match the filters. Of a gateway's own
+/// output, the messages are DBN records, gaps and states; requests and answers are shown too.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit code 1: nothing matches the filters (as with grep). 2: a capture could not be read to its end; everything before \
@@ -45,7 +46,8 @@ Examples:
   mdgw inspect A.pcap --symbol AAPL,MSFT --type OrderExecuted,P --from 14:30 --until 14:31
   mdgw inspect A.pcap B.pcap --stats
   mdgw inspect live.pcap --follow --type TradeReport
-  mdgw inspect A.pcap --frame 100-120 --json | jq .messages[].fields")]
+  mdgw inspect A.pcap --frame 100-120 --json | jq .messages[].fields
+  mdgw inspect output.pcap --symbol AAPL --type mbo        # what a gateway published")]
 pub(super) struct Args {
     /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, detected from the content.
     #[arg(required = true, value_name = "FILE")]
@@ -79,14 +81,14 @@ struct FilterArgs {
     /// Packets sent to this address.
     #[arg(long, value_name = "ADDR[:PORT]", value_delimiter = ',')]
     channel: Vec<Destination>,
-    /// Packets of this session, by the venue's name: text of MoldUDP64, number of IEX-TP.
+    /// Packets of this session, by the venue's name: text of MoldUDP64, number of IEX-TP; of a gateway's output as shown.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     session: Vec<String>,
     /// Messages of this instrument. In ITCH this includes messages with only the stock locate, once the locate is
     /// known.
     #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
     symbol: Vec<String>,
-    /// Messages of this type, by code or name: A, AddOrder.
+    /// Messages of this type, by code or name: A, AddOrder; of a gateway's output by schema or kind: mbo, gap.
     #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
     types: Vec<String>,
     /// Messages with these numbers: N, N-M, N- or -M.

@@ -192,6 +192,7 @@ impl Args {
         let tags = if self.tag_keys.is_empty() { tags } else { tag_policy(&self.tag_keys)? };
         config.receiver = ReceiverConfig {
             tags,
+            packet_bytes_max: PACKET_BYTES_MAX,
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
             start: if self.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
@@ -272,6 +273,8 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
     })
 }
 
+/// The largest packet that a gateway can be configured to publish, bytes.
+const PACKET_BYTES_MAX: usize = 8_972;
 /// Longest wait for packets before the exit conditions are checked.
 const POLL: Duration = Duration::from_millis(50);
 

@@ -10,7 +10,10 @@ use mdgw_feeds::{
     venue::wire::{FieldList as _, FieldValue},
 };
 
-use super::protocol::{self, AnyMessage};
+use super::{
+    protocol::{self, AnyMessage},
+    published::{self, PublishedDatagram, PublishedItem},
+};
 
 /// Dissects the datagrams of one file. Remembers from earlier datagrams which protocol an address uses, and which
 /// symbols the venue's locate codes stand for.
@@ -22,6 +25,8 @@ pub struct Dissector {
     /// Index in `protocols` for the last datagram: most datagrams use the same.
     protocol_last: usize,
     symbols: HashMap<(SocketAddr, u16), Symbol>,
+    /// Symbols of the gateway's own output, by channel and instrument.
+    published_symbols: HashMap<(u16, u32), Symbol>,
     /// Offset of the next message in a day file.
     file_offset: u64,
 }
@@ -56,6 +61,10 @@ pub enum Framing<'a> {
     UnidentifiedMold(Packet<'a>),
     /// A datagram with malformed framing, from an address with a known protocol.
     Broken(DetectedProtocol, DropReason),
+    /// A sound datagram of the gateway's own output protocol.
+    Published(PublishedDatagram<'a>),
+    /// A malformed datagram of the gateway's own output protocol.
+    BrokenPublished(DropReason),
     /// A datagram of an unknown feed.
     Unrecognised,
 }
@@ -79,7 +88,15 @@ impl Dissector {
     /// For a file of that kind. `protocol_filter`: the protocol of datagrams that do not identify one.
     #[must_use]
     pub fn new(kind: CaptureKind, protocol_filter: Option<DetectedProtocol>) -> Self {
-        Self { protocol_filter, kind, protocols: Vec::new(), protocol_last: 0, symbols: HashMap::new(), file_offset: 0 }
+        Self {
+            protocol_filter,
+            kind,
+            protocols: Vec::new(),
+            protocol_last: 0,
+            symbols: HashMap::new(),
+            published_symbols: HashMap::new(),
+            file_offset: 0,
+        }
     }
 
     /// Protocols found, and their addresses.
@@ -91,6 +108,9 @@ impl Dissector {
     /// Kind of a datagram, without examining its messages.
     #[inline]
     pub fn framing<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
+        if published::is_published(datagram.payload) && self.protocol_filter.is_none() {
+            return published::parse(datagram.payload).map_or_else(Framing::BrokenPublished, Framing::Published);
+        }
         let Some(protocol) = self.protocol_of(datagram.dst) else { return self.recognise_first(datagram) };
         match protocol::parse(protocol, datagram.payload) {
             Ok(packet) => Framing::Packet(protocol, packet),
@@ -123,7 +143,23 @@ impl Dissector {
                 });
             }
         }
+        if let Framing::Published(PublishedDatagram::Packet(packet)) = framing {
+            for (offset, item) in published::items(&packet) {
+                let symbol = self.published_symbol(packet.meta.channel.0, &item);
+                let (sequence, message) = (Some(item.sequence()), Ok(AnyMessage::Published(item)));
+                messages.push(MessageView { sequence, offset: offset as u64, bytes: item.bytes(), message, symbol });
+            }
+        }
         PacketView { datagram, kind: self.kind, framing, messages }
+    }
+
+    /// Symbol of a record: its own if it defines its instrument, else that of an earlier definition.
+    fn published_symbol(&mut self, channel: u16, item: &PublishedItem<'_>) -> Option<Symbol> {
+        let key = (channel, item.instrument()?);
+        if let Some(symbol) = item.symbol().filter(|_| self.published_symbols.len() < PUBLISHED_SYMBOLS_MAX) {
+            self.published_symbols.insert(key, Symbol::new(&symbol));
+        }
+        self.published_symbols.get(&key).copied()
     }
 
     #[inline]
@@ -221,6 +257,7 @@ impl PacketView<'_> {
                 protocol::header(protocol, self.datagram.payload, visit)
             }
             Framing::UnidentifiedMold(_) => protocol::header(DetectedProtocol::Itch50, self.datagram.payload, visit),
+            Framing::Published(_) | Framing::BrokenPublished(_) => published::header(self.datagram.payload, visit),
             Framing::Unrecognised => 0,
         }
     }
@@ -229,10 +266,12 @@ impl PacketView<'_> {
     #[must_use]
     pub(crate) fn undecoded_bytes(&self) -> usize {
         match self.framing {
-            Framing::Packet(..) | Framing::UnidentifiedMold(_) => {
+            Framing::Packet(..) | Framing::UnidentifiedMold(_) | Framing::Published(_) => {
                 self.messages.iter().map(MessageView::undecoded_bytes).sum()
             }
-            Framing::Broken(..) | Framing::Unrecognised => self.datagram.payload.len() - self.header(&mut |_, _| {}),
+            Framing::Broken(..) | Framing::BrokenPublished(_) | Framing::Unrecognised => {
+                self.datagram.payload.len() - self.header(&mut |_, _| {})
+            }
         }
     }
 }
@@ -252,5 +291,7 @@ fn packet_of(protocol: DetectedProtocol, payload: &[u8]) -> Framing<'_> {
 
 /// Length of a message's length field, in all supported protocols.
 pub(super) const LENGTH_BYTES: usize = 2;
+/// Symbols of the gateway's own output that are remembered.
+const PUBLISHED_SYMBOLS_MAX: usize = 1 << 20;
 /// Addresses that are remembered. Datagrams of further addresses are examined each time.
 const ADDRESSES_MAX: usize = 4_096;

@@ -9,7 +9,10 @@ use std::{
 use mdgw_captures::capture_file::CapturedDatagram;
 use mdgw_feeds::venue::wire::FieldValue;
 
-use super::dissect::{Framing, MessageView, PacketView};
+use super::{
+    dissect::{Framing, MessageView, PacketView},
+    protocol::AnyMessage,
+};
 use crate::replay::capture_merge::Window;
 
 /// Filter criteria; an empty list accepts everything.
@@ -112,7 +115,8 @@ impl Filter {
     fn matches_message(&self, message: &MessageView<'_>) -> bool {
         let is_symbol = |wanted: &String| message.symbol.is_some_and(|symbol| symbol.as_bytes() == wanted.as_bytes());
         let is_type = |wanted: &String| {
-            wanted.as_bytes() == message.bytes.get(..1).unwrap_or_default()
+            let has_code = !matches!(message.message, Ok(AnyMessage::Published(_)));
+            (has_code && wanted.as_bytes() == message.bytes.get(..1).unwrap_or_default())
                 || message.message.is_ok_and(|message| message.name().eq_ignore_ascii_case(wanted))
         };
         (self.symbols.is_empty() || self.symbols.iter().any(is_symbol))

@@ -5,7 +5,10 @@ use mdgw_captures::capture_file::CaptureKind;
 use mdgw_feeds::venue::wire::{FieldList, FieldValue, trimmed};
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use super::dissect::{Framing, LENGTH_BYTES, MessageView, PacketView};
+use super::{
+    dissect::{Framing, LENGTH_BYTES, MessageView, PacketView},
+    protocol::AnyMessage,
+};
 
 impl Serialize for PacketView<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -33,9 +36,11 @@ impl Serialize for PacketView<'_> {
         }
         object.serialize_entry("messages", &self.messages)?;
         match self.framing {
-            Framing::Broken(_, reason) => object.serialize_entry("refused", reason.name())?,
+            Framing::Broken(_, reason) | Framing::BrokenPublished(reason) => {
+                object.serialize_entry("refused", reason.name())?
+            }
             Framing::Unrecognised => object.serialize_entry("refused", "unrecognised")?,
-            Framing::Packet(..) | Framing::UnidentifiedMold(_) => {}
+            Framing::Packet(..) | Framing::UnidentifiedMold(_) | Framing::Published(_) => {}
         }
         serialize_undecoded(&mut object, self.undecoded_bytes())?;
         object.end()
@@ -47,8 +52,12 @@ impl Serialize for MessageView<'_> {
         let mut object = serializer.serialize_map(None)?;
         object.serialize_entry("type", &self.message.ok().map(|message| message.name()))?;
         object.serialize_entry("offset", &self.offset)?;
-        object.serialize_entry("length", &(LENGTH_BYTES + self.bytes.len()))?;
+        let length_bytes = if matches!(self.message, Ok(AnyMessage::Published(_))) { 0 } else { LENGTH_BYTES };
+        object.serialize_entry("length", &(length_bytes + self.bytes.len()))?;
         let header = |visit: Visit<'_>| {
+            if let Ok(AnyMessage::Published(item)) = self.message {
+                return item.frame_fields(visit);
+            }
             visit("message_length", FieldValue::Number(i128::try_from(self.bytes.len()).unwrap_or(i128::MAX)));
             if let Some(code) = self.bytes.first() {
                 visit("message_type", FieldValue::Code(*code));

@@ -11,6 +11,8 @@ use mdgw_feeds::{
 };
 use zerocopy::FromBytes as _;
 
+use super::published::PublishedItem;
+
 /// One message of any feed.
 #[derive(Clone, Copy, Debug)]
 pub enum AnyMessage<'a> {
@@ -20,6 +22,8 @@ pub enum AnyMessage<'a> {
     Tops(tops::Message<'a>),
     /// IEX DEEP.
     Deep(deep::Message<'a>),
+    /// A record or a frame of the gateway's own output.
+    Published(PublishedItem<'a>),
 }
 
 impl<'a> AnyMessage<'a> {
@@ -43,6 +47,7 @@ impl<'a> AnyMessage<'a> {
             Self::Itch50(message) => message.name(),
             Self::Tops(message) => message.name(),
             Self::Deep(message) => message.name(),
+            Self::Published(item) => item.name(),
         }
     }
 
@@ -53,6 +58,7 @@ impl<'a> AnyMessage<'a> {
             Self::Itch50(message) => message.as_bytes().len(),
             Self::Tops(message) => message.as_bytes().len(),
             Self::Deep(message) => message.as_bytes().len(),
+            Self::Published(item) => item.bytes().len(),
         }
     }
 }
@@ -63,6 +69,7 @@ impl FieldList for AnyMessage<'_> {
             Self::Itch50(message) => message.fields(visit),
             Self::Tops(message) => message.fields(visit),
             Self::Deep(message) => message.fields(visit),
+            Self::Published(item) => item.fields(visit),
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Statistics {
     line_last: usize,
     /// Datagrams of unknown feeds.
     unrecognised: u64,
+    /// Datagrams of the gateway's own output protocol, which `mdgw ha verify` judges.
+    published: u64,
     /// Packets of lines beyond [`LINES_MAX`].
     over_limit: u64,
 }
@@ -94,7 +96,7 @@ impl Statistics {
     /// `feed` names the sessions if the packets leave several feeds possible.
     #[must_use]
     pub fn new(feed: Option<Feed>) -> Self {
-        Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, over_limit: 0 }
+        Self { feed, lines: Vec::new(), line_last: 0, unrecognised: 0, published: 0, over_limit: 0 }
     }
 
     /// Counts a datagram with all its messages.
@@ -138,6 +140,10 @@ impl Statistics {
         let (protocol, packet) = match framing {
             Framing::Packet(protocol, packet) => (protocol, Ok(packet)),
             Framing::Broken(protocol, reason) => (protocol, Err(reason)),
+            Framing::Published(_) | Framing::BrokenPublished(_) => {
+                self.published += 1;
+                return None;
+            }
             Framing::UnidentifiedMold(_) | Framing::Unrecognised => {
                 self.unrecognised += 1;
                 return None;
@@ -204,6 +210,7 @@ impl Statistics {
             truncated: counts.truncated,
             frames_without_timestamp: counts.untimed,
             unrecognised: self.unrecognised,
+            published: self.published,
             lines_over_limit: self.over_limit,
             lines: self.lines.iter().map(LineStatistics::summary).collect(),
         }
@@ -373,6 +380,7 @@ pub struct FileStatistics {
     truncated: u64,
     frames_without_timestamp: u64,
     unrecognised: u64,
+    published: u64,
     lines_over_limit: u64,
     lines: Vec<LineSummary>,
 }

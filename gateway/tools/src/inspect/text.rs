@@ -5,12 +5,17 @@ use std::fmt::{self, Write};
 use mdgw_captures::capture_file::CaptureKind;
 use mdgw_feeds::{
     drop_reason::DropReason,
+    published::{packet::PacketFlags, request::RequestKind},
     time::{TradingDate, UnixNs},
     transport::{DetectedProtocol, PacketKind},
     venue::wire::{FieldList as _, FieldValue, TimeScale},
 };
 
-use super::dissect::{Framing, MessageView, PacketView};
+use super::{
+    dissect::{Framing, MessageView, PacketView},
+    protocol::AnyMessage,
+    published::PublishedDatagram,
+};
 
 /// Writes packets one after the other, and the date when it changes.
 #[derive(Debug)]
@@ -79,6 +84,12 @@ impl Text {
                     paint.red(&format!("refused: {}", reason.name()))
                 )?;
             }
+            Framing::Published(datagram) => {
+                write!(out, "  {:<9}  {}  {}", OWN_LABEL, SessionLabel::of(packet), DatagramLabel(datagram))?;
+            }
+            Framing::BrokenPublished(reason) => {
+                write!(out, "  {:<9}  {}", OWN_LABEL, paint.red(&format!("refused: {}", reason.name())))?;
+            }
             Framing::Unrecognised => write!(out, "  {}", paint.dim("not a known feed"))?,
         }
         let undecoded = packet.undecoded_bytes();
@@ -95,11 +106,14 @@ impl Text {
             None => write!(out, "  {:>14}  ", "")?,
         }
         let code = view.bytes.first().copied().unwrap_or(b'?');
-        let code = if code.is_ascii_graphic() { char::from(code) } else { '?' };
+        let mut code = if code.is_ascii_graphic() { char::from(code) } else { '?' };
         let message = match view.message {
             Ok(message) => message,
             Err(reason) => return self.refused(code, reason, view.bytes, out),
         };
+        if let AnyMessage::Published(item) = message {
+            code = item.code();
+        }
         write!(out, "{code} {}", paint.cyan(&format!("{:<25}", message.name())))?;
         let symbol = view.symbol.unwrap_or_default();
         write!(out, " {}", paint.yellow(&format!("{:<8}", String::from_utf8_lossy(symbol.as_bytes()))))?;
@@ -142,6 +156,42 @@ impl SessionLabel {
 impl fmt::Display for SessionLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(if self.0.is_empty() { "(no session)" } else { &self.0 })
+    }
+}
+
+/// A datagram of the output protocol in a few words.
+struct DatagramLabel<'a>(PublishedDatagram<'a>);
+
+impl fmt::Display for DatagramLabel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            PublishedDatagram::Request(request) => {
+                let kind = match request.kind {
+                    RequestKind::Range => "range",
+                    RequestKind::Definitions => "definitions",
+                    RequestKind::Sessions => "sessions",
+                    RequestKind::Epoch => "epoch",
+                };
+                write!(f, "channel {}  request {kind} [{}, {})", request.channel.0, request.first.0, request.next.0)
+            }
+            PublishedDatagram::Packet(packet) => {
+                let meta = packet.meta;
+                let (channel, epoch) = (meta.channel.0, meta.epoch);
+                write!(f, "channel {channel}  epoch {} of node {}  ", epoch.count(), epoch.node())?;
+                write!(f, "[{}, {})", meta.first.0, meta.next.0)?;
+                let names = [
+                    (PacketFlags::HEARTBEAT, "heartbeat"),
+                    (PacketFlags::RETRANSMISSION, "retransmission"),
+                    (PacketFlags::SNAPSHOT, "snapshot"),
+                    (PacketFlags::END_OF_SESSION, "end of session"),
+                ];
+                names
+                    .iter()
+                    .filter(|(flag, _)| meta.flags.contains(*flag))
+                    .try_for_each(|(_, name)| write!(f, "  {name}"))?;
+                if packet.is_tagged { write!(f, "  tagged") } else { Ok(()) }
+            }
+        }
     }
 }
 
@@ -240,6 +290,9 @@ impl Paint {
         if self.0 { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
+
+/// Label of the gateway's own packets.
+const OWN_LABEL: &str = "mdgw";
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_DAY: u64 = 86_400 * NS_PER_SECOND;

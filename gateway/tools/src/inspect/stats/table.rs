@@ -18,6 +18,7 @@ impl Display for FileStatistics {
             (self.truncated, "frames truncated by the capture's snap length"),
             (self.frames_without_timestamp, "packets without a timestamp"),
             (self.unrecognised, "datagrams of unknown feeds"),
+            (self.published, "datagrams of a gateway's output (mdgw ha verify judges them)"),
             (self.lines_over_limit, "datagrams beyond the limit of addresses"),
         ] {
             if count > 0 {
