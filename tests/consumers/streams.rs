@@ -169,6 +169,23 @@ fn one_line() -> Vec<Scenario> {
     stream.publish_all(&split_gateway(), FIRST, NONE, &[0]);
     all.push(stream);
 
+    let gateway = simple_gateway(5);
+    let mut stream = Scenario::new(
+        "malformed_repetitions",
+        "Malformed packets that cover what was delivered: one byte, and 31 bytes, in place of a frame.",
+        "",
+    );
+    for index in [0, 1] {
+        stream.publish_next(&gateway, index, FIRST, NONE, &[0]);
+    }
+    let packet = gateway.packet(&gateway.entries()[0], FIRST, NONE, scenario::START_TIME);
+    for frames_bytes in [1, 31] {
+        let mut cut = packet[..64 + usize::from(frames_bytes)].to_vec();
+        cut[10..14].copy_from_slice(&[1, 0, frames_bytes, 0]);
+        stream.send_next(cut);
+    }
+    all.push(stream);
+
     let gateway = simple_gateway(3);
     let mut stream =
         Scenario::new("failed_channel", "A channel out of service says so with each heartbeat: once is enough.", "");
@@ -216,6 +233,28 @@ fn two_lines() -> Vec<Scenario> {
         "lines=2",
     );
     take_over_in_a_message(&mut stream, &split_gateway(), &split_gateway_with(520, true));
+    all.push(stream);
+
+    let mut stream = Scenario::new(
+        "takeover_with_larger_packets",
+        "The next one's packets are larger: message 3 is whole in its packet, and message 4 follows. The parts of message 3 stay without \
+         an end: its loss is reported before message 4 is delivered.",
+        "lines=2",
+    );
+    take_over_in_a_message(&mut stream, &split_gateway(), &split_gateway_with(1_200, true));
+    all.push(stream);
+
+    let mut stream =
+        Scenario::new("takeover_with_larger_packets_and_a_gap", "The same, and a gap follows message 3.", "lines=2");
+    let mut other = VirtualGateway::new(1_200);
+    other.begin_session(0);
+    other.message(1, ONE_RECORD, PLAIN);
+    other.flush();
+    other.cover(3);
+    other.message(3, LARGE, PLAIN);
+    other.gap(4, 6);
+    end(&mut other);
+    take_over_in_a_message(&mut stream, &split_gateway(), &other);
     all.push(stream);
 
     let mut other = VirtualGateway::new(BODY);

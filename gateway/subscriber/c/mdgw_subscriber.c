@@ -734,6 +734,14 @@ static void abandon_message(channel *channel)
     report_lost(channel, channel->whole.sequence, channel->whole.sequence + 1);
 }
 
+/* Something after a message is delivered, and its last part did not come: gateways with different packet sizes number the parts
+ * differently. What follows must not be delivered before the loss is reported. */
+static void abandon_message_before(channel *channel, uint64_t next)
+{
+    if (channel->has_parts && channel->whole.sequence < next)
+        abandon_message(channel);
+}
+
 /* Delivers positions [from, until) of a packet. */
 static void deliver_frames(channel *channel, const uint8_t *frames, size_t frames_bytes, uint64_t from, uint64_t until)
 {
@@ -744,13 +752,16 @@ static void deliver_frames(channel *channel, const uint8_t *frames, size_t frame
         if (frame.flags & MDGW_LATE_FILL)
             continue;
         if (frame.kind == MDGW_KIND_MESSAGE) {
-            if (from <= position && position < until)
+            if (from <= position && position < until) {
+                abandon_message_before(channel, frame.sequence);
                 on_message(channel, &frame);
+            }
         } else if (frame.kind == MDGW_KIND_GAP) {
             uint64_t first = max_u64(max_u64(load(frame.body, 8), from >> 16), channel->reported_through);
             uint64_t next = min_u64(load(frame.body + 8, 8), message_after(until));
             if (first >= next)
                 continue;
+            abandon_message_before(channel, first);
             channel->has_parts = false;
             channel->receiver->counts.gap_messages += next - first;
             channel->reported_through = next;
@@ -764,9 +775,7 @@ static void deliver_frames(channel *channel, const uint8_t *frames, size_t frame
     }
     if ((until & PART_MASK) != 0)
         return;
-    /* Gateways with different packet sizes number the parts differently: what is left is lost. */
-    if (channel->has_parts && channel->whole.sequence < until >> 16)
-        abandon_message(channel);
+    abandon_message_before(channel, until >> 16);
     /* Messages without output are covered by the range alone. */
     channel->reported_through = max_u64(channel->reported_through, until >> 16);
 }

@@ -589,9 +589,9 @@ class Receiver:
                             return None
                 elif (
                     first < next_ and next_ << 16 <= expected != _NONE and channel.session_end is None
-                    and not (data[88] == 0 and data[89] & 3 != 3)
+                    and len(data) >= 96 and not (data[88] == 0 and data[89] & 3 != 3)
                 ):  # fmt: skip
-                    # Not examined any further: a malformed packet counts as a duplicate, too.
+                    # Not examined any further: a packet with a malformed frame counts as a duplicate, too.
                     self._epochs.last_accepted = now
                     channel.arrivals[line] += 1
                     self.drops["duplicate"] += 1
@@ -1325,6 +1325,7 @@ class _Channel:
             for message in frames:
                 sequence = message[2]
                 if start <= sequence << 16 < until and sequence >= self.reported_through:
+                    self.abandon_message_before(sequence)
                     self.messages += 1
                     self.reported_through = sequence + 1
                     self.emit(message)
@@ -1333,9 +1334,7 @@ class _Channel:
                 self.on_frame(frame, start, until)
         # Messages without output are covered by the range alone.
         if not until & _PART_MASK:
-            # Gateways with different packet sizes number the parts differently: what is left is lost.
-            if self.parts is not None and self.parts[0] < until >> 16:
-                self.abandon_message()
+            self.abandon_message_before(until >> 16)
             self.reported_through = max(self.reported_through, until >> 16)
 
     def on_frame(self, frame, start, until):
@@ -1346,11 +1345,13 @@ class _Channel:
         position = (sequence << 16 | part) & (1 << 64) - 1
         if kind == KIND_MESSAGE:
             if start <= position < until:
+                self.abandon_message_before(sequence)
                 self.on_message(frame)
         elif kind == KIND_GAP:
             first, next_ = GAP_BODY.unpack(frame[7])
             first, next_ = max(first, start >> 16, self.reported_through), min(next_, -(-until >> 16))
             if first < next_:
+                self.abandon_message_before(first)
                 self.parts = None
                 self.gap_messages += next_ - first
                 self.reported_through = next_
@@ -1406,6 +1407,12 @@ class _Channel:
         if parts is None or self.is_broken:
             return None
         return parts[1] | 3, parts[2], parts[3], parts[4], b"".join(self.part_bodies)
+
+    def abandon_message_before(self, next_):
+        """Something after a message is delivered, and its last part did not come: gateways with different packet sizes number
+        the parts differently. What follows must not be delivered before the loss is reported."""
+        if self.parts is not None and self.parts[0] < next_:
+            self.abandon_message()
 
     def abandon_message(self):
         sequence, self.parts = self.parts[0], None

@@ -101,6 +101,7 @@ impl ItemStream {
         let position = Sequence(position_of(sequence).0 | u64::from(header.part.get()));
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::Message) if from <= position && position < until => {
+                self.abandon_message_before(sequence, deliver);
                 self.on_message(header, body, deliver);
             }
             Some(FrameKind::Gap) => {
@@ -108,6 +109,7 @@ impl ItemStream {
                 let first = Sequence(gap.first.get()).max(message_of(from)).max(self.reported_through);
                 let next = Sequence(gap.next.get()).min(message_after(until));
                 if let Some(gap) = Gap::new(first, next) {
+                    self.abandon_message_before(first, deliver);
                     self.assembly.clear();
                     self.statistics.gap_messages += gap.count();
                     self.reported_through = next;
@@ -183,8 +185,8 @@ impl ItemStream {
         }
     }
 
-    /// Everything before `next` was delivered, and parts of a message before it are left: gateways with different packet sizes
-    /// number the parts differently.
+    /// Something after a message is delivered, and its last part did not come: gateways with different packet sizes number the
+    /// parts differently. What follows must not be delivered before the loss is reported.
     fn abandon_message_before(&mut self, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
         if self.assembly.incomplete_message().is_some_and(|sequence| sequence < next) {
             self.statistics.broken_messages += 1;

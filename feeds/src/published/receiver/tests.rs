@@ -15,7 +15,7 @@ use zerocopy::{
 
 use super::*;
 use crate::{
-    frame::{FrameFlags, FrameKind, GapBody},
+    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, GapBody},
     identity::Feed,
     published::{
         packet::{PacketMeta, write_packet},
@@ -83,8 +83,8 @@ struct Entry {
     body: Vec<u8>,
 }
 
-/// A gateway's log of these inputs, numbered from 1, with that many messages per packet.
-fn log_of(inputs: &[Input], cuts: &[u64]) -> Vec<Entry> {
+/// A gateway's log of these inputs, numbered from 1, with that many messages per packet and at most that many bytes of frames.
+fn log_of(inputs: &[Input], cuts: &[u64], body_bytes_max: usize) -> Vec<Entry> {
     let mut log: Vec<Entry> = Vec::new();
     let mut open = Entry { first: 1, next: 1, body: Vec::new() };
     let mut cuts = cuts.iter().cycle();
@@ -109,12 +109,13 @@ fn log_of(inputs: &[Input], cuts: &[u64]) -> Vec<Entry> {
                 frame(sequence, FrameKind::Gap, WHOLE, gap.as_bytes())
             }
         };
-        if open.body.len() + bytes.len() > BODY_BYTES_MAX {
+        if open.body.len() + bytes.len() > body_bytes_max {
             close(&mut open);
         }
-        if bytes.len() > BODY_BYTES_MAX {
+        if bytes.len() > body_bytes_max {
             let body = records(sequence, (bytes.len() / RECORD_BYTES) as u16);
-            let pieces: Vec<_> = body.chunks(6 * RECORD_BYTES).collect();
+            let pieces: Vec<_> =
+                body.chunks((body_bytes_max - FRAME_HEADER_BYTES) / RECORD_BYTES * RECORD_BYTES).collect();
             for (part, piece) in pieces.iter().enumerate() {
                 let is_last = part + 1 == pieces.len();
                 let flags = FrameFlags(u8::from(part == 0) | u8::from(is_last) << 1);
@@ -182,7 +183,18 @@ enum ReceiverEvent {
 
 impl ReceiverHarness {
     fn new(inputs: Vec<Vec<Input>>, cuts: [&[u64]; 2], config: ReceiverConfig) -> Self {
-        let logs = inputs.iter().map(|inputs| cuts.map(|cuts| log_of(inputs, cuts)).to_vec()).collect();
+        Self::with_packet_sizes(inputs, cuts, [BODY_BYTES_MAX; 2], config)
+    }
+
+    /// The gateways differ in the room for the frames of one packet.
+    fn with_packet_sizes(
+        inputs: Vec<Vec<Input>>,
+        cuts: [&[u64]; 2],
+        sizes: [usize; 2],
+        config: ReceiverConfig,
+    ) -> Self {
+        let log = |inputs: &[Input], gateway: usize| log_of(inputs, cuts[gateway], sizes[gateway]);
+        let logs = inputs.iter().map(|inputs| [0, 1].map(|gateway| log(inputs, gateway)).to_vec()).collect();
         Self {
             inputs,
             logs,
@@ -510,6 +522,29 @@ proptest! {
         // A lost first packet without an answering service is a late start.
         harness.is_late_start = true;
         harness.answers = answers.unwrap_or_else(|| vec![false]);
+        harness.publish(&lines, take_over_after, 0);
+        harness.run();
+        harness.check().map_err(TestCaseError::fail)?;
+    }
+
+    /// Gateways that cut messages differently, which they must not: a message may be lost at a takeover, and is then reported. One
+    /// of the two never cuts a message, so no parts of two sizes join.
+    #[test]
+    fn a_takeover_with_another_packet_size_loses_nothing_silently(
+        sessions in prop::collection::vec(inputs(), 1..3),
+        lines in prop::collection::vec(fates(), 1..3),
+        (left, right) in (cuts(), cuts()),
+        take_over_after in 0..60_usize,
+        is_second_larger in any::<bool>(),
+        has_service in any::<bool>(),
+    ) {
+        let mut sizes = [BODY_BYTES_MAX, 1_400];
+        if !is_second_larger {
+            sizes.reverse();
+        }
+        let config = ReceiverConfig { packet_bytes_max: 1_472, ..config(has_service.then(service)) };
+        let mut harness = ReceiverHarness::with_packet_sizes(sessions, [&left, &right], sizes, config);
+        harness.is_late_start = !has_service;
         harness.publish(&lines, take_over_after, 0);
         harness.run();
         harness.check().map_err(TestCaseError::fail)?;
