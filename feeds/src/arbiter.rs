@@ -336,7 +336,34 @@ impl Arbiter {
 
     /// A heartbeat or end of session on `line` announced `next` as the next sequence: all messages before `next`
     /// exist.
+    ///
+    /// # Errors
+    /// Why it was rejected.
     pub fn announce(&mut self, line: Line, next: Sequence, now: MonoNs) -> Result<(), DropReason> {
+        // The recovery line only answers our own requests, so its sequences need no confirmation.
+        self.announce_from(line, next, line != Line::RECOVERY, now)
+    }
+
+    /// As [`Self::announce`], for a recovery line to which others can send: a sequence far ahead needs confirmation there too.
+    ///
+    /// # Errors
+    /// Why it was rejected.
+    pub(crate) fn announce_with_confirmation(
+        &mut self,
+        line: Line,
+        next: Sequence,
+        now: MonoNs,
+    ) -> Result<(), DropReason> {
+        self.announce_from(line, next, true, now)
+    }
+
+    fn announce_from(
+        &mut self,
+        line: Line,
+        next: Sequence,
+        needs_confirmation: bool,
+        now: MonoNs,
+    ) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else {
             return self.refuse(line, DropReason::SourceUnexpected);
         };
@@ -351,8 +378,7 @@ impl Arbiter {
             return Ok(());
         }
         self.end_catch_up_if_complete();
-        // The recovery line only answers our own requests, so its sequences need no confirmation.
-        if line != Line::RECOVERY && self.is_jump(next) && !self.confirm_jump(line, next, next) {
+        if needs_confirmation && self.is_jump(next) && !self.confirm_jump(line, next, next) {
             return self.refuse(line, DropReason::SequenceJump);
         }
         if next > self.frontier {
@@ -478,6 +504,12 @@ impl Arbiter {
     #[cfg(test)]
     pub(crate) fn config(&self) -> &ArbiterConfig {
         &self.config
+    }
+
+    /// Whether a request for missing messages is in flight.
+    #[must_use]
+    pub(crate) fn has_request(&self) -> bool {
+        self.recovery.as_ref().is_some_and(Recovery::is_active)
     }
 
     /// Memory held, bytes; all allocated at the start.

@@ -396,6 +396,19 @@ fn missing_messages() -> Vec<Scenario> {
     all.push(stream);
 
     let mut stream = Scenario::new(
+        "unrequested_answer",
+        "Ends of answers far ahead from the service's address: the first one while nothing is requested, the other while a request is \
+         open. Both are refused.",
+        "services=1",
+    );
+    stream.publish_lossy(&gateway, FIRST, 0, 0, &|index| index == 4);
+    for at in [2_500 * US, 7_200 * US] {
+        stream.forged_answer_end(at, &gateway, 1 << 46, FIRST);
+    }
+    stream.serve(simple_ended(17));
+    all.push(stream);
+
+    let mut stream = Scenario::new(
         "sequence_jump",
         "One packet far ahead is refused, since one forged sequence must not make a gap. Three that continue each other are believed.",
         "",
@@ -456,6 +469,25 @@ fn sessions() -> Vec<Scenario> {
         "services=1",
     );
     for index in [of_session(0), of_session(1)[..2].to_vec(), of_session(2)].concat() {
+        stream.publish_next(&gateway, index, FIRST, NONE, &[0]);
+    }
+    stream.serve(three_sessions());
+    all.push(stream);
+
+    let mut stream = Scenario::new(
+        "forged_end_of_session",
+        "Packets say that the session has ended where it goes on: one is far ahead, the other before what was received. Both are ignored. \
+         The real end is not received, so it is asked for when the next session begins.",
+        "services=1",
+    );
+    let first_session = of_session(0);
+    for index in &first_session[..2] {
+        stream.publish_next(&gateway, *index, FIRST, NONE, &[0]);
+    }
+    for next in [100_000_000, 3] {
+        stream.end_heartbeat(&gateway, next, FIRST);
+    }
+    for index in of_session(1) {
         stream.publish_next(&gateway, index, FIRST, NONE, &[0]);
     }
     stream.serve(three_sessions());

@@ -1174,7 +1174,8 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
         channel->expected = channel->frontier = next;
         return MDGW_USED;
     }
-    if (line != MDGW_SERVICE_LINE && is_jump(channel, line, next, next))
+    /* At the start, and where a session that is left has ended, the services are asked for what may be far ahead. */
+    if ((line != MDGW_SERVICE_LINE || channel->phase == RUNNING) && is_jump(channel, line, next, next))
         return MDGW_SEQUENCE_JUMP;
     if (next > channel->frontier)
         raise_frontier(channel, next, now);
@@ -1281,6 +1282,9 @@ static void start_running(channel *channel, uint64_t now)
     bool has_next = channel->has_next_session;
     channel->has_next_session = false;
     set_phase(channel, RUNNING, false, now);
+    /* Nothing has checked the end that was received before the start: a log that goes further refutes it. */
+    if (channel->expected != NOWHERE && channel->session_end < channel->frontier)
+        channel->has_session_end = false;
     if (has_next)
         on_newer_session(channel, channel->next_session, NULL, now);
 }
@@ -1468,12 +1472,15 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
     if (is_snapshot && first != next)
         return MDGW_SEQUENCE_INVALID;
     bool is_answer_end = is_answer && is_end_of_answer(packet), is_first_report = false;
+    if (is_answer_end && !channel->query.is_active && !channel->has_request)
+        return MDGW_DUPLICATE; /* nobody asked, or what was asked for has arrived meanwhile */
     if (is_answer_end) {
         uint64_t oldest, newest;
         is_first_report = report_extent(channel, service, extent_of(packet));
-        /* No service can deliver an earlier sequence. A log that is empty may still receive entries. */
+        /* No service can deliver an earlier sequence. A log that is empty may still receive entries. Only what is known to exist
+         * is lost: whether there is more, a single answer does not say. */
         if (extent_range(channel, &oldest, &newest) == channel->receiver->config.services)
-            declare_missing_before(channel, oldest << 16, now);
+            declare_missing_before(channel, min_u64(oldest << 16, channel->frontier), now);
     }
     /* A late joiner cannot begin in the middle of a message. */
     if (channel->expected == NOWHERE) {
@@ -1491,6 +1498,13 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
         if (reason == MDGW_USED && channel->expected != NOWHERE && channel->expected <= next)
             while (mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &frame))
                 on_out_of_sequence(channel, &frame);
+    }
+    /* A refused packet ends nothing, and neither does one that others have passed. The end of an answer says that its service knows
+     * the session's end, not that the venue has ended the session. */
+    bool is_used = reason == MDGW_USED || reason == MDGW_DUPLICATE;
+    if (packet->flags & MDGW_SESSION_ENDS && !is_answer_end && is_used && packet->next << 16 >= channel->frontier) {
+        channel->has_session_end = true;
+        channel->session_end = packet->next << 16;
     }
     report_end_if_reached(channel);
     if (is_answer_end)
@@ -1518,16 +1532,15 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
         if (!on_newer_session(channel, packet->session, is_uncut ? &packet->first : NULL, now))
             return MDGW_USED;
     }
-    /* The end of an answer says that its service knows the session's end, not that the venue has ended the session. */
-    if (packet->flags & MDGW_SESSION_ENDS && !(is_answer && is_end_of_answer(packet))) {
-        channel->has_session_end = true;
-        channel->session_end = packet->next << 16;
-    }
     if (channel->phase == RUNNING || channel->phase == CLOSING)
         return accept_running(channel, packet, line, service, now);
     if ((channel->phase == QUERY_DEFINITIONS || channel->phase == QUERY_EXTENT) && is_answer) {
         accept_start_answer(channel, packet, service, now);
         return MDGW_USED;
+    }
+    if (packet->flags & MDGW_SESSION_ENDS) {
+        channel->has_session_end = true;
+        channel->session_end = packet->next << 16;
     }
     channel->skipped_first = channel->has_skipped ? min_u64(channel->skipped_first, packet->first) : packet->first;
     channel->skipped_next = channel->has_skipped ? max_u64(channel->skipped_next, packet->next) : packet->next;

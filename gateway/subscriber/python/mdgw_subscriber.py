@@ -1029,7 +1029,8 @@ class _Channel:
         if self.expected == _NONE:
             self.expected = self.frontier = next_
             return
-        if not is_answer:
+        # At the start, and where a session that is left has ended, the services are asked for what may be far ahead.
+        if not is_answer or self.phase is _RUNNING:
             self.check_jump(line, next_, next_)
         if next_ > self.frontier:
             self.raise_frontier(next_, now)
@@ -1443,14 +1444,13 @@ class _Channel:
             is_uncut = packet.part is None or packet.part[1] == 0
             if not self.on_newer_session(packet.session, packet.first if is_uncut else None, now):
                 return
-        # The end of an answer says that its service knows the session's end, not that the venue has ended the session.
-        if packet.flags & END_OF_SESSION and not (is_answer and _is_end_of_answer(packet)):
-            self.session_end = packet.next << 16
         if self.phase in (_RUNNING, _CLOSING):
             self.accept_running(packet, line, now, service)
         elif self.phase in (_DEFINITIONS, _EXTENT) and is_answer:
             self.accept_start_answer(packet, service, now)
         else:
+            if packet.flags & END_OF_SESSION:
+                self.session_end = packet.next << 16
             first, next_ = self.skipped or (packet.first, packet.next)
             self.skipped = (min(first, packet.first), max(next_, packet.next))
 
@@ -1462,12 +1462,15 @@ class _Channel:
         if packet.flags & SNAPSHOT and first != next_:
             raise Refused("sequence_invalid")
         is_answer_end = is_answer and _is_end_of_answer(packet)
+        if is_answer_end and self.query is None and self.request is None:
+            raise Refused("duplicate")  # nobody asked, or what was asked for has arrived meanwhile
         is_first_report = False
         if is_answer_end:
             is_first_report = self.report_extent(service, _extent_of(packet))
             unavailable = self.unavailable_before()
             if unavailable is not None:
-                self.declare_missing_before(unavailable << 16, now)
+                # Only what is known to exist is lost: whether there is more, a single answer does not say.
+                self.declare_missing_before(min(unavailable << 16, self.frontier), now)
         # A late joiner cannot begin in the middle of a message.
         if self.expected == _NONE:
             begin = first if not first & _PART_MASK else ((first >> 16) + 1) << 16
@@ -1484,6 +1487,11 @@ class _Channel:
                         self.on_out_of_sequence(frame)
         except Refused as error:
             refused = error
+        # A refused packet ends nothing, and neither does one that others have passed. The end of an answer says that its service
+        # knows the session's end, not that the venue has ended the session.
+        is_used = refused is None or refused.reason == "duplicate"
+        if packet.flags & END_OF_SESSION and not is_answer_end and is_used and packet.next << 16 >= self.frontier:
+            self.session_end = packet.next << 16
         self.report_end_if_reached()
         if is_answer_end:
             self.on_extent_reported(is_first_report, now)
@@ -1701,6 +1709,9 @@ class _Channel:
         """The start is complete. A newer session observed meanwhile is next."""
         next_session, self.next_session = self.next_session, None
         self.phase, self.query = _RUNNING, None
+        # Nothing has checked the end that was received before the start: a log that goes further refutes it.
+        if self.session_end is not None and self.expected != _NONE and self.session_end < self.frontier:
+            self.session_end = None
         if next_session is not None:
             self.on_newer_session(next_session, None, now)
 

@@ -148,9 +148,25 @@ impl Scenario {
 
     /// A heartbeat that announces a position far ahead.
     pub(crate) fn far_heartbeat(&mut self, gateway: &VirtualGateway, next: u64, epoch: Epoch) {
-        let packet = packet_without_entry(&gateway.entries()[0], Sequence(next), epoch, PacketFlags::HEARTBEAT, &[]);
+        self.heartbeat_of_anybody(gateway, next, epoch, PacketFlags::HEARTBEAT);
+    }
+
+    /// A heartbeat that says that the session has ended there.
+    pub(crate) fn end_heartbeat(&mut self, gateway: &VirtualGateway, next: u64, epoch: Epoch) {
+        self.heartbeat_of_anybody(gateway, next, epoch, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
+    }
+
+    fn heartbeat_of_anybody(&mut self, gateway: &VirtualGateway, next: u64, epoch: Epoch, flags: PacketFlags) {
+        let packet = packet_without_entry(&gateway.entries()[0], Sequence(next), epoch, flags, &[]);
         let at = self.take_time();
         self.send(at, 0, packet);
+    }
+
+    /// The end of an answer that is not the service's, that long after the beginning.
+    pub(crate) fn forged_answer_end(&mut self, at: u64, gateway: &VirtualGateway, next: u64, epoch: Epoch) {
+        let flags = PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT);
+        let packet = packet_without_entry(&gateway.entries()[0], Sequence(next), epoch, flags, &[]);
+        self.send_service(at, 0, packet);
     }
 
     /// What a channel out of service sends instead of a heartbeat.

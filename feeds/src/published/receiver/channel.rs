@@ -171,10 +171,6 @@ impl ReceiverChannel {
                 return Ok(());
             }
         }
-        // The end of an answer says that its service knows the session's end, not that the venue has ended the session.
-        if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) && !(is_answer && is_end_of_answer(packet)) {
-            self.stream.session_end = Some(position_of(packet.meta.next));
-        }
         match &self.phase {
             Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } if is_answer => {
                 self.accept_start_answer(packet, datagram.service, now, deliver);
@@ -482,6 +478,9 @@ impl ReceiverChannel {
     /// Ignores a packet while the start is being requested; its content is requested too.
     fn skip_before_start(&mut self, packet: &Packet<'_>) {
         self.stream.statistics.packets_before_start_position += 1;
+        if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) {
+            self.stream.session_end = Some(position_of(packet.meta.next));
+        }
         let (first, next) = self.skipped.unwrap_or((packet.meta.first, packet.meta.next));
         self.skipped = Some((first.min(packet.meta.first), next.max(packet.meta.next)));
     }
@@ -494,6 +493,10 @@ impl ReceiverChannel {
     /// The start is complete. A newer session observed meanwhile is next.
     fn start_running(&mut self, next_session: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         self.phase = Phase::Running;
+        let frontier = self.arbiter.frontier();
+        // Nothing has checked the end that was received before the start: a log that goes further refutes it.
+        self.stream.session_end =
+            self.stream.session_end.filter(|end| frontier.is_none_or(|frontier| *end >= frontier));
         if let Some(next_session) = next_session {
             self.on_newer_session(next_session, None, now, deliver);
         }
@@ -570,7 +573,8 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
-        let Self { arbiter, stream, log_extents, .. } = self;
+        let is_asking = self.query().is_some() || self.arbiter.has_request();
+        let Self { arbiter, stream, log_extents, phase, .. } = self;
         let flags = packet.meta.flags;
         let is_answer = datagram.line == Line::RECOVERY;
         if is_answer && flags.contains(PacketFlags::SNAPSHOT) {
@@ -582,9 +586,15 @@ impl ReceiverChannel {
             return Err(DropReason::SequenceInvalid);
         }
         let is_answer_end = is_answer && is_end_of_answer(packet);
+        if is_answer_end && !is_asking {
+            // Nobody asked, or what was asked for has arrived meanwhile.
+            return Err(DropReason::Duplicate);
+        }
         let is_first_report = is_answer_end && log_extents.report(datagram.service, extent_of(packet));
         if let Some(unavailable) = log_extents.unavailable_before().filter(|_| is_answer_end) {
-            arbiter.declare_missing_before(position_of(unavailable), now, &mut |delivery| {
+            // Only what is known to exist is lost: whether there is more, a single answer does not say.
+            let known = arbiter.frontier().unwrap_or_default();
+            arbiter.declare_missing_before(position_of(unavailable).min(known), now, &mut |delivery| {
                 stream.on_delivery(delivery, deliver)
             });
         }
@@ -608,12 +618,24 @@ impl ReceiverChannel {
             };
             arbiter.accept(arrival, &mut |delivery| stream.on_delivery(delivery, deliver))
         } else {
-            let outcome = arbiter.announce(datagram.line, next, now);
+            // Where a session that is left has ended is asked for, however far ahead.
+            let outcome = match phase {
+                Phase::Running => arbiter.announce_with_confirmation(datagram.line, next, now),
+                _ => arbiter.announce(datagram.line, next, now),
+            };
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
                 stream.on_out_of_sequence_frames(packet.body, deliver);
             }
             outcome
         };
+        // A refused packet ends nothing, and neither does one that others have passed. The end of an answer says that its service
+        // knows the session's end, not that the venue has ended the session.
+        let is_used = matches!(outcome, Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap));
+        let end =
+            Some(position_of(packet.meta.next)).filter(|end| arbiter.frontier().is_none_or(|known| *end >= known));
+        if flags.contains(PacketFlags::END_OF_SESSION) && !is_answer_end && is_used {
+            stream.session_end = end.or(stream.session_end);
+        }
         stream.report_end_if_reached(arbiter.expected(), deliver);
         if is_answer_end {
             self.on_extent_reported(is_first_report, now, deliver);
