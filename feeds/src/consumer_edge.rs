@@ -33,6 +33,12 @@ pub enum EdgeOutput<'a> {
         /// Header and body.
         bytes: &'a [u8],
     },
+    /// A known type with another length, or a record longer than any of DBN: as published, without local values. A DBN decoder
+    /// would misread it.
+    Unknown {
+        /// The whole record.
+        bytes: &'a [u8],
+    },
     /// A symbol mapping. It belongs to no schema.
     Mapping {
         /// Id of the instrument in records.
@@ -77,7 +83,7 @@ impl ConsumerEdge {
         }
 
         let mut rest = body;
-        while let Some(bytes) = first_record(rest).filter(|bytes| has_length_of_its_type(bytes)) {
+        while let Some(bytes) = first_record_of_any_length(rest) {
             rest = rest.get(bytes.len()..).unwrap_or_default();
             let kind = bytes.get(1).copied().unwrap_or_default();
             if kind == rtype::SYMBOL_MAPPING {
@@ -87,7 +93,10 @@ impl ConsumerEdge {
                 continue;
             }
             let mut record = [0_u8; MAX_RECORD_LEN];
-            let Some(record) = record.get_mut(..bytes.len()) else { break };
+            let Some(record) = record.get_mut(..bytes.len()).filter(|_| has_length_of_its_type(bytes)) else {
+                emit(EdgeOutput::Unknown { bytes });
+                continue;
+            };
             record.copy_from_slice(bytes);
             fill_local_fields(record, kind, flags, local);
             emit(EdgeOutput::Record { rtype: kind, bytes: record });
@@ -99,8 +108,12 @@ impl ConsumerEdge {
 /// The record at the front of `body`, if it is complete.
 #[must_use]
 pub fn first_record(body: &[u8]) -> Option<&[u8]> {
+    first_record_of_any_length(body).filter(|record| record.len() <= MAX_RECORD_LEN)
+}
+
+fn first_record_of_any_length(body: &[u8]) -> Option<&[u8]> {
     let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
-    (RECORD_HEADER_BYTES..=MAX_RECORD_LEN).contains(&bytes).then(|| body.get(..bytes)).flatten()
+    body.get(..bytes).filter(|record| record.len() >= RECORD_HEADER_BYTES)
 }
 
 /// Whether a record has the length of its type (DBN version 3). Readers of its fields rely on this. Types that a
@@ -208,7 +221,7 @@ mod tests {
         let mut records = Vec::new();
         let rest = edge.deliver(header, body, |handed| match handed {
             EdgeOutput::Record { bytes, .. } => records.push(bytes.to_vec()),
-            EdgeOutput::Mapping { .. } => panic!("no mapping was put in"),
+            _ => panic!("only records were put in"),
         });
         assert_eq!(rest, 0);
         records
@@ -262,16 +275,19 @@ mod tests {
     }
 
     #[test]
-    fn a_record_with_the_wrong_length_is_not_delivered() {
-        let mut edge = ConsumerEdge::new(TsRecvMode::None);
-        for wrong_bytes in [48, 64] {
+    fn a_record_with_the_wrong_length_is_passed_on_as_it_is() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
+        for wrong_bytes in [16, 48, 64, 1_016] {
             let mut wrong = plain().as_ref().to_vec();
             wrong.resize(wrong_bytes, 0);
             wrong[0] = u8::try_from(wrong_bytes / 4).unwrap();
-            let body = [plain().as_ref(), &wrong].concat();
-            let mut handed = 0;
-            let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |_| handed += 1);
-            assert_eq!((handed, rest), (1, wrong_bytes));
+            let body = [&wrong, plain().as_ref()].concat();
+            let mut handed = Vec::new();
+            let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |output| match output {
+                EdgeOutput::Unknown { bytes } => handed.push(bytes == wrong),
+                _ => handed.push(true),
+            });
+            assert_eq!((handed, rest), (vec![true, true], 0));
         }
     }
 

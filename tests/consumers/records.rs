@@ -54,6 +54,13 @@ fn inputs() -> String {
     text += &format!("item flags=3 ts_recv=2000 ts_in_delta=1 body={mbo}\n");
     text += &format!("item flags=3 ts_recv=1000 ts_in_delta=2147483647 body={mbo}{trade}\n");
     text += &format!("item flags={suspect} ts_recv=2001 ts_in_delta=-2147483648 body={trade}\n");
+    text += "\nrecords lengths\n";
+    text += "about A known type with another length, and an unknown type: no local value is filled in. The records behind have theirs.\n";
+    for (rtype, bytes) in [(TYPES[0].1, 16), (TYPES[0].1, 48), (TYPES[0].1, 64), (TYPES[5].1, 16), (0xee, 1_016)] {
+        let other = hex(&record(1, 0, bytes.max(24), rtype)[..bytes.min(24)]) + &"00".repeat(bytes.saturating_sub(24));
+        let other = format!("{:02x}{}", bytes / 4, &other[2..]);
+        text += &format!("item flags={suspect} ts_recv=3000 ts_in_delta=1 body={other}{mbo}\n");
+    }
     text += "\nrecords undefined\nabout A gateway that runs without receive times leaves them undefined.\n";
     text + &format!("item flags=3 ts_recv={undefined} ts_in_delta=0 body={mbo}\n")
 }
@@ -83,7 +90,7 @@ fn fill(file: &str) -> String {
         };
         let mut filled = Vec::new();
         let left_over = edge.deliver(&header, &body, |output| match output {
-            EdgeOutput::Record { bytes, .. } => filled.extend_from_slice(bytes),
+            EdgeOutput::Record { bytes, .. } | EdgeOutput::Unknown { bytes } => filled.extend_from_slice(bytes),
             EdgeOutput::Mapping { .. } => panic!("no mapping is among the vectors"),
         });
         assert_eq!(left_over, 0);

@@ -2064,30 +2064,29 @@ mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver) { return receive
 
 /* --- Records ---------------------------------------------------------------------------------------------------------- */
 
-/* Offsets of local values in records of DBN version 3; 0 where a type has none. */
-static void local_fields(uint8_t rtype, unsigned *ts_recv, unsigned *delta, unsigned *flags)
+/* Offsets of local values in a record; 0 where its type has none. */
+typedef struct local_fields {
+    uint8_t rtype;
+    uint16_t length, ts_recv, delta, flags;
+} local_fields;
+
+/* By record type and length (DBN version 3). */
+static local_fields find_local_fields(uint8_t rtype, size_t length)
 {
-    *ts_recv = *delta = *flags = 0;
-    switch (rtype) {
-    case 0xa0: /* mbo */
-        *ts_recv = 40, *delta = 48, *flags = 36;
-        break;
-    case 0x00: /* trades, mbp-1, mbp-10 */
-    case 0x01:
-    case 0x0a:
-        *ts_recv = 32, *delta = 40, *flags = 30;
-        break;
-    case 0x12: /* status, definition, imbalance */
-    case 0x13:
-    case 0x14:
-        *ts_recv = 16;
-        break;
-    case 0x18: /* statistics */
-        *ts_recv = 16, *delta = 52;
-        break;
-    default:
-        break;
-    }
+    static const local_fields types[] = {
+        {0xa0, 56, 40, 48, 36},  /* mbo */
+        {0x00, 48, 32, 40, 30},  /* trades */
+        {0x01, 80, 32, 40, 30},  /* mbp-1 */
+        {0x0a, 368, 32, 40, 30}, /* mbp-10 */
+        {0x12, 40, 16, 0, 0},    /* status */
+        {0x13, 520, 16, 0, 0},   /* definition */
+        {0x14, 112, 16, 0, 0},   /* imbalance */
+        {0x18, 80, 16, 52, 0},   /* statistics */
+    };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (types[i].rtype == rtype && types[i].length == length)
+            return types[i];
+    return (local_fields){0};
 }
 
 void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records)
@@ -2106,16 +2105,15 @@ void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *recor
     for (size_t offset = 0; item->body_bytes - offset >= 16;) {
         uint8_t *record = records + offset;
         size_t length = (size_t)record[0] * 4;
-        unsigned ts_recv_at, delta_at, flags_at;
         if (length == 0 || length > item->body_bytes - offset)
             return;
-        local_fields(record[1], &ts_recv_at, &delta_at, &flags_at);
-        if (flags_at != 0 && flags_at < length)
-            record[flags_at] |= (uint8_t)added;
-        if (ts_recv_at != 0 && ts_recv_at + 8 <= length && ts_recv != UNDEFINED_TIME)
-            store(record + ts_recv_at, ts_recv, 8);
-        if (delta_at != 0 && delta_at + 4 <= length && ts_recv != UNDEFINED_TIME)
-            store(record + delta_at, (uint32_t)item->ts_in_delta, 4);
+        local_fields at = find_local_fields(record[1], length);
+        if (at.flags != 0)
+            record[at.flags] |= (uint8_t)added;
+        if (at.ts_recv != 0 && ts_recv != UNDEFINED_TIME)
+            store(record + at.ts_recv, ts_recv, 8);
+        if (at.delta != 0 && ts_recv != UNDEFINED_TIME)
+            store(record + at.delta, (uint32_t)item->ts_in_delta, 4);
         offset += length;
     }
 }

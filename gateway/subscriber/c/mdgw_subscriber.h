@@ -229,7 +229,8 @@ typedef struct mdgw_counts {
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 
 /* Copies the records of an item to `records` (item->body_bytes bytes) and fills in ts_recv, ts_in_delta and flags. *last is 0
- * at first; keep one for each channel: times never decrease within it. */
+ * at first; keep one for each channel: times never decrease within it. A record of an unknown type, or of a known type with another
+ * length, stays as it is. */
 void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records);
 
 /* One line of text, as in the test vectors. Returns the length; truncated to `bytes` like snprintf. */

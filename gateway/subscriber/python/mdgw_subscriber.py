@@ -1777,16 +1777,16 @@ def _positions_of(packet):
 
 UNDEFINED_TIME = (1 << 64) - 1
 MAYBE_BAD_BOOK, BAD_TS_RECV = 1 << 2, 1 << 3
-# By record type (DBN version 3): offsets of ts_recv, ts_in_delta and flags, where it has them.
+# By record type and length (DBN version 3): offsets of ts_recv, ts_in_delta and flags, where it has them.
 _LOCAL_FIELDS = {
-    0xA0: (40, 48, 36),  # mbo
-    0x00: (32, 40, 30),  # trades
-    0x01: (32, 40, 30),  # mbp-1
-    0x0A: (32, 40, 30),  # mbp-10
-    0x12: (16, None, None),  # status
-    0x13: (16, None, None),  # definition
-    0x14: (16, None, None),  # imbalance
-    0x18: (16, 52, None),  # statistics
+    (0xA0, 56): (40, 48, 36),  # mbo
+    (0x00, 48): (32, 40, 30),  # trades
+    (0x01, 80): (32, 40, 30),  # mbp-1
+    (0x0A, 368): (32, 40, 30),  # mbp-10
+    (0x12, 40): (16, None, None),  # status
+    (0x13, 520): (16, None, None),  # definition
+    (0x14, 112): (16, None, None),  # imbalance
+    (0x18, 80): (16, 52, None),  # statistics
 }
 
 
@@ -1794,7 +1794,7 @@ class LocalTimes:
     """Writes the gateway's receive times into the records of one channel.
 
     Times never decrease within the channel: a lower one is raised, and its record flagged (BAD_TS_RECV). Records of a suspect
-    item are flagged MAYBE_BAD_BOOK.
+    item are flagged MAYBE_BAD_BOOK. A record of an unknown type, or of a known type with another length, stays as it is.
     """
 
     def __init__(self) -> None:
@@ -1812,14 +1812,15 @@ class LocalTimes:
             self._last = ts_recv
         offset = 0
         while offset < len(body):
-            ts_recv_at, delta_at, flags_at = _LOCAL_FIELDS.get(body[offset + 1], (None, None, None))
+            length = body[offset] * 4
+            ts_recv_at, delta_at, flags_at = _LOCAL_FIELDS.get((body[offset + 1], length), (None, None, None))
             if flags_at is not None:
                 body[offset + flags_at] |= flags
             if ts_recv_at is not None and ts_recv != UNDEFINED_TIME:
                 struct.pack_into("<Q", body, offset + ts_recv_at, ts_recv)
                 if delta_at is not None:
                     struct.pack_into("<i", body, offset + delta_at, item.ts_in_delta)
-            offset += body[offset] * 4
+            offset += length
         return body
 
 

@@ -402,6 +402,8 @@ impl Tail {
                         writer.mapping(symbol, id, output.session.date);
                     }
                 }
+                // Neither text nor a DBN file has a form for it.
+                EdgeOutput::Unknown { .. } => index += 1,
                 EdgeOutput::Record { rtype, bytes } => {
                     let position = index;
                     index += 1;

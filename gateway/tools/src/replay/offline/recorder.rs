@@ -106,6 +106,8 @@ impl ReplaySink for Recorder {
                     writer.record(bytes);
                 }
             }
+            // No record of ours.
+            EdgeOutput::Unknown { .. } => {}
             EdgeOutput::Mapping { id, symbol } => {
                 if let (Some(writer), Some(date)) = (writer.as_mut(), *date) {
                     writer.mapping(symbol, id, date);
