@@ -70,6 +70,7 @@ local fields = {
     ts_event = ProtoField.uint64("mdgw.record.ts_event", "Event time, ns"),
     record = ProtoField.bytes("mdgw.record", "Record"),
     refused = ProtoField.string("mdgw.refused", "Refused by receivers"),
+    cut = ProtoField.bool("mdgw.cut", "Cut by the capture"),
 }
 local list = {}
 for _, field in pairs(fields) do
@@ -221,6 +222,13 @@ local function add_frames(tree, range, packet)
             return kind
         end
         offset = offset + bytes
+        -- With its part it must fit a position, whatever the kind.
+        if sequence >= SEQUENCE_END then
+            return "sequence_invalid"
+        end
+        if kind == 0 and flags % 4 == 3 and part ~= 0 then
+            return "field_invalid"
+        end
         -- Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
         if kind <= 1 and not is_set(packet.flags, SNAPSHOT) and not is_set(flags, LATE_FILL) then
             if sequence < position then
@@ -266,9 +274,12 @@ end
 
 -- Adds the packet's header and frames. Returns a line of text, and the reason if receivers refuse the packet.
 local function add_packet(tree, buffer)
-    local length = buffer:len()
+    local length = buffer:reported_len()
     if length < HEADER_BYTES then
         return "Packet", "header_truncated"
+    end
+    if buffer:len() < HEADER_BYTES then
+        return "Packet"
     end
     local packet = {
         flags = buffer(5, 1):uint(), frame_count = buffer(10, 2):le_uint(), first = number(buffer(40, 8)), next = number(buffer(48, 8)),
@@ -299,7 +310,8 @@ local function add_packet(tree, buffer)
     if length ~= HEADER_BYTES + payload_bytes + tag_bytes then
         return text, "length_mismatch"
     end
-    if tag_bytes > 0 then
+    local is_cut = buffer:len() < length
+    if tag_bytes > 0 and not is_cut then
         tree:add(fields.tag, buffer(length - TAG_BYTES, TAG_BYTES))
     end
     if not is_session(buffer(24, 16)) then
@@ -308,14 +320,20 @@ local function add_packet(tree, buffer)
     if packet.first > packet.next or packet.next >= SEQUENCE_END then
         return text, "sequence_invalid"
     end
+    if is_cut then
+        return text
+    end
     return text, add_frames(tree, payload_bytes > 0 and buffer(HEADER_BYTES, payload_bytes) or nil, packet)
 end
 
 -- Adds a request. Returns a line of text, and the reason if services refuse it.
 local function add_request(tree, buffer)
-    local length = buffer:len()
+    local length = buffer:reported_len()
     if length < REQUEST_BYTES then
         return "Request", "header_truncated"
+    end
+    if buffer:len() < REQUEST_BYTES then
+        return "Request"
     end
     local kind, first, next = buffer(5, 1):uint(), number(buffer(32, 8)), number(buffer(40, 8))
     tree:add(fields.version, buffer(4, 1))
@@ -357,6 +375,10 @@ function mdgw.dissector(buffer, packet_info, root)
         text, reason = add_packet(tree, buffer)
     else
         text, reason = add_request(tree, buffer)
+    end
+    if length < buffer:reported_len() then
+        tree:add(fields.cut, buffer(0, length), true)
+        text = text .. ", cut by the capture"
     end
     tree:append_text(", " .. text)
     packet_info.cols.info = text

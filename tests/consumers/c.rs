@@ -34,6 +34,18 @@ fn the_c_receiver_agrees_on_random_streams() {
     data_files::assert_same_text("random streams", &program.run(&path), &expected);
 }
 
+/// Limits of the configuration, and sockets under a flood.
+#[test]
+fn the_c_subscriber_checks_its_limits_and_survives_a_flood() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) =
+        (data_files::repository_path("tests/consumers/subscriber.c"), folder.path().join("subscriber"));
+    if compile("the_c_subscriber_checks_its_limits_and_survives_a_flood", &source, &program, &SANITIZED) {
+        let output = Command::new(&program).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn the_example_compiles_as_its_first_line_says() {
     let folder = tempfile::tempdir().unwrap();

@@ -426,6 +426,20 @@ fn malformed_frames() -> Vec<Vector> {
         Vector::new("gap_of_another_sequence", "The body begins elsewhere.", body(FrameKind::Gap, &[1; 16])),
         Vector::new("gap_empty", "[5, 5) is no gap.", packet(&meta(none, 5, 9), &[gap(5, 5)])),
         Vector::new("state_too_long", "A state of sixteen bytes.", body(FrameKind::State, &[0; 16])),
+        Vector::new(
+            "state_sequence_too_high",
+            "Sequences of states end below 2^47 too.",
+            packet(&meta(none, 5, 5), &[state((1 << 48) + 5, ChannelState::Live)]),
+        ),
+        Vector::new(
+            "snapshot_sequence_too_high",
+            "And so do those of snapshots.",
+            packet(
+                &meta(PacketFlags::SNAPSHOT, 5, 5),
+                &[frame(FrameKind::Snapshot, 1 << 47, WHOLE, 0, &record(5, 0, 56, MBO))],
+            ),
+        ),
+        Vector::new("whole_with_part", "A whole message is no part.", packet(&meta(none, 5, 6), &[part(1, WHOLE)])),
         Vector::new("part_with_others", "A part is alone.", packet(&meta(none, 4, 5), &[message(4), part(0, 1)])),
         Vector::new("part_covers", "Only the last part covers the message.", packet(&meta(none, 5, 6), &[part(1, 0)])),
         Vector::new("part_begins", "Only the first part covers others.", packet(&meta(none, 4, 5), &[part(1, 0)])),

@@ -28,6 +28,16 @@ fn the_python_receiver_agrees_on_random_streams() {
     data_files::assert_same_text("random streams", &without_refusals(&found), &without_refusals(&expected));
 }
 
+/// Sockets under a flood, rival epochs, and thousands of damaged packets.
+#[test]
+fn the_python_subscriber_survives_a_flood_and_damage() {
+    let program = data_files::repository_path("tests/consumers/subscriber.py");
+    let Ok(output) = Command::new("python3").arg(program).output() else {
+        return skip("the_python_subscriber_survives_a_flood_and_damage", "python3 is not installed");
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// A file of vectors with what the receiver makes of it.
 fn vectors(test: &str, path: &std::path::Path) -> Option<String> {
     let program = data_files::repository_path("tests/consumers/vectors.py");

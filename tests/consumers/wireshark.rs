@@ -41,6 +41,41 @@ fn the_dissector_reads_the_sample_without_a_complaint() {
     assert!(rows.iter().any(|row| !row[3].is_empty()), "no request");
 }
 
+/// A capture with a snapshot length: what it has cut is shown as cut, not as refused.
+#[test]
+fn the_dissector_does_not_refuse_what_the_capture_has_cut() {
+    let capture = std::fs::read(data_files::path(sample::FILE)).unwrap();
+    let (folder, names) = (tempfile::tempdir().unwrap(), ["mdgw.version", "mdgw.refused", "_ws.expert", "mdgw.cut"]);
+    let path = folder.path().join("cut.pcap");
+    // Ethernet, IPv4 and UDP headers, and the packet's header and a part of its frames; or a part of its header.
+    for (bytes_max, has_header) in [(42 + 100, true), (42 + 50, false)] {
+        std::fs::write(&path, cut(&capture, bytes_max)).unwrap();
+        let test = "the_dissector_does_not_refuse_what_the_capture_has_cut";
+        let Some(rows) = fields(test, &path, &names) else { return };
+        assert_eq!(rows.len(), sample::packet_count());
+        for row in &rows {
+            assert_eq!((&*row[1], &*row[2]), ("", ""), "{row:?}");
+        }
+        assert!(rows.iter().any(|row| !row[3].is_empty() && (row[0] == "1") == has_header), "{rows:?}");
+    }
+}
+
+/// A capture of which that many bytes of each packet are kept.
+fn cut(capture: &[u8], bytes_max: usize) -> Vec<u8> {
+    let (header, mut rest) = capture.split_at(24);
+    let mut cut = header.to_vec();
+    while let Some((packet_header, after)) = rest.split_at_checked(16) {
+        let captured = usize::try_from(u32::from_le_bytes(packet_header[8..12].try_into().unwrap())).unwrap();
+        let kept = captured.min(bytes_max);
+        cut.extend_from_slice(&packet_header[..8]);
+        cut.extend_from_slice(&u32::try_from(kept).unwrap().to_le_bytes());
+        cut.extend_from_slice(&packet_header[12..]);
+        cut.extend_from_slice(&after[..kept]);
+        rest = &after[captured..];
+    }
+    cut
+}
+
 const FIELDS: [&str; 22] = [
     "mdgw.refused",
     "mdgw.flags",

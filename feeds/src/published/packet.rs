@@ -196,7 +196,7 @@ impl<'a> Packet<'a> {
 /// - [`DropReason::MessageTruncated`], [`DropReason::MessageLength`]: a frame that ends outside, or whose body
 ///   doesn't fit its kind.
 /// - [`DropReason::SequenceInvalid`]: a range that is reversed or would wrap, or frames that leave it or do not ascend.
-/// - [`DropReason::FieldInvalid`]: no session, or parts where none are allowed.
+/// - [`DropReason::FieldInvalid`]: no session, parts where none are allowed, or a part number of a whole message.
 pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     let (header, rest) = PacketHeader::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
     let flags = PacketFlags(header.flags);
@@ -301,6 +301,15 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         rest = after;
         let kind = FrameKind::from_number(header.kind).ok_or(DropReason::ProtocolMismatch)?;
         let next_covered = check_body(kind, header, frame_body)?;
+        let sequence = Sequence(header.sequence.get());
+        // With its part it must fit a position, whatever the kind.
+        if sequence.0 >= SEQUENCE_END {
+            return Err(DropReason::SequenceInvalid);
+        }
+        let frame_part = part_from_header(header);
+        if kind == FrameKind::Message && frame_part.is_none() && header.part.get() != 0 {
+            return Err(DropReason::FieldInvalid);
+        }
         // Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
         let is_in_sequence = matches!(kind, FrameKind::Message | FrameKind::Gap)
             && !meta.flags.contains(PacketFlags::SNAPSHOT)
@@ -308,11 +317,10 @@ fn check_frames(meta: &PacketMeta, body: &[u8], frame_count: u16) -> Result<Opti
         if !is_in_sequence {
             continue;
         }
-        let sequence = Sequence(header.sequence.get());
         if sequence < position {
             return Err(DropReason::SequenceInvalid);
         }
-        part = part_from_header(header);
+        part = frame_part;
         position = match part {
             None => next_covered,
             // A part is alone in its packet, and the packet's range is limited to it.

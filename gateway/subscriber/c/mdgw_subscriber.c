@@ -27,6 +27,10 @@
 #define EPOCH_QUERY_INTERVAL_NS UINT64_C(1000000000)
 #define SOURCES_MAX 16
 #define DATAGRAMS_PER_SOCKET_MAX 64
+/* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
+#define UNDRAINED_ROUNDS_MAX 128
+/* Of message_bytes_max and start_bytes_max, so that no size of memory wraps. */
+#define CONFIGURED_BYTES_MAX ((size_t)1 << 30)
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
@@ -178,6 +182,11 @@ static mdgw_reason check_frames(mdgw_packet *packet)
         mdgw_reason reason = check_body(&frame, &next);
         if (reason != MDGW_USED)
             return reason;
+        /* With its part it must fit a position, whatever the kind. */
+        if (frame.sequence >= SEQUENCE_END)
+            return MDGW_SEQUENCE_INVALID;
+        if (frame.kind == MDGW_KIND_MESSAGE && !is_part(&frame) && frame.part != 0)
+            return MDGW_FIELD_INVALID;
         /* Snapshots are out of sequence, and a late fill precedes the packet's range by definition. */
         if (frame.kind > MDGW_KIND_GAP || packet->flags & MDGW_SNAPSHOT_PACKET || frame.flags & MDGW_LATE_FILL)
             continue;
@@ -1795,7 +1804,10 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     if (config->lines < 1 || config->lines > MDGW_LINES_MAX || config->services > MDGW_SERVICES_MAX || config->channels_max < 1 ||
         config->channels_max > 65536 || config->window_packets < 64 || config->window_packets > 32768 ||
         config->tag_key_count > MDGW_TAG_KEYS_MAX || config->packet_bytes_max < MDGW_PACKET_HEADER_BYTES ||
-        config->packet_bytes_max > 65535) {
+        config->packet_bytes_max > 65535 || config->message_bytes_max > CONFIGURED_BYTES_MAX ||
+        config->start_bytes_max > CONFIGURED_BYTES_MAX ||
+        /* Anybody could forge the answer about the epoch. */
+        (config->services > 0 && config->epoch_nonce >> 18 == 0)) {
         errno = EINVAL;
         return NULL;
     }
@@ -2161,7 +2173,7 @@ size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes)
 
 struct mdgw_subscriber {
     mdgw_receiver *receiver;
-    unsigned socket_count, line_count;
+    unsigned socket_count, line_count, undrained_rounds;
     struct pollfd sockets[MDGW_LINES_MAX + MDGW_SERVICES_MAX];
     bool checks_sender[MDGW_LINES_MAX];
     struct in_addr sources[SOURCES_MAX];
@@ -2349,8 +2361,9 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
         is_drained &= count < DATAGRAMS_PER_SOCKET_MAX;
         total += count;
     }
-    /* Datagrams still in a socket are not missing: deadlines must wait for them. */
-    if (is_drained)
+    /* Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line. */
+    subscriber->undrained_rounds = is_drained ? 0 : subscriber->undrained_rounds + 1;
+    if (subscriber->undrained_rounds % UNDRAINED_ROUNDS_MAX == 0)
         mdgw_receiver_on_deadline(receiver, now_ns());
     unsigned service;
     uint8_t request[MDGW_REQUEST_BYTES];

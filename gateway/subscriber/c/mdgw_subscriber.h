@@ -180,10 +180,11 @@ typedef struct mdgw_config {
     uint64_t messages_per_request_max;
     uint64_t epoch_jump_max;    /* largest step of the epoch's count above the highest accepted one */
     uint64_t start_window_ns;   /* how long rival epochs are watched for where no service answers */
-    size_t start_bytes_max;     /* packets held at the start until a service names the epoch */
+    size_t start_bytes_max;     /* packets held at the start until a service names the epoch; at most 1 GiB */
     uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
-    size_t message_bytes_max;   /* of one message's records */
-    /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. */
+    size_t message_bytes_max;   /* of one message's records; at most 1 GiB */
+    /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. With services,
+     * epoch_nonce must be set. */
     uint64_t request_nonce, epoch_nonce;
 } mdgw_config;
 

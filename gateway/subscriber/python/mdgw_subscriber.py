@@ -294,8 +294,8 @@ def _parse_frames(data, flags, channel, session, first, next_, frame_count, end)
     if not flags & SNAPSHOT:
         # The usual case: whole messages. Any other frame, and whatever is wrong, is left to the loop below.
         while offset + 32 <= end:
-            sequence, ts_recv, delta, body_bytes, count, kind, frame_flags, _part, _reserved = _unpack_frame(data, offset)
-            if kind or frame_flags & 11 != 3 or sequence < position:
+            sequence, ts_recv, delta, body_bytes, count, kind, frame_flags, part, _reserved = _unpack_frame(data, offset)
+            if kind or part or frame_flags & 11 != 3 or sequence < position:
                 break
             start = offset + 32
             offset = start + body_bytes
@@ -324,6 +324,11 @@ def _parse_frames(data, flags, channel, session, first, next_, frame_count, end)
         if kind > KIND_STATE:
             raise Refused("protocol_mismatch")
         next_covered = _check_body(data, start, offset, sequence, count, kind)
+        # With its part it must fit a position, whatever the kind.
+        if sequence >= _SEQUENCE_END:
+            raise Refused("sequence_invalid")
+        if kind == KIND_MESSAGE and frame_flags & 3 == 3 and part:
+            raise Refused("field_invalid")
         body = data[start:offset]
         frames.append((kind, sequence, part, frame_flags, ts_recv, delta, count, body))
         # Snapshots are out of sequence, and a late fill precedes the packet's range by definition.
@@ -1342,8 +1347,7 @@ class _Channel:
         kind, sequence, part, flags = frame[:4]
         if flags & LATE_FILL:
             return
-        # Only states and snapshots may have a sequence that does not fit.
-        position = (sequence << 16 | part) & (1 << 64) - 1
+        position = sequence << 16 | part
         if kind == KIND_MESSAGE:
             if start <= position < until:
                 self.abandon_message_before(sequence)
@@ -1854,6 +1858,8 @@ class LineAddress(NamedTuple):
 
 
 _DATAGRAMS_PER_SOCKET_MAX = 64
+# Rounds in which a socket was not read until it was empty, after which deadlines wait no longer.
+_UNDRAINED_ROUNDS_MAX = 128
 # The largest packet that a gateway can be configured to publish.
 _LARGEST_PACKET_BYTES = 8_972
 _NS_PER_MS = 1_000_000
@@ -1877,6 +1883,7 @@ class Subscriber:
         self._bytes_max = config.packet_bytes_max + TAG_BYTES + 1
         self._sources = frozenset(sources)
         self._sockets: list = []
+        self._undrained_rounds = 0
         self._poll = select.poll()
         try:
             for number, line in enumerate(lines):
@@ -1935,15 +1942,17 @@ class Subscriber:
         is_drained = True
         for entry in self._sockets:
             is_drained &= self._drain(*entry)
-        # Datagrams still in a socket are not missing: deadlines must wait for them.
-        if is_drained:
+        # Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line.
+        self._undrained_rounds = 0 if is_drained else self._undrained_rounds + 1
+        if self._undrained_rounds % _UNDRAINED_ROUNDS_MAX == 0:
             receiver.on_deadline(_now())
         while True:
             request = receiver.poll_request()
             if request is None:
                 break
             self._send(*request)
-        if receiver.rival_epochs is not None:
+        # What was delivered before comes first.
+        if receiver.rival_epochs is not None and not receiver.items:
             raise receiver.rival_epochs
         items, receiver.items = receiver.items, []
         return items

@@ -187,11 +187,16 @@ pub struct Subscriber {
     selector: ServiceSelector,
     sources: Vec<Ipv4Addr>,
     buffer: Box<[u8]>,
+    /// Rounds since every socket was read until it was empty.
+    undrained_rounds: u32,
     statistics: SubscriberStatistics,
 }
 
 /// Most datagrams read from one socket before the other sockets have their turn.
 const DATAGRAMS_PER_SOCKET_MAX: usize = 64;
+
+/// Rounds in which a socket was not read until it was empty, after which deadlines wait no longer.
+const UNDRAINED_ROUNDS_MAX: u32 = 128;
 
 impl Subscriber {
     /// Opens the sockets and joins the groups.
@@ -239,7 +244,15 @@ impl Subscriber {
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
         let buffer = vec![0; config.receiver.packet_bytes_max + TAG_BYTES + 1].into_boxed_slice();
         let SubscriberConfig { receiver, sources, .. } = config;
-        Ok(Self { receiver: Receiver::new(receiver), sockets, selector, sources, buffer, statistics })
+        Ok(Self {
+            receiver: Receiver::new(receiver),
+            sockets,
+            selector,
+            sources,
+            buffer,
+            undrained_rounds: 0,
+            statistics,
+        })
     }
 
     /// Waits at most `timeout` for datagrams or a deadline, processes them, and returns the number of datagrams read:
@@ -259,8 +272,9 @@ impl Subscriber {
             is_drained &= read < DATAGRAMS_PER_SOCKET_MAX;
             count += read;
         }
-        // Datagrams still in a socket are not missing: deadlines must wait for them.
-        if is_drained {
+        // Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line.
+        self.undrained_rounds = if is_drained { 0 } else { self.undrained_rounds.wrapping_add(1) };
+        if self.undrained_rounds.is_multiple_of(UNDRAINED_ROUNDS_MAX) {
             self.receiver.on_deadline(mono_now(), deliver);
         }
         self.send_requests();

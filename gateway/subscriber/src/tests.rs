@@ -148,6 +148,34 @@ fn messages_no_source_has_are_reported_lost() {
 }
 
 #[test]
+fn a_flood_does_not_suspend_the_report_of_a_loss() {
+    let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
+    let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap();
+    let address = subscriber.line_addresses().unwrap()[0];
+    let sender = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    for range in [(1, 2), (5, 5)] {
+        sender.send_to(&packet(PacketFlags::HEARTBEAT, range, &[]), address).unwrap();
+    }
+    let mut lost = Vec::new();
+    for _ in 0..1_000 {
+        // More than a round reads, so that the socket is never empty.
+        for _ in 0..100 {
+            sender.send_to(b"junk", address).unwrap();
+        }
+        let read = subscriber.poll(Duration::ZERO, &mut |output| {
+            if let Item::Lost(gap) = output.item {
+                lost.push((gap.first().0, gap.next().0));
+            }
+        });
+        assert_eq!(read.unwrap(), DATAGRAMS_PER_SOCKET_MAX, "the socket was empty");
+        if !lost.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(lost, [(2, 5)]);
+}
+
+#[test]
 fn records_get_ts_recv_at_the_consumer_edge() {
     let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
     let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap();
