@@ -76,7 +76,7 @@ pub struct ReceiverConfig {
     /// Largest step of the epoch's count above the highest accepted one.
     pub epoch_jump_max: u64,
     /// How long a receiver without an answering service watches for rival epochs after its first packet, ns. Longer than a
-    /// takeover, so that a packet of the gateways comes within it.
+    /// takeover and at least three times the gateways' `heartbeat_ms`, so that a packet of the gateways comes within it.
     pub start_window_ns: u64,
     /// Most bytes of packets held at the start until a service answers.
     pub start_bytes_max: usize,

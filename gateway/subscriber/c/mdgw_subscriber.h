@@ -179,7 +179,7 @@ typedef struct mdgw_config {
     unsigned unanswered_rounds_max; /* after these, services that do not answer are left out if another one has */
     uint64_t messages_per_request_max;
     uint64_t epoch_jump_max;    /* largest step of the epoch's count above the highest accepted one */
-    uint64_t start_window_ns;   /* how long rival epochs are watched for where no service answers */
+    uint64_t start_window_ns;   /* how long rival epochs are watched for where no service answers: at least 3 x heartbeat_ms */
     size_t start_bytes_max;     /* packets held at the start until a service names the epoch; at most 1 GiB */
     uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
     size_t message_bytes_max;   /* of one message's records; at most 1 GiB */

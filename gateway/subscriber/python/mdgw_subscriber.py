@@ -490,7 +490,8 @@ class Config(NamedTuple):
     messages_per_request_max: int = 10_000
     #: Largest step of the epoch's count above the highest accepted one.
     epoch_jump_max: int = 1_000
-    #: How long a receiver without an answering service watches for rival epochs after its first packet.
+    #: How long a receiver without an answering service watches for rival epochs after its first packet: at least three times
+    #: the gateways' heartbeat_ms.
     start_window_ns: int = 3_000_000_000
     #: Most bytes of packets held at the start until a service names the epoch.
     start_bytes_max: int = 16 << 20
