@@ -34,7 +34,7 @@ pub struct HistoryExtent {
     pub from: Sequence,
     /// First sequence that is missing after `from`.
     pub until: Sequence,
-    /// First sequence after the last stored datagram.
+    /// First sequence after all stored ones.
     pub next: Sequence,
     /// Memory of the stored datagrams in bytes, with the overhead of storing them.
     pub bytes: usize,
@@ -48,26 +48,25 @@ struct ChannelHistory {
     feed: Feed,
     /// Decides to which session a datagram belongs, as the data path does.
     sessions: SessionTracker,
-    /// The session of the stored datagrams.
-    session: VenueSession,
     /// The latest datagrams of sessions that are not confirmed.
     held: VecDeque<(VenueSession, Box<[u8]>)>,
-    /// Datagrams far ahead of the others that continue each other.
-    jump: Option<Jump>,
+    /// Runs of datagrams far ahead of the others, the one that grew last at the end. Several, since two lines deliver
+    /// the same run interleaved, and junk may lie between.
+    jumps: VecDeque<JumpRun>,
     /// The stored datagrams by their first sequence, each with the first sequence after it.
     packets: BTreeMap<u64, (u64, Box<[u8]>)>,
+    /// The stored sequences as ranges without holes: first sequence of each, and the first one after it. So no datagram,
+    /// wherever it lies, costs a scan of the stored ones.
+    ranges: BTreeMap<u64, u64>,
     bytes: usize,
-    /// First sequence that is missing after the first stored one.
-    until: u64,
     /// Whether datagrams of the session were deleted for lack of room.
     is_truncated: bool,
-    /// Whether the venue restarted the session under the same name, so that the run that a packet belongs to is
-    /// unknown.
-    is_ambiguous: bool,
 }
 
+/// Datagrams that continue each other.
 #[derive(Debug)]
-struct Jump {
+struct JumpRun {
+    first: u64,
     next: u64,
     datagrams: Vec<Box<[u8]>>,
 }
@@ -93,9 +92,6 @@ impl InputHistory {
             return Ok(());
         }
         stored.confirm_position(&packet, datagram, self.bytes_max)?;
-        // A late copy of the session's first datagram does not mean a restart.
-        let is_copy = stored.packets.get(&packet.first.0).is_some_and(|(_, known)| **known == *datagram);
-        stored.is_ambiguous |= packet.restart_marker && !stored.packets.is_empty() && !is_copy;
         let was_cut = stored.is_truncated;
         stored.put(&packet, datagram, self.bytes_max);
         if stored.is_truncated && !was_cut {
@@ -117,23 +113,24 @@ impl InputHistory {
         let mut channels = self.lock();
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
-        if packet.session != stored.session || packet.kind != PacketKind::Messages || packet.unsequenced {
+        let session = stored.sessions.current().map(|current| current.venue);
+        if session != Some(packet.session) || packet.kind != PacketKind::Messages || packet.unsequenced {
             return Err(DropReason::SessionStale);
         }
         stored.put(&packet, datagram, self.bytes_max);
         Ok(())
     }
 
-    /// How much of a channel's present session is stored; `None` if that is unknown.
+    /// How much of a channel's present session is stored; `None` if nothing is.
     #[must_use]
     pub fn extent(&self, channel: ChannelId) -> Option<HistoryExtent> {
         let channels = self.lock();
-        let stored = channels.get(&channel).filter(|stored| !stored.is_ambiguous)?;
-        let ((from, _), (_, (next, _))) = (stored.packets.first_key_value()?, stored.packets.last_key_value()?);
+        let stored = channels.get(&channel)?;
+        let ((from, until), next) = (stored.ranges.first_key_value()?, stored.next()?);
         Some(HistoryExtent {
             from: Sequence(*from),
-            until: Sequence(stored.until),
-            next: Sequence(*next),
+            until: Sequence(*until),
+            next,
             bytes: stored.bytes,
             is_truncated: stored.is_truncated,
         })
@@ -153,7 +150,7 @@ impl InputHistory {
         packets_max: usize,
     ) -> Vec<Box<[u8]>> {
         let channels = self.lock();
-        let Some(stored) = channels.get(&channel).filter(|stored| !stored.is_ambiguous && first < next) else {
+        let Some(stored) = channels.get(&channel).filter(|_| first < next) else {
             return Vec::new();
         };
         // The packet that begins before `first` may reach into the range.
@@ -168,14 +165,12 @@ impl ChannelHistory {
         Self {
             feed,
             sessions: SessionTracker::new(feed, None, None),
-            session: VenueSession::default(),
             held: VecDeque::new(),
-            jump: None,
+            jumps: VecDeque::new(),
             packets: BTreeMap::new(),
+            ranges: BTreeMap::new(),
             bytes: 0,
-            until: 0,
             is_truncated: false,
-            is_ambiguous: false,
         }
     }
 
@@ -206,7 +201,7 @@ impl ChannelHistory {
 
     fn begin_session(&mut self, session: VenueSession, bytes_max: usize) {
         let (sessions, held) = (self.sessions.clone(), std::mem::take(&mut self.held));
-        *self = Self { sessions, session, ..Self::new(self.feed) };
+        *self = Self { sessions, ..Self::new(self.feed) };
         for (_, datagram) in held.iter().filter(|(of, _)| *of == session) {
             self.put_held(datagram, bytes_max);
         }
@@ -218,20 +213,27 @@ impl ChannelHistory {
         if self.next().is_none_or(|known| first.saturating_sub(known.0) <= SEQUENCE_JUMP_MAX) {
             return Ok(());
         }
-        let jump = self.jump.get_or_insert_with(|| Jump { next: first, datagrams: Vec::new() });
-        if jump.next == next && !jump.datagrams.is_empty() {
-            // The other line's copy of the latest one.
+        let is_copy = |run: &JumpRun| run.first <= first && next <= run.next;
+        if self.jumps.iter().any(is_copy) {
             return Err(DropReason::SequenceJump);
         }
-        if jump.next != first {
-            jump.datagrams.clear();
-        }
-        jump.next = next;
-        if jump.datagrams.len() + 1 < JUMP_CONFIRMATIONS {
-            jump.datagrams.push(datagram.into());
+        let continued = self.jumps.iter().position(|run| run.next == first);
+        let mut run = continued.and_then(|index| self.jumps.remove(index)).unwrap_or_else(|| JumpRun {
+            first,
+            next,
+            datagrams: Vec::new(),
+        });
+        if run.datagrams.len() + 1 < JUMP_CONFIRMATIONS {
+            run.next = next;
+            run.datagrams.push(datagram.into());
+            if self.jumps.len() == JUMP_RUNS_MAX {
+                self.jumps.pop_front();
+            }
+            self.jumps.push_back(run);
             return Err(DropReason::SequenceJump);
         }
-        for datagram in self.jump.take().into_iter().flat_map(|jump| jump.datagrams) {
+        self.jumps.clear();
+        for datagram in run.datagrams {
             self.put_held(&datagram, bytes_max);
         }
         Ok(())
@@ -246,9 +248,9 @@ impl ChannelHistory {
         }
     }
 
-    /// First sequence after the last stored datagram; `None` before the first.
+    /// First sequence after all stored ones; `None` before the first datagram.
     fn next(&self) -> Option<Sequence> {
-        self.packets.last_key_value().map(|(_, (next, _))| Sequence(*next))
+        self.ranges.last_key_value().map(|(_, next)| Sequence(*next))
     }
 
     fn put(&mut self, packet: &Packet<'_>, datagram: &[u8], bytes_max: usize) {
@@ -256,49 +258,62 @@ impl ChannelHistory {
         if self.packets.get(&first).is_some_and(|(known, _)| *known >= next) {
             return;
         }
+        // Older than the deleted ones: it would be the next to go, and until then hide the extent of the others.
+        if self.is_truncated && self.packets.first_key_value().is_some_and(|(lowest, _)| next <= *lowest) {
+            return;
+        }
         self.bytes += datagram.len() + PACKET_OVERHEAD_BYTES;
         if let Some((_, old)) = self.packets.insert(first, (next, datagram.into())) {
             self.bytes -= old.len() + PACKET_OVERHEAD_BYTES;
         }
-        let is_lowest = self.packets.first_key_value().is_some_and(|(lowest, _)| *lowest == first);
-        if is_lowest {
-            self.extend_contiguous(first, first);
-        } else if first <= self.until && next > self.until {
-            self.extend_contiguous(self.until, next);
-        }
+        self.add_range(first, next);
         while self.bytes > bytes_max
             && let Some((_, (_, oldest))) = self.packets.pop_first()
         {
             self.bytes -= oldest.len() + PACKET_OVERHEAD_BYTES;
             self.is_truncated = true;
-            let lowest = self.packets.first_key_value().map_or(0, |(lowest, _)| *lowest);
-            if lowest == 0 || lowest > self.until {
-                self.extend_contiguous(lowest, lowest);
-            }
+            let lowest = self.packets.first_key_value().map_or(u64::MAX, |(lowest, _)| *lowest);
+            self.remove_ranges_before(lowest);
         }
     }
 
-    /// Sets the end of the contiguous part. There is no hole before `until`; the packets from `from` on may extend it.
-    fn extend_contiguous(&mut self, from: u64, mut until: u64) {
-        for (first, (next, _)) in self.packets.range(from..) {
-            if *first > until {
-                break;
-            }
-            until = until.max(*next);
+    /// Joins `[first, next)` with the ranges that it touches.
+    fn add_range(&mut self, mut first: u64, mut next: u64) {
+        if let Some((begin, end)) = self.ranges.range(..first).next_back()
+            && *end >= first
+        {
+            (first, next) = (*begin, next.max(*end));
         }
-        self.until = until;
+        while let Some((begin, end)) = self.ranges.range(first..=next).next() {
+            let begin = *begin;
+            next = next.max(*end);
+            self.ranges.remove(&begin);
+        }
+        self.ranges.insert(first, next);
+    }
+
+    fn remove_ranges_before(&mut self, lowest: u64) {
+        while let Some(range) = self.ranges.first_entry().filter(|range| *range.key() < lowest) {
+            let end = range.remove();
+            if end > lowest {
+                self.ranges.insert(lowest, end);
+            }
+        }
     }
 }
 
-/// Approximate memory of a stored datagram besides its bytes: for its entry in the map and for the allocator.
-const PACKET_OVERHEAD_BYTES: usize = 64;
+/// Approximate memory of a stored datagram besides its bytes: for its entry in the map, for the allocator, and for a range
+/// of its own, which it has between two holes.
+const PACKET_OVERHEAD_BYTES: usize = 96;
 /// Maximum number of datagrams of unconfirmed sessions that are held: more than two lines send of a session before it is
 /// confirmed.
 const HELD_DATAGRAMS_MAX: usize = 16;
 /// Largest distance of a packet from those before it without confirmation, in messages; and the number of packets that
-/// confirm a jump. As in the arbiter.
+/// confirm a jump: as in the arbiter. The arbiter keeps one run per line. Here any line may continue a run.
 const SEQUENCE_JUMP_MAX: u64 = 100_000;
 const JUMP_CONFIRMATIONS: usize = 3;
+/// Runs that wait for confirmation at once: those of two lines, and room for junk between two packets of the venue.
+const JUMP_RUNS_MAX: usize = 8;
 
 fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     match feed {
@@ -321,10 +336,14 @@ mod tests {
 
     /// Messages of 40 bytes, each preceded by its length.
     fn packet(session: u32, first: u64, count: u64) -> Vec<u8> {
+        packet_sent(UnixNs(5), session, first, count)
+    }
+
+    fn packet_sent(send_time: UnixNs, session: u32, first: u64, count: u64) -> Vec<u8> {
         let stream_offset = (first - 1) * 42;
         let stream =
             StreamIdentity { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, channel_id: 1, session_id: session };
-        let position = SegmentPosition { first: Sequence(first), stream_offset, send_time: UnixNs(5) };
+        let position = SegmentPosition { first: Sequence(first), stream_offset, send_time };
         let mut bytes = Vec::new();
         let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
         for _ in 0..count {
@@ -383,15 +402,58 @@ mod tests {
     }
 
     #[test]
-    fn a_session_restarted_under_the_same_id_is_not_served() {
+    fn a_restart_under_the_same_id_replaces_the_session_and_a_copy_of_its_start_does_not() {
         let history = history(1 << 20);
         for first in [1, 4, 7] {
             store(&history, &packet(9, first, 3)).unwrap();
+            // The other line's copy has a send time of its own.
+            store(&history, &packet_sent(UnixNs(3_005), 9, first, 3)).unwrap();
         }
-        assert_eq!(firsts(&history, 4, 7), [4]);
-        store(&history, &packet(9, 1, 2)).unwrap();
-        assert_eq!(firsts(&history, 4, 7), [0; 0]);
+        assert_eq!(extent(&history), (1, 10, 10, false));
+        assert_eq!(firsts(&history, 1, 10), [1, 4, 7]);
+        store(&history, &packet_sent(UnixNs(60_000_000_000), 9, 1, 2)).unwrap();
+        assert_eq!(extent(&history), (1, 3, 3, false));
         assert_eq!(store(&history, b"noise"), Err(DropReason::HeaderTruncated));
+    }
+
+    #[test]
+    fn an_old_datagram_neither_hides_nor_displaces_what_a_full_history_stores() {
+        let history = history(5 * (packet(9, 1, 3).len() + PACKET_OVERHEAD_BYTES));
+        for first in (100..200).step_by(3) {
+            store(&history, &packet(9, first, 3)).unwrap();
+        }
+        // Small ones, one of which touches what is stored.
+        for (first, count) in [(50, 1), (183, 1), (186, 1), (50, 1)] {
+            store(&history, &packet(9, first, count)).unwrap();
+            assert_eq!(extent(&history), (187, 202, 202, true), "with {first}");
+        }
+        assert_eq!(firsts(&history, 1, 200), [187, 190, 193]);
+    }
+
+    #[test]
+    fn ranges_are_joined_and_cut_as_the_stored_datagrams_are() {
+        let mut seed = 1_u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..50 {
+            let history = history(3_000);
+            for _ in 0..100 {
+                // Packets of two messages at odd sequences: none overlaps another one in part.
+                store(&history, &packet(9, 2 * random(60) + 1, 2)).unwrap();
+                let channels = history.lock();
+                let stored = &channels[&CHANNEL];
+                let mut expected: Vec<(u64, u64)> = Vec::new();
+                for (first, (next, _)) in &stored.packets {
+                    match expected.last_mut() {
+                        Some((_, end)) if *end == *first => *end = *next,
+                        _ => expected.push((*first, *next)),
+                    }
+                }
+                assert_eq!(stored.ranges.clone().into_iter().collect::<Vec<_>>(), expected);
+            }
+        }
     }
 
     fn extent(history: &InputHistory) -> (u64, u64, u64, bool) {
@@ -421,6 +483,9 @@ mod tests {
         assert_eq!(extent(&history), (2, 29, 29, false));
         store(&history, &packet(9, 31, 5)).unwrap();
         store(&history, &packet(9, 28, 5)).unwrap();
+        assert_eq!(extent(&history), (2, 36, 36, false));
+        // The last datagram by its first sequence ends before another one.
+        store(&history, &packet(9, 33, 1)).unwrap();
         assert_eq!(extent(&history), (2, 36, 36, false));
         for first in [5, 6, 7] {
             let _unconfirmed = store(&history, &packet(10, first, 1));
@@ -493,6 +558,24 @@ mod tests {
     }
 
     #[test]
+    fn interleaved_lines_and_junk_do_not_keep_a_jump_from_its_confirmation() {
+        let history = history(1 << 20);
+        store(&history, &packet(9, 1, 3)).unwrap();
+        let mut junk = (1..).map(|number| number * 7_000_000);
+        // Line A is two packets ahead of line B, which packs the messages into other packets.
+        for (first, count) in [(500_000, 3), (500_003, 3), (500_000, 2)] {
+            assert_eq!(store(&history, &packet(9, first, count)), Err(DropReason::SequenceJump), "{first}");
+            let far = junk.next().unwrap();
+            assert_eq!(store(&history, &packet(9, far, 3)), Err(DropReason::SequenceJump), "{far}");
+        }
+        for (first, count) in [(500_006, 3), (500_002, 2), (500_009, 3)] {
+            store(&history, &packet(9, first, count)).unwrap();
+        }
+        assert_eq!(extent(&history), (1, 4, 500_012, false));
+        assert_eq!(firsts(&history, 500_004, 500_009), [500_003, 500_006]);
+    }
+
+    #[test]
     fn a_flood_of_junk_does_not_exceed_the_limit_of_memory() {
         let history = history(100_000);
         store(&history, &packet(9, 1, 3)).unwrap();
@@ -503,6 +586,7 @@ mod tests {
         let channels = history.lock();
         let stored = &channels[&CHANNEL];
         assert!(stored.bytes <= 100_000 && stored.held.len() <= HELD_DATAGRAMS_MAX);
-        assert!(stored.jump.as_ref().is_none_or(|jump| jump.datagrams.len() < JUMP_CONFIRMATIONS));
+        assert!(stored.jumps.len() <= JUMP_RUNS_MAX);
+        assert!(stored.jumps.iter().all(|run| run.datagrams.len() < JUMP_CONFIRMATIONS));
     }
 }
