@@ -629,6 +629,56 @@ fn in_memory_the_removed_segment_becomes_the_next_one() {
     assert_eq!(read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap()), read_entries);
 }
 
+/// This run does not map the segments of earlier runs, so it cannot reuse them.
+#[test]
+fn in_memory_the_removed_segments_of_an_earlier_run_are_unlinked() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let bytes_max = 6 * (12 << 10);
+    let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
+    let options = LogOptions { retention, ..options(directory.path()) };
+    let mut sequence = 0;
+    for _run in 0..3 {
+        let mut log = open(options.clone(), NOW_NS).unwrap();
+        while log.maintenance.counts().removed < 12 {
+            sequence += 1;
+            log.maintenance.run_once(NOW_NS);
+            let files = fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+            // One more for a segment that the writer still mapped when it was set aside.
+            assert!(files.sum::<u64>() <= bytes_max + (12 << 10), "at {sequence}");
+            WrittenEntry::with_sequence(sequence).write(&mut log);
+            log.writer.release_before(log.writer.end());
+        }
+        assert!(log.maintenance.counts().reused >= 4, "{:?}", log.maintenance.counts());
+    }
+}
+
+#[test]
+fn segments_of_the_version_before_are_read_but_their_readers_are_refused() {
+    let target = directory();
+    let (entries, _) = three_entries(target.path());
+    let path = segment_path(target.path(), 1);
+    let image = fs::read(&path).unwrap();
+    let with_version = |version: u8| {
+        let mut image = image.clone();
+        image[8] = version;
+        let crc = crc32c::crc32c(&image[..48]);
+        image[48..56].copy_from_slice(&u64::from(crc).to_le_bytes());
+        image
+    };
+    assert_eq!(image, with_version(2), "readers of version 1 refuse what is written now");
+    fs::write(&path, with_version(1)).unwrap();
+    let mut log = open(options(target.path()), NOW_NS).unwrap();
+    let after = WrittenEntry::with_sequence(4);
+    after.write(&mut log);
+    drop(log);
+    assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), [&entries[..], &[after]].concat());
+    for version in [0, 3] {
+        fs::write(&path, with_version(version)).unwrap();
+        let refused = open(options(target.path()), NOW_NS).unwrap_err();
+        assert!(matches!(refused, LogError::ForeignSegment { .. }), "{refused}");
+    }
+}
+
 #[test]
 fn a_segment_that_a_reader_maps_is_not_reused() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();

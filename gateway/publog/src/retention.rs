@@ -89,6 +89,8 @@ pub struct SegmentMaintenance {
     directory: PathBuf,
     header: SegmentHeader,
     retention: Retention,
+    /// First segment of this run: no earlier one is mapped here, so none can be reused.
+    run_begin: u64,
     next_segment: u64,
     /// Segments with a file name, oldest first.
     segments: VecDeque<RetainedSegment>,
@@ -137,7 +139,8 @@ impl SegmentMaintenance {
         let (segments, spares) = (VecDeque::new(), VecDeque::new());
         let is_in_memory = statfs(&directory).is_ok_and(|file_system| file_system.f_type == TMPFS_MAGIC);
         let counts = MaintenanceCounts::default();
-        Self { directory, header, retention, next_segment, segments, spares, is_in_memory, shared, counts }
+        let run_begin = next_segment;
+        Self { directory, header, retention, run_begin, next_segment, segments, spares, is_in_memory, shared, counts }
     }
 
     /// Takes over the segments of earlier runs, and makes the writer's first segment.
@@ -188,7 +191,8 @@ impl SegmentMaintenance {
         &self.counts
     }
 
-    /// Size of all segments with a file name, bytes.
+    /// Size of all segments with a file name, bytes. Without the spares: each waits only for the writer, which maps it until
+    /// the publisher has sent it.
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {
         self.segments.len() as u64 * self.header.layout.segment_bytes as u64
@@ -256,7 +260,7 @@ impl SegmentMaintenance {
         Some(segment)
     }
 
-    /// Takes the name from the oldest segment, so that no reader finds it, and keeps the file for reuse. No effect if there is
+    /// Takes the name from the oldest segment, so that no reader finds it, and keeps the file for reuse if it is of this run. No effect if there is
     /// none before the current one, or if it cannot be renamed: retention tries to unlink it then.
     fn set_aside_oldest(&mut self) {
         let Some(oldest) = self.segments.front().filter(|oldest| oldest.number < self.shared.current.load(Relaxed))
@@ -264,6 +268,10 @@ impl SegmentMaintenance {
             return;
         };
         let number = oldest.number;
+        if number < self.run_begin {
+            self.unlink_oldest();
+            return;
+        }
         if rename(&segment_path(&self.directory, number), &unfinished_path(&self.directory, number)).is_err() {
             return;
         }

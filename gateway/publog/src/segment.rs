@@ -562,7 +562,7 @@ fn read_header(map: &MmapRaw) -> Result<SegmentHeader, HeaderFault> {
     if words[0] != MAGIC {
         return Err(Damaged("wrong magic number"));
     }
-    if words[1] & 0xffff_ffff != VERSION {
+    if !(VERSION_OLDEST..=VERSION).contains(&(words[1] & 0xffff_ffff)) {
         return Err(Foreign("another version of the format"));
     }
     if words[6] != header_crc(&words) {
@@ -603,8 +603,10 @@ impl HeaderFault {
 
 /// First word of a segment file: `MDGWPLOG`, little-endian.
 const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPLOG");
-/// Version of this layout.
-const VERSION: u64 = 1;
+/// Version of this layout. Version 2 differs from 1 in nothing but this number: it refuses readers that do not lock what
+/// they map. No segment of version 1 is reused, since it is of an earlier run.
+const VERSION: u64 = 2;
+const VERSION_OLDEST: u64 = 1;
 const WORD_BYTES: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const HEADER_BYTES: usize = PAGE_BYTES;
