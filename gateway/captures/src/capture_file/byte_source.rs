@@ -178,11 +178,13 @@ impl fmt::Debug for ByteSource {
 
 /// Reads ahead on a thread of its own, at most [`CHUNKS_AHEAD`] chunks. If dropped, its thread ends with the read in progress.
 struct ReadAhead {
+    /// What the thread has read. An empty chunk is the end of the stream.
     chunks: Receiver<io::Result<Vec<u8>>>,
     empty: Sender<Vec<u8>>,
     chunk: Vec<u8>,
     /// Bytes of `chunk` that were returned.
     used: usize,
+    is_at_end: bool,
 }
 
 impl ReadAhead {
@@ -191,16 +193,17 @@ impl ReadAhead {
         let (empty, to_fill) = channel();
         let body = move || read_chunks(reader, &read, &to_fill);
         thread::Builder::new().name("mdgw-read-ahead".to_owned()).spawn(body)?;
-        Ok(Self { chunks, empty, chunk: Vec::new(), used: 0 })
+        Ok(Self { chunks, empty, chunk: Vec::new(), used: 0, is_at_end: false })
     }
 }
 
 impl Read for ReadAhead {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.used == self.chunk.len() {
-            // A disconnected channel is the end of the stream.
-            let Ok(next) = self.chunks.recv() else { return Ok(0) };
-            let used = mem::replace(&mut self.chunk, next?);
+        if self.used == self.chunk.len() && !self.is_at_end {
+            // A thread that panics leaves no end of the stream: what it has read may be a part only.
+            let next = self.chunks.recv().map_err(|_| io::Error::other("the decompressing thread ended early"))??;
+            self.is_at_end = next.is_empty();
+            let used = mem::replace(&mut self.chunk, next);
             self.used = 0;
             // The thread may have ended.
             let _unused = self.empty.send(used);
@@ -217,7 +220,6 @@ fn read_chunks(mut reader: impl Read, read: &SyncSender<io::Result<Vec<u8>>>, to
         let mut chunk = to_fill.try_recv().unwrap_or_default();
         chunk.resize(CHUNK_BYTES, 0);
         let outcome = match reader.read(&mut chunk) {
-            Ok(0) => return,
             Ok(count) => {
                 chunk.truncate(count);
                 Ok(chunk)
@@ -225,7 +227,7 @@ fn read_chunks(mut reader: impl Read, read: &SyncSender<io::Result<Vec<u8>>>, to
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => Err(error),
         };
-        let is_last = outcome.is_err();
+        let is_last = outcome.as_ref().map_or(true, Vec::is_empty);
         if read.send(outcome).is_err() || is_last {
             return;
         }
@@ -289,3 +291,35 @@ const CHUNKS_AHEAD: usize = 4;
 const FOLLOW_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Size of the buffer: it holds the largest frame with its surrounding block, and fits into the second-level cache.
 const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Yields a few bytes, then ends as it is told to.
+    struct Stream(usize, fn() -> io::Result<usize>);
+
+    impl Read for Stream {
+        fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
+            self.0 = self.0.saturating_sub(1);
+            if self.0 > 0 { Ok(10) } else { (self.1)() }
+        }
+    }
+
+    #[test]
+    fn a_stream_whose_thread_panics_is_not_taken_for_a_shorter_one() {
+        let read = |end| {
+            let mut bytes = Vec::new();
+            ReadAhead::start(Stream(4, end)).unwrap().read_to_end(&mut bytes).map(|_| bytes.len())
+        };
+        assert_eq!(read(|| Ok(0)).unwrap(), 30);
+        assert_eq!(read(|| Err(io::ErrorKind::InvalidData.into())).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert!(read(|| panic!("a defect of the decompressor")).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_stream_lasts() {
+        let mut read_ahead = ReadAhead::start(Stream(1, || Ok(0))).unwrap();
+        assert_eq!([(); 3].map(|()| read_ahead.read(&mut [0; 5]).unwrap()), [0; 3]);
+    }
+}
