@@ -60,7 +60,7 @@ fn a_gateways_own_output_is_shown_record_by_record() {
         assert_eq!(packet["header"]["session"], "nasdaq-itch-5.0 2024-01-02 #0");
     }
     let records = messages(&packets);
-    let is_add = |record: &&Value| record["type"] == "mbo" && record["fields"]["action"] == "A";
+    let is_add = |record: &&&Value| record["type"] == "mbo" && record["fields"]["action"] == "A";
     let mbo = records.iter().find(is_add).unwrap();
     assert!(mbo["fields"]["price"].as_u64().unwrap() > 0 && mbo["header"]["sequence"].is_u64(), "{mbo}");
 
