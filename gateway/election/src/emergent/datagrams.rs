@@ -228,7 +228,8 @@ impl Backend<OutgoingMessage> for MembershipBackend {
 /// How soon the thread notices that it is to end.
 const STOP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The longest UDP payload over IPv4.
+/// The longest UDP payload over IPv4. No smaller bound would hold: a list of the most members, with the longest names, takes
+/// most of it.
 const DATAGRAM_BYTES_MAX: usize = 65_507;
 const LIMIT_MIN: Duration = Duration::from_micros(1);
 
@@ -241,9 +242,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        emergent::message::Message,
+        emergent::{
+            member_list::{ListVersion, ListedMember, MemberList, MemberState},
+            message::Message,
+        },
         formats::check,
-        identity::{Incarnation, NodeId},
+        identity::{Incarnation, Member, NodeId, NodeName},
         record::tests::member,
     };
 
@@ -310,6 +314,31 @@ mod tests {
         assert_eq!((ended.len(), others.len()), (1, 9));
         assert!(read(ended[0]).unwrap_err().0 == Refusal::Version);
         assert!(others.into_iter().all(|line| read(line).is_ok()));
+    }
+
+    #[test]
+    fn the_longest_list_fits_a_datagram_and_takes_most_of_it() {
+        let address = SocketAddr::from(([0xffff; 8], 65_535));
+        let listed = |node: u8| ListedMember {
+            member: Member {
+                node: NodeId(node),
+                name: NodeName::new(&"n".repeat(64)).unwrap(),
+                incarnation: Incarnation(u64::MAX),
+            },
+            address,
+            age: u64::MAX,
+            state: MemberState::Failed,
+        };
+        let list = MemberList {
+            version: ListVersion { count: u64::MAX, by: NodeId(255) },
+            next_age: u64::MAX,
+            members: (0..=u8::MAX).map(listed).collect(),
+        };
+        let message = Message::JoinAccepted { nonce: u64::MAX, list, epoch: Epoch::new(1 << 50, 255) };
+        let from = listed(255).member;
+        let envelope = Envelope { from, address, to: Some(Incarnation(u64::MAX)), number: u64::MAX, message };
+        let length = 2 + serde_json::to_vec(&envelope).unwrap().len() + TAG_BYTES;
+        assert!((DATAGRAM_BYTES_MAX / 10 * 9..=DATAGRAM_BYTES_MAX).contains(&length), "{length}");
     }
 
     #[test]
