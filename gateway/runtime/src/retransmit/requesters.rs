@@ -10,8 +10,9 @@ use crate::config::resolved::RetransmissionLimits;
 /// The remaining allowance of each requester, by source address. The number of entries is bounded. An entry with its
 /// full allowance can make room for another, since it equals a new entry.
 ///
-/// Source addresses can be forged, so entries must become free as fast as their allowance returns: otherwise a few forged
-/// requests would keep every further requester out.
+/// Source addresses can be forged, so an entry is free as soon as its allowance has returned: `1 / requests_per_second` after
+/// its only request. Forged requests keep further requesters out only at a rate of `requesters_max * requests_per_second`.
+/// An entry with a part of its allowance never makes room: the table also bounds what all answers together can take.
 #[derive(Debug)]
 pub(super) struct Requesters {
     limits: RetransmissionLimits,
