@@ -24,7 +24,7 @@ enum Tool {
     /// Show the last changes of leadership, from the audit file.
     #[command(after_help = "Examples:\n  mdgw ha history -n 5")]
     History(control::HistoryArgs),
-    /// Hand leadership over to another gateway, without loss and without duplicates.
+    /// Hand leadership over to another gateway. Nothing is lost; packets in flight may be repeated under the same name.
     #[command(after_help = "Examples:\n  mdgw ha hand-over\n  mdgw ha hand-over --group 2 --to 1")]
     HandOver(control::HandOverArgs),
     /// Pin leadership: no automatic moves. A leader that must step down still does.
