@@ -27,6 +27,31 @@ pub fn confine_to(cores: &[usize]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// The calling thread runs on other cores until this is dropped, by the same thread. What it touches first meanwhile lies in
+/// the memory of those cores' node.
+#[derive(Debug)]
+pub struct Visit {
+    before: CpuSet,
+}
+
+impl Visit {
+    /// Moves the calling thread to these cores.
+    ///
+    /// # Errors
+    /// As [`confine_to`].
+    pub fn to(cores: &[usize]) -> io::Result<Self> {
+        let before = sched_getaffinity(None)?;
+        confine_to(cores).map(|()| Self { before })
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        // The cores were granted before, so the kernel grants them again.
+        let _granted_again = sched_setaffinity(None, &self.before);
+    }
+}
+
 /// The cores on which the calling thread may run; empty if the kernel does not report them.
 #[must_use]
 pub fn usable_cores() -> Vec<usize> {
@@ -98,6 +123,23 @@ mod tests {
             assert_eq!(of_child.join().unwrap(), (vec![first], vec![last]));
             assert_eq!(usable_cores(), [first]);
             assert!(confine_to(&[]).is_err() && confine_to(&[usize::MAX]).is_err());
+            assert_eq!(usable_cores(), [first]);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_thread_returns_from_a_visit_to_the_cores_that_it_had() {
+        let cores = usable_cores();
+        let [first, .., last] = *cores else { return };
+        std::thread::spawn(move || {
+            confine_to(&[first]).unwrap();
+            let visit = Visit::to(&[last]).unwrap();
+            assert_eq!(usable_cores(), [last]);
+            drop(visit);
+            assert_eq!(usable_cores(), [first]);
+            Visit::to(&[usize::MAX]).unwrap_err();
             assert_eq!(usable_cores(), [first]);
         })
         .join()

@@ -41,6 +41,7 @@ use mdgw_pair::{
 use mdgw_publog::{LogOptions, LogRecovery, Retention};
 use mdgw_status::disclosure::Disclosure;
 use mdgw_sys::{
+    affinity::Visit,
     batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
     clock::unix_now,
     drops::SocketDrops,
@@ -66,7 +67,7 @@ use super::{
 use crate::{
     config::{
         Resolved,
-        resolved::{ChannelSetup, OutputConfig, PoolConfig},
+        resolved::{ChannelSetup, OutputConfig, PoolConfig, Threads},
         tag_keys::tag_policies,
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
@@ -217,11 +218,18 @@ impl<'c> Wiring<'c> {
         if setups.is_empty() {
             return Ok(None);
         }
+        // The first touch of books, windows and log segments decides on their memory node, so it has to be on a core of the
+        // pool. No thread starts here, and none of this pool runs yet. A core that is not there is reported by its thread.
+        let on_pool_cores = match &pool.threads {
+            Threads::Pinned(cores) => Visit::to(cores).ok(),
+            Threads::Unpinned(_) => None,
+        };
         let mut pipelines = Vec::with_capacity(setups.len());
         for (index, setup) in setups.iter().enumerate() {
             let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
             pipelines.push(self.pipeline(index, setup)?);
         }
+        drop(on_pool_cores);
         let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
         let backend = backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)?;
         let running = self.start_on(backend, pool, pipelines, progress)?;
