@@ -366,8 +366,8 @@ impl ChannelPipeline {
     /// The data path: processes all datagrams of the batch in the order of their receive timestamps, whichever line
     /// they came on. Returns the number of datagrams.
     ///
-    /// A packet stays open while a later datagram of the batch holds the next message. The packet leaves at once when
-    /// it is full, or when the rest of the batch has nothing new.
+    /// A packet stays open while one of the batch's next [`LOOK_AHEAD_DATAGRAMS`] holds the next message. The packet leaves
+    /// at once when it is full, or when they have nothing new.
     fn process_batch<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
         let PipelineLocal { batch, order, unsent, buffers, stages, wall } = &mut *context.local;
         let received_at = wall.at(mono_now());
@@ -397,10 +397,14 @@ impl ChannelPipeline {
                     unsent.extend(recorded.map(|recorded_at| UnsentDatagram { ts_recv, recorded_at }));
                 }
             }
-            if self.sink.has_open_frames() && (self.sink.is_full() || index >= open_until) {
-                match self.next_with_new_messages(batch, order, index + 1) {
-                    Some(next) if !self.sink.is_full() => open_until = next,
-                    _ => self.sink.flush(),
+            if self.sink.has_open_frames() {
+                if self.sink.is_full() {
+                    self.sink.flush();
+                } else if index >= open_until {
+                    match self.next_with_new_messages(batch, order, index + 1) {
+                        Some(next) => open_until = next,
+                        None => self.sink.flush(),
+                    }
                 }
             }
             let entries = self.sink.writer().counts().entries;
@@ -451,14 +455,14 @@ impl ChannelPipeline {
         (self.sink.written() != written_before).then_some(recorded_at)
     }
 
-    /// The first datagram from `from` on that holds the next message, as an index in `order`. A copy of another line
+    /// The first of some datagrams from `from` on that holds the next message, as an index in `order`. A copy of another line
     /// holds only messages that were delivered before.
     #[inline]
     fn next_with_new_messages(&self, batch: &ReceiveBatch, order: &[(u64, u16)], from: usize) -> Option<usize> {
         let is_new = |datagram: &ReceivedDatagram<'_>| {
             self.channel.holds_expected(datagram.bytes) && admit(&self.lines, self.recovery.as_ref(), datagram).is_ok()
         };
-        let mut rest = order.iter().enumerate().skip(from);
+        let mut rest = order.iter().enumerate().skip(from).take(LOOK_AHEAD_DATAGRAMS);
         rest.find(|(_, (_, place))| batch.get(usize::from(*place)).is_some_and(|datagram| is_new(&datagram)))
             .map(|(index, _)| index)
     }
@@ -682,6 +686,10 @@ impl ChannelHandler for ChannelPipeline {
         self.publisher.on_deadline(now, &mut self.sink, &self.fence, &mut context.local.buffers, context.io);
     }
 }
+
+/// How many datagrams of a batch an open packet may wait for. The line that delivers first has its next message in one of
+/// the next few: between lie copies of other lines.
+const LOOK_AHEAD_DATAGRAMS: usize = 8;
 
 /// Checks whether a datagram may be passed to the channel.
 fn admit(

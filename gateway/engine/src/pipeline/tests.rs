@@ -328,6 +328,18 @@ fn copies_of_the_other_line_neither_end_a_packet_nor_keep_it_open() {
 }
 
 #[test]
+fn a_packet_waits_for_few_datagrams_only() {
+    for (copies, expected) in [(7, &["[2,4) 2"][..]), (8, &["[2,3) 1", "[3,4) 1"])] {
+        let mut harness = Harness::new();
+        harness.send_each(Line::A, [2]);
+        (0..copies).for_each(|_| harness.send_each(Line::B, [2]));
+        harness.send_each(Line::A, [3]);
+        harness.run_batch();
+        assert_eq!(harness.received(), expected, "with {copies} copies between");
+    }
+}
+
+#[test]
 fn a_packet_does_not_wait_behind_a_gap_but_for_the_datagram_that_fills_it() {
     let mut harness = Harness::new();
     harness.send_each(Line::A, [2, 3, 5, 6]);

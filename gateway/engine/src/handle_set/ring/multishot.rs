@@ -17,12 +17,14 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use io_uring::{cqueue, opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 use mdgw_sys::{
     batch::{ReceiveBatch, SendBatch, is_past_send_error, pinned_array::PinnedArray, provided, receive_round_robin},
+    clock::mono_now,
     handle::{Handle, LineSet},
 };
 
@@ -342,18 +344,26 @@ impl MultishotIo {
     }
 
     /// Ends all receives, so that the ring holds no socket any more. The kernel ends the requests of a closed ring some
-    /// time later only, and until then their sockets would keep their ports.
+    /// time later only, and until then their sockets would keep their ports. Never waits inside the kernel, and not for long:
+    /// the completion of a cancelled receive may be lost, and a thread that stops must end all the same.
     fn end_receives(&mut self) -> io::Result<()> {
         for number in 0..self.slots.len() {
             if let (SlotState::Receiving, Ok(slot)) = (self.slots[number].state, u16::try_from(number)) {
                 self.cancel_receive(slot)?;
             }
         }
-        while self.slots.iter().any(|slot| slot.state == SlotState::Closing) {
-            self.ring.enter(1)?;
+        let deadline = mono_now().plus(END_NS_MAX);
+        loop {
+            self.ring.enter(0)?;
             self.reap(|_, _| {});
+            if self.slots.iter().all(|slot| slot.state != SlotState::Closing) {
+                return Ok(());
+            }
+            if mono_now() >= deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::sleep(END_POLL_INTERVAL);
         }
-        Ok(())
     }
 
     fn free(&mut self, slot: u16) {
@@ -541,6 +551,9 @@ fn classify_receive_end(result: i32) -> ReceiveEnd {
     }
 }
 
+/// How long a thread that ends waits for its cancelled receives, ns. They take microseconds.
+const END_NS_MAX: u64 = 200_000_000;
+const END_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// No buffer: the end of a slot's chain.
 const NONE: u16 = u16::MAX;
 
@@ -614,6 +627,17 @@ mod tests {
             io.take_provided(pair.handle, &mut batch);
         }
         assert_eq!(batch.get(0).unwrap().bytes, b"later");
+    }
+
+    #[test]
+    fn a_thread_ends_although_the_end_of_a_cancelled_receive_is_lost() {
+        let set = MultishotSet::new(16).unwrap();
+        let mut io = set.thread_io().unwrap();
+        let handle = SocketPair::new(0, Line::A).handle;
+        let state = SlotState::Closing;
+        io.slots.push(SocketSlot { raw_fd: -1, handle, state, socket: None, first: NONE, last: NONE });
+        drop(io);
+        set.thread_io().unwrap();
     }
 
     #[test]
