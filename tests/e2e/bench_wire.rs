@@ -8,28 +8,29 @@ use std::{
 use mdgw_tests::process;
 use serde_json::Value;
 
-/// The bench beside the program under test, built in the same profile.
+/// The bench beside the program under test. A build of the whole workspace makes both; where it is missing, it is built alone.
 fn bench() -> PathBuf {
-    let beside = process::program().with_file_name("mdgw-bench");
-    let own = std::env::current_exe().expect("a test knows its own path");
-    let profile = own.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/test");
-    let target = profile.parent().expect("a profile's directory lies in the target directory");
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "mdgw-bench", "--bin", "mdgw-bench", "--target-dir"]).arg(target);
-    if profile.ends_with("release") {
-        build.arg("--release");
+    let bench = process::program().with_file_name("mdgw-bench");
+    if !bench.exists() {
+        let profile = bench.parent().expect("a program lies in a directory");
+        let target = profile.parent().expect("a profile's directory lies in the target directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "mdgw-bench", "--bin", "mdgw-bench", "--target-dir"]).arg(target);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+        assert!(built.success(), "mdgw-bench doesn't build");
     }
-    let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-    assert!(built.success(), "mdgw-bench doesn't build");
-    if beside.exists() { beside } else { profile.join("mdgw-bench") }
+    bench
 }
 
 fn wire(words: &str) -> Value {
     let program = format!("--program={}", process::program().display());
     // Few messages and parking threads: other tests run beside this one.
-    let fixed = "wire --json --rounds 1 --seconds 1 --wait park --live-orders 500 --warm-up-messages 3000";
+    let fixed = "--json --rounds 1 --seconds 1 --wait park --live-orders 500 --warm-up-messages 3000";
     let words = fixed.split_whitespace().chain(words.split_whitespace());
-    let done = Command::new(bench()).arg(program).args(words.clone()).stderr(Stdio::inherit()).output();
+    let done = Command::new(bench()).arg("wire").arg(program).args(words.clone()).stderr(Stdio::inherit()).output();
     let done = done.expect("the bench runs");
     assert!(done.status.success(), "{}", words.collect::<Vec<_>>().join(" "));
     serde_json::from_slice(&done.stdout).expect("one line of JSON")
