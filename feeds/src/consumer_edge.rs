@@ -36,7 +36,7 @@ pub enum EdgeOutput<'a> {
     /// A known type with another length, or a record longer than any of DBN: as published, without local values. A DBN decoder
     /// would misread it.
     Unknown {
-        /// The whole record.
+        /// Every byte of the record, where none is cut.
         bytes: &'a [u8],
     },
     /// A symbol mapping. It belongs to no schema.

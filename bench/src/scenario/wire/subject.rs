@@ -78,7 +78,13 @@ impl Subject {
         let started = network.run_inside(|| command.spawn())?;
         let child = started.with_context(|| format!("start {}", self.program.display()))?;
         let mut running = RunningSubject { child, directory, kind: self.kind };
-        running.wait_until_ready(&output)?;
+        let ready = match (self.kind, case.election) {
+            (SubjectKind::Bare, _) => "ready",
+            (SubjectKind::Gateway, Election::None) => "gateway running",
+            // Only a leader publishes.
+            (SubjectKind::Gateway, Election::File) => "leads group",
+        };
+        running.wait_until_logged(ready, &output)?;
         Ok(running)
     }
 }
@@ -101,11 +107,7 @@ impl RunningSubject {
         (self.kind == SubjectKind::Gateway).then_some(of_channel)
     }
 
-    fn wait_until_ready(&mut self, output: &Path) -> Result<()> {
-        let ready = match self.kind {
-            SubjectKind::Bare => "ready",
-            SubjectKind::Gateway => "gateway running",
-        };
+    fn wait_until_logged(&mut self, ready: &str, output: &Path) -> Result<()> {
         let started = Instant::now();
         loop {
             let text = fs::read_to_string(output)?;
