@@ -236,7 +236,7 @@ impl Candidate {
             }
             Input::Fitness(fitness) => {
                 self.fitness = fitness;
-                self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
+                self.state_to_own_voter(now);
             }
             Input::OutputReceived => {
                 if let Phase::Leading(LeaderState { tenure: Some(tenure), .. }) = &mut self.phase {
@@ -245,7 +245,7 @@ impl Candidate {
             }
             Input::Eligibility(eligibility) => {
                 self.eligibility = eligibility;
-                self.voter.set_candidate_state(now, self.node(), self.fitness, self.eligibility);
+                self.state_to_own_voter(now);
             }
             Input::ClockRate(rate) => {
                 self.clock_rate = rate;
@@ -400,6 +400,11 @@ impl Candidate {
             eligibility: self.stated_eligibility(),
             operation,
         }
+    }
+
+    /// This gateway's voter knows its candidate as the other voters do: otherwise it alone would hold back another candidate.
+    fn state_to_own_voter(&mut self, now: MonoNs) {
+        self.voter.set_candidate_state(now, self.node(), self.fitness, self.stated_eligibility());
     }
 
     /// The eligibility in messages to voters and peers. A voter refuses less fit gateways while a fitter one asks, so a
@@ -619,5 +624,39 @@ impl Candidate {
             Phase::Transferring(_) | Phase::Waiting | Phase::Polling(_) | Phase::Closed => self.phase = Phase::Closed,
         }
         self.voter.set_candidate_state(now, self.node(), self.fitness, Eligibility::Joining);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::member;
+
+    #[test]
+    fn a_gateway_that_no_majority_answers_is_not_eligible_for_its_own_voter_either() {
+        let names: BTreeMap<_, _> = (1..=5).map(|node| (NodeId(node), member(node, 1).name)).collect();
+        let timing = LeaseTiming::from_ms(20, 4, 4);
+        let config = CandidateConfig {
+            group: GroupId(1),
+            member: member(1, 1),
+            candidates: names.clone().into_iter().take(2).collect(),
+            voters: names,
+            timing,
+            configuration: ConfigVersion::default(),
+            vote_ns_max: vote_ns_max(&timing),
+            nonce: 7,
+        };
+        let mut candidate = Candidate::new(MonoNs(1), config, DurableVote::default(), Epoch::default());
+        for (connection, stated) in
+            [(ConnectionState::Connected, Eligibility::Eligible), (ConnectionState::Lost, Eligibility::Joining)]
+        {
+            candidate.connection = connection;
+            for input in [Input::Eligibility(Eligibility::Eligible), Input::Fitness(Fitness::default())] {
+                let mut voter = candidate.voter.clone();
+                voter.set_candidate_state(MonoNs(2), NodeId(1), Fitness::default(), stated);
+                candidate.on_input(MonoNs(2), input, &mut Vec::new());
+                assert_eq!(candidate.voter, voter, "{connection:?}");
+            }
+        }
     }
 }
