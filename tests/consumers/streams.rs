@@ -608,6 +608,39 @@ fn late_starts() -> Vec<Scenario> {
     stream.silence(0);
     all.push(stream);
 
+    for (name, about, is_silent) in [
+        (
+            "late_start_definitions_of_two_logs",
+            "Each service has a definition that the other lacks, of message 1 and of message 2. Each is asked from its first one on.",
+            false,
+        ),
+        (
+            "late_start_definitions_of_one_log",
+            "The second service does not answer. After two rounds the receiver goes on without its definitions, and counts that.",
+            true,
+        ),
+    ] {
+        let mut stream = Scenario::new(name, about, "services=2");
+        from_4(&mut stream);
+        for lacking in [2, 1] {
+            let mut served = VirtualGateway::new(BODY);
+            served.begin_session(0);
+            for sequence in (1..3).filter(|sequence| *sequence != lacking) {
+                served.cover(sequence);
+                served.message(sequence, SMALL_DEFINITION, PLAIN);
+            }
+            served.cover(3);
+            served.flush();
+            add_messages(&mut served, 3..11);
+            served.set_epoch(FIRST);
+            stream.serve(served);
+        }
+        if is_silent {
+            stream.silence(1);
+        }
+        all.push(stream);
+    }
+
     let mut stream = Scenario::new(
         "late_start_two_logs",
         "One service's log begins later than the other's. The receiver starts at the oldest message of both.",

@@ -249,6 +249,8 @@ pub struct ReceiverStatistics {
     pub definitions: u64,
     /// Starts without definitions or without the log's oldest message, because no service answered.
     pub starts_unanswered: u64,
+    /// Starts at which a service did not send all of its definitions: those that only its log has are missing.
+    pub definitions_incomplete: u64,
     /// Sessions that were left although no service knew where they end. Messages at their end may be missing, or a whole session
     /// after them, and no [`Item::Lost`] reports it.
     pub sessions_incomplete: u64,

@@ -26,6 +26,8 @@
 /* After refused epochs, ns: forged packets must not make a receiver flood the services. */
 #define EPOCH_QUERY_INTERVAL_NS UINT64_C(1000000000)
 #define SOURCES_MAX 16
+/* Definitions of one session that a receiver remembers: three times what the largest venue lists. */
+#define DEFINITIONS_MAX ((size_t)1 << 15)
 #define DATAGRAMS_PER_SOCKET_MAX 64
 /* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
 #define UNDRAINED_ROUNDS_MAX 128
@@ -439,7 +441,12 @@ typedef struct channel {
     bool is_end_known;
     bool has_next_session, has_oldest, has_previous_session, has_skipped;
     mdgw_session next_session, sessions_from, oldest, previous_session;
+    /* Each log has indices of its own, so each service is asked from index 0 on. Until one answers, any may. */
+    bool has_definitions_service;
+    unsigned definitions_service;
     uint64_t next_definition, requested_from, skipped_first, skipped_next;
+    uint64_t *definitions; /* delivered at the start of the session, ascending */
+    size_t definition_count;
     extent extents[MDGW_SERVICES_MAX];
     /* Stream of items. */
     bool has_session, has_state, has_snapshot, has_session_end, has_reported_end;
@@ -494,7 +501,7 @@ struct mdgw_receiver {
     size_t channel_count, turn;
     selection *selections;
     size_t selection_count, selections_max;
-    void *blocks[9];
+    void *blocks[10];
     size_t block_count;
     /* Epochs. */
     epoch_phase epoch_phase;
@@ -529,6 +536,13 @@ static bool take_due(query *query)
 static void ask_next(const mdgw_receiver *receiver, query *query, uint64_t now)
 {
     query->attempt++;
+    query->deadline = plus(now, receiver->config.request_timeout_ns);
+    query->is_due = true;
+}
+
+/* The answer ended early: asks the same service for the rest. */
+static void request_next_piece(const mdgw_receiver *receiver, query *query, uint64_t now)
+{
     query->deadline = plus(now, receiver->config.request_timeout_ns);
     query->is_due = true;
 }
@@ -1252,7 +1266,9 @@ static void begin_session(channel *channel, mdgw_session session, const uint64_t
     bool is_from_start = first != NULL && *first <= 1;
     if (channel->receiver->config.services > 0 && !is_from_start) {
         set_phase(channel, QUERY_DEFINITIONS, true, now);
+        channel->has_definitions_service = false;
         channel->next_definition = channel->requested_from = 0;
+        channel->definition_count = 0;
         return;
     }
     if (is_from_start || is_same_day_restart(channel))
@@ -1311,7 +1327,7 @@ static void after_definitions(channel *channel, uint64_t now)
 
 static bool is_query_satisfied(const channel *channel)
 {
-    if (!channel->query.is_active || channel->phase == QUERY_DEFINITIONS)
+    if (!channel->query.is_active)
         return false;
     if (channel->phase == QUERY_SESSIONS && !channel->has_oldest && channel->has_session && !any_final(channel))
         return false;
@@ -1328,7 +1344,8 @@ static void finish_query(channel *channel, uint64_t now)
     mdgw_counts *counts = &channel->receiver->counts;
     uint64_t first, next;
     bool is_final = any_final(channel);
-    counts->starts_unanswered += channel->phase == QUERY_DEFINITIONS || reported_count(channel) == 0;
+    counts->starts_unanswered += reported_count(channel) == 0;
+    counts->definitions_incomplete += channel->phase == QUERY_DEFINITIONS && reported_count(channel) < channel->receiver->config.services;
     unsigned known = extent_range(channel, &first, &next);
     switch (channel->phase) {
     case QUERY_SESSIONS:
@@ -1437,6 +1454,27 @@ static void accept_session_answer(channel *channel, const mdgw_packet *packet, u
     on_extent_reported(channel, is_first_report, now);
 }
 
+/* Each log may lack definitions that another one has. Those beyond the number remembered may come again. */
+static bool is_new_definition(channel *channel, uint64_t sequence)
+{
+    size_t low = 0, high = channel->definition_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (channel->definitions[middle] < sequence)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    uint64_t *place = channel->definitions + low;
+    if (low < channel->definition_count && *place == sequence)
+        return false;
+    if (channel->definition_count < DEFINITIONS_MAX) {
+        memmove(place + 1, place, (channel->definition_count++ - low) * sizeof *place);
+        *place = sequence;
+    }
+    return true;
+}
+
 static void accept_start_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
 {
     bool is_snapshot = packet->flags & MDGW_SNAPSHOT_PACKET;
@@ -1445,21 +1483,34 @@ static void accept_start_answer(channel *channel, const mdgw_packet *packet, uns
             bool is_first_report = report_extent(channel, service, extent_of(packet));
             on_extent_reported(channel, is_first_report, now);
         }
+    } else if (service >= channel->receiver->config.services || channel->extents[service].is_reported ||
+               (channel->has_definitions_service && channel->definitions_service != service)) {
+        /* An answer of another service than the one that is asked, or of one that has sent everything. */
     } else if (is_snapshot && packet->flags & MDGW_HEARTBEAT) {
-        if (packet->first == packet->next && packet->first <= channel->next_definition)
-            after_definitions(channel, now);
-        else if (channel->next_definition > channel->requested_from)
+        if (packet->first == packet->next && packet->first <= channel->next_definition) {
+            channel->has_definitions_service = false;
+            channel->next_definition = channel->requested_from = 0;
+            bool is_first_report = report_extent(channel, service, (extent){.is_reported = true});
+            on_extent_reported(channel, is_first_report, now);
+        } else if (channel->next_definition > channel->requested_from) {
             /* A limit shortened the answer, or a part was lost: the next piece. Without progress the deadline decides. */
-            channel->query = new_query(channel->receiver, now);
+            request_next_piece(channel->receiver, &channel->query, now);
+        }
     } else if (is_snapshot && packet->first == channel->next_definition && packet->next - packet->first == packet->frame_count) {
         /* Another order, or a duplicate, is resolved by the index of the next request. */
         size_t offset = 0;
         mdgw_frame frame;
+        channel->has_definitions_service = true;
+        channel->definitions_service = service;
         channel->next_definition = packet->next;
-        channel->query.attempt = 1;
         channel->query.deadline = plus(now, channel->receiver->config.request_timeout_ns);
-        while (mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &frame))
+        while (mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &frame)) {
+            if (!is_new_definition(channel, frame.sequence))
+                continue;
+            /* A service that only ever sends its beginning must not be asked for ever. */
+            channel->query.attempt = 1;
             emit_records(channel, MDGW_ITEM_DEFINITION, &frame, frame.body, frame.body_bytes);
+        }
     }
 }
 
@@ -1585,6 +1636,11 @@ static bool channel_request(channel *channel, mdgw_request *request)
             request->first = 0;
         } else if (channel->phase == QUERY_DEFINITIONS) {
             request->kind = MDGW_DEFINITIONS;
+            /* Without progress the next service is asked, from its first definition on. */
+            if (channel->next_definition == channel->requested_from) {
+                channel->has_definitions_service = false;
+                channel->next_definition = 0;
+            }
             request->first = channel->requested_from = channel->next_definition;
         }
         request->next = request->first;
@@ -1833,6 +1889,7 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     receiver->selections = allocate(receiver, receiver->selections_max, sizeof *receiver->selections);
     receiver->start = allocate(receiver, start_bytes, 1);
     receiver->channel_filter = allocate(receiver, channels, sizeof *receiver->channel_filter);
+    uint64_t *definitions = allocate(receiver, config->services > 0 ? channels * DEFINITIONS_MAX : 0, sizeof *definitions);
     if (receiver->block_count < sizeof receiver->blocks / sizeof receiver->blocks[0]) {
         mdgw_receiver_free(receiver);
         errno = ENOMEM;
@@ -1846,6 +1903,7 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->fragments = fragments + i * packets * 2;
         channel->slots = slots + i * packets;
         channel->free_slots = free_slots + i * packets;
+        channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
     }
     if (config->channels) {
         memcpy(receiver->channel_filter, config->channels, channels * sizeof *config->channels);
@@ -2022,7 +2080,10 @@ static unsigned select_service(mdgw_receiver *receiver, const mdgw_request *requ
         selection = &receiver->selections[receiver->selection_count - 1];
         *selection = (struct selection){.is_range = is_range, .channel = request->channel};
     }
-    bool is_repeated = selection->has_last && selection->kind == request->kind && selection->first == request->first &&
+    /* A query for definitions that begins again goes to the next one too: each is asked for all that its log has. */
+    bool begins_again = request->kind == MDGW_DEFINITIONS && request->first == 0;
+    bool is_repeated = selection->has_last && selection->kind == request->kind &&
+                       (selection->first == request->first || begins_again) &&
                        compare_sessions(&selection->session, &request->session) == 0;
     if (is_repeated)
         selection->service = (selection->service + 1) % receiver->config.services;

@@ -225,6 +225,7 @@ typedef struct mdgw_counts {
     uint64_t gap_messages;        /* declared missing by the gateway */
     uint64_t lost_messages;       /* published, not received */
     uint64_t starts_unanswered;   /* starts for which no service answered */
+    uint64_t definitions_incomplete; /* starts at which a service did not send all of its definitions */
     uint64_t sessions_incomplete; /* sessions that were left although no service knew their end */
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);

@@ -666,11 +666,12 @@ class Receiver:
         kind, channel, session, first, next_ = request
         # A service that answers is kept; a repeated request goes to the next one. Requests for messages and queries for log
         # extents alternate, so each has its own turn.
+        # A query for definitions that begins again goes to the next one too: each is asked for all that its log has.
         turn = self._selections.setdefault((channel, first < next_), [0, None])
-        last = (kind, session, first)
-        if turn[1] == last:
+        last, turn[1] = turn[1], (kind, session, first)
+        begins_again = kind == DEFINITIONS and first == 0
+        if last is not None and (last == turn[1] or begins_again and last[:2] == (kind, session)):
             turn[0] = (turn[0] + 1) % max(self._services, 1)
-        turn[1] = last
         service = turn[0]
         nonce = self.request_nonce(service)
         return service, Request(kind, self._config.group, channel, session, first, next_, nonce).to_bytes()
@@ -715,8 +716,14 @@ class _Query:
         is_due, self.is_due = self.is_due, False
         return is_due
 
-    def on_progress(self, now):
-        self.attempt, self.deadline = 1, now + self.config.request_timeout_ns
+    def on_progress(self, is_any_new, now):
+        """A service that only ever sends its beginning must not be asked for ever."""
+        if is_any_new:
+            self.attempt = 1
+        self.deadline = now + self.config.request_timeout_ns
+
+    def request_next_piece(self, now):
+        self.deadline, self.is_due = now + self.config.request_timeout_ns, True
 
     def ask_next(self, now):
         self.attempt += 1
@@ -915,6 +922,8 @@ class _Held:
 
 # Phases of a channel.
 _IDLE, _SESSIONS, _DEFINITIONS, _EXTENT, _RUNNING, _CLOSING = "idle", "sessions", "definitions", "extent", "running", "closing"
+# Definitions of one session that a receiver remembers: three times what the largest venue lists.
+_DEFINITIONS_MAX = 1 << 15
 _NONE = 1 << 64  # `expected` before the first packet: beyond every position
 
 
@@ -946,7 +955,10 @@ class _Channel:
         self.next_session: Optional[Session] = None
         self.sessions_from: Optional[Session] = None
         self.oldest: Optional[Session] = None
+        # Each log has indices of its own, so each service is asked from index 0 on. Until one answers, any may (None).
+        self.definitions_service: Optional[int] = None
         self.next_definition = self.requested_from = 0
+        self.definitions: set = set()
         self.extents: list = [None] * self.services
         self.previous_session: Optional[Session] = None
         self.skipped: Optional[tuple] = None
@@ -962,10 +974,10 @@ class _Channel:
         self.part_bodies: list = []
         self.part_bytes = self.next_part = 0
         self.is_broken = False
-        # Counts: messages delivered; missing messages, by who declared them; starts without an answer; sessions left although
-        # no service knew their end.
+        # Counts: messages delivered; missing messages, by who declared them; starts without an answer; starts at which a service
+        # did not send all of its definitions; sessions left although no service knew their end.
         self.messages = self.gap_messages = self.lost_messages = 0
-        self.starts_unanswered = self.sessions_incomplete = 0
+        self.starts_unanswered = self.definitions_incomplete = self.sessions_incomplete = 0
         # Arbitration: next position to deliver, and the first one not known to exist.
         self.arrivals = [0] * 8
         self.jumps: list = [None] * 8
@@ -1522,6 +1534,9 @@ class _Channel:
             if self.phase is _SESSIONS:
                 return SESSIONS, self.number, self.sessions_from, 0, 0
             if self.phase is _DEFINITIONS:
+                # Without progress the next service is asked, from its first definition on.
+                if self.next_definition == self.requested_from:
+                    self.definitions_service, self.next_definition = None, 0
                 self.requested_from = self.next_definition
                 return DEFINITIONS, self.number, self.session, self.next_definition, self.next_definition
             start = 0 if self.expected == _NONE else self.expected >> 16
@@ -1556,6 +1571,9 @@ class _Channel:
     def any_final(self):
         return any(extent is not None and extent[2] for extent in self.extents)
 
+    def all_reported(self):
+        return all(extent is not None for extent in self.extents)
+
     def any_reported(self):
         return any(extent is not None for extent in self.extents)
 
@@ -1569,15 +1587,14 @@ class _Channel:
         return known[0] if known is not None and known[2] == self.services else None
 
     def is_query_satisfied(self):
-        if self.query is None or self.phase is _DEFINITIONS:
+        if self.query is None:
             return False
         if self.phase is _SESSIONS and not (self.oldest is not None or self.session is None or self.any_final()):
             return False
         # A session is left only when a service knows where it ended.
         if self.phase is _CLOSING and not self.any_final():
             return False
-        all_reported = all(extent is not None for extent in self.extents)
-        return all_reported or self.any_reported() and self.query.has_asked_enough()
+        return self.all_reported() or self.any_reported() and self.query.has_asked_enough()
 
     def on_extent_reported(self, is_first_report, now):
         if self.is_query_satisfied():
@@ -1587,7 +1604,8 @@ class _Channel:
 
     def finish_query(self, now):
         """Continues with the answers received, if any."""
-        self.starts_unanswered += self.phase is _DEFINITIONS or not self.any_reported()
+        self.starts_unanswered += not self.any_reported()
+        self.definitions_incomplete += self.phase is _DEFINITIONS and not self.all_reported()
         is_final = self.any_final()
         if self.phase is _SESSIONS and self.oldest is None:
             self.sessions_incomplete += self.session is not None and not is_final
@@ -1685,7 +1703,8 @@ class _Channel:
         is_from_start = first is not None and first <= 1
         if self.services and not is_from_start:
             self.phase, self.query = _DEFINITIONS, self.new_query(now)
-            self.next_definition = self.requested_from = 0
+            self.definitions_service, self.next_definition, self.requested_from = None, 0, 0
+            self.definitions.clear()
         else:
             if is_from_start or self.is_same_day_restart():
                 self.start_at(1)
@@ -1733,22 +1752,37 @@ class _Channel:
             self.skipped = None
             self.start_running(now)
 
+    def is_new_definition(self, sequence):
+        """Each log may lack definitions that another one has. Those beyond the number remembered may come again."""
+        if sequence in self.definitions:
+            return False
+        if len(self.definitions) < _DEFINITIONS_MAX:
+            self.definitions.add(sequence)
+        return True
+
     def accept_start_answer(self, packet, service, now):
         is_end, is_snapshot = packet.flags & HEARTBEAT != 0, packet.flags & SNAPSHOT != 0
         first, next_ = packet.first, packet.next
-        if self.phase is _DEFINITIONS and is_snapshot and is_end:
+        has_reported = service < self.services and self.extents[service] is not None
+        if self.phase is _DEFINITIONS and (self.definitions_service not in (None, service) or has_reported):
+            pass  # an answer of another service than the one that is asked, or of one that has sent everything
+        elif self.phase is _DEFINITIONS and is_snapshot and is_end:
             if first == next_ and first <= self.next_definition:
-                self.after_definitions(now)
+                self.definitions_service, self.next_definition, self.requested_from = None, 0, 0
+                is_first_report = self.report_extent(service, (0, 0, False))
+                self.on_extent_reported(is_first_report, now)
             elif self.next_definition > self.requested_from:
                 # A limit shortened the answer, or a part was lost: the next piece. Without any progress the deadline decides.
-                self.query = self.new_query(now)
+                self.query.request_next_piece(now)
         elif self.phase is _DEFINITIONS:
             # Another order, or a duplicate: the index of the next request resolves it.
             if is_snapshot and first == self.next_definition and next_ - first == packet.frame_count:
-                self.next_definition = next_
-                self.query.on_progress(now)
+                self.definitions_service, self.next_definition, is_any_new = service, next_, False
                 for _kind, sequence, _part, flags, ts_recv, delta, count, body in packet.frames:
-                    self.emit(Definition(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+                    if self.is_new_definition(sequence):
+                        is_any_new = True
+                        self.emit(Definition(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+                self.query.on_progress(is_any_new, now)
         elif _is_end_of_answer(packet):
             is_first_report = self.report_extent(service, _extent_of(packet))
             self.on_extent_reported(is_first_report, now)
@@ -2112,6 +2146,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for channel in subscriber.receiver.channels.values():
         if channel.starts_unanswered:
             print(f"channel {channel.number}: no retransmission service answered at the start", file=sys.stderr)
+        elif channel.definitions_incomplete:
+            print(f"channel {channel.number}: not every retransmission service sent its definitions", file=sys.stderr)
         if channel.sessions_incomplete:
             print(f"channel {channel.number}: {channel.sessions_incomplete} sessions were left at an unknown end", file=sys.stderr)
     for reason, count in sorted(subscriber.receiver.drops.items()):

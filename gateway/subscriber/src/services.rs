@@ -8,7 +8,8 @@ use mdgw_feeds::{
     published::request::{RequestKind, ServiceRequest},
 };
 
-/// Keeps using a service as long as it answers. A repeated request goes to the next service.
+/// Keeps using a service as long as it answers. A repeated request goes to the next service, and so does a query for definitions that
+/// begins again: each service is asked for all that its log has.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceSelector {
     count: usize,
@@ -32,8 +33,11 @@ impl ServiceSelector {
     /// Index of the service for this request; 0 if there is no service.
     pub fn select(&mut self, request: &ServiceRequest) -> usize {
         let turn = self.selections.entry((request.channel, request.first < request.next)).or_default();
-        let last_request = (request.kind, request.session, request.first);
-        if turn.last_request.replace(last_request) == Some(last_request) {
+        let this = (request.kind, request.session, request.first);
+        let last = turn.last_request.replace(this);
+        let begins_again = request.kind == RequestKind::Definitions && request.first == Sequence(0);
+        let is_same_query = last.is_some_and(|(kind, session, _)| (kind, session) == (request.kind, request.session));
+        if last == Some(this) || begins_again && is_same_query {
             turn.service = (turn.service + 1) % self.count.max(1);
         }
         turn.service

@@ -12,7 +12,7 @@
 //!  idle ───────────────────────────────────────────┴───────────────────── sessions (which are in the logs?)
 //! ```
 //! Every query is repeated until it is answered or given up; the stream then continues without the answer. Log
-//! extents are queried from every service.
+//! extents and definitions are queried from every service.
 
 use crate::{
     arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, RecoveryConfig, WhenFull},
@@ -42,6 +42,8 @@ pub(super) struct ReceiverChannel {
     log_extents: LogExtents,
     /// The session followed before the current one. If present, the current session is requested from its beginning.
     previous_session: Option<Session>,
+    /// Definitions delivered at the start of the current session, ascending: each log may lack some that another one has.
+    definitions: Vec<Sequence>,
     /// Range observed of the current session while its start was being requested.
     skipped: Option<(Sequence, Sequence)>,
     /// Over positions: `sequence << 16 | part`.
@@ -60,9 +62,11 @@ enum Phase {
         oldest: Option<Session>,
         next_session: Session,
     },
-    /// Definitions before index `next_definition` have arrived; the last request began at `requested_from`.
+    /// Definitions before index `next_definition` of that service's log have arrived; the last request began at
+    /// `requested_from`. Each log has indices of its own, so each service is asked from index 0 on. Until one answers, any may.
     /// `next_session` may have begun.
     QueryingDefinitions {
+        service: Option<u8>,
         next_definition: Sequence,
         requested_from: Sequence,
         query: ServiceQuery,
@@ -116,6 +120,7 @@ impl ReceiverChannel {
             phase: Phase::Idle,
             log_extents: LogExtents::new(config.service.map_or(0, |service| service.service_count)),
             previous_session: None,
+            definitions: Vec::new(),
             skipped: None,
             arbiter: Arbiter::new(arbiter),
             stream: ItemStream::new(id, config.message_bytes_max),
@@ -220,8 +225,12 @@ impl ReceiverChannel {
                     return Some(ServiceRequest { session: Some(*from), ..request });
                 }
             }
-            Phase::QueryingDefinitions { next_definition, requested_from, query, .. } => {
+            Phase::QueryingDefinitions { service, next_definition, requested_from, query, .. } => {
                 if query.take_due() {
+                    // Without progress the next service is asked, from its first definition on.
+                    if *next_definition == *requested_from {
+                        (*service, *next_definition) = (None, Sequence(0));
+                    }
                     *requested_from = *next_definition;
                     return Some(request(RequestKind::Definitions, *next_definition, *next_definition));
                 }
@@ -265,16 +274,15 @@ impl ReceiverChannel {
         }
     }
 
-    /// Whether enough services have answered a log extent query. A session is left only when one of them knows where it ended:
+    /// Whether enough services have answered a query for log extents or definitions. A session is left only when one of them knows where it ended:
     /// the others may be behind, or may have had no file for the last messages.
     fn is_query_satisfied(&self) -> bool {
         let suffices = match &self.phase {
-            Phase::QueryingDefinitions { .. } => false,
             Phase::QueryingSessions { oldest, .. } => {
                 oldest.is_some() || self.stream.session.is_none() || self.log_extents.any_final()
             }
             Phase::ClosingSession { .. } => self.log_extents.any_final(),
-            Phase::Idle | Phase::QueryingExtent { .. } | Phase::Running => true,
+            Phase::Idle | Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } | Phase::Running => true,
         };
         suffices && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
     }
@@ -291,8 +299,10 @@ impl ReceiverChannel {
 
     /// Continues with the answers received, if any.
     fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let is_answered = self.log_extents.any_reported() && !matches!(self.phase, Phase::QueryingDefinitions { .. });
-        self.stream.statistics.starts_unanswered += u64::from(!is_answered);
+        self.stream.statistics.starts_unanswered += u64::from(!self.log_extents.any_reported());
+        if matches!(self.phase, Phase::QueryingDefinitions { .. }) {
+            self.stream.statistics.definitions_incomplete += u64::from(!self.log_extents.all_reported());
+        }
         let is_final = self.log_extents.any_final();
         match self.phase {
             Phase::QueryingSessions { oldest: None, next_session, .. } => {
@@ -440,7 +450,9 @@ impl ReceiverChannel {
         match self.service.filter(|_| !is_received_from_start) {
             Some(service) => {
                 let (next_definition, query) = (Sequence(0), ServiceQuery::new(service, now));
+                self.definitions.clear();
                 self.phase = Phase::QueryingDefinitions {
+                    service: None,
                     next_definition,
                     requested_from: next_definition,
                     query,
@@ -535,28 +547,36 @@ impl ReceiverChannel {
         let is_snapshot = packet.meta.flags.contains(PacketFlags::SNAPSHOT);
         let (first, next) = (packet.meta.first, packet.meta.next);
         match &mut self.phase {
-            Phase::QueryingDefinitions { next_definition, requested_from, query, next_session }
+            // An answer of another service than the one that is asked, or of one that has sent everything.
+            Phase::QueryingDefinitions { service: asked, .. }
+                if asked.is_some_and(|asked| asked != service) || self.log_extents.has_reported(service) => {}
+            Phase::QueryingDefinitions { service: asked, next_definition, requested_from, query, .. }
                 if is_snapshot && is_end =>
             {
                 if first == next && first <= *next_definition {
-                    let next_session = *next_session;
-                    self.after_definitions(next_session, now, deliver);
+                    (*asked, *next_definition, *requested_from) = (None, Sequence(0), Sequence(0));
+                    let is_first_report = self.log_extents.report(service, LogExtent::EMPTY);
+                    self.on_extent_reported(is_first_report, now, deliver);
                 } else if *next_definition > *requested_from {
                     // A limit shortened the answer, or a part was lost: request the next piece. Without any progress
                     // the deadline decides.
-                    *query = ServiceQuery::new(self.service.unwrap_or_default(), now);
+                    query.request_next_piece(now);
                 }
             }
             // Reordered or duplicated; the index of the next request resolves it.
-            Phase::QueryingDefinitions { next_definition, query, .. }
+            Phase::QueryingDefinitions { service: asked, next_definition, query, .. }
                 if is_snapshot && first == *next_definition && next.0 - first.0 == u64::from(packet.frame_count) =>
             {
-                *next_definition = next;
-                query.on_progress(now);
+                (*asked, *next_definition) = (Some(service), next);
+                let mut is_any_new = false;
                 for (header, body) in packet.frames() {
-                    self.stream.statistics.definitions += 1;
-                    self.stream.emit(Item::Definition { header, body }, deliver);
+                    if is_new_definition(&mut self.definitions, Sequence(header.sequence.get())) {
+                        is_any_new = true;
+                        self.stream.statistics.definitions += 1;
+                        self.stream.emit(Item::Definition { header, body }, deliver);
+                    }
                 }
+                query.on_progress(is_any_new, now);
             }
             Phase::QueryingExtent { .. } if is_end_of_answer(packet) => {
                 let is_first_report = self.log_extents.report(service, extent_of(packet));
@@ -644,6 +664,18 @@ impl ReceiverChannel {
         outcome
     }
 }
+
+/// Whether that definition was not delivered before. Those beyond [`DEFINITIONS_MAX`] may come again.
+fn is_new_definition(definitions: &mut Vec<Sequence>, sequence: Sequence) -> bool {
+    let Err(index) = definitions.binary_search(&sequence) else { return false };
+    if definitions.len() < DEFINITIONS_MAX {
+        definitions.insert(index, sequence);
+    }
+    true
+}
+
+/// Definitions of one session that a receiver remembers: three times what the largest venue lists.
+const DEFINITIONS_MAX: usize = 1 << 15;
 
 /// The last packet of an answer about sessions or messages: the log's extent in the session.
 fn is_end_of_answer(packet: &Packet<'_>) -> bool {

@@ -55,6 +55,11 @@ impl LogExtents {
         self.reported.iter().flatten().any(|reported| reported.is_final)
     }
 
+    /// Whether that service has reported.
+    pub(super) fn has_reported(&self, service: u8) -> bool {
+        self.reported.get(usize::from(service)).is_some_and(Option::is_some)
+    }
+
     /// Whether all services have reported.
     pub(super) fn all_reported(&self) -> bool {
         self.reported.iter().take(self.service_count.into()).all(Option::is_some)

@@ -26,10 +26,19 @@ impl ServiceQuery {
         core::mem::take(&mut self.is_due)
     }
 
-    /// Part of the answer arrived: the rest gets a new timeout and new attempts.
-    pub(super) fn on_progress(&mut self, now: MonoNs) {
-        self.attempt = 1;
+    /// Part of the answer arrived: the rest gets a new timeout, and new attempts if the part had anything new. Otherwise a
+    /// service that only ever sends its beginning would be asked for ever.
+    pub(super) fn on_progress(&mut self, is_any_new: bool, now: MonoNs) {
+        if is_any_new {
+            self.attempt = 1;
+        }
         self.deadline = now.plus(self.config.request_timeout_ns);
+    }
+
+    /// The answer ended early: asks the same service for the rest.
+    pub(super) fn request_next_piece(&mut self, now: MonoNs) {
+        self.deadline = now.plus(self.config.request_timeout_ns);
+        self.is_due = true;
     }
 
     /// Sends the same query to the next service.

@@ -165,6 +165,8 @@ struct ReceiverHarness {
     packets_per_answer: usize,
     answers: Vec<bool>,
     requests: usize,
+    /// Requests that went to the next service.
+    turns: usize,
     flights: BTreeMap<u64, Vec<(Line, u8, Vec<u8>)>>,
     receiver: Receiver,
     events: Vec<ReceiverEvent>,
@@ -203,6 +205,7 @@ impl ReceiverHarness {
             packets_per_answer: 5,
             answers: vec![true],
             requests: 0,
+            turns: 0,
             flights: BTreeMap::new(),
             receiver: Receiver::new(config),
             events: Vec::new(),
@@ -292,8 +295,12 @@ impl ReceiverHarness {
             let wire = request.to_packet();
             let request = ServiceRequest::parse(wire.as_bytes()).unwrap();
             assert_eq!((request.group, request.channel), (GROUP, CHANNEL));
-            let answered = self.answers[self.requests % self.answers.len()];
-            let service = self.requests % self.service_log_ranges.len();
+            // Further definitions are asked of the service that sent the first ones; otherwise the services take turns.
+            let is_continuation = request.kind == RequestKind::Definitions && request.first > Sequence(0);
+            self.turns += usize::from(!is_continuation);
+            let turn = self.turns - 1;
+            let answered = self.answers[turn % self.answers.len()];
+            let service = turn % self.service_log_ranges.len();
             let is_complete = self.requests >= self.complete_from_request;
             let Range { start, end } = if is_complete { WHOLE_LOG } else { self.service_log_ranges[service].clone() };
             self.requests += 1;
@@ -784,6 +791,8 @@ fn a_silent_service_is_skipped_if_another_answers() {
         harness.run();
         assert_eq!(harness.check().unwrap().len(), 0, "{:?}", harness.events);
         assert!(harness.requests < 40, "{} requests", harness.requests);
+        let statistics = harness.receiver.channels().next().unwrap().statistics();
+        assert_eq!((statistics.definitions, statistics.definitions_incomplete), (DEFINITIONS, 1));
     }
 }
 

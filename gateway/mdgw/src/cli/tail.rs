@@ -147,6 +147,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             ));
         }
     }
+    let lacking: u64 =
+        subscriber.receiver().channels().map(|channel| channel.statistics().definitions_incomplete).sum();
+    if lacking > 0 {
+        warn(&format!("at {lacking} starts a retransmission service did not send all of its definitions"));
+    }
     let mut refused: Vec<(DropReason, u64)> =
         subscriber.receiver().drops().iter().filter(|(reason, count)| *count > 0 && is_refusal(*reason)).collect();
     let sources_refused = subscriber.statistics().sources_refused;
