@@ -341,27 +341,19 @@ impl Arbiter {
     /// Why it was rejected.
     pub fn announce(&mut self, line: Line, next: Sequence, now: MonoNs) -> Result<(), DropReason> {
         // The recovery line only answers our own requests, so its sequences need no confirmation.
-        self.announce_from(line, next, line != Line::RECOVERY, now)
+        self.announce_confirmed_if(line != Line::RECOVERY, line, next, now)
     }
 
-    /// As [`Self::announce`], for a recovery line to which others can send: a sequence far ahead needs confirmation there too.
+    /// As [`Self::announce`]; the caller decides whether a sequence far ahead needs confirmation. To some recovery lines others
+    /// can send too.
     ///
     /// # Errors
     /// Why it was rejected.
-    pub(crate) fn announce_with_confirmation(
+    pub(crate) fn announce_confirmed_if(
         &mut self,
-        line: Line,
-        next: Sequence,
-        now: MonoNs,
-    ) -> Result<(), DropReason> {
-        self.announce_from(line, next, true, now)
-    }
-
-    fn announce_from(
-        &mut self,
-        line: Line,
-        next: Sequence,
         needs_confirmation: bool,
+        line: Line,
+        next: Sequence,
         now: MonoNs,
     ) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else {

@@ -33,10 +33,10 @@ pub enum EdgeOutput<'a> {
         /// Header and body.
         bytes: &'a [u8],
     },
-    /// A known type with another length, or a record longer than any of DBN: as published, without local values. A DBN decoder
-    /// would misread it.
-    Unknown {
-        /// Every byte of the record, where none is cut.
+    /// A record whose length is not that of its type, or longer than any of DBN: as published, without local values. A DBN
+    /// decoder would misread it.
+    OtherLength {
+        /// Header and body, as published.
         bytes: &'a [u8],
     },
     /// A symbol mapping. It belongs to no schema.
@@ -94,7 +94,7 @@ impl ConsumerEdge {
             }
             let mut record = [0_u8; MAX_RECORD_LEN];
             let Some(record) = record.get_mut(..bytes.len()).filter(|_| has_length_of_its_type(bytes)) else {
-                emit(EdgeOutput::Unknown { bytes });
+                emit(EdgeOutput::OtherLength { bytes });
                 continue;
             };
             record.copy_from_slice(bytes);
@@ -111,7 +111,9 @@ pub fn first_record(body: &[u8]) -> Option<&[u8]> {
     first_record_of_any_length(body).filter(|record| record.len() <= MAX_RECORD_LEN)
 }
 
-fn first_record_of_any_length(body: &[u8]) -> Option<&[u8]> {
+/// As [`first_record`], also of a record that is longer than any of DBN.
+#[must_use]
+pub fn first_record_of_any_length(body: &[u8]) -> Option<&[u8]> {
     let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
     body.get(..bytes).filter(|record| record.len() >= RECORD_HEADER_BYTES)
 }
@@ -284,7 +286,7 @@ mod tests {
             let body = [&wrong, plain().as_ref()].concat();
             let mut handed = Vec::new();
             let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |output| match output {
-                EdgeOutput::Unknown { bytes } => handed.push(bytes == wrong),
+                EdgeOutput::OtherLength { bytes } => handed.push(bytes == wrong),
                 _ => handed.push(true),
             });
             assert_eq!((handed, rest), (vec![true, true], 0));

@@ -130,8 +130,8 @@ impl Sequence {
     }
 }
 
-/// One numbering of a channel, which begins at 1. Sessions are ordered by feed, then by date, then by restart count: a channel has
-/// one feed.
+/// Sequences of a channel that begin at 1. Sessions are ordered by feed, then by date, then by restart count: a channel has one
+/// feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Session {
     /// Feed whose messages the session numbers.

@@ -363,7 +363,7 @@ end
 function mdgw.dissector(buffer, packet_info, root)
     local length = buffer:len()
     local magic = length >= 5 and buffer(0, 4):string() or ""
-    -- The version tells packets from MoldUDP64, whose packets begin with ten letters that the venue chooses.
+    -- The version distinguishes packets from those of MoldUDP64, whose packets begin with ten letters that the venue chooses.
     if (magic ~= "MDGW" and magic ~= "MDGR") or buffer(4, 1):uint() >= 32 then
         return 0
     end

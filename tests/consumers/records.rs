@@ -90,7 +90,7 @@ fn fill(file: &str) -> String {
         };
         let mut filled = Vec::new();
         let left_over = edge.deliver(&header, &body, |output| match output {
-            EdgeOutput::Record { bytes, .. } | EdgeOutput::Unknown { bytes } => filled.extend_from_slice(bytes),
+            EdgeOutput::Record { bytes, .. } | EdgeOutput::OtherLength { bytes } => filled.extend_from_slice(bytes),
             EdgeOutput::Mapping { .. } => panic!("no mapping is among the vectors"),
         });
         assert_eq!(left_over, 0);

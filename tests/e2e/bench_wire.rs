@@ -3,7 +3,6 @@
 use std::{
     path::PathBuf,
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
 };
 
 use mdgw_tests::process;
@@ -26,15 +25,11 @@ fn bench() -> PathBuf {
     bench
 }
 
-/// Every run of the bench uses the same groups on loopback.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn wire(words: &str) -> Value {
     let program = format!("--program={}", process::program().display());
     // Few messages and parking threads: other tests run beside this one.
     let fixed = "--json --rounds 1 --seconds 1 --wait park --live-orders 500 --warm-up-messages 3000";
     let words = fixed.split_whitespace().chain(words.split_whitespace());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let done = Command::new(bench()).arg("wire").arg(program).args(words.clone()).stderr(Stdio::inherit()).output();
     let done = done.expect("the bench runs");
     assert!(done.status.success(), "{}", words.collect::<Vec<_>>().join(" "));

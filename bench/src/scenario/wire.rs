@@ -41,12 +41,9 @@ use self::{
     drive::Rig,
     input::{Input, InputShape},
     network::{Link, Network},
-    outcome::Outcome,
-    search::{Highest, Probe, highest_rate},
     statistics::CaseRounds,
     subject::{Settings, Subject, SubjectKind, compile_bare},
 };
-use crate::report::Spread;
 
 /// What the scenario takes. Options with lists are combined: each value with each value of the others.
 #[derive(clap::Args, Clone, Debug)]
@@ -154,7 +151,7 @@ pub(crate) fn run(options: &WireOptions) -> Result<()> {
         receiver_core: options.receiver_core,
     };
     if options.search {
-        search(options, &rig, &subjects, &cases)
+        search::run(options, &rig, &subjects, &cases)
     } else {
         compare(options, &rig, &subjects, &cases, directory.path())
     }
@@ -196,87 +193,12 @@ fn compare(options: &WireOptions, rig: &Rig, subjects: &[Subject], cases: &[Case
     Ok(())
 }
 
-/// Highest rate of each subject in each round, and its ratio to the bare loop's.
-fn search(options: &WireOptions, rig: &Rig, subjects: &[Subject], cases: &[Case]) -> Result<()> {
-    let seconds = options.seconds.unwrap_or(SEARCH_SECONDS);
-    let mut inputs = Inputs::new(options);
-    if !options.json {
-        println!("highest rate without loss; {}", heading(options, rig, cases, seconds)?);
-    }
-    let mut results = Vec::new();
-    for case in cases {
-        let mut rounds: Vec<Vec<Highest>> = vec![Vec::new(); subjects.len()];
-        for _ in 0..options.rounds {
-            for (subject, highest) in subjects.iter().zip(&mut rounds) {
-                highest.push(highest_rate(case.packets_per_s, |packets_per_s| {
-                    let case = Case { packets_per_s, ..*case };
-                    let outcome = rig.run(subject, &case, inputs.of(&case), seconds);
-                    Ok(probe(&outcome.with_context(|| format!("{} at {case}", subject.name))?, packets_per_s))
-                })?);
-            }
-        }
-        if !options.json {
-            println!("\n{}", SettingOf(case));
-        }
-        let mut of_subjects = serde_json::Map::new();
-        for (subject, highest) in subjects.iter().zip(&rounds) {
-            let rate = Spread::of(highest.iter().map(|highest| highest.packets_per_s as f64).collect());
-            let pairs = highest.iter().zip(&rounds[0]);
-            let ratio = Spread::of(
-                pairs.map(|(highest, bare)| highest.packets_per_s as f64 / bare.packets_per_s as f64).collect(),
-            );
-            let limited = highest.iter().filter(|highest| highest.is_limited_by_bench).count();
-            if !options.json {
-                let remark =
-                    if limited > 0 { format!("  limited by this bench in {limited} rounds") } else { String::new() };
-                println!(
-                    "  {:<16}{:>10.0}/s ({:.0} to {:.0})  ratio to bare {:.2} ({:.2} to {:.2}){remark}",
-                    subject.name, rate.median, rate.min, rate.max, ratio.median, ratio.min, ratio.max
-                );
-            }
-            let value = json!({
-                "packets_per_s": rate.to_json(), "ratio_to_bare": ratio.to_json(), "rounds_limited_by_bench": limited,
-            });
-            of_subjects.insert(subject.name.clone(), value);
-        }
-        results.push(json!({ "case": SettingOf(case).to_string(), "subjects": of_subjects }));
-    }
-    if options.json {
-        let machine = heading(options, rig, &[], seconds)?;
-        println!(
-            "{}",
-            json!({ "scenario": "wire-search", "setup": machine, "rounds": options.rounds, "cases": results })
-        );
-    }
-    Ok(())
-}
-
-fn probe(outcome: &Outcome, packets_per_s: u64) -> Probe {
-    if outcome.receiver_dropped > 0 {
-        Probe::BenchTooSlow
-    } else if !outcome.is_complete() {
-        Probe::Lost
-    } else if outcome.is_rate_reached(packets_per_s) {
-        Probe::Sustained
-    } else {
-        Probe::BenchTooSlow
-    }
-}
-
-struct SettingOf<'a>(&'a Case);
-
-impl std::fmt::Display for SettingOf<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.setting(f)
-    }
-}
-
 /// Setup and machine, which every result needs beside it.
 fn heading(options: &WireOptions, rig: &Rig, cases: &[Case], seconds: f64) -> Result<String> {
     let threads: std::collections::BTreeSet<usize> = options.threads.iter().copied().collect();
     let mut cores = Vec::new();
     for threads in threads {
-        let case = Case { threads, ..EXAMPLE };
+        let case = Case { threads, ..Case::EXAMPLE };
         cores.push(rig.cores(&case)?.description());
     }
     let build = if cfg!(debug_assertions) { "; WARNING: a debug build" } else { "" };
@@ -309,7 +231,7 @@ impl WireOptions {
         ensure!(self.rounds > 0, "--rounds: above 0");
         ensure!(self.seconds.is_none_or(|seconds| seconds > 0.0), "--seconds: above 0");
         let rates = if self.search { vec![self.rates.iter().copied().min().unwrap_or(1)] } else { self.rates.clone() };
-        let mut cases = vec![EXAMPLE];
+        let mut cases = vec![Case::EXAMPLE];
         combine(&mut cases, &self.election, |case, election| Case { election, ..case });
         combine(&mut cases, &self.latency_log, |case, latency_log| Case { latency_log, ..case });
         combine(&mut cases, &self.log_readers, |case, log_readers| Case { log_readers, ..case });
@@ -327,19 +249,6 @@ impl WireOptions {
 fn combine<T: Copy>(cases: &mut Vec<Case>, values: &[T], with: impl Fn(Case, T) -> Case) {
     *cases = cases.iter().flat_map(|case| values.iter().map(|value| with(*case, *value))).collect();
 }
-
-const EXAMPLE: Case = Case {
-    packets_per_s: 10_000,
-    burst: 1,
-    messages_per_packet: 3,
-    lines: 1,
-    skew_us: 0,
-    threads: 1,
-    channels: 1,
-    log_readers: 0,
-    election: Election::None,
-    latency_log: LatencyLog::Off,
-};
 
 /// The bare loop, once more the bare loop, and the gateways.
 fn subjects(options: &WireOptions, directory: &Path) -> Result<Vec<Subject>> {
@@ -395,7 +304,6 @@ impl Inputs {
 }
 
 const SECONDS: f64 = 2.0;
-const SEARCH_SECONDS: f64 = 10.0;
 
 #[cfg(test)]
 mod tests {

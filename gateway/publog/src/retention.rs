@@ -260,8 +260,8 @@ impl SegmentMaintenance {
         Some(segment)
     }
 
-    /// Takes the name from the oldest segment, so that no reader finds it, and keeps the file for reuse if it is of this run. No effect if there is
-    /// none before the current one, or if it cannot be renamed: retention tries to unlink it then.
+    /// Takes the name from the oldest segment, so that no reader finds it, and keeps the file for reuse if it is of this run. No
+    /// effect if there is none before the current one, or if it cannot be renamed: retention tries to unlink it then.
     fn set_aside_oldest(&mut self) {
         let Some(oldest) = self.segments.front().filter(|oldest| oldest.number < self.shared.current.load(Relaxed))
         else {

@@ -24,6 +24,7 @@ mod source;
 pub(crate) mod tag_keys;
 
 pub use error::{ConfigError, Problem};
+pub use limits::PUBLISHED_BYTES_MAX;
 pub use reload::{Changes, Refused};
 pub use resolved::Resolved;
 pub use tag_keys::TagKeyError;

@@ -30,11 +30,11 @@ pub fn confine_to(cores: &[usize]) -> io::Result<()> {
 /// The calling thread runs on other cores until this is dropped, by the same thread. What it touches first meanwhile lies in
 /// the memory of those cores' node.
 #[derive(Debug)]
-pub struct Visit {
+pub struct TemporaryAffinity {
     before: CpuSet,
 }
 
-impl Visit {
+impl TemporaryAffinity {
     /// Moves the calling thread to these cores.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for TemporaryAffinity {
     fn drop(&mut self) {
         // The cores were granted before, so the kernel grants them again.
         let _granted_again = sched_setaffinity(None, &self.before);
@@ -130,16 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_returns_from_a_visit_to_the_cores_that_it_had() {
+    fn a_thread_has_its_own_cores_again_after_a_temporary_affinity() {
         let cores = usable_cores();
         let [first, .., last] = *cores else { return };
         std::thread::spawn(move || {
             confine_to(&[first]).unwrap();
-            let visit = Visit::to(&[last]).unwrap();
+            let temporary = TemporaryAffinity::to(&[last]).unwrap();
             assert_eq!(usable_cores(), [last]);
-            drop(visit);
+            drop(temporary);
             assert_eq!(usable_cores(), [first]);
-            Visit::to(&[usize::MAX]).unwrap_err();
+            TemporaryAffinity::to(&[usize::MAX]).unwrap_err();
             assert_eq!(usable_cores(), [first]);
         })
         .join()

@@ -18,6 +18,22 @@ pub(super) struct Case {
     pub(super) latency_log: LatencyLog,
 }
 
+impl Case {
+    /// One of the many, whose values options replace.
+    pub(super) const EXAMPLE: Self = Self {
+        packets_per_s: 10_000,
+        burst: 1,
+        messages_per_packet: 3,
+        lines: 1,
+        skew_us: 0,
+        threads: 1,
+        channels: 1,
+        log_readers: 0,
+        election: Election::None,
+        latency_log: LatencyLog::Off,
+    };
+}
+
 /// What keeps the fence open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Election {
@@ -36,22 +52,23 @@ pub(super) enum LatencyLog {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/s, ", self.packets_per_s)?;
-        self.setting(f)
+        write!(f, "{}/s, {}", self.packets_per_s, Setting(self))
     }
 }
 
-impl Case {
-    /// The case without its rate.
-    pub(super) fn setting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { burst, messages_per_packet, lines, threads, channels, log_readers, .. } = self;
+/// A case without its rate.
+pub(super) struct Setting<'a>(pub(super) &'a Case);
+
+impl fmt::Display for Setting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { burst, messages_per_packet, lines, threads, channels, log_readers, .. } = self.0;
         match burst {
             1 => write!(f, "one by one")?,
             burst => write!(f, "bursts of {burst}")?,
         }
         write!(f, ", {messages_per_packet} messages a packet")?;
         if *lines > 1 {
-            write!(f, ", {lines} lines {} us apart", self.skew_us)?;
+            write!(f, ", {lines} lines {} us apart", self.0.skew_us)?;
         }
         if *threads > 1 {
             write!(f, ", {threads} threads")?;
@@ -62,10 +79,10 @@ impl Case {
         if *log_readers > 0 {
             write!(f, ", {log_readers} log readers")?;
         }
-        if self.election == Election::File {
+        if self.0.election == Election::File {
             write!(f, ", fence renewed")?;
         }
-        if self.latency_log == LatencyLog::On {
+        if self.0.latency_log == LatencyLog::On {
             write!(f, ", latency log")?;
         }
         Ok(())

@@ -113,13 +113,8 @@ impl Run<'_> {
     /// Sends directory and book, and waits until all of that is published.
     fn warm_up(&self, sender: &Sender, receiver: &mut Receiver<'_>) -> Result<()> {
         let channels = &self.input.channels;
-        let schedule = Schedule {
-            packets_per_s: WARM_UP_PACKETS_PER_S,
-            burst: 1,
-            lines: self.case.lines,
-            skew_ns: self.case.skew_us * 1_000,
-            packet_count: (self.input.warm_up_packets * channels.len()) as u64,
-        };
+        let packet_count = (self.input.warm_up_packets * channels.len()) as u64;
+        let schedule = Schedule { packets_per_s: WARM_UP_PACKETS_PER_S, burst: 1, packet_count, ..self.schedule() };
         sender.send_all(self.input, 0, &schedule, &mut SharedCore::new(receiver))?;
         let ends: Vec<u64> =
             channels.iter().map(|channel| channel.boundaries()[self.input.warm_up_packets - 1]).collect();
@@ -135,14 +130,19 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn send_measured(&self, sender: &Sender, receiver: &mut Receiver<'_>) -> Result<SendTimes> {
-        let schedule = Schedule {
+    /// Of the packets after the warm-up.
+    fn schedule(&self) -> Schedule {
+        Schedule {
             packets_per_s: self.case.packets_per_s,
             burst: self.case.burst,
             lines: self.case.lines,
             skew_ns: self.case.skew_us * 1_000,
             packet_count: self.packet_count,
-        };
+        }
+    }
+
+    fn send_measured(&self, sender: &Sender, receiver: &mut Receiver<'_>) -> Result<SendTimes> {
+        let schedule = self.schedule();
         let first = self.input.warm_up_packets;
         if self.cores.is_shared() {
             return sender.send_all(self.input, first, &schedule, &mut SharedCore::new(receiver));
@@ -187,13 +187,7 @@ impl Run<'_> {
     }
 
     fn record(&self, times: &SendTimes, channels: &[ChannelMatching<'_>], outcome: &mut Outcome) -> Result<()> {
-        let schedule = Schedule {
-            packets_per_s: self.case.packets_per_s,
-            burst: self.case.burst,
-            lines: self.case.lines,
-            skew_ns: 0,
-            packet_count: self.packet_count,
-        };
+        let schedule = self.schedule();
         for (number, actual_ns) in times.actual_ns.iter().enumerate().skip(usize::try_from(self.settle_packets)?) {
             let channel = number % channels.len();
             let packet = self.input.warm_up_packets + number / channels.len();

@@ -1,6 +1,84 @@
 //! The highest rate without loss: up in steps until a run loses something, then halving the interval.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::{
+    Inputs, WireOptions,
+    case::{Case, Setting},
+    drive::Rig,
+    heading,
+    outcome::Outcome,
+    subject::Subject,
+};
+use crate::report::Spread;
+
+/// Highest rate of each subject in each round, and its ratio to the bare loop's.
+pub(super) fn run(options: &WireOptions, rig: &Rig, subjects: &[Subject], cases: &[Case]) -> Result<()> {
+    let seconds = options.seconds.unwrap_or(SEARCH_SECONDS);
+    let mut inputs = Inputs::new(options);
+    if !options.json {
+        println!("highest rate without loss; {}", heading(options, rig, cases, seconds)?);
+    }
+    let mut results = Vec::new();
+    for case in cases {
+        let mut rounds: Vec<Vec<Highest>> = vec![Vec::new(); subjects.len()];
+        for _ in 0..options.rounds {
+            for (subject, highest) in subjects.iter().zip(&mut rounds) {
+                highest.push(highest_rate(case.packets_per_s, |packets_per_s| {
+                    let case = Case { packets_per_s, ..*case };
+                    let outcome = rig.run(subject, &case, inputs.of(&case), seconds);
+                    Ok(probe(&outcome.with_context(|| format!("{} at {case}", subject.name))?, packets_per_s))
+                })?);
+            }
+        }
+        if !options.json {
+            println!("\n{}", Setting(case));
+        }
+        let mut of_subjects = serde_json::Map::new();
+        for (subject, highest) in subjects.iter().zip(&rounds) {
+            let rate = Spread::of(highest.iter().map(|highest| highest.packets_per_s as f64).collect());
+            let pairs = highest.iter().zip(&rounds[0]);
+            let ratio = Spread::of(
+                pairs.map(|(highest, bare)| highest.packets_per_s as f64 / bare.packets_per_s as f64).collect(),
+            );
+            let limited = highest.iter().filter(|highest| highest.is_limited_by_bench).count();
+            if !options.json {
+                let remark =
+                    if limited > 0 { format!("  limited by this bench in {limited} rounds") } else { String::new() };
+                println!(
+                    "  {:<16}{:>10.0}/s ({:.0} to {:.0})  ratio to bare {:.2} ({:.2} to {:.2}){remark}",
+                    subject.name, rate.median, rate.min, rate.max, ratio.median, ratio.min, ratio.max
+                );
+            }
+            let value = json!({
+                "packets_per_s": rate.to_json(), "ratio_to_bare": ratio.to_json(), "rounds_limited_by_bench": limited,
+            });
+            of_subjects.insert(subject.name.clone(), value);
+        }
+        results.push(json!({ "case": Setting(case).to_string(), "subjects": of_subjects }));
+    }
+    if options.json {
+        let machine = heading(options, rig, &[], seconds)?;
+        println!(
+            "{}",
+            json!({ "scenario": "wire-search", "setup": machine, "rounds": options.rounds, "cases": results })
+        );
+    }
+    Ok(())
+}
+
+fn probe(outcome: &Outcome, packets_per_s: u64) -> Probe {
+    if outcome.receiver_dropped > 0 {
+        Probe::BenchTooSlow
+    } else if !outcome.is_complete() {
+        Probe::Lost
+    } else if outcome.is_rate_reached(packets_per_s) {
+        Probe::Sustained
+    } else {
+        Probe::BenchTooSlow
+    }
+}
 
 /// What one run at a rate showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +125,7 @@ pub(super) fn highest_rate(lowest: u64, mut probe: impl FnMut(u64) -> Result<Pro
     Ok(Highest { packets_per_s: sustained, is_limited_by_bench })
 }
 
+const SEARCH_SECONDS: f64 = 10.0;
 const STEP_PERCENT: u64 = 150;
 /// Of the interval's end to its beginning.
 const WIDTH_PERCENT: u64 = 105;
@@ -86,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_the_bench_is_told_from_a_loss() {
+    fn the_limit_of_the_bench_is_no_loss() {
         let (highest, _) = search(u64::MAX, 120_000);
         assert!(highest.is_limited_by_bench && highest.packets_per_s <= 120_000);
         assert!(!search(100_000, 120_000).0.is_limited_by_bench);

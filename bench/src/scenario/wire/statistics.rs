@@ -121,26 +121,11 @@ impl CaseRounds {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{
-            case::{Election, LatencyLog},
-            matching::PacketOutcome,
-            outcome::SentPacket,
-        },
+        super::{matching::PacketOutcome, outcome::SentPacket},
         *,
     };
 
-    const CASE: Case = Case {
-        packets_per_s: 1_000,
-        burst: 1,
-        messages_per_packet: 3,
-        lines: 1,
-        skew_us: 0,
-        threads: 1,
-        channels: 1,
-        log_readers: 0,
-        election: Election::None,
-        latency_log: LatencyLog::Off,
-    };
+    const CASE: Case = Case { packets_per_s: 1_000, ..Case::EXAMPLE };
 
     fn run(latency_ns: u64, lost_messages: u64) -> Outcome {
         let mut outcome = Outcome::new(1_000.0);

@@ -274,8 +274,8 @@ impl ReceiverChannel {
         }
     }
 
-    /// Whether enough services have answered a query for log extents or definitions. A session is left only when one of them knows where it ended:
-    /// the others may be behind, or may have had no file for the last messages.
+    /// Whether enough services have answered a query for log extents or definitions. A session is left only when one of them
+    /// knows where it ended: the others may be behind, or may have had no file for the last messages.
     fn is_query_satisfied(&self) -> bool {
         let suffices = match &self.phase {
             Phase::QueryingSessions { oldest, .. } => {
@@ -639,10 +639,8 @@ impl ReceiverChannel {
             arbiter.accept(arrival, &mut |delivery| stream.on_delivery(delivery, deliver))
         } else {
             // Where a session that is left has ended is asked for, however far ahead.
-            let outcome = match phase {
-                Phase::Running => arbiter.announce_with_confirmation(datagram.line, next, now),
-                _ => arbiter.announce(datagram.line, next, now),
-            };
+            let needs_confirmation = !is_answer || matches!(phase, Phase::Running);
+            let outcome = arbiter.announce_confirmed_if(needs_confirmation, datagram.line, next, now);
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
                 stream.on_out_of_sequence_frames(packet.body, deliver);
             }

@@ -296,7 +296,7 @@ const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;
 mod tests {
     use super::*;
 
-    /// Yields a few bytes, then ends as it is told to.
+    /// Yields some bytes in each of its first reads, then what the function returns.
     struct Stream(usize, fn() -> io::Result<usize>);
 
     impl Read for Stream {

@@ -26,7 +26,7 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
-use mdgw_runtime::config::Resolved;
+use mdgw_runtime::config::{PUBLISHED_BYTES_MAX, Resolved};
 use mdgw_subscriber::{
     ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, TagPolicy,
 };
@@ -197,7 +197,7 @@ impl Args {
         let tags = if self.tag_keys.is_empty() { tags } else { tag_policy(&self.tag_keys)? };
         config.receiver = ReceiverConfig {
             tags,
-            packet_bytes_max: PACKET_BYTES_MAX,
+            packet_bytes_max: usize::try_from(PUBLISHED_BYTES_MAX)?,
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
             start: if self.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
@@ -278,8 +278,6 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
     })
 }
 
-/// The largest packet that a gateway can be configured to publish, bytes.
-const PACKET_BYTES_MAX: usize = 8_972;
 /// Longest wait for packets before the exit conditions are checked.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -300,6 +298,8 @@ struct Tail {
     /// All items received, for `--exit-idle-s`.
     items: u64,
     records: u64,
+    /// Records of another length than their type has: neither text nor a DBN file has a form for them.
+    skipped_records: u64,
     gaps: u64,
     lost: u64,
     /// Whether the session of a channel is still open, by channel.
@@ -333,6 +333,7 @@ impl Tail {
             symbols: BTreeMap::new(),
             items: 0,
             records: 0,
+            skipped_records: 0,
             gaps: 0,
             lost: 0,
             open_sessions: Vec::new(),
@@ -393,7 +394,7 @@ impl Tail {
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
         // Definitions repeated at a late start only name instruments: as records they appear at their own position.
         let is_repeated_definition = matches!(output.item, Item::Definition { .. });
-        let Self { edges, writer, schemas, count, records, is_json, symbols, .. } = self;
+        let Self { edges, writer, schemas, count, records, skipped_records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
         let mut index = 0;
         edges.deliver(output, |edge_output| {
@@ -407,8 +408,10 @@ impl Tail {
                         writer.mapping(symbol, id, output.session.date);
                     }
                 }
-                // Neither text nor a DBN file has a form for it.
-                EdgeOutput::Unknown { .. } => index += 1,
+                EdgeOutput::OtherLength { .. } => {
+                    index += 1;
+                    *skipped_records += 1;
+                }
                 EdgeOutput::Record { rtype, bytes } => {
                     let position = index;
                     index += 1;
@@ -470,6 +473,9 @@ impl Tail {
         }
         if self.lost > 0 {
             warn(&format!("{} messages published by the gateway were not received here", self.lost));
+        }
+        if self.skipped_records > 0 {
+            warn(&format!("skipped {} records of another length than their type has", self.skipped_records));
         }
         // Gaps of the venue's lines are part of the stream; exit code 1 reports them too.
         Ok(if self.gaps > 0 || self.lost > 0 { Outcome::No } else { Outcome::Done })

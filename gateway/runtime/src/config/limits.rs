@@ -83,7 +83,9 @@ pub(crate) const REQUESTS_IN_FLIGHT_MAX: Bound = bound(1, 64, 16, "requests");
 pub(crate) const TTL: Bound = bound(0, 255, 1, "hops");
 /// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record, a definition of 520 bytes, with the headers
 /// of frame and packet and the tag.
-pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(632, 8_972, 1_472, "bytes");
+pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(632, PUBLISHED_BYTES_MAX, 1_472, "bytes");
+/// The largest packet that a gateway can be configured to publish: the UDP payload of a jumbo frame of 9,000 bytes.
+pub const PUBLISHED_BYTES_MAX: i64 = 8_972;
 /// Heartbeat interval: the longest time that an idle channel publishes nothing.
 pub(crate) const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Retransmission requests answered, per requester.

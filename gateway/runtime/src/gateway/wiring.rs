@@ -41,7 +41,7 @@ use mdgw_pair::{
 use mdgw_publog::{LogOptions, LogRecovery, Retention};
 use mdgw_status::disclosure::Disclosure;
 use mdgw_sys::{
-    affinity::Visit,
+    affinity::TemporaryAffinity,
     batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
     clock::unix_now,
     drops::SocketDrops,
@@ -221,7 +221,7 @@ impl<'c> Wiring<'c> {
         // The first touch of books, windows and log segments decides on their memory node, so it has to be on a core of the
         // pool. No thread starts here, and none of this pool runs yet. A core that is not there is reported by its thread.
         let on_pool_cores = match &pool.threads {
-            Threads::Pinned(cores) => Visit::to(cores).ok(),
+            Threads::Pinned(cores) => TemporaryAffinity::to(cores).ok(),
             Threads::Unpinned(_) => None,
         };
         let mut pipelines = Vec::with_capacity(setups.len());

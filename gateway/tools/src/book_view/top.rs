@@ -119,7 +119,7 @@ impl ReplaySink for Tops<'_> {
                     *failure = on_change(&change).err();
                 }
             }
-            EdgeOutput::Record { .. } | EdgeOutput::Unknown { .. } => {}
+            EdgeOutput::Record { .. } | EdgeOutput::OtherLength { .. } => {}
         });
     }
 

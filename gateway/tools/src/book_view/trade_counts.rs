@@ -90,7 +90,7 @@ impl ReplaySink for TradeCounter {
                 instrument.volume = instrument.volume.saturating_add(u64::from(size));
                 instrument.trades += 1;
             }
-            EdgeOutput::Record { .. } | EdgeOutput::Unknown { .. } => {}
+            EdgeOutput::Record { .. } | EdgeOutput::OtherLength { .. } => {}
         });
     }
 

@@ -6,6 +6,7 @@ use dbn::{
 };
 use mdgw_captures::dbn_file::schema_name;
 use mdgw_feeds::{
+    consumer_edge::first_record_of_any_length,
     drop_reason::DropReason,
     frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind, GapBody, StateBody},
     identity::{Sequence, Session},
@@ -35,7 +36,7 @@ pub struct PublishedItem<'a> {
     is_record: bool,
 }
 
-/// Whether a datagram claims to belong to the output protocol. Its version tells it from MoldUDP64, whose packets begin with ten
+/// Whether a datagram claims to belong to the output protocol. Its version distinguishes it from MoldUDP64, whose packets begin with ten
 /// letters that the venue chooses.
 #[inline]
 pub(super) fn is_published(datagram: &[u8]) -> bool {
@@ -94,11 +95,10 @@ pub(super) fn items<'a>(packet: &Packet<'a>) -> Vec<(usize, PublishedItem<'a>)> 
     for (header, body) in packet.frames() {
         let has_records = matches!(FrameKind::from_number(header.kind), Some(FrameKind::Message | FrameKind::Snapshot));
         let mut rest = body;
-        while let Some(units) = rest.first().filter(|_| has_records) {
-            let Some((record, behind)) = rest.split_at_checked(4 * usize::from(*units)) else { break };
+        while let Some(record) = first_record_of_any_length(rest).filter(|_| has_records) {
             let at = offset + FRAME_HEADER_BYTES + body.len() - rest.len();
             items.push((at, PublishedItem { header, body: record, is_record: true }));
-            rest = behind;
+            rest = rest.get(record.len()..).unwrap_or_default();
         }
         if !has_records || body.is_empty() {
             items.push((offset, PublishedItem { header, body, is_record: false }));
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_tells_packets_from_a_session_of_moldudp64() {
+    fn the_version_distinguishes_packets_from_a_session_of_moldudp64() {
         assert!(is_published(b"MDGW\x01") && is_published(b"MDGR\x02"));
         assert!(!is_published(b"MDGWSIM001") && !is_published(b"MDGW") && !is_published(b"MDGX\x01"));
     }

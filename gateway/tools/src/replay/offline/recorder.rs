@@ -106,8 +106,8 @@ impl ReplaySink for Recorder {
                     writer.record(bytes);
                 }
             }
-            // No record of ours.
-            EdgeOutput::Unknown { .. } => {}
+            // The own channels make no such record.
+            EdgeOutput::OtherLength { .. } => {}
             EdgeOutput::Mapping { id, symbol } => {
                 if let (Some(writer), Some(date)) = (writer.as_mut(), *date) {
                     writer.mapping(symbol, id, date);
