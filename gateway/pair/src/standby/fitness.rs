@@ -42,6 +42,8 @@ pub struct ChannelSample {
 pub struct FitnessWatch {
     /// For each channel that this gateway publishes, what the peer has acknowledged.
     acknowledgements: BTreeMap<ChannelId, Acknowledgement>,
+    /// When the peer's channel was last seen in another state than without gaps. The peer starts without gaps.
+    peer_gap_at: BTreeMap<ChannelId, MonoNs>,
     log_entries_lost: RecentGrowth,
     stalls: RecentGrowth,
 }
@@ -81,14 +83,26 @@ impl FitnessWatch {
         let count = |matches: fn(&ChannelSample) -> bool| {
             u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
+        let behind = sample.channels.iter().filter(|channel| self.is_behind_peer(channel, now)).count();
         let not_received = sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
         Fitness {
             output_not_received: sample.receive_path_failed || not_received > 0 && sample.peer_receives_probe,
             channels_failed: count(|channel| channel.state == ChannelState::Failed),
-            channels_behind: count(|channel| is_behind(channel.state) && channel.peer_state.is_some_and(has_no_gaps)),
+            channels_behind: u16::try_from(behind).unwrap_or(u16::MAX),
             log_failing: self.log_entries_lost.update(sample.log_entries_lost, now),
             stalled: self.stalls.update(sample.stalls, now),
         }
+    }
+
+    /// Whether this gateway's channel lacks messages that the peer has. Where both are overrun, each loses and recovers messages
+    /// many times in a second: the peer that is without gaps just now is no better.
+    fn is_behind_peer(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
+        let Some(peer_state) = channel.peer_state else { return false };
+        if !has_no_gaps(peer_state) {
+            self.peer_gap_at.insert(channel.channel, now);
+        }
+        let peer_had_gap = self.peer_gap_at.get(&channel.channel).is_some_and(|at| now.since(*at) < PEER_INTACT_NS_MIN);
+        is_behind(channel.state) && !peer_had_gap
     }
 
     /// Whether the peer has received output of the present leadership, on every channel that publishes.
@@ -130,6 +144,8 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
 
 /// How long a peer may take to acknowledge output, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
+/// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
+const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
 /// How long a gateway counts as failing after the last failure of its log or its threads, ns.
 const RECENT_FAILURE_NS: u64 = 5_000_000_000;
 
@@ -156,7 +172,6 @@ mod tests {
 
     #[test]
     fn a_gap_lowers_fitness_only_if_the_peer_has_none() {
-        let mut watch = FitnessWatch::default();
         for (state, peer_state, class) in [
             (ChannelState::Live, Some(ChannelState::Live), FitnessClass::Fit),
             (ChannelState::Gap, Some(ChannelState::Live), FitnessClass::ChannelsBehind),
@@ -166,10 +181,25 @@ mod tests {
             (ChannelState::Recovering, None, FitnessClass::Fit),
             (ChannelState::Failed, None, FitnessClass::ChannelsFailed),
         ] {
-            let fitness =
-                watch.update(&sample(ChannelSample { state, peer_state, ..ChannelSample::default() }), MonoNs(0));
+            let sample = sample(ChannelSample { state, peer_state, ..ChannelSample::default() });
+            let fitness = FitnessWatch::default().update(&sample, MonoNs(0));
             assert_eq!(fitness.class(), class, "{state:?} beside {peer_state:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_that_had_a_gap_a_moment_ago_is_no_better() {
+        let mut watch = FitnessWatch::default();
+        let mut is_behind = |state, peer_state, ms| {
+            let channel = ChannelSample { state, peer_state: Some(peer_state), ..ChannelSample::default() };
+            watch.update(&sample(channel), MonoNs(ms * MS)).channels_behind > 0
+        };
+        assert!(!is_behind(ChannelState::Gap, ChannelState::Recovering, 0), "both are overrun");
+        assert!(!is_behind(ChannelState::Recovering, ChannelState::Live, 50), "the peer is a little quicker");
+        assert!(!is_behind(ChannelState::Live, ChannelState::Gap, 100), "then this gateway is");
+        assert!(!is_behind(ChannelState::Gap, ChannelState::Live, 1_099));
+        assert!(is_behind(ChannelState::Gap, ChannelState::Live, 1_100), "the peer has been intact for a second");
+        assert!(is_behind(ChannelState::Gap, ChannelState::Ended, 9_000));
     }
 
     #[test]
