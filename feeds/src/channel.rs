@@ -25,13 +25,13 @@ pub use self::session::{KnownSession, SessionMatch, SessionTracker};
 pub(crate) use self::unconfirmed_jumps::CONFIRMATION_SILENCE_NS;
 pub use self::unconfirmed_jumps::UnconfirmedJumps;
 use self::{data_path::DataPath, deep::DeepCore, feed_core::FeedCore as _, itch::ItchCore, tops::TopsCore};
-pub use crate::channel_state::ChannelState;
-use crate::{
+use crate::book::{
+    BookFaultCounts, BookSnapshot, OrderView,
+    store::{HashStore, WindowStore},
+};
+pub use mdgw_wire::channel_state::ChannelState;
+use mdgw_wire::{
     arbiter::LineStatistics,
-    book::{
-        BookFaultCounts, BookSnapshot, OrderView,
-        store::{HashStore, WindowStore},
-    },
     drop_reason::DropCounts,
     frame::FrameSink,
     identity::{Feed, InstrumentId, Line, Sequence, Session},
@@ -206,7 +206,7 @@ impl Channel {
     }
 
     /// Swaps a line's lead histogram with `other`: see
-    /// [`Arbiter::exchange_lead`](crate::arbiter::Arbiter::exchange_lead).
+    /// [`Arbiter::exchange_lead`](mdgw_wire::arbiter::Arbiter::exchange_lead).
     pub fn exchange_lead(&mut self, line: Line, other: &mut hdrhistogram::Histogram<u64>) {
         each_kind!(&mut self.0, data_path => data_path.arbiter.exchange_lead(line, other));
     }

@@ -12,20 +12,13 @@
 //! [`transport`] → [`arbiter`] → [`venue`] → [`book`] → [`normalise`] → [`frame`].
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic))]
 
-pub mod arbiter;
 pub mod book;
 pub mod channel;
-mod channel_state;
-pub mod consumer_edge;
-mod counted_reasons;
-pub mod drop_reason;
-pub mod frame;
-pub mod identity;
 pub(crate) mod normalise;
-pub mod published;
-pub mod time;
 pub mod transport;
 pub mod venue;
+
+pub use mdgw_wire::{arbiter, consumer_edge, drop_reason, frame, identity, published, time};
 
 #[cfg(test)]
 #[path = "../../tests/data/formats/check.rs"]

@@ -3,16 +3,16 @@
 //! A [`Transport`] checks the whole framing of a datagram once: header, number of messages, every length, and that no
 //! bytes are left over. It returns a [`Packet`] whose messages can be iterated without further checks. It has no
 //! state: whether a packet is the next one, a duplicate or of an old session is decided by the
-//! [arbiter](crate::arbiter).
+//! [arbiter](mdgw_wire::arbiter).
 #![allow(unnameable_types, reason = "zerocopy's derives make such types where a macro of ours makes the struct")]
 
 use core::fmt;
 
-use crate::{
+use crate::venue::nasdaq::itch50;
+use mdgw_wire::{
     drop_reason::DropReason,
     identity::{Feed, Sequence},
     time::UnixNs,
-    venue::nasdaq::itch50,
 };
 
 pub mod binaryfile;

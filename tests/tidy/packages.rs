@@ -1,24 +1,27 @@
 //! Dependency rules: which of our packages each may use, and which external packages it must not use. Cargo keeps a
 //! package from using what it doesn't list; this checks the lists.
 
-use super::{assert_none, read};
+use std::{collections::BTreeSet, env, process::Command};
+
+use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 17] = [
-    ("feeds", &[]),
-    ("gateway/sys", &["feeds"]),
-    ("gateway/telemetry", &["feeds", "sys"]),
-    ("gateway/status", &["feeds", "telemetry"]),
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 18] = [
+    ("gateway/wire", &[]),
+    ("feeds", &["wire"]),
+    ("gateway/sys", &["wire"]),
+    ("gateway/telemetry", &["feeds", "sys", "wire"]),
+    ("gateway/status", &["telemetry", "wire"]),
     ("gateway/publog", &[]),
     ("gateway/keys", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
-    ("gateway/election", &["feeds", "keys", "sys"]),
-    ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry"]),
-    ("gateway/captures", &["feeds"]),
-    ("gateway/simulator", &["captures", "feeds", "sys"]),
+    ("gateway/election", &["keys", "sys", "wire"]),
+    ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry", "wire"]),
+    ("gateway/captures", &["feeds", "wire"]),
+    ("gateway/simulator", &["captures", "feeds", "sys", "wire"]),
     ("gateway/tools", &["captures", "feeds", "publog", "status", "sys", "telemetry"]),
     ("gateway/runtime", &["election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"]),
-    ("gateway/subscriber", &["feeds", "keys"]),
+    ("gateway/subscriber", &["keys", "wire"]),
     (
         "gateway/mdgw",
         &["captures", "election", "feeds", "runtime", "simulator", "status", "subscriber", "sys", "telemetry", "tools"],
@@ -72,8 +75,11 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
 ];
 
 /// All packages that `feeds` may link, since its output must be a function of bytes and times. It needs `libc` for one
-/// madvise(2) call for the memory of the books, and `hmac` and `sha2` for the tags of published packets.
-const FEEDS_ALLOWED_CRATES: [&str; 6] = ["dbn", "hdrhistogram", "hmac", "libc", "sha2", "zerocopy"];
+/// madvise(2) call for the memory of the books.
+const FEEDS_ALLOWED_CRATES: [&str; 5] = ["dbn", "hdrhistogram", "libc", "mdgw-wire", "zerocopy"];
+/// All packages that `wire` may link, since every consumer links them too: no DBN library, so that a consumer may use any version
+/// of one. `hmac` and `sha2` make the tags of packets.
+const WIRE_ALLOWED_CRATES: [&str; 4] = ["hdrhistogram", "hmac", "sha2", "zerocopy"];
 
 #[test]
 fn packages_depend_only_on_allowed_packages() {
@@ -82,10 +88,14 @@ fn packages_depend_only_on_allowed_packages() {
         assert_none(forbidden_dependencies(package, &manifest, allowed));
         assert_none(unused_permissions(package, &manifest, allowed));
     }
-    let feeds = read("feeds/Cargo.toml");
-    assert_none(
-        linked(&feeds, &["dependencies", "build-dependencies"]).filter(|name| !FEEDS_ALLOWED_CRATES.contains(&&**name)),
-    );
+    for (package, allowed) in
+        [("feeds", FEEDS_ALLOWED_CRATES.as_slice()), ("gateway/wire", WIRE_ALLOWED_CRATES.as_slice())]
+    {
+        let manifest = read(&format!("{package}/Cargo.toml"));
+        assert_none(
+            linked(&manifest, &["dependencies", "build-dependencies"]).filter(|name| !allowed.contains(&&**name)),
+        );
+    }
 
     let control =
         "[dependencies]\nmdgw-engine.workspace = true\nlibc = \"1\"\n[target.'cfg(unix)'.dependencies]\nmdgw = \"1\"";
@@ -93,6 +103,23 @@ fn packages_depend_only_on_allowed_packages() {
     assert_eq!(found, ["control: mdgw", "control: mdgw-engine"]);
     let found: Vec<_> = unused_permissions("gateway/pair", control, &["engine", "sys"]).collect();
     assert_eq!(found, ["gateway/pair: sys is unused", "gateway/pair: simulator is unused in tests"]);
+}
+
+/// What a consumer in Rust compiles with the subscriber library, itself included.
+#[test]
+fn a_consumer_compiles_fewer_than_thirty_packages() {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let tree = Command::new(cargo)
+        .args(["tree", "--locked", "--package", "mdgw-subscriber", "--edges", "normal,build", "--prefix", "none"])
+        .args(["--format", "{p}"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    let tree = String::from_utf8(tree.stdout).expect("names are text");
+    let packages: BTreeSet<&str> = tree.lines().map(|line| line.trim_end_matches(" (*)")).collect();
+    assert!(packages.iter().any(|package| package.starts_with("mdgw-wire ")), "{tree}");
+    assert!(packages.len() < 30, "{}: {packages:?}", packages.len());
+    assert_none(packages.iter().filter(|package| package.starts_with("dbn ") || package.starts_with("mdgw-feeds ")));
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Contradictions between a message and the book. One variant, one counter.
 
-use crate::counted_reasons::counted_reasons;
-
-counted_reasons! {
+mdgw_wire::counted_reasons! {
     /// Why a book no longer matches its venue's. `Copy` and without text, for the hot path.
     enum BookFault;
     /// One counter for each [`BookFault`], in messages.

@@ -1,9 +1,9 @@
 //! Configuration of a channel.
 
 use super::{KnownSession, SchemaSet};
-use crate::{
+use crate::book::BookLimits;
+use mdgw_wire::{
     arbiter::ArbiterConfig,
-    book::BookLimits,
     consumer_edge::TsRecvMode,
     identity::{ChannelId, Feed, Sequence, Session},
     time::TradingDate,

@@ -14,13 +14,13 @@ use super::{
     rejected_packets::{RejectedPackets, RejectionKind},
     session::{SessionMatch, SessionTracker},
 };
-use crate::{
+use crate::transport::{Packet, PacketKind, Transport, VenueSession};
+use mdgw_wire::{
     arbiter::{Arbiter, Arrival, Delivery, RequestTarget, SEQUENCE_END},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::{Packet, PacketKind, Transport, VenueSession},
 };
 
 /// All parts of one channel; the feed is the type parameter.

@@ -11,14 +11,16 @@ use super::{
 };
 use crate::{
     book::{BookFaultCounts, BookMarks, BookSnapshot, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
-    drop_reason::DropReason,
-    identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, MBP_LEVELS, MbpLevels, RecordContext, RecordEvent, Records, e9_from_e4},
     transport::{VenueSession, iextp},
     venue::iex::{
         admin::TradeReport,
         deep::{Message, PriceLevelUpdate},
     },
+};
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{InstrumentId, Sequence, Session},
 };
 
 /// Books, instruments and records of one DEEP channel.

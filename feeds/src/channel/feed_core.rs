@@ -2,10 +2,12 @@
 
 use crate::{
     book::{BookFault, BookFaultCounts, BookSnapshot, InstrumentIndex, OrderView},
-    drop_reason::DropReason,
-    identity::{InstrumentId, Sequence, Session},
     normalise::records::Records,
     transport::{Transport, VenueSession},
+};
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{InstrumentId, Sequence, Session},
 };
 
 use super::{

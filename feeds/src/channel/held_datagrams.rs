@@ -3,7 +3,7 @@
 //! The faster line begins the next session while the slower line still delivers messages of the current session that
 //! the faster line lost. The next session waits here until that gap is filled or declared.
 
-use crate::{identity::Line, time::UnixNs};
+use mdgw_wire::{identity::Line, time::UnixNs};
 
 /// Bounded, allocated once, in order of arrival.
 #[derive(Debug)]

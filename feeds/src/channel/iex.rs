@@ -9,14 +9,16 @@ use super::{
 };
 use crate::{
     book::InstrumentIndex,
-    drop_reason::DropReason,
-    identity::{Feed, InstrumentId, Sequence},
     normalise::{
         records::{RecordContext, Records, e9_from_e4, price_or_undefined, size_u32},
         status,
         symbols::{SymbolTable, trim},
     },
     venue::iex::admin::Admin,
+};
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{Feed, InstrumentId, Sequence},
 };
 
 /// Instruments and records of one IEX channel.

@@ -12,8 +12,6 @@ use crate::{
         BookFault, BookFaultCounts, BookMarks, BookSnapshot, Change, InstrumentIndex, OrderView, Side,
         orders::OrderBooks, store::OrderStore,
     },
-    drop_reason::DropReason,
-    identity::{Feed, InstrumentId, Sequence, Session},
     normalise::{
         records::{
             Action, MBP_LEVELS, MbpLevels, RecordContext, RecordEvent, Records, c_chars, e9_from_e4,
@@ -27,6 +25,10 @@ use crate::{
         moldudp64::{self, MoldUdp64},
     },
     venue::nasdaq::itch50::{self, Message},
+};
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{Feed, InstrumentId, Sequence, Session},
 };
 
 /// Books, symbols and records of one ITCH channel.

@@ -7,13 +7,13 @@ use super::{
     feed_core::{ApplyOutcome, FeedCore, MessageNotice},
     rejected_packets::{RejectedPackets, RejectionKind},
 };
-use crate::{
+use crate::transport::Transport;
+use mdgw_wire::{
     consumer_edge::TsRecvMode,
     drop_reason::{DropCounts, DropReason},
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody},
     identity::Sequence,
     time::UnixNs,
-    transport::Transport,
 };
 
 /// The parts of a channel that turn delivered messages into frames, borrowed for one delivery.

@@ -1,7 +1,7 @@
 //! Samples of rejected packets, kept for diagnosis.
 
 use super::feed_core::InstrumentFault;
-use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
+use mdgw_wire::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
 
 /// The first packets of a channel that contradicted a book or could not be decoded. Bounded and allocated once. When
 /// it is full, further packets are only counted, since the first failures explain the rest.

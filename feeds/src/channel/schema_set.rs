@@ -4,7 +4,7 @@ use std::fmt;
 
 use dbn::enums::rtype;
 
-use crate::identity::Feed;
+use mdgw_wire::identity::Feed;
 
 /// A bit set of DBN schemas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 //! the venue restarts at 1). Here each becomes a [`Session`]: feed, trading date, restart count.
 
 use super::copy::{CopyFault, FieldReader};
-use crate::{
+use crate::transport::{Packet, PacketKind, VenueSession};
+use mdgw_wire::{
     identity::{Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
-    transport::{Packet, PacketKind, VenueSession},
 };
 
 /// Tracks the sessions of one channel.

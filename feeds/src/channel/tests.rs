@@ -18,9 +18,9 @@ use expect_test::Expect;
 
 use self::{input::Stream, recorded_output::RecordedOutput};
 use super::*;
-use crate::{
-    arbiter::ArbiterConfig, book::BookLimits, drop_reason::DropReason, frame::FrameKind, identity::ChannelId,
-    time::TradingDate,
+use crate::book::BookLimits;
+use mdgw_wire::{
+    arbiter::ArbiterConfig, drop_reason::DropReason, frame::FrameKind, identity::ChannelId, time::TradingDate,
 };
 
 /// A channel and all its output.

@@ -10,14 +10,16 @@ use super::{
 };
 use crate::{
     book::{BookFault, BookFaultCounts, BookSnapshot, InstrumentIndex, Level, Side},
-    drop_reason::DropReason,
-    identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, RecordEvent, Records, e9_from_e4, size_u32},
     transport::{VenueSession, iextp},
     venue::iex::{
         admin::TradeReport,
         tops::{Message, QuoteUpdate},
     },
+};
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{InstrumentId, Sequence, Session},
 };
 
 /// Quotes, instruments and records of one TOPS channel.

@@ -1,11 +1,11 @@
 //! Holds packets so far ahead of the expected sequence that only further packets of their line confirm them.
 
 use super::HeldDatagrams;
-use crate::{
+use crate::transport::Packet;
+use mdgw_wire::{
     arbiter::JUMP_CONFIRMATIONS,
     identity::{Line, Sequence},
     time::{MonoNs, UnixNs},
-    transport::Packet,
 };
 
 /// For each line the latest run of packets that continue each other. Allocated once.

@@ -8,10 +8,8 @@ use dbn::{
     enums::rtype,
 };
 
-use crate::{
-    book::{BookView, Side},
-    identity::InstrumentId,
-};
+use crate::book::{BookView, Side};
+use mdgw_wire::identity::InstrumentId;
 
 /// The records that one input message produced, back to back. Its memory is allocated once.
 #[derive(Debug)]

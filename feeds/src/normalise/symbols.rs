@@ -1,6 +1,7 @@
 //! Symbol table of a channel whose venue does not number its instruments.
 
-use crate::{book::InstrumentIndex, drop_reason::DropReason, identity::InstrumentId};
+use crate::book::InstrumentIndex;
+use mdgw_wire::{drop_reason::DropReason, identity::InstrumentId};
 
 /// Instruments by symbol, with dense indices in order of arrival. The table is bounded and allocated once.
 #[derive(Debug)]

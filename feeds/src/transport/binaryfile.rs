@@ -2,7 +2,7 @@
 //! message of length 0 marks the end of the session. There are no packets and no sequence numbers: the n-th message
 //! of the file has sequence n.
 
-use crate::drop_reason::DropReason;
+use mdgw_wire::drop_reason::DropReason;
 
 /// Iterates over the messages of a file, or of the part of it that is in memory.
 #[derive(Clone, Debug)]

@@ -17,7 +17,8 @@ use zerocopy::{
 };
 
 use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
-use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
+use crate::venue::wire::wire_struct;
+use mdgw_wire::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
 
 /// Reader of IEX-TP for the message protocols of `P`.
 #[derive(Clone, Copy, Debug)]

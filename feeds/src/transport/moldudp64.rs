@@ -13,7 +13,8 @@ use zerocopy::{
 };
 
 use super::{Packet, PacketKind, Transport, VenueSession, push_message, slice_messages};
-use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
+use crate::venue::wire::wire_struct;
+use mdgw_wire::{drop_reason::DropReason, identity::Sequence};
 
 /// Reader of MoldUDP64.
 #[derive(Clone, Copy, Debug)]

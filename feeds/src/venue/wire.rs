@@ -263,14 +263,14 @@ macro_rules! wire_messages {
             /// Parses the bytes as the message type in their first byte.
             ///
             /// # Errors
-            /// [`DropReason`](crate::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` if the length
+            /// [`DropReason`](mdgw_wire::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` if the length
             /// does not match the type (an empty message has none); `FieldInvalid` if a field that a book depends on
             /// has an invalid value.
             // Always inlined, so that the compiler merges the caller's match with this one and dispatches a message
             // once.
             #[inline(always)]
-            pub fn parse(message: &'a [u8]) -> Result<Self, $crate::drop_reason::DropReason> {
-                use $crate::drop_reason::DropReason;
+            pub fn parse(message: &'a [u8]) -> Result<Self, ::mdgw_wire::drop_reason::DropReason> {
+                use ::mdgw_wire::drop_reason::DropReason;
                 match message.first() {
                     $( Some(&$code) => {
                         let view = $crate::venue::wire::wire_view!($struct, message, $length)
@@ -349,7 +349,7 @@ macro_rules! wire_view {
 /// A message type outside the table.
 macro_rules! wire_unlisted {
     ($message:expr) => {
-        Err($crate::drop_reason::DropReason::MessageTypeUnknown)
+        Err(::mdgw_wire::drop_reason::DropReason::MessageTypeUnknown)
     };
     ($message:expr, $other:ident) => {
         $other::parse($message).map(Self::$other)

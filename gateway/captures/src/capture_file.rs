@@ -29,7 +29,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use mdgw_feeds::time::TradingDate;
+use mdgw_wire::time::TradingDate;
 
 pub use self::error::{CaptureError, CaptureFault};
 pub use self::frame_header::{FRAME_HEADER_BYTES, frame_header};

@@ -26,7 +26,7 @@ use std::{
 use dbn::{
     MappingInterval, Metadata, RType, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder,
 };
-use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
+use mdgw_wire::{identity::InstrumentId, time::TradingDate};
 use tempfile::NamedTempFile;
 use time::{Date, OffsetDateTime};
 

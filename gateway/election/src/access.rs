@@ -82,7 +82,7 @@ pub enum ZooKeeperMode {
 impl EtcdConfig {
     /// Key under which etcd holds a group's record.
     #[must_use]
-    pub(crate) fn key(&self, group: mdgw_feeds::identity::GroupId) -> String {
+    pub(crate) fn key(&self, group: mdgw_wire::identity::GroupId) -> String {
         format!("{}group-{}", self.prefix, group.0)
     }
 }
@@ -102,7 +102,7 @@ impl EtcdTls {
 impl ZooKeeperConfig {
     /// Path of the ZooKeeper node that holds a group's record.
     #[must_use]
-    pub(crate) fn record_path(&self, group: mdgw_feeds::identity::GroupId) -> String {
+    pub(crate) fn record_path(&self, group: mdgw_wire::identity::GroupId) -> String {
         format!("{}/group-{}", self.path, group.0)
     }
 }

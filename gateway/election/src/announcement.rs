@@ -12,7 +12,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
 };
 
-use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_wire::identity::{Epoch, GroupId};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U64},

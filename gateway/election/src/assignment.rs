@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_wire::identity::GroupId;
 
 use super::identity::NodeId;
 

@@ -5,7 +5,7 @@
 //! last move: if the output of the leadership that it led to was received, moving helped, and the leader moves again at once.
 //! If not, it waits for its minimum tenure, which doubles: with two dead outputs there is one move in each of these times.
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 use super::fitness::FitnessClass;
 

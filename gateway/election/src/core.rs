@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeMap, convert::Infallible, fmt};
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{
     fitness::{Eligibility, Fitness},

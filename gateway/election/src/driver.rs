@@ -24,8 +24,8 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{clock::mono_now, fence::Fence};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 pub use self::inbox::{Inbox, InboxReceiver, inbox};
 pub use self::measure::{StoreLatency, measure};

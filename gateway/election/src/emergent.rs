@@ -56,8 +56,8 @@ use std::{
     net::SocketAddr,
 };
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use self::{
     joining::Joining,

@@ -7,7 +7,7 @@ use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
     TlsOptions, Txn, TxnOp, WatchOptions,
 };
-use mdgw_feeds::identity::GroupId;
+use mdgw_wire::identity::GroupId;
 
 use super::{
     access::{AccessError, EtcdConfig, read},

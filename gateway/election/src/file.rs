@@ -24,8 +24,8 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::identity::GroupId;
 use mdgw_sys::scheduler::spawn_short_slice;
+use mdgw_wire::identity::GroupId;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::inotify,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_wire::identity::Epoch;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
@@ -113,7 +113,7 @@ pub(crate) const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 
 /// An epoch as a plain number, for `#[serde(with)]`.
 pub(crate) mod epoch_number {
-    use mdgw_feeds::identity::Epoch;
+    use mdgw_wire::identity::Epoch;
     use serde::{Deserialize, Deserializer, Serializer};
 
     /// Serializes the epoch.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_wire::identity::Epoch;
 
 use super::{
     core::{CloseReason, ConnectionState, Pin, View},

@@ -39,8 +39,8 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use self::{
     known_record::{KnownRecord, Observed, ObservedBy},

@@ -1,7 +1,7 @@
 //! Sends that passed the fence before it closed and have not returned. While there may be any, a gateway does not report
 //! that its leadership has ended: the gateway that receives the report opens at once, and both would send.
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 /// Whether sends of an ended leadership may be outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

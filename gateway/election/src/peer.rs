@@ -1,7 +1,7 @@
 //! Messages between the gateways of a group, beside the store. The pair link carries them, authenticated and without
 //! replay. It may lose, delay and reorder them, so each answer repeats the request's nonce and incarnation.
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mdgw_feeds::{identity::GroupId, time::MonoNs};
+use mdgw_wire::{identity::GroupId, time::MonoNs};
 
 use super::{
     assignment::{GroupLoad, Host, place},
@@ -103,7 +103,7 @@ fn last_leader(view: &View) -> Option<NodeId> {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::identity::Epoch;
+    use mdgw_wire::identity::Epoch;
 
     use super::*;
     use crate::{

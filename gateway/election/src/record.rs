@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_wire::identity::Epoch;
 use serde::{Deserialize, Serialize};
 
 use super::{

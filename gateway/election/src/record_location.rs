@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_wire::identity::GroupId;
 use serde::{Deserialize, Serialize};
 
 use super::{

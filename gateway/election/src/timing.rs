@@ -10,8 +10,8 @@
 //! same holds for a designated successor. Its deadline counts from its stamp, which was taken before the leader sent
 //! the renewal that carries the stamp.
 
-use mdgw_feeds::time::MonoNs;
 use mdgw_sys::clock_rate::CRYSTAL_ERROR_PPM;
+use mdgw_wire::time::MonoNs;
 
 /// Times of one lease. All of them may be set; [`Self::check`] decides whether they are safe together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,7 +10,7 @@ pub mod session;
 
 use std::{path::Path, time::Duration};
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_wire::identity::GroupId;
 use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState, Stat};
 
 use super::{

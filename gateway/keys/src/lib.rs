@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    error::Error,
     fmt,
     fs::File,
     io::{self, Read as _},
@@ -48,10 +49,10 @@ impl fmt::Debug for KeyBytes {
 }
 
 /// Why the key could not be loaded.
-#[derive(Debug, thiserror::Error)]
+// By hand: a consumer links this package, and `thiserror` would bring two more.
+#[derive(Debug)]
 pub enum KeyError {
     /// The operating system refused.
-    #[error("cannot read key file {}{}: {source}", path.display(), advice(path, source))]
     Io {
         /// Path of the key file.
         path: PathBuf,
@@ -59,7 +60,6 @@ pub enum KeyError {
         source: io::Error,
     },
     /// Others than the owner may read or change the file.
-    #[error("key file {}: mode {mode:o} allows access by group or others: chmod 600 {}", path.display(), path.display())]
     TooPermissive {
         /// Path of the key file.
         path: PathBuf,
@@ -67,16 +67,41 @@ pub enum KeyError {
         mode: u32,
     },
     /// The file holds no valid key.
-    #[error(
-        "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
-        path.display(), 2 * KEY_BYTES
-    )]
     Malformed {
         /// Path of the key file.
         path: PathBuf,
         /// What is wrong with the content, without any of the content.
         what: String,
     },
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io { path, source } => {
+                write!(f, "cannot read key file {}{}: {source}", path.display(), advice(path, source))
+            }
+            Self::TooPermissive { path, mode } => {
+                let path = path.display();
+                write!(f, "key file {path}: mode {mode:o} allows access by group or others: chmod 600 {path}")
+            }
+            Self::Malformed { path, what } => write!(
+                f,
+                "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
+                path.display(),
+                2 * KEY_BYTES
+            ),
+        }
+    }
+}
+
+impl Error for KeyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            Self::TooPermissive { .. } | Self::Malformed { .. } => None,
+        }
+    }
 }
 
 fn advice(path: &Path, error: &io::Error) -> String {

@@ -5,13 +5,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use mdgw_feeds::{
-    identity::Sequence,
-    transport::{
-        Transport,
-        moldudp64::{self, MoldSession, MoldUdp64, PacketWriter},
-    },
+use mdgw_feeds::transport::{
+    Transport,
+    moldudp64::{self, MoldSession, MoldUdp64, PacketWriter},
 };
+use mdgw_wire::identity::Sequence;
 
 /// Messages of MoldUDP64 sessions, in memory. A mutex guards them, so only cold threads may use them.
 #[derive(Debug, Default)]

@@ -20,10 +20,8 @@
 use std::io::{self, Write};
 
 use mdgw_captures::random::{Random, mix};
-use mdgw_feeds::{
-    identity::Sequence,
-    transport::moldudp64::{self, MoldSession, PacketWriter},
-};
+use mdgw_feeds::transport::moldudp64::{self, MoldSession, PacketWriter};
+use mdgw_wire::identity::Sequence;
 
 /// Parameters of a synthetic session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,11 +4,13 @@ use std::hash::{DefaultHasher, Hasher as _};
 
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig, Datagram},
+    transport::detect_protocol,
+};
+use mdgw_wire::{
     consumer_edge::first_record,
     frame::{FrameKind, FrameMeta, FrameSink},
     identity::{Feed, Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::detect_protocol,
 };
 
 use super::source::{Source, SourceError};

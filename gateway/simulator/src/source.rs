@@ -3,14 +3,14 @@
 use std::{path::PathBuf, sync::Arc};
 
 use mdgw_captures::capture_file::{CaptureError, CaptureFile, OpenOptions};
-use mdgw_feeds::{
+use mdgw_feeds::transport::{
+    DetectedProtocol, PacketKind, Transport, detect_protocol,
+    iextp::{self, SegmentPosition, StreamIdentity},
+    moldudp64::{self, MoldUdp64},
+};
+use mdgw_wire::{
     identity::Sequence,
     time::{TradingDate, UnixNs},
-    transport::{
-        DetectedProtocol, PacketKind, Transport, detect_protocol,
-        iextp::{self, SegmentPosition, StreamIdentity},
-        moldudp64::{self, MoldUdp64},
-    },
 };
 use zerocopy::FromBytes;
 

@@ -29,11 +29,11 @@ use hdrhistogram::{
     Counter, Histogram,
     serialization::{Serializer as _, V2DeflateSerializer},
 };
-use mdgw_feeds::{
+use mdgw_telemetry::stages::Stage;
+use mdgw_wire::{
     identity::{ChannelId, Line},
     time::{TradingDate, UnixNs},
 };
-use mdgw_telemetry::stages::Stage;
 
 use super::disclosure::Disclosure;
 

@@ -7,11 +7,11 @@ use std::{
 };
 
 use hdrhistogram::{Counter, Histogram};
-use mdgw_feeds::{
+use mdgw_telemetry::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
+use mdgw_wire::{
     identity::{ChannelId, Line},
     time::MonoNs,
 };
-use mdgw_telemetry::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
 
 use super::snapshot::{LineSnapshot, StageSnapshot};
 
@@ -155,7 +155,7 @@ mod tests {
         let recent = RecentIntervals::default();
         recent.begin();
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(1), MonoNs(2)), &values(&[100]));
-        let mut leads = mdgw_feeds::arbiter::lead_histogram();
+        let mut leads = mdgw_wire::arbiter::lead_histogram();
         leads.saturating_record_n(1_000, 5);
         recent.set_line(CHANNEL, Line::A, &leads);
         assert_eq!(recent.lines(CHANNEL)[0].lead_count, 5);

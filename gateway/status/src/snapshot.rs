@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::identity::Line;
+use mdgw_wire::identity::Line;
 use serde::{Deserialize, Serialize};
 
 /// The whole snapshot. Counts are since the start; rates are computed from two snapshots.

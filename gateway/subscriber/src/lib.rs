@@ -15,7 +15,7 @@
 //! # }
 //! ```
 //! The logic (epoch filter, arbitration of two output lines, gaps, retransmission, late start) is in
-//! [`mdgw_feeds::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets and the clock. For records with
+//! [`mdgw_wire::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets and the clock. For records with
 //! `ts_recv` filled in, pass the output to [`ConsumerEdges`].
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
@@ -30,12 +30,14 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
-pub use mdgw_feeds::published::receiver::{
+pub use mdgw_wire::published::receiver::{
     ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
     SERVICES_MAX, ServiceConfig, StartFrom,
 };
 
 use std::{
+    error::Error,
+    fmt,
     fs::File,
     io::{self, Read as _},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
@@ -43,12 +45,12 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use mdgw_feeds::{
+use mdgw_keys::KeyBytes;
+use mdgw_wire::{
     identity::{Epoch, Line},
     published::tag::TAG_BYTES,
     time::{MonoNs, UnixNs},
 };
-use mdgw_keys::KeyBytes;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     time::{ClockId, clock_gettime},
@@ -56,8 +58,8 @@ use rustix::{
 use zerocopy::IntoBytes;
 
 pub use self::{records::ConsumerEdges, services::ServiceSelector};
-pub use mdgw_feeds::published::tag::{TagKey, TagPolicy};
 pub use mdgw_keys::KeyError;
+pub use mdgw_wire::published::tag::{TagKey, TagPolicy};
 
 /// Configuration of a subscription to one group.
 #[derive(Clone, Debug)]
@@ -110,10 +112,9 @@ impl LineAddress {
 }
 
 /// Errors that end a subscription. Invalid input on a socket is not an error.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum SubscriberError {
     /// A line could not be opened or joined.
-    #[error("cannot receive {address} on interface {interface}: {source}")]
     Line {
         /// The line's address.
         address: SocketAddrV4,
@@ -123,7 +124,6 @@ pub enum SubscriberError {
         source: io::Error,
     },
     /// The socket for requests could not be opened.
-    #[error("cannot open a socket to the retransmission service {address}: {source}")]
     Service {
         /// The service's address.
         address: SocketAddrV4,
@@ -131,20 +131,46 @@ pub enum SubscriberError {
         source: io::Error,
     },
     /// The configuration has no line, or more than seven.
-    #[error("{0} lines configured; must be 1 to 7")]
     LineCount(usize),
     /// The configuration has too many services.
-    #[error("{0} retransmission services configured; at most {SERVICES_MAX} are supported")]
     ServiceCount(usize),
     /// No random number was available.
-    #[error("cannot read /dev/urandom: {0}")]
-    Random(#[source] io::Error),
+    Random(io::Error),
     /// Packets under epochs that exclude each other were received at the start. Some are forged, and nothing tells which.
-    #[error("{}", rival_text(.0))]
     RivalEpochs(RivalEpochs),
     /// Polling or reading a socket failed.
-    #[error("cannot receive: {0}")]
-    Receive(#[source] io::Error),
+    Receive(io::Error),
+}
+
+impl fmt::Display for SubscriberError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line { address, interface, source } => {
+                write!(f, "cannot receive {address} on interface {interface}: {source}")
+            }
+            Self::Service { address, source } => {
+                write!(f, "cannot open a socket to the retransmission service {address}: {source}")
+            }
+            Self::LineCount(count) => write!(f, "{count} lines configured; must be 1 to 7"),
+            Self::ServiceCount(count) => {
+                write!(f, "{count} retransmission services configured; at most {SERVICES_MAX} are supported")
+            }
+            Self::Random(source) => write!(f, "cannot read /dev/urandom: {source}"),
+            Self::RivalEpochs(rivals) => f.write_str(&rival_text(rivals)),
+            Self::Receive(source) => write!(f, "cannot receive: {source}"),
+        }
+    }
+}
+
+impl Error for SubscriberError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Line { source, .. } | Self::Service { source, .. } | Self::Random(source) | Self::Receive(source) => {
+                Some(source)
+            }
+            Self::LineCount(_) | Self::ServiceCount(_) | Self::RivalEpochs(_) => None,
+        }
+    }
 }
 
 fn rival_text(rivals: &RivalEpochs) -> String {

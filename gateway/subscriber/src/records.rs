@@ -1,6 +1,6 @@
 //! Turns messages into the records that a consumer sees.
 
-use mdgw_feeds::{
+use mdgw_wire::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     identity::ChannelId,
 };

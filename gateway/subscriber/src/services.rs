@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{
+use mdgw_wire::{
     identity::{ChannelId, Sequence, Session},
     published::request::{RequestKind, ServiceRequest},
 };
@@ -46,7 +46,7 @@ impl ServiceSelector {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::identity::GroupId;
+    use mdgw_wire::identity::GroupId;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The two clocks of the gateway. On the data path only the turn (once per batch), the publisher (send time) and the
 //! fence read them.
 
-use mdgw_feeds::time::{MonoNs, UnixNs};
+use mdgw_wire::time::{MonoNs, UnixNs};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Monotonic time that counts suspend (`CLOCK_BOOTTIME`), so that a lease expires while the machine sleeps.

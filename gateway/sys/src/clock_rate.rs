@@ -16,7 +16,7 @@
 
 use std::io;
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 /// Bound on the error of a crystal's rate that no time daemon corrects, parts per million.
 pub const CRYSTAL_ERROR_PPM: u32 = 100;

@@ -96,7 +96,7 @@ impl SocketDrops {
 mod tests {
     use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
-    use mdgw_feeds::identity::Line;
+    use mdgw_wire::identity::Line;
 
     use super::*;
     use crate::{

@@ -10,7 +10,7 @@ use loom::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 /// Deadline and epoch of a group's fence. One thread writes them; any number of threads read them. They have their own
 /// cache lines, which all readers share until a renewal writes to them.

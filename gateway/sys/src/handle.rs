@@ -1,7 +1,7 @@
 //! Identifies watched sockets: channel index, handle, set of lines. Shared by the pool, the receive batches and the
 //! counters, so that none of them depends on the others.
 
-use mdgw_feeds::identity::Line;
+use mdgw_wire::identity::Line;
 
 /// Index of a channel within its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

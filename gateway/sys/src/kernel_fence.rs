@@ -30,7 +30,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
-use mdgw_feeds::{
+use mdgw_wire::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-mdgw_feeds::reasons! {
+mdgw_wire::reasons! {
     /// Why a listener did not use a datagram, a connection or a message.
     enum Refusal;
     Malformed = "malformed", "The bytes do not follow the protocol.";

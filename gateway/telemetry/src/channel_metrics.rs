@@ -5,7 +5,8 @@
 //! counts beside them and returns the set ([`double_buffer`](super::double_buffer)).
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
+use mdgw_feeds::channel::Channel;
+use mdgw_wire::{arbiter::lead_histogram, drop_reason::DropReason, identity::Line, time::MonoNs};
 
 use super::{
     counter_block,
@@ -177,10 +178,12 @@ impl ChannelCollector {
 mod tests {
     use mdgw_feeds::{
         channel::{ChannelConfig, Datagram},
+        transport::moldudp64,
+    };
+    use mdgw_wire::{
         frame::{FrameMeta, FrameSink},
         identity::{ChannelId, Feed, Sequence, Session},
         time::UnixNs,
-        transport::moldudp64,
     };
 
     use super::*;

@@ -1,6 +1,6 @@
 //! Drop counts as a block of counters: one counter for each [`DropReason`].
 
-use mdgw_feeds::drop_reason::{DropCounts, DropReason};
+use mdgw_wire::drop_reason::{DropCounts, DropReason};
 
 use crate::counters::{CounterBlock, Descriptor, Kind, Unit};
 

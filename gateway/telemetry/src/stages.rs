@@ -24,8 +24,8 @@
 //! A negative duration (two clock domains, a step of the clock) is counted, not recorded.
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::handle::ChannelIndex;
+use mdgw_wire::time::{MonoNs, UnixNs};
 
 use super::double_buffer::{BufferCollector, BufferProducer, double_buffer};
 

@@ -8,10 +8,9 @@ use super::{
 use crate::{
     book::{InstrumentIndex, OrderView, Side},
     channel::{Channel, ChannelConfig},
-    identity::Session,
-    time::UnixNs,
     transport::VenueSession,
 };
+use mdgw_wire::{identity::Session, time::UnixNs};
 
 /// Collects slices in order, then builds a channel from them. Runs on a cold thread: it allocates for what it
 /// receives, within the channel's limits.

@@ -7,9 +7,9 @@ use super::{
 use crate::{
     book::{InstrumentIndex, OrderView, Side},
     channel::{ChannelConfig, feed_core::FeedCore},
-    identity::Sequence,
     transport::Transport,
 };
+use mdgw_wire::identity::Sequence;
 
 /// Memory of one copy. A cold thread makes it, so that the channel's thread allocates nothing.
 #[derive(Debug)]

@@ -8,9 +8,8 @@ use super::{
     recorded_output::Frame,
     *,
 };
-use crate::{
-    channel::copy::SLICE_BYTES_MAX,
-    formats::check,
+use crate::{channel::copy::SLICE_BYTES_MAX, formats::check};
+use mdgw_wire::{
     frame::FrameSink as _,
     identity::{InstrumentId, Sequence},
 };

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use dbn::{BidAskPair, UNDEF_ORDER_SIZE, UNDEF_PRICE, UNDEF_STAT_QUANTITY, UNDEF_TIMESTAMP, enums::rtype};
 
 use super::*;
-use crate::{
+use mdgw_wire::{
     consumer_edge::first_record,
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
     identity::{Sequence, Session},

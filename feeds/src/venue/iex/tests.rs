@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{admin, deep, tops};
-use crate::{drop_reason::DropReason, venue::wire::FieldList};
+use crate::venue::wire::FieldList;
+use mdgw_wire::drop_reason::DropReason;
 
 /// 2016-08-23 19:30:32.572716 UTC.
 const TIME: [u8; 8] = 1_471_980_632_572_716_000_i64.to_le_bytes();

@@ -10,11 +10,8 @@ use std::{
     path::Path,
 };
 
-use mdgw_feeds::{
-    identity::Sequence,
-    time::TradingDate,
-    transport::moldudp64::{self, MoldSession, PacketWriter},
-};
+use mdgw_feeds::transport::moldudp64::{self, MoldSession, PacketWriter};
+use mdgw_wire::{identity::Sequence, time::TradingDate};
 
 use super::{CaptureFault, OpenOptions, byte_source::ByteSource};
 

@@ -21,7 +21,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use mdgw_feeds::consumer_edge::first_record;
+use mdgw_wire::consumer_edge::first_record;
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Write side of the spool. After a failure it accepts no more records. If dropped, its thread ends by itself.

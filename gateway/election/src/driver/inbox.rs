@@ -112,7 +112,7 @@ pub(super) const RECEIVED_MAX: usize = 1_024;
 mod tests {
     use std::convert::Infallible;
 
-    use mdgw_feeds::identity::Epoch;
+    use mdgw_wire::identity::Epoch;
 
     use super::*;
     use crate::{

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_wire::identity::Epoch;
 
 use crate::{
     core::{CloseReason, ConnectionState},

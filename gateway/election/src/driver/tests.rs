@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 use super::*;
 use crate::{

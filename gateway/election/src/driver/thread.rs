@@ -7,7 +7,6 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{
     affinity::pin_to,
     alarm::Alarm,
@@ -15,6 +14,7 @@ use mdgw_sys::{
     clock_rate::RateMonitor,
     scheduler::{request_short_slice, set_fifo},
 };
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{Backend, DriverState, ElectionHooks, ElectionOptions, InboxReceiver, ListenerEvent, inbox::RECEIVED_MAX};
 use crate::{

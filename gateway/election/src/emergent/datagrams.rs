@@ -20,11 +20,11 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     listener_counters::{ListenerCounters, Refusal},
     scheduler::spawn_short_slice,
 };
+use mdgw_wire::identity::GroupId;
 use socket2::SockRef;
 
 use super::{OutgoingMessage, message::Envelope};
@@ -237,8 +237,8 @@ const LIMIT_MIN: Duration = Duration::from_micros(1);
 mod tests {
     use std::net::Ipv4Addr;
 
-    use mdgw_feeds::identity::Epoch;
     use mdgw_keys::KEY_BYTES;
+    use mdgw_wire::identity::Epoch;
 
     use super::*;
     use crate::{

@@ -1,6 +1,6 @@
 //! The coordinator as leader: epoch, fence, hand-over.
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::MemberLiveness, message::Message};
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_wire::identity::Epoch;
 use serde::{Deserialize, Serialize};
 
 use super::member_list::{ListVersion, MemberList};

@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 use super::{
     Emergent, Phase, Safeguard,

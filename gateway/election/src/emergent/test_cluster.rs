@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
 };
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{
     BootstrapMode, Emergent, EmergentConfig, OutgoingMessage, Safeguard, message::Envelope, timing::EmergentTiming,

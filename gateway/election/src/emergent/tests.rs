@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_feeds::identity::GroupId;
 use mdgw_keys::KEY_BYTES;
 use mdgw_sys::{clock_rate::ClockRate, fence::Fence};
+use mdgw_wire::identity::GroupId;
 
 use super::{
     datagrams::{MemberSocket, MembershipTransport},

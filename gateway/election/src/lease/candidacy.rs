@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{DEATHS_MAX, Leadership, Lease, Leaving, Phase};
 use crate::{

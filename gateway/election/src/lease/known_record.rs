@@ -1,6 +1,6 @@
 //! A gateway's knowledge of its group's record: since when, and how certain.
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use crate::{
     record::Record,

@@ -11,7 +11,7 @@
 //! After the end message, the leader repeats it until the record shows the successor, and later releases the record
 //! too. It leads again only by a swap, when the successor's time has passed.
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{Lease, Phase};
 use crate::{

@@ -16,7 +16,7 @@
 //! - There is one successor at a time: a record names another one, or none, only when the time of the previous one has
 //!   passed.
 
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 
 use super::{Lease, Phase};
 use crate::{

@@ -6,8 +6,8 @@ mod raising;
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::*;
 use crate::{

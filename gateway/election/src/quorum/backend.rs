@@ -9,11 +9,11 @@ use std::{
     },
 };
 
-use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     listener_counters::{ListenerCounters, Refusal},
     scheduler::spawn_short_slice,
 };
+use mdgw_wire::identity::GroupId;
 
 use super::{
     candidate::{QuorumEvent, QuorumRequest},

@@ -8,11 +8,11 @@ mod voting;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use mdgw_feeds::{
+use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::clock_rate::ClockRate;
 
 use self::{
     auto_move::{AutoMovePolicy, Tenure},

@@ -151,7 +151,7 @@ const RECEIVE_TIMEOUT: Duration = Duration::from_millis(100);
 mod tests {
     use std::net::Ipv4Addr;
 
-    use mdgw_feeds::identity::{Epoch, GroupId};
+    use mdgw_wire::identity::{Epoch, GroupId};
 
     use super::*;
     use crate::{

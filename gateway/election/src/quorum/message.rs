@@ -1,6 +1,6 @@
 //! Messages between candidates and voters.
 
-use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_wire::identity::{Epoch, GroupId};
 
 use crate::{
     fitness::{Eligibility, Fitness},

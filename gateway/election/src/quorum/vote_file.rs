@@ -20,8 +20,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::file_lock::try_lock;
+use mdgw_wire::identity::{Epoch, GroupId};
 
 use super::voter::DurableVote;
 use crate::{identity::Incarnation, timing::LEASE_NS_MAX};

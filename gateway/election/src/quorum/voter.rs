@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::clock_rate::ClockRate;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::message::{
     ActivePromise, HandOver, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,

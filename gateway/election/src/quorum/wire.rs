@@ -10,7 +10,7 @@
 //! reply: request id, session, highest epoch, promise, verdict. All fields are checked; a datagram that does not fit is
 //! refused.
 
-use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_wire::identity::{Epoch, GroupId};
 
 use super::message::{
     ActivePromise, Body, HandOver, Message, Operation, Refusal, Reply, Request, Verdict, VoteRequestId, VoterSession,

@@ -10,13 +10,13 @@ use std::{
     },
 };
 
-use mdgw_feeds::{identity::GroupId, time::MonoNs};
 use mdgw_sys::{
     clock::mono_now,
     clock_rate::{ClockRate, RateMonitor},
     listener_counters::ListenerCounters,
     scheduler::request_short_slice,
 };
+use mdgw_wire::{identity::GroupId, time::MonoNs};
 
 use super::{
     link::{Received, VoteLink},

@@ -16,11 +16,11 @@ use std::{
     },
 };
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::{
     robust_mutex::{Acquired, RobustMutex},
     shared_atomics::SharedAtomics,
 };
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 pub use mdgw_sys::progress::ProgressCounter;
 

@@ -17,13 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_feeds::{identity::GroupId, time::UnixNs};
 use mdgw_sys::{
     alarm::Alarm,
     clock::{mono_now, unix_now},
     kernel_fence::FenceCloser,
     pidfd::PidFd,
 };
+use mdgw_wire::{identity::GroupId, time::UnixNs};
 use rustix::{net::sockopt::socket_peercred, process::test_kill_process};
 
 use super::{

@@ -13,11 +13,11 @@
 
 use std::{cell::RefCell, future::Future, rc::Rc, thread::JoinHandle, time::Duration};
 
-use mdgw_feeds::{
+use mdgw_sys::{clock::mono_now, scheduler::spawn_short_slice};
+use mdgw_wire::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::{clock::mono_now, scheduler::spawn_short_slice};
 use tokio::{
     select,
     sync::mpsc,

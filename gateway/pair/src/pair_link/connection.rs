@@ -6,7 +6,7 @@ use std::{
 };
 
 use mdgw_election::auth::Nonce;
-use mdgw_feeds::time::MonoNs;
+use mdgw_wire::time::MonoNs;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::{

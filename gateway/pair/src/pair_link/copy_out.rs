@@ -5,11 +5,8 @@ use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_engine::pipeline::CopyRequest;
-use mdgw_feeds::{
-    channel::{CopyFault, CopyStep},
-    identity::ChannelId,
-    time::MonoNs,
-};
+use mdgw_feeds::channel::{CopyFault, CopyStep};
+use mdgw_wire::{identity::ChannelId, time::MonoNs};
 
 use super::{
     connection::{CloseCause, Connection},

@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn messages_sealed_by_version_6_are_opened() {
-        let message = || LinkMessage::LeadRequest { group: mdgw_feeds::identity::GroupId(259) };
+        let message = || LinkMessage::LeadRequest { group: mdgw_wire::identity::GroupId(259) };
         check(
             include_str!("../../../../tests/data/formats/pair_link_sealed_6.hex"),
             &[Sealed::Stream(message()), Sealed::Datagram(message())],

@@ -12,11 +12,11 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_election::{announcement::Announcement, identity::DeathNotice, peer::PeerMessage};
-use mdgw_feeds::{
+use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
+use mdgw_wire::{
     identity::{ChannelId, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
 
 use super::{
     message::{ChannelPositions, LinkMessage},
@@ -360,7 +360,7 @@ mod tests {
         identity::{Incarnation, NodeId},
         peer::LeaderRequest,
     };
-    use mdgw_feeds::identity::Epoch;
+    use mdgw_wire::identity::Epoch;
 
     use super::*;
     use crate::formats::check;

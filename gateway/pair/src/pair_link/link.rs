@@ -19,12 +19,12 @@ use mdgw_election::{
     auth::{Nonce, SharedKey},
 };
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequest, PeerGapRequests};
-use mdgw_feeds::{
+use mdgw_sys::{alarm::Alarm, clock::mono_now, listener_counters::Refusal, poll, scheduler::spawn_short_slice};
+use mdgw_wire::{
     identity::{ChannelId, GroupId},
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_sys::{alarm::Alarm, clock::mono_now, listener_counters::Refusal, poll, scheduler::spawn_short_slice};
 
 use super::{
     connection::{CloseCause, Connection, READS_PER_TURN, connect},

@@ -9,8 +9,8 @@
 //! trailing bytes is refused.
 
 use mdgw_election::{auth::Nonce, identity::Incarnation};
-use mdgw_feeds::{
-    channel::CopyFault,
+use mdgw_feeds::channel::CopyFault;
+use mdgw_wire::{
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::position::StreamPosition,
 };
@@ -114,7 +114,7 @@ pub struct ChannelPositions {
     pub receives_probe: bool,
     /// The epoch of `published`, if there is one.
     pub epoch: Epoch,
-    /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
+    /// Number of its [`ChannelState`](mdgw_wire::channel_state::ChannelState).
     pub state: u8,
     /// What the sender stores of the channel's input in the present session.
     pub available_input: Option<AvailableInput>,
@@ -509,7 +509,8 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{channel::copy::SLICE_BYTES_MAX, identity::Feed, time::TradingDate};
+    use mdgw_feeds::channel::copy::SLICE_BYTES_MAX;
+    use mdgw_wire::{identity::Feed, time::TradingDate};
     use proptest::prelude::*;
 
     use super::*;

@@ -11,12 +11,12 @@ use std::{
     path::PathBuf,
 };
 
-use mdgw_feeds::{
+use mdgw_publog::{LogError, Reader};
+use mdgw_wire::{
     frame::{FrameFlags, FrameKind},
     identity::{ChannelId, Sequence, Session},
     published::packet::Frames,
 };
-use mdgw_publog::{LogError, Reader};
 
 use super::message::{LinkMessage, WINDOW_MESSAGES_MAX, WindowContent};
 use crate::standby::windows::{WINDOW_SEQUENCES, WindowHash, message_hash};
@@ -195,12 +195,12 @@ const WINDOWS_MAX: usize = 512;
 #[cfg(test)]
 mod tests {
     use mdgw_engine::publish::LogSink;
-    use mdgw_feeds::{
+    use mdgw_publog::{LogOptions, OpenedLog};
+    use mdgw_wire::{
         frame::{FrameMeta, FrameSink},
         identity::Feed,
         time::{TradingDate, UnixNs},
     };
-    use mdgw_publog::{LogOptions, OpenedLog};
 
     use super::*;
     use crate::standby::windows::{WindowHasher, WindowInput};

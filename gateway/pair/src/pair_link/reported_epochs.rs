@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_sys::fence::Fence;
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use crate::standby::KnownEpochs;
 

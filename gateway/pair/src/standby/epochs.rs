@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use mdgw_feeds::{drop_reason::DropReason, identity::Epoch};
+use mdgw_wire::{drop_reason::DropReason, identity::Epoch};
 
 /// The known epochs of one group. Packets are not signed. So the gateway accepts an epoch from the network only within
 /// a bounded jump above an authenticated epoch, or above an epoch accepted before. Otherwise one forged packet could

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use mdgw_election::fitness::Fitness;
-use mdgw_feeds::{channel::ChannelState, identity::ChannelId, published::position::StreamPosition, time::MonoNs};
+use mdgw_wire::{channel_state::ChannelState, identity::ChannelId, published::position::StreamPosition, time::MonoNs};
 
 /// The inputs at one sampling time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -152,7 +152,7 @@ const RECENT_FAILURE_NS: u64 = 5_000_000_000;
 #[cfg(test)]
 mod tests {
     use mdgw_election::fitness::FitnessClass;
-    use mdgw_feeds::{
+    use mdgw_wire::{
         identity::{Feed, Sequence, Session},
         time::TradingDate,
     };

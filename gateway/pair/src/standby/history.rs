@@ -13,12 +13,14 @@ use std::{
 
 use mdgw_feeds::{
     channel::{SessionMatch, SessionTracker},
-    drop_reason::DropReason,
-    identity::{ChannelId, Feed, Sequence},
-    time::UnixNs,
     transport::{Packet, PacketKind, Transport as _, VenueSession, iextp, moldudp64},
 };
 use mdgw_sys::alarm::Alarm;
+use mdgw_wire::{
+    drop_reason::DropReason,
+    identity::{ChannelId, Feed, Sequence},
+    time::UnixNs,
+};
 
 /// Input datagrams of all channels, up to a limit for each.
 #[derive(Debug)]
@@ -325,10 +327,8 @@ fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{
-        time::UnixNs,
-        transport::iextp::{PacketWriter, SegmentPosition, StreamIdentity},
-    };
+    use mdgw_feeds::transport::iextp::{PacketWriter, SegmentPosition, StreamIdentity};
+    use mdgw_wire::time::UnixNs;
 
     use super::*;
 

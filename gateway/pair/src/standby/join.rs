@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use mdgw_election::fitness::{Eligibility, Fitness};
-use mdgw_feeds::{published::position::StreamPosition, time::MonoNs};
+use mdgw_wire::{published::position::StreamPosition, time::MonoNs};
 
 /// The inputs at one sampling time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -172,7 +172,7 @@ const LESS_FIT_NS: u64 = 250_000_000;
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{
+    use mdgw_wire::{
         identity::{Feed, Sequence, Session},
         time::TradingDate,
     };

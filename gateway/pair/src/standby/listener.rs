@@ -16,8 +16,17 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_engine::publish::{ReceiveWatermark, TakeoverShared};
-use mdgw_feeds::{
-    channel::ChannelState,
+use mdgw_publog::{LogError, RetentionHold};
+use mdgw_sys::{
+    alarm::Alarm,
+    clock::{mono_now, unix_now},
+    fence::Fence,
+    poll,
+    sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
+};
+use mdgw_telemetry::counters::CounterReader;
+use mdgw_wire::{
+    channel_state::ChannelState,
     drop_reason::{DropCounts, DropReason},
     frame::{FrameKind, GapBody},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
@@ -28,15 +37,6 @@ use mdgw_feeds::{
     },
     time::MonoNs,
 };
-use mdgw_publog::{LogError, RetentionHold};
-use mdgw_sys::{
-    alarm::Alarm,
-    clock::{mono_now, unix_now},
-    fence::Fence,
-    poll,
-    sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
-};
-use mdgw_telemetry::counters::CounterReader;
 use zerocopy::FromBytes as _;
 
 use super::{
@@ -745,7 +745,7 @@ const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use mdgw_wire::{identity::Feed, time::TradingDate};
 
     use super::*;
 

@@ -3,11 +3,11 @@
 use std::{collections::VecDeque, path::Path, sync::Arc};
 
 use mdgw_engine::publish::TakeoverShared;
-use mdgw_feeds::{
+use mdgw_publog::{LogError, Position, Reader, RetentionHold};
+use mdgw_wire::{
     identity::{ChannelId, Sequence, Session},
     published::{packet::Frames, position::StreamPosition},
 };
-use mdgw_publog::{LogError, Position, Reader, RetentionHold};
 
 use super::windows::{WindowHasher, WindowInput};
 use crate::standby::windows::WindowHash;
@@ -130,12 +130,12 @@ const UNSENT_MAX: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use mdgw_engine::publish::LogSink;
-    use mdgw_feeds::{
+    use mdgw_publog::{LogOptions, OpenedLog, Retention};
+    use mdgw_wire::{
         frame::{FrameMeta, FrameSink},
         identity::Feed,
         time::{TradingDate, UnixNs},
     };
-    use mdgw_publog::{LogOptions, OpenedLog, Retention};
 
     use super::*;
 

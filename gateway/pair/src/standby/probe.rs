@@ -10,11 +10,11 @@
 
 use std::net::SocketAddrV4;
 
-use mdgw_feeds::time::MonoNs;
 use mdgw_sys::{
     kernel_fence::PROBE_MAGIC,
     sockets::{Interface, OutputOptions, SocketError, open_output},
 };
+use mdgw_wire::time::MonoNs;
 use socket2::Socket;
 
 /// Sends probes to the groups.

@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use mdgw_feeds::{
+use mdgw_wire::{
     identity::{Epoch, Sequence},
     published::position::StreamPosition,
     time::MonoNs,
@@ -233,7 +233,7 @@ const UNCONFIRMED_MAX: usize = 4_096;
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{
+    use mdgw_wire::{
         identity::{Feed, Session},
         time::TradingDate,
     };

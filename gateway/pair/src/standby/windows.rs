@@ -4,7 +4,7 @@
 //! leaves out windows that a gap touches, in which a book was suspect, or whose beginning was not read: there the two
 //! gateways may differ.
 
-use mdgw_feeds::{
+use mdgw_wire::{
     frame::{FrameFlags, FrameHeader, FrameKind, GapBody},
     identity::{ChannelId, Sequence, Session},
 };
@@ -165,7 +165,7 @@ const EMPTY_WINDOWS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use mdgw_wire::{identity::Feed, time::TradingDate};
     use zerocopy::little_endian::{I32, U16, U32, U64};
 
     use super::*;

@@ -3,7 +3,7 @@
 //! Parsed as bytes by the layout of cmsg(3): a header with length (native word), level and type, then the data, each
 //! element padded to a native word. A length beyond the end stops the parser.
 
-use mdgw_feeds::time::UnixNs;
+use mdgw_wire::time::UnixNs;
 
 use super::StampKind;
 

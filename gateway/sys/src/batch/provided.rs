@@ -9,7 +9,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use io_uring::types::RecvMsgOut;
-use mdgw_feeds::{identity::Line, time::UnixNs};
+use mdgw_wire::{identity::Line, time::UnixNs};
 
 use super::{
     StampKind,

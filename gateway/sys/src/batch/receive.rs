@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use mdgw_feeds::{identity::Line, time::UnixNs};
+use mdgw_wire::{identity::Line, time::UnixNs};
 
 use super::{
     control::{self, CONTROL_BYTES, Control},

@@ -2,7 +2,7 @@
 
 use std::{io, os::fd::RawFd};
 
-use mdgw_feeds::identity::Line;
+use mdgw_wire::identity::Line;
 
 use super::ReceiveBatch;
 use crate::handle::LineSet;

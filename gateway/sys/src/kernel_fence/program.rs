@@ -15,7 +15,7 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _},
 };
 
-use mdgw_feeds::{
+use mdgw_wire::{
     identity::GroupId,
     published::packet::{PACKET_MAGIC, PacketHeader},
 };

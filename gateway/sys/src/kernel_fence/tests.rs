@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::{
+use mdgw_wire::{
     identity::{ChannelId, Feed, Sequence, Session},
     published::packet::{PacketFlags, PacketHeader, PacketMeta},
     time::TradingDate,

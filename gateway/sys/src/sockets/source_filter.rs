@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use mdgw_feeds::drop_reason::DropReason;
+use mdgw_wire::drop_reason::DropReason;
 
 /// The expected sources of a line. Empty: any source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

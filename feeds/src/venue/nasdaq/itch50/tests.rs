@@ -4,10 +4,8 @@ use proptest::prelude::*;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::*;
-use crate::{
-    drop_reason::DropReason,
-    venue::wire::{FieldList, u48_be_bytes},
-};
+use crate::venue::wire::{FieldList, u48_be_bytes};
+use mdgw_wire::drop_reason::DropReason;
 
 /// 09:30:00.000000001 in ns since midnight.
 const HALF_PAST_NINE: [u8; 6] = [0x1f, 0x1a, 0xce, 0xd9, 0xf0, 0x01];

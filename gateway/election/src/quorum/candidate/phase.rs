@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::auto_move::Tenure;
 use crate::{

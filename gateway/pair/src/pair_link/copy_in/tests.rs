@@ -9,15 +9,13 @@ use std::{
 
 use mdgw_election::identity::Incarnation;
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequests};
-use mdgw_feeds::{
-    book::BookLimits,
-    channel::Datagram,
+use mdgw_feeds::{book::BookLimits, channel::Datagram, transport::moldudp64::PacketWriter};
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
+use mdgw_wire::{
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Feed, Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::moldudp64::PacketWriter,
 };
-use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
 
 use super::*;
 use crate::{

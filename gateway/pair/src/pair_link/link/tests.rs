@@ -10,8 +10,8 @@ use mdgw_election::{
     identity::{DeathNotice, Incarnation, NodeId},
     peer::{LeaderRequest, PeerMessage},
 };
-use mdgw_feeds::identity::Epoch;
 use mdgw_sys::fence::Fence;
+use mdgw_wire::identity::Epoch;
 use socket2::{Domain, Socket, Type};
 
 use super::*;

@@ -98,7 +98,7 @@ fn packets_written_by_0_1_0_are_read() {
         (flagged(heartbeat.with(PacketFlags::END_OF_SESSION), meta(10, 12)), Vec::new()),
     ];
     check(
-        include_str!("../../../../tests/data/formats/published_packets.hex"),
+        include_str!("../../../../../tests/data/formats/published_packets.hex"),
         &packets,
         |bytes| {
             let packet = parse_packet(bytes).unwrap();

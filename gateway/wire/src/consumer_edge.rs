@@ -5,10 +5,13 @@
 //! `ts_in_delta`, and the flags that follow from them and from the book's state. Live consumers, journals and offline
 //! replay all use it.
 
-use dbn::{FlagSet, MAX_RECORD_LEN, enums::rtype};
 use zerocopy::IntoBytes;
 
 use crate::{
+    dbn_layout::{
+        FLAG_BAD_TS_RECV, FLAG_MAYBE_BAD_BOOK, LENGTH_UNIT_BYTES, MAPPING_INSTRUMENT_ID, MAPPING_SYMBOL,
+        RECORD_BYTES_MAX, RECORD_HEADER_BYTES, RecordLayout, UNDEFINED_TIME, rtype,
+    },
     frame::{FrameFlags, FrameHeader},
     identity::InstrumentId,
 };
@@ -67,16 +70,16 @@ impl ConsumerEdge {
     pub fn deliver(&mut self, header: &FrameHeader, body: &[u8], mut emit: impl FnMut(EdgeOutput<'_>)) -> usize {
         let mut flags = 0;
         if FrameFlags(header.flags).contains(FrameFlags::SUSPECT) {
-            flags |= dbn::flags::MAYBE_BAD_BOOK;
+            flags |= FLAG_MAYBE_BAD_BOOK;
         }
         let published_ns = header.ts_recv.get();
         let mut local = None;
         // A gateway that runs without receive times marks that in the frame.
-        if self.ts_recv == TsRecvMode::Capture && published_ns != dbn::UNDEF_TIMESTAMP {
+        if self.ts_recv == TsRecvMode::Capture && published_ns != UNDEFINED_TIME {
             // Receive times never decrease within a channel. A lower one is raised, and the record is flagged.
             let ts_recv = published_ns.max(self.ts_recv_last);
             if ts_recv != published_ns {
-                flags |= dbn::flags::BAD_TS_RECV;
+                flags |= FLAG_BAD_TS_RECV;
             }
             self.ts_recv_last = ts_recv;
             local = Some((ts_recv, header.ts_in_delta_ns.get()));
@@ -92,7 +95,7 @@ impl ConsumerEdge {
                 }
                 continue;
             }
-            let mut record = [0_u8; MAX_RECORD_LEN];
+            let mut record = [0_u8; RECORD_BYTES_MAX];
             let Some(record) = record.get_mut(..bytes.len()).filter(|_| has_length_of_its_type(bytes)) else {
                 emit(EdgeOutput::OtherLength { bytes });
                 continue;
@@ -108,41 +111,27 @@ impl ConsumerEdge {
 /// The record at the front of `body`, if it is complete.
 #[must_use]
 pub fn first_record(body: &[u8]) -> Option<&[u8]> {
-    first_record_of_any_length(body).filter(|record| record.len() <= MAX_RECORD_LEN)
+    first_record_of_any_length(body).filter(|record| record.len() <= RECORD_BYTES_MAX)
 }
 
 /// As [`first_record`], also of a record that is longer than any of DBN.
 #[must_use]
 pub fn first_record_of_any_length(body: &[u8]) -> Option<&[u8]> {
-    let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
+    let bytes = usize::from(*body.first()?) * LENGTH_UNIT_BYTES;
     body.get(..bytes).filter(|record| record.len() >= RECORD_HEADER_BYTES)
 }
 
 /// Whether a record has the length of its type (DBN version 3). Readers of its fields rely on this. Types that a
 /// gateway does not publish may have any length.
 fn has_length_of_its_type(record: &[u8]) -> bool {
-    let bytes = match record.get(1).copied() {
-        Some(rtype::MBO) => size_of::<dbn::MboMsg>(),
-        Some(rtype::MBP_0) => size_of::<dbn::TradeMsg>(),
-        Some(rtype::MBP_1) => size_of::<dbn::Mbp1Msg>(),
-        Some(rtype::MBP_10) => size_of::<dbn::Mbp10Msg>(),
-        Some(rtype::STATUS) => size_of::<dbn::StatusMsg>(),
-        Some(rtype::INSTRUMENT_DEF) => size_of::<dbn::InstrumentDefMsg>(),
-        Some(rtype::IMBALANCE) => size_of::<dbn::ImbalanceMsg>(),
-        Some(rtype::STATISTICS) => size_of::<dbn::StatMsg>(),
-        _ => return true,
-    };
-    record.len() == bytes
+    record.get(1).copied().and_then(RecordLayout::of).is_none_or(|layout| layout.bytes == record.len())
 }
-
-/// Bytes of a DBN record's header.
-const RECORD_HEADER_BYTES: usize = size_of::<dbn::RecordHeader>();
 
 /// Writes the local values at their offsets in each record type (DBN version 3).
 fn fill_local_fields(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64, i32)>) {
-    let Some(at) = LocalFieldOffsets::of(kind) else { return };
+    let Some(at) = RecordLayout::of(kind) else { return };
     if let Some(byte) = at.flags.and_then(|offset| record.get_mut(offset)) {
-        *byte = FlagSet::new(*byte | flags).raw();
+        *byte |= flags;
     }
     let Some((ts_recv, ts_in_delta)) = local else { return };
     if let Some(slot) = record.get_mut(at.ts_recv..at.ts_recv + 8) {
@@ -153,55 +142,16 @@ fn fill_local_fields(record: &mut [u8], kind: u8, flags: u8, local: Option<(u64,
     }
 }
 
-/// Offsets of the local values in a record.
-struct LocalFieldOffsets {
-    ts_recv: usize,
-    ts_in_delta: Option<usize>,
-    flags: Option<usize>,
-}
-
-impl LocalFieldOffsets {
-    fn of(kind: u8) -> Option<Self> {
-        use core::mem::offset_of;
-        let with_flags =
-            |ts_recv, ts_in_delta, flags| Some(Self { ts_recv, ts_in_delta: Some(ts_in_delta), flags: Some(flags) });
-        let without = |ts_recv| Some(Self { ts_recv, ts_in_delta: None, flags: None });
-        match kind {
-            rtype::MBO => with_flags(
-                offset_of!(dbn::MboMsg, ts_recv),
-                offset_of!(dbn::MboMsg, ts_in_delta),
-                offset_of!(dbn::MboMsg, flags),
-            ),
-            // The three types share their layout up to the levels.
-            rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10 => with_flags(
-                offset_of!(dbn::TradeMsg, ts_recv),
-                offset_of!(dbn::TradeMsg, ts_in_delta),
-                offset_of!(dbn::TradeMsg, flags),
-            ),
-            rtype::STATUS => without(offset_of!(dbn::StatusMsg, ts_recv)),
-            rtype::INSTRUMENT_DEF => without(offset_of!(dbn::InstrumentDefMsg, ts_recv)),
-            rtype::IMBALANCE => without(offset_of!(dbn::ImbalanceMsg, ts_recv)),
-            rtype::STATISTICS => Some(Self {
-                ts_recv: offset_of!(dbn::StatMsg, ts_recv),
-                ts_in_delta: Some(offset_of!(dbn::StatMsg, ts_in_delta)),
-                flags: None,
-            }),
-            _ => None,
-        }
-    }
-}
-
 /// Instrument and symbol of a symbol mapping record.
 fn mapping(record: &[u8]) -> Option<(InstrumentId, &[u8])> {
-    let id = record.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes)?;
-    let start = core::mem::offset_of!(dbn::SymbolMappingMsg, stype_out_symbol);
-    let padded = record.get(start..start + dbn::SYMBOL_CSTR_LEN)?;
+    let id = record.get(MAPPING_INSTRUMENT_ID)?.try_into().ok().map(u32::from_le_bytes)?;
+    let padded = record.get(MAPPING_SYMBOL)?;
     Some((InstrumentId(id), padded.split(|byte| *byte == 0).next()?))
 }
 
 #[cfg(test)]
 mod tests {
-    use dbn::{MboMsg, TradeMsg, UNDEF_TIMESTAMP};
+    use dbn::{FlagSet, MboMsg, TradeMsg, UNDEF_TIMESTAMP};
 
     use super::*;
 

@@ -76,7 +76,7 @@ pub enum AnswerEnd {
 
 /// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RequestTarget {
+pub enum RequestTarget {
     /// The other gateway of the pair.
     Peer,
     /// The venue's retransmission server.
@@ -85,7 +85,7 @@ pub(crate) enum RequestTarget {
 
 /// A request for `[first, next)`; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// Where the request is to be sent.
     pub target: RequestTarget,
     /// First missing sequence.

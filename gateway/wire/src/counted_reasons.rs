@@ -34,6 +34,7 @@ macro_rules! reasons {
 }
 
 /// Declares an enum of reasons and a struct with their counters.
+#[macro_export]
 macro_rules! counted_reasons {
     (
         $(#[$reason_attribute:meta])*
@@ -73,5 +74,3 @@ macro_rules! counted_reasons {
         }
     };
 }
-
-pub(crate) use counted_reasons;

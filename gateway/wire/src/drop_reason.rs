@@ -1,8 +1,6 @@
 //! Reasons to reject input. One variant, one counter.
 
-use crate::counted_reasons::counted_reasons;
-
-counted_reasons! {
+crate::counted_reasons! {
     /// Why a datagram, a message or a part of them was not used. `Copy` and without text, for the hot path.
     enum DropReason;
     /// One counter for each [`DropReason`], in packets or messages.
@@ -54,7 +52,7 @@ impl DropCounts {
     }
 
     /// Decrements: a rejected packet was used after all.
-    pub(crate) fn uncount(&mut self, reason: DropReason) {
+    pub fn uncount(&mut self, reason: DropReason) {
         if let Some(slot) = self.0.get_mut(reason as usize) {
             *slot = slot.saturating_sub(1);
         }

@@ -104,7 +104,7 @@ pub struct ServiceRequest {
 impl ServiceRequest {
     /// Encodes the request.
     #[must_use]
-    pub fn to_packet(&self) -> RequestPacket {
+    pub fn to_packet(self) -> RequestPacket {
         RequestPacket {
             magic: U32::new(REQUEST_MAGIC),
             version: REQUEST_VERSION,
@@ -171,7 +171,7 @@ mod tests {
             ServiceRequest { kind, group, channel, session, first, next, nonce: 6 }
         };
         check(
-            include_str!("../../../tests/data/formats/retransmission_requests.hex"),
+            include_str!("../../../../tests/data/formats/retransmission_requests.hex"),
             &[
                 request(RequestKind::Range, session),
                 request(RequestKind::Definitions, session),

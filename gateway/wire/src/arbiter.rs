@@ -27,7 +27,7 @@ pub use self::gap::Gap;
 pub use self::lines::{LineStatistics, lead_histogram};
 pub(crate) use self::pending_gaps::PendingGaps;
 pub use self::recovery::{AnswerEnd, REQUESTS_IN_FLIGHT_MAX, RecoveryConfig, RecoveryStatistics};
-pub(crate) use self::recovery::{Request, RequestTarget};
+pub use self::recovery::{Request, RequestTarget};
 
 use hdrhistogram::Histogram;
 
@@ -110,7 +110,7 @@ impl ArbiterConfig {
     ///
     /// # Errors
     /// The first invalid value and its allowed range.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
+    pub fn check(&self) -> Result<(), &'static str> {
         let packets = WINDOW_PACKETS_MIN..=PACKETS_MAX;
         let rules = [
             ((1..=Line::RECOVERY.0).contains(&self.lines), "lines: 1 to 7"),
@@ -221,10 +221,10 @@ pub struct ArbiterStatistics {
 const NONE: Sequence = Sequence(u64::MAX);
 
 /// Sequences from here on are rejected, so that no sum with a count can wrap.
-pub(crate) const SEQUENCE_END: Sequence = Sequence(1 << 63);
+pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 
 /// Consecutive packets of one line, each continuing the previous one, that confirm a sequence jump.
-pub(crate) const JUMP_CONFIRMATIONS: u8 = 3;
+pub const JUMP_CONFIRMATIONS: u8 = 3;
 
 /// Catch-up fills the gap before `first_received`.
 fn begin_catch_up(catch_up_state: &mut Option<CatchUp>, first_received: Sequence) {
@@ -265,7 +265,7 @@ impl Arbiter {
     /// Starts the silence timers at `now`: a line that never sends counts as silent from here. Further calls have no
     /// effect until [`Self::stop_silence_timers`].
     #[inline]
-    pub(crate) fn start_silence_timers(&mut self, now: MonoNs) {
+    pub fn start_silence_timers(&mut self, now: MonoNs) {
         if !self.has_silence_timers {
             self.has_silence_timers = true;
             self.lines.venue_lines_mut().for_each(|line| line.silence_since = now);
@@ -273,7 +273,7 @@ impl Arbiter {
     }
 
     /// Stops the silence timers: the venue has ended its session.
-    pub(crate) fn stop_silence_timers(&mut self) {
+    pub fn stop_silence_timers(&mut self) {
         self.has_silence_timers = false;
     }
 
@@ -385,7 +385,7 @@ impl Arbiter {
     /// When [`Self::on_deadline`] must be called: for a gap, a request or a silent line.
     #[must_use]
     #[inline]
-    pub(crate) fn next_deadline(&self) -> Option<MonoNs> {
+    pub fn next_deadline(&self) -> Option<MonoNs> {
         let gap = if self.frontier == self.expected { None } else { self.gap_deadline() };
         let silence = self.silence_deadline();
         match (gap, silence) {
@@ -413,13 +413,13 @@ impl Arbiter {
 
     /// Returns a due request to the peer or the retransmission server. Its answers come back through
     /// [`Self::accept`], on [`Line::RECOVERY`].
-    pub(crate) fn poll_request(&mut self) -> Option<Request> {
+    pub fn poll_request(&mut self) -> Option<Request> {
         self.recovery.as_mut()?.poll_request()
     }
 
     /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. The next
     /// deadline sends the next request.
-    pub(crate) fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
+    pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
         self.recover(|recovery, gaps| recovery.peer_answer_ended(first, gaps, now));
     }
 
@@ -466,7 +466,7 @@ impl Arbiter {
     }
 
     /// Swaps a line's lead histogram with `other` (from [`lead_histogram`]). Nothing is copied.
-    pub(crate) fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
+    pub fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
         if let Some(statistics) = self.lines.get_mut(line) {
             core::mem::swap(&mut statistics.lead_ns, other);
         }
@@ -494,7 +494,7 @@ impl Arbiter {
     /// Configuration in force. Its recovery limits and its policy for a full window change when catch-up ends.
     #[must_use]
     #[cfg(test)]
-    pub(crate) fn config(&self) -> &ArbiterConfig {
+    pub fn config(&self) -> &ArbiterConfig {
         &self.config
     }
 

@@ -62,7 +62,7 @@ impl Feed {
 
     /// Publisher id in every record. Ids from 60,001 on are ours.
     #[must_use]
-    pub(crate) fn publisher_id(self) -> u16 {
+    pub fn publisher_id(self) -> u16 {
         match self {
             Self::NasdaqItch => 2,
             Self::BxItch => 3,
@@ -205,7 +205,7 @@ impl InstrumentId {
     /// Id for an instrument that its venue does not number: 32-bit FNV-1a over the symbol without padding. It depends
     /// on the symbol alone, so both gateways of a pair agree without communication.
     #[must_use]
-    pub(crate) fn from_symbol(symbol: &[u8]) -> Self {
+    pub fn from_symbol(symbol: &[u8]) -> Self {
         let hash =
             symbol.iter().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
         Self(hash)

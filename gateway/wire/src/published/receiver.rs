@@ -30,7 +30,7 @@ mod tests;
 
 use crate::{
     arbiter::{Gap, LineStatistics, RecoveryStatistics},
-    channel::ChannelState,
+    channel_state::ChannelState,
     drop_reason::{DropCounts, DropReason},
     frame::FrameHeader,
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
