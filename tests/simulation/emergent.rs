@@ -72,7 +72,7 @@ fn run_faults_then_recover(seed: u64, setup: EmergentSetup) -> Result<EmergentCl
         None if cluster.sole_leader().is_none() => {
             Err(format!("not reunited 1.5 s after the faults: {}", cluster.describe()))
         }
-        None if !cluster.leader_is_received() => Err("mute: receivers drop the leader's packets".to_owned()),
+        None if !cluster.leader_is_received() => Err("unreceived: receivers drop the leader's packets".to_owned()),
         None => Ok(cluster),
     }
 }
@@ -228,7 +228,7 @@ fn forged_epochs_do_not_silence_a_group() {
     for offset in Offset::BELIEVED.into_iter().chain([Offset::Unbelieved]) {
         let minute = ForgedMinute::run("emergent, all members present", 1, offset, &mut formed(1, 3, 2, 0, None));
         assert!(minute.closed.share < 0.001 && minute.closed.longest_ns < MS, "{minute:?}");
-        assert!(minute.muted.share < 0.1 && minute.muted.longest_ns <= 6 * MS, "{minute:?}");
+        assert!(minute.unreceived.share < 0.1 && minute.unreceived.longest_ns <= 6 * MS, "{minute:?}");
     }
 }
 

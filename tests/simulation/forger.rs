@@ -94,7 +94,7 @@ pub(crate) struct ForgedMinute {
     /// No fence was open.
     pub(crate) closed: Silence,
     /// No fence was open, or receivers had accepted a higher epoch than its own.
-    pub(crate) muted: Silence,
+    pub(crate) unreceived: Silence,
 }
 
 impl ForgedMinute {
@@ -103,7 +103,7 @@ impl ForgedMinute {
         let mut random = Random::new(seed);
         let first = group.open_epoch().expect("a gateway leads");
         let known = KnownEpochs::new(first, JUMP_MAX);
-        let (mut closed, mut muted) = (SilenceMeter::default(), SilenceMeter::default());
+        let (mut closed, mut unreceived) = (SilenceMeter::default(), SilenceMeter::default());
         let (mut passed_on, mut observe_ns, mut parts) = (first, 0, Vec::new());
         let part_ns = SECONDS * 1_000 * MS / PARTS as u64;
         for slice in 0..SECONDS * 1_000 * MS / SLICE_NS {
@@ -121,9 +121,9 @@ impl ForgedMinute {
             group.run_for(SLICE_NS);
             let open = group.open_epoch();
             closed.add_slice(open.is_none());
-            muted.add_slice(open.is_none_or(|epoch| known.observe(epoch).is_err()));
+            unreceived.add_slice(open.is_none_or(|epoch| known.observe(epoch).is_err()));
             if (now_ns + SLICE_NS).is_multiple_of(part_ns) {
-                parts.push((closed.take_part(), muted.take_part()));
+                parts.push((closed.take_part(), unreceived.take_part()));
             }
         }
         let worst = |of: fn(&(Silence, Silence)) -> Silence| {
@@ -132,14 +132,14 @@ impl ForgedMinute {
                 longest_ns: worst.longest_ns.max(part.longest_ns),
             })
         };
-        let minute = Self { closed: worst(|part| part.0), muted: worst(|part| part.1) };
+        let minute = Self { closed: worst(|part| part.0), unreceived: worst(|part| part.1) };
         let text = |silence: Silence| {
             format!("{:.2} % of the time, longest {:.1} ms", silence.share * 100.0, silence.longest_ns as f64 / 1e6)
         };
         print_to_stderr(&format!(
             "{what}, one forged packet in 10 ms for 60 s, {offset:?}: closed {}; not received {}; {} counts spent",
             text(minute.closed),
-            text(minute.muted),
+            text(minute.unreceived),
             known.highest().count() - first.count()
         ));
         minute

@@ -64,7 +64,7 @@ enum Failure {
     /// No gateway leads at the end.
     NoLeader,
     /// At the end, receivers drop the leader's packets: they hold a higher epoch, which a gateway knows.
-    Muted,
+    Unreceived,
     /// A hand-over was requested of that gateway. It neither ended with another leader nor was reported as failed.
     HandOverUnreported(usize),
 }
@@ -79,7 +79,7 @@ fn run_faults_then_recover(seed: u64, setup: LeaseSetup) -> Result<LeaseCluster,
     match cluster.violation.take() {
         Some(violation) => Err(Failure::NotSafe(violation)),
         None if cluster.leading().is_none() => Err(Failure::NoLeader),
-        None if setup.linked && cluster.is_muted() => Err(Failure::Muted),
+        None if setup.linked && cluster.is_unreceived() => Err(Failure::Unreceived),
         None => cluster.unreported_hand_over().map_or(Ok(cluster), |gateway| Err(Failure::HandOverUnreported(gateway))),
     }
 }
@@ -89,7 +89,7 @@ impl fmt::Display for Failure {
         match self {
             Self::NotSafe(violation) => write!(f, "not safe: {violation:?}"),
             Self::NoLeader => f.write_str("not live: no gateway leads, though the faults have ended"),
-            Self::Muted => f.write_str("mute: receivers drop the leader's packets"),
+            Self::Unreceived => f.write_str("unreceived: receivers drop the leader's packets"),
             Self::HandOverUnreported(gateway) => {
                 write!(f, "a hand-over requested of gateway {gateway} ended without a new leader and without a report")
             }
@@ -307,7 +307,7 @@ fn forged_epochs_do_not_silence_a_group() {
         let minute = ForgedMinute::run("register", 1, offset, &mut cluster);
         assert_eq!(cluster.violation, None);
         assert!(minute.closed.share < 0.001 && minute.closed.longest_ns < MS, "{minute:?}");
-        assert!(minute.muted.share < 0.3 && minute.muted.longest_ns < 25 * MS, "{minute:?}");
+        assert!(minute.unreceived.share < 0.3 && minute.unreceived.longest_ns < 25 * MS, "{minute:?}");
     }
 }
 
@@ -416,7 +416,7 @@ fn assert_failure_found(
 fn a_leader_that_ignores_what_peers_report_is_not_received() {
     let setup = LeaseSetup { counts_reported_epochs: false, ..LOST_EPOCHS };
     assert_failure_found("reports of higher epochs", (setup, LOST_EPOCHS), 2_000, |failure| {
-        matches!(failure, Failure::Muted)
+        matches!(failure, Failure::Unreceived)
     });
 }
 

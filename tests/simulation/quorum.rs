@@ -89,7 +89,7 @@ fn run_faults_then_recover(seed: u64, setup: QuorumSetup) -> Result<QuorumCluste
     match &cluster.violation {
         Some(violation) => Err(format!("not safe: {violation:?}")),
         None if cluster.leading().is_none() => Err("not live: no gateway leads after 400 ms without faults".to_owned()),
-        None if !cluster.leader_is_received() => Err("mute: receivers drop the leader's packets".to_owned()),
+        None if !cluster.leader_is_received() => Err("unreceived: receivers drop the leader's packets".to_owned()),
         // A failure may be of an automatic hand-over, which nobody requested.
         None if setup.moves.is_some() => Ok(cluster),
         None => cluster
@@ -467,8 +467,8 @@ fn a_release_beside_outstanding_sends_allows_two_leaders() {
 }
 
 #[test]
-fn a_leader_that_compares_counts_only_is_muted_by_one_packet() {
-    let muted = |compares_whole_epochs| {
+fn a_leader_that_compares_counts_only_is_refused_after_one_packet() {
+    let unreceived = |compares_whole_epochs| {
         let safeguards = QuorumSafeguards { compares_whole_epochs, ..QuorumSafeguards::ALL };
         (0..50)
             .filter(|seed| {
@@ -482,7 +482,7 @@ fn a_leader_that_compares_counts_only_is_muted_by_one_packet() {
             })
             .count()
     };
-    assert_eq!((muted(true), muted(false)), (0, 50));
+    assert_eq!((unreceived(true), unreceived(false)), (0, 50));
 }
 
 impl ForgedGroup for QuorumCluster {
@@ -517,7 +517,10 @@ fn forged_epochs_do_not_silence_a_group() {
             let minute = ForgedMinute::run(&what, 1, offset, &mut cluster);
             assert_eq!(cluster.violation, None);
             assert!(minute.closed.share < 0.001 && minute.closed.longest_ns < MS, "{minute:?}");
-            assert!(minute.muted.share <= share_max && minute.muted.longest_ns < longest_ns_max, "{minute:?}");
+            assert!(
+                minute.unreceived.share <= share_max && minute.unreceived.longest_ns < longest_ns_max,
+                "{minute:?}"
+            );
         }
     }
 }

@@ -58,7 +58,7 @@ fn two_leaders_are_detected() {
 }
 
 fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
-    if !store.is_installed("one_leads_whoever_is_killed_or_stopped") {
+    if !store.is_installed("has_one_leader_over_kills_and_stops") {
         return;
     }
     let ensemble = Ensemble::start(store, 3);
@@ -98,7 +98,7 @@ fn has_one_leader_over_kills_and_stops(store: Store, name: &str) {
 }
 
 fn has_at_most_one_leader_over_store_node_loss(store: Store, name: &str) {
-    if !store.is_installed("one_leads_at_most_while_the_store_loses_nodes") {
+    if !store.is_installed("has_at_most_one_leader_over_store_node_loss") {
         return;
     }
     let mut ensemble = Ensemble::start(store, 3);

@@ -25,7 +25,7 @@ fn zookeeper_survives_the_loss_of_its_leader() {
 
 #[test]
 fn a_panicking_test_leaves_no_store_behind() {
-    if !Store::EtcdTls.is_installed("nothing_is_left_of_a_store_whose_test_panicked") {
+    if !Store::EtcdTls.is_installed("a_panicking_test_leaves_no_store_behind") {
         return;
     }
     let (sender, receiver) = std::sync::mpsc::channel::<(PathBuf, Vec<SocketAddrV4>)>();

@@ -211,10 +211,6 @@ pub struct ArbiterStatistics {
     pub gap_messages: u64,
     /// Gaps declared early because the window was full.
     pub gaps_window_full: u64,
-    /// Gaps detected, whether filled or declared.
-    pub gaps_found: u64,
-    /// Most packets held at the same time.
-    pub window_packets_max: usize,
 }
 
 /// `expected` before the first packet. It lies beyond [`SEQUENCE_END`], so no packet continues it.
@@ -317,7 +313,7 @@ impl Arbiter {
     #[inline]
     pub fn accept(&mut self, arrival: Arrival<'_>, deliver: &mut impl FnMut(Delivery<'_>)) -> Result<(), DropReason> {
         let Some(line) = self.lines.get_mut(arrival.line) else {
-            return self.refuse(arrival.line, DropReason::SourceUnexpected);
+            return self.refuse(DropReason::SourceUnexpected);
         };
         line.packets += 1;
         line.on_activity(arrival.now);
@@ -357,12 +353,12 @@ impl Arbiter {
         now: MonoNs,
     ) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else {
-            return self.refuse(line, DropReason::SourceUnexpected);
+            return self.refuse(DropReason::SourceUnexpected);
         };
         statistics.heartbeats += 1;
         statistics.on_activity(now);
         if next.0 == 0 || next >= SEQUENCE_END {
-            return self.refuse(line, DropReason::SequenceInvalid);
+            return self.refuse(DropReason::SequenceInvalid);
         }
         if self.expected == NONE {
             self.expected = next;
@@ -371,7 +367,7 @@ impl Arbiter {
         }
         self.end_catch_up_if_complete();
         if needs_confirmation && self.is_jump(next) && !self.confirm_jump(line, next, next) {
-            return self.refuse(line, DropReason::SequenceJump);
+            return self.refuse(DropReason::SequenceJump);
         }
         if next > self.frontier {
             self.raise_frontier(next, now);
@@ -518,12 +514,12 @@ impl Arbiter {
     ) -> Result<(), DropReason> {
         let Arrival { line, first, next, now, .. } = arrival;
         if first.0 == 0 || next <= first || next >= SEQUENCE_END {
-            return self.refuse(line, DropReason::SequenceInvalid);
+            return self.refuse(DropReason::SequenceInvalid);
         }
         if next.0 - first.0 > self.config.messages_per_packet_max
             || arrival.block.len() > self.config.datagram_bytes_max
         {
-            return self.refuse(line, DropReason::LengthMismatch);
+            return self.refuse(DropReason::LengthMismatch);
         }
         if self.expected == NONE {
             self.expected = first;
@@ -534,7 +530,7 @@ impl Arbiter {
         }
         self.end_catch_up_if_complete();
         if self.is_jump(first) && !self.confirm_jump(line, first, next) {
-            return self.refuse(line, DropReason::SequenceJump);
+            return self.refuse(DropReason::SequenceJump);
         }
         if first < self.expected {
             self.count_old(&arrival, first, self.expected);
@@ -551,7 +547,7 @@ impl Arbiter {
                     if let Some(catch_up_state) = &mut self.catch_up_state {
                         catch_up_state.until = self.frontier;
                     }
-                    return self.refuse(line, DropReason::WindowFull);
+                    return self.refuse(DropReason::WindowFull);
                 }
             }
         }
@@ -594,14 +590,12 @@ impl Arbiter {
 
     /// Holds a packet that begins after the expected sequence.
     fn hold(&mut self, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-        let Self { window, lines, drops, statistics, .. } = self;
+        let Self { window, lines, drops, .. } = self;
         let added = window.hold(arrival, arrival.first, |overlap| {
             drops.count_many(DropReason::Duplicate, overlap.count);
             lines.record_duplicate_of_held(arrival.line, arrival.ts_recv, overlap);
         });
-        statistics.window_packets_max = statistics.window_packets_max.max(window.packet_count());
         if self.frontier == self.expected {
-            statistics.gaps_found += 1;
             begin_catch_up(&mut self.catch_up_state, arrival.first);
         }
         if added > 0 && self.window.end() == Some(arrival.next) {
@@ -681,16 +675,12 @@ impl Arbiter {
     pub fn uncount_jump(&mut self, line: Line) {
         self.drops.uncount(DropReason::SequenceJump);
         if let Some(line) = self.lines.get_mut(line) {
-            line.refused_packets = line.refused_packets.saturating_sub(1);
             line.packets = line.packets.saturating_sub(1);
         }
     }
 
-    fn refuse(&mut self, line: Line, reason: DropReason) -> Result<(), DropReason> {
+    fn refuse(&mut self, reason: DropReason) -> Result<(), DropReason> {
         self.drops.count(reason);
-        if let Some(line) = self.lines.get_mut(line) {
-            line.refused_packets += 1;
-        }
         Err(reason)
     }
 
@@ -806,7 +796,6 @@ impl Arbiter {
 
     fn raise_frontier(&mut self, next: Sequence, now: MonoNs) {
         if self.frontier == self.expected {
-            self.statistics.gaps_found += 1;
             begin_catch_up(&mut self.catch_up_state, next);
         }
         if self.window.end().unwrap_or(self.expected) >= self.frontier {

@@ -351,7 +351,7 @@ impl LeaseCluster {
 
     /// Whether receivers drop the packets of the gateway that may send now, although a running gateway knows the epoch that
     /// they hold.
-    pub(crate) fn is_muted(&self) -> bool {
+    pub(crate) fn is_unreceived(&self) -> bool {
         let received = self.epoch_receiver.highest_epoch();
         let is_known =
             self.gateways.iter().any(|gateway| gateway.core.is_some() && gateway.epochs.highest() >= received);
@@ -828,7 +828,7 @@ const REPORT_DELAY_NS: u64 = 100_000;
 const STOPPED_PPM: i64 = -1_000_000;
 /// Until a stopped clock shows a later time: longer than any pause.
 const FROZEN_NS: u64 = 3_600_000 * MS;
-/// How often an election thread looks whether sends have returned, ns.
+/// How often an election thread checks whether sends have returned, ns.
 const DRAIN_POLL_NS: u64 = 50_000;
 
 pub(super) fn node_of(gateway: usize) -> NodeId {

@@ -155,7 +155,7 @@ impl Run<'_> {
                 let mut receiver = receiver.lock().map_err(|_| anyhow!("the receiver failed before"))?;
                 while !stop.load(Ordering::Relaxed) {
                     if receiver.receive(usize::MAX)? == 0 {
-                        // Each look at an empty queue takes its cache line from the core that fills the queue.
+                        // Each poll of an empty queue takes its cache line from the core that fills the queue.
                         spin_for(IDLE_POLL_NS);
                     }
                 }
@@ -210,20 +210,20 @@ fn lost_messages(channels: &[ChannelMatching<'_>], ends: &[u64]) -> u64 {
     channels.iter().zip(ends).map(|(channel, end)| channel.lost_messages(*end)).sum()
 }
 
-/// Receives until all is covered, or nothing arrives any more. Counts looks and not time: in a machine that stood still,
-/// the subject did too.
+/// Receives until all is covered, or nothing arrives any more. Counts polls and not time: while the whole machine is suspended,
+/// the subject is too.
 fn wait_until_quiet(receiver: &mut Receiver<'_>, ends: &[u64]) -> Result<()> {
-    let (mut progress, mut idle_looks) = (receiver.progress(), 0);
-    while idle_looks < IDLE_LOOKS_MAX {
+    let (mut progress, mut idle_polls) = (receiver.progress(), 0);
+    while idle_polls < IDLE_POLLS_MAX {
         while receiver.receive(usize::MAX)? > 0 {}
         if receiver.channels().iter().zip(ends).all(|(channel, end)| channel.is_covered_through(*end)) {
             break;
         }
-        idle_looks += 1;
+        idle_polls += 1;
         if receiver.progress() != progress {
-            (progress, idle_looks) = (receiver.progress(), 0);
+            (progress, idle_polls) = (receiver.progress(), 0);
         }
-        thread::sleep(LOOK_INTERVAL);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -272,7 +272,7 @@ impl BetweenSends for SharedCore<'_, '_> {
         }
         let received = self.receiver.receive(packets_max)?;
         self.sends_since_receive = 0;
-        // Rarely while nothing arrives: each look takes the queue's cache line from the core that fills the queue.
+        // Rarely while nothing arrives: each poll takes the queue's cache line from the core that fills the queue.
         self.next_receive_ns = if received == packets_max { 0 } else { now_ns + IDLE_POLL_NS };
         Ok(())
     }
@@ -292,9 +292,9 @@ impl BetweenSends for SharedCore<'_, '_> {
 /// Time at the measured pace before the first measured packet.
 const SETTLE_SECONDS: f64 = 0.2;
 const WARM_UP_PACKETS_PER_S: u64 = 5_000;
-const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Together longer than a heartbeat interval and the gap timeout.
-const IDLE_LOOKS_MAX: u32 = 500;
+const IDLE_POLLS_MAX: u32 = 500;
 const IDLE_POLL_NS: u64 = 20_000;
 /// What receiving one packet takes at most, usually; so the next send is not late.
 const RECEIVE_NS_PER_PACKET: u64 = 2_000;

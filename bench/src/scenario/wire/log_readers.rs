@@ -58,5 +58,5 @@ impl Drop for LogReaders {
     }
 }
 
-/// Readers without a core of their own sleep between two looks at the log.
+/// Readers without a core of their own sleep between two polls of the log.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);

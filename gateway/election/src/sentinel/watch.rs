@@ -443,7 +443,10 @@ mod tests {
     #[test]
     fn the_death_of_a_process_that_may_not_be_killed_is_announced_when_it_has_ended() {
         if !geteuid().is_root() {
-            return skip("the_death_of_a_process_that_may_not_be_killed", "only root can become another user");
+            return skip(
+                "the_death_of_a_process_that_may_not_be_killed_is_announced_when_it_has_ended",
+                "only root can become another user",
+            );
         }
         let mut fixture = Fixture::new();
         thread::scope(|scope| {

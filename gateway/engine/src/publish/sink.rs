@@ -79,8 +79,6 @@ pub struct SinkCounts {
     pub records: u64,
     /// Messages that were cut into parts.
     pub split_messages: u64,
-    /// Entries without a frame: ranges in which nothing was produced.
-    pub empty_entries: u64,
     /// Frames that could not be written: no session had begun, or the body neither fits nor can be split. A gap is
     /// published in place of the message.
     pub refused: u64,
@@ -303,7 +301,6 @@ impl LogSink {
         if let Some(progress) = self.session_progress {
             self.writer.begin(progress.session, progress.committed.0);
             self.commit(next, flags);
-            self.counts.empty_entries += 1;
         }
     }
 
@@ -315,7 +312,6 @@ impl LogSink {
         progress.committed = progress.covered_through;
         self.kept = KeptOutput::committed(progress.committed);
         self.writer.commit_lasting(progress.committed.0, flags, self.now.0);
-        self.counts.empty_entries += 1;
     }
 }
 

@@ -104,7 +104,7 @@ unsafe impl Sync for ProvidedBuffers {}
 
 impl fmt::Debug for ProvidedBuffers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LentBuffers").field("count", &self.returned.capacity()).finish_non_exhaustive()
+        f.debug_struct("ProvidedBuffers").field("count", &self.returned.capacity()).finish_non_exhaustive()
     }
 }
 

@@ -20,8 +20,6 @@ pub struct LineStatistics {
     pub duplicate_messages: u64,
     /// Messages received after their gap was declared.
     pub late_messages: u64,
-    /// Packets rejected because of their sequences, or because the window had no room.
-    pub refused_packets: u64,
     /// How often the line became silent.
     pub silences: u64,
     /// Whether the line is silent now: its alarm.
@@ -80,7 +78,6 @@ impl LineStatistics {
             won_messages: 0,
             duplicate_messages: 0,
             late_messages: 0,
-            refused_packets: 0,
             silences: 0,
             silent: false,
             last_arrival: None,

@@ -99,10 +99,6 @@ pub struct Request {
 pub struct RecoveryStatistics {
     /// Requests sent, repeats included.
     pub requests: u64,
-    /// Repeated requests.
-    pub retries: u64,
-    /// Requests to the peer.
-    pub peer_requests: u64,
     /// Requests given up after the last attempt.
     pub given_up: u64,
     /// Gaps, or their remainders, not requested because of their size or the session's limit.
@@ -344,10 +340,7 @@ impl Recovery {
             }
             return false;
         }
-        let is_issued =
-            self.reissue_or_give_up(index, Request { first: rest.first(), ..pending.request }, attempt, now);
-        self.statistics.retries += u64::from(is_issued);
-        is_issued
+        self.reissue_or_give_up(index, Request { first: rest.first(), ..pending.request }, attempt, now)
     }
 
     fn reissue_or_give_up(&mut self, index: usize, request: Request, attempt: u16, now: MonoNs) -> bool {
@@ -442,7 +435,6 @@ impl Recovery {
             None => self.in_flight.push(pending),
         }
         self.statistics.requests += 1;
-        self.statistics.peer_requests += u64::from(target == RequestTarget::Peer);
         self.statistics.in_flight_max = self.statistics.in_flight_max.max(self.in_flight.len());
         true
     }

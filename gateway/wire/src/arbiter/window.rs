@@ -93,10 +93,6 @@ impl Window {
         self.fragments.back().map(|fragment| fragment.until)
     }
 
-    pub(super) fn packet_count(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-
     /// Whether at least half of the window is free.
     pub(super) fn is_half_free(&self) -> bool {
         self.free.len() >= self.slots.len() / 2

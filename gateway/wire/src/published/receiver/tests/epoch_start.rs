@@ -85,9 +85,9 @@ fn heartbeat(epoch: Epoch) -> Vec<u8> {
 const NONCE: u64 = 0x1234_5678_9abc_def0;
 const POSITION: u64 = NONCE >> 18;
 
-/// Control: with the filter alone, which believes the first epoch as it comes, one packet deafens the receiver for good.
+/// Control: with the filter alone, which believes the first epoch as it comes, one packet makes the receiver refuse all others for good.
 #[test]
-fn believing_the_first_epoch_as_it_comes_deafens_a_receiver() {
+fn believing_the_first_epoch_as_it_comes_makes_a_receiver_refuse_the_gateways() {
     let mut filter = EpochFilter::new(1_000);
     assert_eq!(filter.accept(FORGED_EPOCH), Ok(()));
     for count in HONEST.count()..HONEST.count() + 10_000 {
