@@ -4,7 +4,9 @@
 //! use mdgw_subscriber::{Item, LineAddress, Subscriber, SubscriberConfig};
 //! # fn main() -> Result<(), mdgw_subscriber::SubscriberError> {
 //! let line = LineAddress::new("239.10.0.1:31001".parse().unwrap(), [10, 0, 0, 5].into());
-//! let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line]))?;
+//! let mut config = SubscriberConfig::new(vec![line]);
+//! config.receiver.group = mdgw_subscriber::wire::identity::GroupId(1); // others are refused and counted
+//! let mut subscriber = Subscriber::open(config)?;
 //! loop {
 //!     subscriber.poll(std::time::Duration::from_secs(1), &mut |output| match output.item {
 //!         Item::Message { header, body } => { /* DBN records in `body` */ }
@@ -15,8 +17,9 @@
 //! # }
 //! ```
 //! The logic (epoch filter, arbitration of two output lines, gaps, retransmission, late start) is in
-//! [`mdgw_wire::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets and the clock. For records with
-//! `ts_recv` filled in, pass the output to [`ConsumerEdges`].
+//! [`mdgw_wire::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets
+//! and the clock. For records with `ts_recv` filled in, pass the output to [`ConsumerEdges`]; any DBN library reads them.
+//! Two short programs are in `examples/`: `print_trades` and `top_of_book`.
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
 //! held in memory until the service has named the epoch: up to [`ReceiverConfig::start_bytes_max`], at the start only. No
@@ -30,6 +33,9 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
+/// The published format: identities, times, frames, reasons of refusal.
+pub use mdgw_wire as wire;
+pub use mdgw_wire::consumer_edge::{EdgeOutput, TsRecvMode};
 pub use mdgw_wire::published::receiver::{
     ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
     SERVICES_MAX, ServiceConfig, StartFrom,

@@ -181,14 +181,14 @@ fn records_get_ts_recv_at_the_consumer_edge() {
     let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap();
     let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
     gateway.send_to(&message(PacketFlags::default(), 1), subscriber.line_addresses().unwrap()[0]).unwrap();
-    let mut edges = ConsumerEdges::new(mdgw_wire::consumer_edge::TsRecvMode::Capture);
+    let mut edges = ConsumerEdges::new(TsRecvMode::Capture);
     let mut record_count = 0;
     let until = mono_now().plus(60_000_000_000);
     while record_count == 0 && mono_now() < until {
         subscriber
             .poll(Duration::from_millis(100), &mut |output| {
                 let rest = edges.deliver(&output, |handed| {
-                    record_count += usize::from(matches!(handed, mdgw_wire::consumer_edge::EdgeOutput::Record { .. }));
+                    record_count += usize::from(matches!(handed, EdgeOutput::Record { .. }));
                 });
                 assert_eq!(rest, 0);
             })
@@ -214,7 +214,7 @@ fn messages_after_a_requested_definition_keep_their_receive_time() {
     let mut body = [0_u8; 56];
     // An mbo record: 14 words.
     (body[0], body[1]) = (14, 0xa0);
-    let mut edges = ConsumerEdges::new(mdgw_wire::consumer_edge::TsRecvMode::Capture);
+    let mut edges = ConsumerEdges::new(TsRecvMode::Capture);
     let mut delivered = Vec::new();
     for item in [
         Item::Definition { header: &afternoon, body: &body },
@@ -223,7 +223,7 @@ fn messages_after_a_requested_definition_keep_their_receive_time() {
     ] {
         let output = Output { channel: ChannelId(1), session: session(), item };
         let rest = edges.deliver(&output, |handed| {
-            if let mdgw_wire::consumer_edge::EdgeOutput::Record { bytes, .. } = handed {
+            if let EdgeOutput::Record { bytes, .. } = handed {
                 // Fields of an mbo record: `ts_recv`, and bit 3 of the flags: `ts_recv` is undefined.
                 delivered.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
             }
