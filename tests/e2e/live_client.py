@@ -1,6 +1,8 @@
 """Receives one schema with the official Python client and compares it with a DBN file, record by record.
 
-    live_client.py PORT DATASET SCHEMA EXPECTED.dbn [zstd]
+    live_client.py PORT DATASET SCHEMA EXPECTED.dbn [zstd] [until-close]
+
+With `until-close` the client goes on after the replay, until the server closes the session.
 """
 
 import sys
@@ -24,7 +26,9 @@ def main() -> None:
         if isinstance(record, databento.SystemMsg):
             texts.append(record.msg)
             if "replay" in record.msg:
-                break
+                print("replay finished", file=sys.stderr, flush=True)
+                if "until-close" not in sys.argv:
+                    break
         elif isinstance(record, databento.SymbolMappingMsg):
             mapped.add(record.instrument_id)
         else:

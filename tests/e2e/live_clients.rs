@@ -3,10 +3,12 @@
 
 use std::{
     fs,
-    net::{SocketAddrV4, TcpListener},
+    io::{Read as _, Write as _},
+    net::{SocketAddrV4, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::Command,
+    time::Duration,
 };
 
 use mdgw_tests::{
@@ -44,6 +46,61 @@ fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
     assert!(!wrong.status.success());
 
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() {
+    let Some(python) = python("a_replay_continues_with_live_records_without_a_seam_until_the_session_ends") else {
+        return;
+    };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    day.play_first_half(&fixture);
+    let expected = fixture.path("expected.dbn");
+    let mut running = Vec::new();
+    for compression in ["none", "zstd"] {
+        let arguments = ["XNAS.ITCH", "mbo", text(&expected), compression, "until-close"];
+        running.push(process::spawn(client(&python, address, &arguments)));
+    }
+    for client in &running {
+        client.wait_for_stderr("replay finished");
+    }
+    day.play_second_half(&fixture);
+    for client in running {
+        let _ = client.end().expect_code(0);
+    }
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    let answer_to = |sent: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(sent).unwrap();
+        let mut answer = Vec::new();
+        // A reset after the answer: the server does not read what follows a refused line.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let wrong = answer_to(b"auth=00-defgh|dataset=XNAS.ITCH|encoding=dbn|ts_out=0|compression=none\n");
+    assert!(wrong.starts_with("lsg_version="), "{wrong}");
+    assert!(wrong.ends_with("success=0|error=Authentication failed\n"), "{wrong}");
+    for garbage in [&b"GET / HTTP/1.1\n"[..], b"\xff\xfe\x00\n", &[b'x'; 200_000]] {
+        let answer = answer_to(garbage);
+        assert!(!answer.contains("success=1"), "{answer}");
+    }
+    let live = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(live.stdout.contains("failed handshakes 4"), "{}", live.stdout);
+    assert!(!live.stderr.contains(KEY) && live.stderr.contains("peer=127.0.0.1"), "{}", live.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
