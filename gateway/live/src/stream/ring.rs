@@ -43,7 +43,7 @@ pub(crate) struct RingPosition {
 /// What stands at a position.
 #[derive(Debug)]
 pub(crate) enum RingRead {
-    /// The chunk.
+    /// The chunk at the position.
     Chunk(Arc<Chunk>),
     /// The chunk is still to come.
     NotYet,
