@@ -77,6 +77,22 @@ fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() 
 }
 
 #[test]
+fn a_snapshot_has_the_orders_that_the_session_left() {
+    let Some(python) = python("a_snapshot_has_the_orders_that_the_session_left") else { return };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    day.play_first_half(&fixture);
+    let mut command = Command::new(&python);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_snapshot.py"));
+    command.args([&address.port().to_string(), "XNAS.ITCH"]);
+    let _ = process::spawn(command).end().expect_code(0);
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
 fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
     let fixture = GatewayFixture::new();
     let day = TradingDay::of(&fixture, 1_000);
