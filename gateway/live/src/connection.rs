@@ -86,6 +86,12 @@ enum Request {
     Report(String),
 }
 
+impl Request {
+    fn is_snapshot(&self) -> bool {
+        matches!(self, Self::Subscribe(request) if request.snapshot)
+    }
+}
+
 /// A snapshot between its request and its end.
 enum PendingSnapshot {
     Requested(SubscribeRequest, oneshot::Receiver<Snapshot>),
@@ -205,7 +211,11 @@ impl Served {
         self.outgoing.push_bytes(&bytes);
         let live_from = self.dataset.ring.end();
         self.source = Source::Ring(live_from.chunk);
-        while let Some(request) = self.waiting.pop_front() {
+        // Snapshots wait until the session reads the ring, one after the other.
+        let (snapshots, others): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(Request::is_snapshot);
+        self.waiting = snapshots;
+        for request in others {
             self.handle(request);
         }
         if !self.replays.is_empty() {
@@ -348,7 +358,7 @@ impl Served {
                 if self.continue_snapshot() {
                     continue;
                 }
-            } else if let Some(request) = self.waiting.pop_front() {
+            } else if let Some(request) = self.next_request() {
                 self.handle(request);
                 continue;
             }
@@ -357,6 +367,15 @@ impl Served {
             }
         }
         self.outgoing.flush().map_err(|_| (Ending::Failed, None))
+    }
+
+    /// The next request that can be handled now: a snapshot has its position in the ring, so it waits for the end of a replay.
+    fn next_request(&mut self) -> Option<Request> {
+        let is_replaying = matches!(self.source, Source::Replay(_));
+        if is_replaying && self.waiting.front().is_some_and(Request::is_snapshot) {
+            return None;
+        }
+        self.waiting.pop_front()
     }
 
     /// Advances a snapshot. Returns whether anything was done; if not, the session goes on with its stream.

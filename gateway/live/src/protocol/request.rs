@@ -51,7 +51,7 @@ pub struct SubscribeRequest {
     pub schema_name: &'static str,
     /// How the symbols are meant.
     pub symbol_type: SymbolType,
-    /// The instruments.
+    /// Instruments that the request names.
     pub symbols: Symbols,
     /// Replay from this event time on, ns since 1970 UTC; 0: from the oldest. `None`: live only.
     pub start: Option<u64>,
@@ -68,7 +68,7 @@ pub struct UnsubscribeRequest {
     pub schema_name: &'static str,
     /// How the symbols are meant.
     pub symbol_type: SymbolType,
-    /// The instruments.
+    /// Instruments that the request names.
     pub symbols: Symbols,
 }
 

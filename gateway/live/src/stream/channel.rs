@@ -180,7 +180,7 @@ impl ChannelStream {
         self.began_incomplete
     }
 
-    /// The latest event time.
+    /// Latest event time of the records read, ns since 1970 UTC.
     pub(crate) fn ts_event(&self) -> u64 {
         self.ts_event
     }

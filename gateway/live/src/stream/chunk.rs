@@ -30,7 +30,7 @@ struct IndexEntry {
 pub(crate) struct ChunkRecord<'a> {
     /// Header and body, without send time.
     pub(crate) bytes: &'a [u8],
-    /// The instrument; 0 for control records.
+    /// Instrument id; 0 for control records.
     pub(crate) instrument_id: u32,
     /// The schemas that the record belongs to; empty for a mapping.
     pub(crate) schemas: Schemas,
@@ -63,7 +63,7 @@ impl Chunk {
         self.index.push(IndexEntry { begin, instrument_id: control::instrument_id(record), schemas });
     }
 
-    /// The records in order.
+    /// Iterates over the records in stream order.
     pub(crate) fn records(&self) -> impl Iterator<Item = ChunkRecord<'_>> {
         let ends = self.index.iter().skip(1).map(|entry| entry.begin as usize).chain([self.bytes.len()]);
         self.index.iter().zip(ends).map(|(entry, end)| ChunkRecord {

@@ -17,9 +17,9 @@ use crate::schema::Schemas;
 #[derive(Debug)]
 pub(crate) struct Dataset {
     pub(crate) name: &'static str,
-    /// Its channels.
+    /// The channels whose logs make up the dataset.
     pub(crate) sources: Vec<ChannelSource>,
-    /// The latest records.
+    /// Records that sessions read, up to the configured bytes.
     pub(crate) ring: Ring,
     symbols: RwLock<SymbolTable>,
     /// Schemas that any session has asked for.
@@ -39,7 +39,7 @@ struct SymbolTable {
 /// A request for the present orders of instruments.
 #[derive(Debug)]
 pub(crate) struct SnapshotRequest {
-    /// The instruments.
+    /// Ids of the wanted instruments.
     pub(crate) instruments: Vec<u32>,
     /// Takes the snapshot.
     pub(crate) reply: oneshot::Sender<Snapshot>,

@@ -82,7 +82,7 @@ impl Intervals {
         *self = Self::default();
     }
 
-    /// A trade.
+    /// A trade becomes part of the open bars and samples.
     pub(crate) fn trade(&mut self, trade: &Mbo, extra_flags: u8) {
         let instrument = self.touch(trade, extra_flags);
         instrument.last_trade = Some((trade.price, trade.size, trade.side));
@@ -106,7 +106,7 @@ impl Intervals {
         }
     }
 
-    /// A new best level.
+    /// A new best level becomes part of the open samples.
     pub(crate) fn quote(&mut self, event: &Mbo, top: &BidAskPair, extra_flags: u8) {
         self.touch(event, extra_flags).top = top.clone();
     }

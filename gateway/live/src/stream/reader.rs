@@ -50,7 +50,7 @@ impl DatasetReader {
         self.channels.iter().map(ChannelStream::next_entry).collect()
     }
 
-    /// The channels.
+    /// The streams of the channels, in the order of their sources.
     pub(crate) fn channels(&self) -> &[ChannelStream] {
         &self.channels
     }

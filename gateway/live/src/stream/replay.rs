@@ -18,7 +18,7 @@ use crate::{control, schema::Schemas};
 pub(crate) enum ReplayItem {
     /// Records from before the ring's position.
     Chunk {
-        /// The records.
+        /// Records in the order of the logs.
         chunk: Chunk,
         /// Whether every channel has passed the session's start.
         is_past_start: bool,
