@@ -144,9 +144,10 @@ impl<S: OrderStore> OrderBooks<S> {
         self.orders_where(|index| index == instrument)
     }
 
-    /// The orders of all wanted instruments, one instrument after the other, in a single walk.
+    /// The orders of all wanted instruments, one instrument after the other: bids then asks, best price first, by priority
+    /// within a price. Walks the whole store once: not for the hot path.
     #[must_use]
-    pub(crate) fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
+    pub fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> =
             self.store.iter().filter(|order| is_wanted(order.instrument())).map(Order::view).collect();
         orders.sort_by_key(|order| {

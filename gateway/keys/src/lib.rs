@@ -25,21 +25,31 @@ impl KeyBytes {
     /// # Errors
     /// When the file cannot be read, others could read or change it, or it holds anything else.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
-        let mut file = File::open(path).map_err(io_error)?;
-        // Checks the opened file, since its name may refer to another file by now.
-        let metadata = file.metadata().map_err(io_error)?;
-        if !metadata.is_file() {
-            return Err(KeyError::Malformed { path: path.to_owned(), what: "not a regular file".to_owned() });
-        }
-        let mode = metadata.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
-        }
-        let mut text = String::new();
-        file.by_ref().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io_error)?;
-        parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what })
+        let text = read_owner_only(path, FILE_BYTES_MAX)?;
+        parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what, expected: EXPECTED })
     }
+}
+
+/// Reads a text file that only its owner may read, up to that many bytes.
+///
+/// # Errors
+/// When the file cannot be read, others could read or change it, or it is no file of text.
+pub fn read_owner_only(path: &Path, bytes_max: u64) -> Result<String, KeyError> {
+    let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(io_error)?;
+    // Checks the opened file, since its name may refer to another file by now.
+    let metadata = file.metadata().map_err(io_error)?;
+    if !metadata.is_file() {
+        let what = "not a regular file".to_owned();
+        return Err(KeyError::Malformed { path: path.to_owned(), what, expected: "expected a file" });
+    }
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
+    }
+    let mut text = String::new();
+    file.by_ref().take(bytes_max).read_to_string(&mut text).map_err(io_error)?;
+    Ok(text)
 }
 
 impl fmt::Debug for KeyBytes {
@@ -72,6 +82,8 @@ pub enum KeyError {
         path: PathBuf,
         /// What is wrong with the content, without any of the content.
         what: String,
+        /// What the file should hold.
+        expected: &'static str,
     },
 }
 
@@ -85,12 +97,7 @@ impl fmt::Display for KeyError {
                 let path = path.display();
                 write!(f, "key file {path}: mode {mode:o} allows access by group or others: chmod 600 {path}")
             }
-            Self::Malformed { path, what } => write!(
-                f,
-                "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
-                path.display(),
-                2 * KEY_BYTES
-            ),
+            Self::Malformed { path, what, expected } => write!(f, "key file {}: {what}; {expected}", path.display()),
         }
     }
 }
@@ -103,6 +110,9 @@ impl Error for KeyError {
         }
     }
 }
+
+const EXPECTED: &str = "expected 64 hexadecimal digits, such as openssl rand -hex 32 prints";
+const _: () = assert!(KEY_BYTES == 32);
 
 fn advice(path: &Path, error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::NotFound {

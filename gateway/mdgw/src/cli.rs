@@ -12,6 +12,7 @@ mod demo;
 mod diff;
 mod ha;
 mod inspect;
+mod live;
 mod logging;
 mod man;
 mod merge;
@@ -49,6 +50,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Live(args) => live::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
@@ -115,6 +117,8 @@ enum Command {
     Check(check::Args),
     /// Run a gateway until SIGTERM or SIGINT. SIGHUP reloads the settings that may change at run time.
     Run(run::Args),
+    /// Serve official DBN live clients from the publication logs of a gateway on this host. SIGHUP reads the keys again.
+    Live(live::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
     /// Subscribe to a gateway's output: print the records or write a DBN file.

@@ -366,6 +366,16 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         }
         None => writeln!(out, "\nretransmit   off")?,
     }
+    if let Some(live) = &config.live {
+        writeln!(
+            out,
+            "live         {}, keys {}: up to {} sessions, {} behind (mdgw live)",
+            live.listen,
+            live.key_file.display(),
+            live.sessions_max,
+            Bytes(live.queue_bytes_max)
+        )?;
+    }
     let latency = &config.latency;
     match &latency.directory {
         Some(directory) => writeln!(

@@ -25,6 +25,8 @@ pub(crate) struct File {
     pub output: Vec<Spanned<Output>>,
     /// `[retransmission]`
     pub retransmission: Option<Spanned<Retransmission>>,
+    /// `[live]`
+    pub live: Option<Spanned<Live>>,
     /// `[election]`
     pub election: Option<Spanned<Election>>,
     /// `[latency]`
@@ -210,6 +212,36 @@ pub(crate) struct Retransmission {
     pub packets_per_request_max: FileValue<i64>,
     /// Requesters remembered.
     pub requesters_max: FileValue<i64>,
+}
+
+/// `[live]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Live {
+    /// Address and port.
+    pub listen: FileValue<String>,
+    /// File of the clients' keys.
+    pub key_file: FileValue<String>,
+    /// Sessions at a time.
+    pub sessions_max: FileValue<i64>,
+    /// Connections that are not authenticated yet.
+    pub handshakes_max: FileValue<i64>,
+    /// Connections accepted per second.
+    pub handshakes_per_second: FileValue<i64>,
+    /// How long an authentication may take.
+    pub handshake_timeout_ms: FileValue<i64>,
+    /// Failed authentications per minute and address.
+    pub failures_per_minute: FileValue<i64>,
+    /// Bytes of a line.
+    pub line_bytes_max: FileValue<i64>,
+    /// Symbols of a session.
+    pub symbols_max: FileValue<i64>,
+    /// Bytes that a session may be behind.
+    pub queue_bytes_max: FileValue<i64>,
+    /// How long a client may take nothing.
+    pub stall_seconds: FileValue<i64>,
+    /// Threads.
+    pub threads: FileValue<i64>,
 }
 
 /// `[election]`

@@ -96,6 +96,26 @@ pub(crate) const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_0
 pub(crate) const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.
 pub(crate) const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
+/// Sessions of live clients at a time.
+pub(crate) const LIVE_SESSIONS_MAX: Bound = bound(1, 100_000, 1_000, "sessions");
+/// Connections of live clients that are not authenticated yet. Each costs a few kilobytes.
+pub(crate) const LIVE_HANDSHAKES_MAX: Bound = bound(1, 65_536, 256, "connections");
+/// Connections of live clients accepted per second.
+pub(crate) const LIVE_HANDSHAKES_PER_SECOND: Bound = bound(1, 100_000, 200, "connections per second");
+/// How long an authentication may take: the clients give up after 30 s.
+pub(crate) const LIVE_HANDSHAKE_TIMEOUT_MS: Bound = bound(100, 60_000, 10_000, "milliseconds");
+/// Failed authentications of one address.
+pub(crate) const LIVE_FAILURES_PER_MINUTE: Bound = bound(1, 1_000_000, 30, "failures per minute");
+/// A client's line. The longest of the official clients has 500 symbols of up to 70 bytes.
+pub(crate) const LIVE_LINE_BYTES_MAX: Bound = bound(65_536, 1 << 20, 131_072, "bytes");
+/// Symbols of one live session.
+pub(crate) const LIVE_SYMBOLS_MAX: Bound = bound(1, 1_000_000, 20_000, "symbols");
+/// Bytes that a live session may be behind. The latest records of a dataset are kept in twice as much memory.
+pub(crate) const LIVE_QUEUE_BYTES_MAX: Bound = bound(1 << 20, 16 << 30, 64 << 20, "bytes");
+/// How long a live client may take nothing at all. The Python client stops reading while its own queue is full.
+pub(crate) const LIVE_STALL_SECONDS: Bound = bound(1, 86_400, 300, "seconds");
+/// Threads that write to live clients.
+pub(crate) const LIVE_THREADS: Bound = bound(1, 64, 2, "threads");
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal
 /// period without an answer, the election uses the connection to another node.
 pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");

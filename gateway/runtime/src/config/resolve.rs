@@ -4,6 +4,7 @@
 mod backend;
 mod channels;
 mod election;
+mod live;
 mod outputs;
 mod pools;
 
@@ -69,6 +70,7 @@ impl Resolver<'_> {
         let channels = self.channels(file, &pools);
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
+        let live = file.live.as_ref().map(|written| self.live(written));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
             self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
@@ -79,7 +81,7 @@ impl Resolver<'_> {
         let log = LogConfig { level: self.one_of(level, LogLevel::NAMES).unwrap_or_default() };
         let warnings = std::mem::take(&mut self.warnings);
         let path = self.source.path.to_owned();
-        Resolved { path, gateway, pools, channels, outputs, retransmission, election, latency, log, warnings }
+        Resolved { path, gateway, pools, channels, outputs, retransmission, live, election, latency, log, warnings }
     }
 
     fn gateway(&mut self, written: &Spanned<file::Gateway>) -> GatewayConfig {

@@ -46,6 +46,8 @@ pub struct Resolved {
     pub outputs: Vec<OutputConfig>,
     /// The retransmission service, if configured.
     pub retransmission: Option<RetransmissionConfig>,
+    /// The live gateway, if configured; a process of its own runs it.
+    pub live: Option<LiveSettings>,
     /// The election; `None`: this gateway is standalone.
     pub election: Option<ElectionConfig>,
     /// Latency logs.
@@ -89,6 +91,14 @@ pub struct GatewayConfig {
     pub retention_ns: Option<u64>,
     /// Whether the gateway's memory is locked, where the host allows it.
     pub lock_memory: bool,
+}
+
+impl GatewayConfig {
+    /// Directory of a channel's publication log.
+    #[must_use]
+    pub fn log_directory(&self, channel: ChannelId) -> PathBuf {
+        self.log_dir.join(channel.0.to_string())
+    }
 }
 
 /// One pool of threads over one handle set.
@@ -342,6 +352,35 @@ pub struct RetransmissionConfig {
     pub listen: SocketAddrV4,
     /// Limits per requester and over all requesters.
     pub limits: RetransmissionLimits,
+}
+
+/// The live gateway for official DBN clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveSettings {
+    /// Address on which clients connect.
+    pub listen: SocketAddrV4,
+    /// File of the clients' keys.
+    pub key_file: PathBuf,
+    /// Sessions at a time.
+    pub sessions_max: usize,
+    /// Connections that are not authenticated yet, at a time.
+    pub handshakes_max: usize,
+    /// Connections accepted per second.
+    pub handshakes_per_second: u32,
+    /// How long an authentication may take.
+    pub handshake_timeout_ns: u64,
+    /// Failed authentications per minute and address.
+    pub failures_per_minute: u32,
+    /// Bytes of a line.
+    pub line_bytes_max: usize,
+    /// Symbols of a session.
+    pub symbols_max: usize,
+    /// Bytes that a session may be behind.
+    pub queue_bytes_max: u64,
+    /// How long a client may take nothing at all.
+    pub stall_ns: u64,
+    /// Threads that write to clients.
+    pub threads: usize,
 }
 
 /// Limits of the retransmission service. All of them may change while the gateway runs.

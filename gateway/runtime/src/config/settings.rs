@@ -12,7 +12,7 @@ use mdgw_feeds::published::packet::PACKET_VERSION;
 use mdgw_pair::pair_link::PeerEndpoint;
 
 use super::resolved::{
-    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, ON_SUSPENDED, OutputConfig, OutputLine,
+    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, LiveSettings, ON_SUSPENDED, OutputConfig, OutputLine,
     PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
 
@@ -49,6 +49,9 @@ impl Resolved {
         }
         if let Some(service) = &self.retransmission {
             list.retransmission(service);
+        }
+        if let Some(live) = &self.live {
+            list.live(live);
         }
         if let Some(election) = &self.election {
             list.election(election);
@@ -216,6 +219,23 @@ impl SettingList {
             list.push("bytes_per_second", limits.bytes_per_second);
             list.push("packets_per_request_max", limits.packets_per_request_max);
             list.push("requesters_max", limits.requesters_max);
+        });
+    }
+
+    fn live(&mut self, live: &LiveSettings) {
+        self.with_prefix("live.".to_owned(), |list| {
+            list.push("listen", quoted(live.listen));
+            list.push("key_file", quoted(live.key_file.display()));
+            list.push("sessions_max", live.sessions_max);
+            list.push("handshakes_max", live.handshakes_max);
+            list.push("handshakes_per_second", live.handshakes_per_second);
+            list.push("handshake_timeout_ms", live.handshake_timeout_ns / 1_000_000);
+            list.push("failures_per_minute", live.failures_per_minute);
+            list.push("line_bytes_max", live.line_bytes_max);
+            list.push("symbols_max", live.symbols_max);
+            list.push("queue_bytes_max", live.queue_bytes_max);
+            list.push("stall_seconds", live.stall_ns / 1_000_000_000);
+            list.push("threads", live.threads);
         });
     }
 

@@ -593,7 +593,7 @@ fn copied_position(channel: &Channel) -> Option<ShutdownPosition> {
 
 /// Directory of a channel's publication log.
 pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
-    config.gateway.log_dir.join(channel.0.to_string())
+    config.gateway.log_directory(channel)
 }
 
 /// A channel's publication log, ready to be written.

@@ -31,7 +31,7 @@ const STORE_ENDPOINTS: Key = required("endpoints", "list of 1 to 9 `\"host:port\
 const STORE_USER: Key = optional("user", "text", "none", "User, with `password_file`.");
 const STORE_PASSWORD_FILE: Key = optional("password_file", PATH, "none", "File that holds the password.");
 
-pub(super) const TABLES: [Table; 19] = [
+pub(super) const TABLES: [Table; 20] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -278,6 +278,48 @@ pub(super) const TABLES: [Table; 19] = [
             number("bytes_per_second", limits::BYTES_PER_SECOND, "Per requester."),
             number("packets_per_request_max", limits::PACKETS_PER_REQUEST_MAX, "Packets in the answer to one request."),
             number("requesters_max", limits::REQUESTERS_MAX, "Requesters remembered at a time."),
+        ],
+    },
+    Table {
+        header: "[live]",
+        about: "Official DBN live clients over TCP, served by `mdgw live`, a process of its own: [set-up](live.md). Leave the table out to run without.",
+        keys: &[
+            required("listen", ADDRESS, "Where clients connect. The protocol has no encryption."),
+            required(
+                "key_file",
+                "path",
+                "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again on SIGHUP.",
+            ),
+            number(
+                "sessions_max",
+                limits::LIVE_SESSIONS_MAX,
+                "Of all keys together; each key has a limit of its own in the key file.",
+            ),
+            number(
+                "handshakes_max",
+                limits::LIVE_HANDSHAKES_MAX,
+                "Not authenticated yet, at a time. Further ones are closed at once.",
+            ),
+            number("handshakes_per_second", limits::LIVE_HANDSHAKES_PER_SECOND, "Further ones are closed at once."),
+            number("handshake_timeout_ms", limits::LIVE_HANDSHAKE_TIMEOUT_MS, "How long an authentication may take."),
+            number(
+                "failures_per_minute",
+                limits::LIVE_FAILURES_PER_MINUTE,
+                "Failed authentications per address; its further connections are closed at once.",
+            ),
+            number("line_bytes_max", limits::LIVE_LINE_BYTES_MAX, "A longer line ends the session."),
+            number("symbols_max", limits::LIVE_SYMBOLS_MAX, "Per session; `ALL_SYMBOLS` counts as none."),
+            number(
+                "queue_bytes_max",
+                limits::LIVE_QUEUE_BYTES_MAX,
+                "How far a session may be behind before records are skipped, or the session ends. Each dataset takes twice as much memory, shared by all sessions.",
+            ),
+            number(
+                "stall_seconds",
+                limits::LIVE_STALL_SECONDS,
+                "A client that takes nothing for that long is disconnected.",
+            ),
+            number("threads", limits::LIVE_THREADS, "Threads that write to clients."),
         ],
     },
     Table {

@@ -41,6 +41,9 @@ interface = \"lo\"
 [retransmission]
 listen = \"127.0.0.1:2001\"
 allowed = [\"127.0.0.0/8\"]
+[live]
+listen = \"127.0.0.1:2004\"
+key_file = \"/k\"
 [latency]
 [log]
 ";

@@ -1,0 +1,585 @@
+//! One client after its authentication: requests in, records out.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use dbn::{SType, enums::ErrorCode};
+use tokio::{
+    io,
+    net::TcpStream,
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+
+use crate::{
+    control,
+    outgoing::Outgoing,
+    protocol::{
+        AuthRequest, LineBuffer, Session, SlowReader, Step, SubscribeRequest, SymbolType, Symbols, UnsubscribeRequest,
+    },
+    schema::Schemas,
+    stream::{
+        chunk::{CHUNK_BYTES, Chunk},
+        dataset::{Dataset, Snapshot},
+        replay::{self, ReplayItem},
+        ring::RingRead,
+    },
+    subscriptions::{Phase, Subscriptions},
+};
+
+/// What a connection is made of.
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) lines: LineBuffer,
+    pub(crate) protocol: Session,
+    pub(crate) auth: AuthRequest,
+    pub(crate) dataset: Arc<Dataset>,
+    pub(crate) limits: ConnectionLimits,
+    /// Turns true when the server stops.
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
+/// Bounds of one connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionLimits {
+    /// Symbols subscribed to.
+    pub(crate) symbols_max: usize,
+    /// Bytes that a slow reader may be behind.
+    pub(crate) queue_bytes_max: u64,
+    /// How long a client may take nothing at all.
+    pub(crate) stall: Duration,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The client closed the connection, or the network failed.
+    ClientClosed,
+    /// The session of every channel ended.
+    EndOfSession,
+    /// The server was told to stop.
+    Stopping,
+    /// The client was too slow.
+    TooSlow,
+    /// A line was too long.
+    LineTooLong,
+    /// Something failed here.
+    Failed,
+}
+
+/// Where the next records come from.
+enum Source {
+    /// Nothing before the session's start.
+    None,
+    /// The ring, from that chunk on.
+    Ring(u64),
+    /// A replay, up to where it joins the ring.
+    Replay(mpsc::Receiver<ReplayItem>),
+}
+
+enum Request {
+    Subscribe(SubscribeRequest),
+    Unsubscribe(UnsubscribeRequest),
+    Report(String),
+}
+
+impl Request {
+    fn is_snapshot(&self) -> bool {
+        matches!(self, Self::Subscribe(request) if request.snapshot)
+    }
+}
+
+/// A snapshot between its request and its end.
+enum PendingSnapshot {
+    Requested(SubscribeRequest, oneshot::Receiver<Snapshot>),
+    /// Waits for the session to reach the snapshot's position.
+    Taken(SubscribeRequest, Snapshot),
+    /// Records from that offset on are still to be sent.
+    Sending(Vec<u8>, usize),
+    /// After skipped records: taken and sent again, without another subscription.
+    Resync(oneshot::Receiver<Snapshot>),
+    ResyncTaken(Snapshot),
+}
+
+/// A session's state besides its socket.
+struct Served {
+    dataset: Arc<Dataset>,
+    auth: AuthRequest,
+    limits: ConnectionLimits,
+    outgoing: Outgoing,
+    subscriptions: Subscriptions,
+    waiting: VecDeque<Request>,
+    replays: Vec<&'static str>,
+    source: Source,
+    snapshot: Option<PendingSnapshot>,
+    warned: Option<Instant>,
+}
+
+/// Requests that wait for the start or for a snapshot.
+const WAITING_MAX: usize = 1_024;
+/// Bytes that are collected before a write.
+const BATCH_BYTES: usize = CHUNK_BYTES;
+/// Least time between two warnings of a slow reader.
+const WARNING_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Serves a client until either side ends the session.
+pub(crate) async fn serve(connection: Connection) -> Ending {
+    let Connection { stream, mut lines, mut protocol, auth, dataset, limits, mut stop } = connection;
+    let Ok(outgoing) = Outgoing::new(auth.compression, auth.ts_out) else { return Ending::Failed };
+    let heartbeat = Duration::from_secs(auth.heartbeat_interval_s.into());
+    let mut chunks = dataset.ring.subscribe();
+    let mut served = Served {
+        dataset,
+        auth,
+        limits,
+        outgoing,
+        subscriptions: Subscriptions::default(),
+        waiting: VecDeque::new(),
+        replays: Vec::new(),
+        source: Source::None,
+        snapshot: None,
+        warned: None,
+    };
+    let mut last_sent = Instant::now();
+    let mut received = [0; 4 << 10];
+    loop {
+        loop {
+            match lines.next_line() {
+                Ok(None) => break,
+                Ok(Some(line)) => served.accept(protocol.accept(line)),
+                Err(_) => return served.close(&stream, Some("Request line too long"), Ending::LineTooLong).await,
+            }
+        }
+        if *stop.borrow() {
+            return served.close(&stream, Some("Gateway is stopping"), Ending::Stopping).await;
+        }
+        chunks.mark_unchanged();
+        if let Err((ending, reason)) = served.fill() {
+            return served.close(&stream, reason, ending).await;
+        }
+        let has_unsent = !served.outgoing.unsent().is_empty();
+        tokio::select! {
+            biased;
+            writable = stream.writable(), if has_unsent => {
+                match writable.and_then(|()| stream.try_write(served.outgoing.unsent())) {
+                    Ok(bytes) => {
+                        served.outgoing.advance(bytes);
+                        last_sent = Instant::now();
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => return Ending::ClientClosed,
+                }
+            }
+            readable = stream.readable() => {
+                match readable.and_then(|()| stream.try_read(&mut received)) {
+                    Ok(0) => return served.close(&stream, None, Ending::ClientClosed).await,
+                    Ok(bytes) => lines.push(received.get(..bytes).unwrap_or_default()),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => return Ending::ClientClosed,
+                }
+            }
+            () = served.wait(&mut chunks), if !has_unsent => {}
+            _ = stop.changed() => {}
+            () = tokio::time::sleep_until(last_sent + heartbeat), if !has_unsent && protocol.has_started() => {
+                served.outgoing.push(control::heartbeat(now_ns()).as_ref(), now_ns());
+            }
+            () = tokio::time::sleep_until(last_sent + limits.stall), if has_unsent => return Ending::TooSlow,
+        }
+    }
+}
+
+impl Served {
+    fn accept(&mut self, step: Step) {
+        let request = match step {
+            Step::Wait | Step::Authenticate(_) | Step::Refuse(_) => return,
+            Step::Start => return self.start(),
+            Step::Subscribe(request) => Request::Subscribe(request),
+            Step::Unsubscribe(request) => Request::Unsubscribe(request),
+            Step::Report(reason) => Request::Report(reason),
+        };
+        if self.waiting.len() < WAITING_MAX {
+            self.waiting.push_back(request);
+        }
+    }
+
+    /// Begins the binary part: the metadata, then what was requested so far, then records.
+    fn start(&mut self) {
+        let bytes = control::metadata(self.dataset.name, now_ns(), self.auth.ts_out);
+        self.outgoing.push_bytes(&bytes);
+        let live_from = self.dataset.ring.end();
+        self.source = Source::Ring(live_from.chunk);
+        // Snapshots wait until the session reads the ring, one after the other.
+        let (snapshots, others): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(Request::is_snapshot);
+        self.waiting = snapshots;
+        for request in others {
+            self.handle(request);
+        }
+        if !self.replays.is_empty() {
+            self.source = Source::Replay(replay::start(&self.dataset, self.subscriptions.schemas(), live_from));
+        }
+    }
+
+    fn handle(&mut self, request: Request) {
+        match request {
+            Request::Report(reason) => self.error(ErrorCode::InvalidSubscription, &reason, true),
+            Request::Subscribe(request) => self.subscribe(request),
+            Request::Unsubscribe(request) => self.unsubscribe(&request),
+        }
+    }
+
+    fn subscribe(&mut self, request: SubscribeRequest) {
+        let symbols = match &request.symbols {
+            Symbols::All => 0,
+            Symbols::List(list) => list.len(),
+        };
+        let refusal = if !self.dataset.available().contains(request.schema) {
+            Some(format!("{} has no schema {}", self.dataset.name, request.schema_name))
+        } else if request.snapshot && !self.dataset.has_orders() {
+            Some(format!("{} has no snapshot", self.dataset.name))
+        } else if self.subscriptions.count() + symbols > self.limits.symbols_max {
+            Some(format!("more than {} symbols", self.limits.symbols_max))
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            return self.error(ErrorCode::InvalidSubscription, &format!("Invalid subscription: {reason}"), true);
+        }
+        if let Some(start) = request.start.filter(|start| *start > 0 && request.schema == Schemas::MBO)
+            && replay::is_aged_out(&self.dataset, start)
+        {
+            let reason = "Replay data aged out: mbo cannot begin after the requested start";
+            return self.error(ErrorCode::ReplayDataAgedOut, reason, true);
+        }
+        self.dataset.demand(request.schema);
+        let now = now_ns();
+        let acknowledgement = control::subscription_acknowledgement(now, &request.id, request.schema_name);
+        self.outgoing.push(acknowledgement.as_ref(), now);
+        self.send_mappings(&request);
+        if request.start.is_some() {
+            self.replays.push(request.schema_name);
+        }
+        if request.snapshot {
+            let instruments = match &request.symbols {
+                Symbols::All => self.dataset.instruments().into_iter().map(|(id, _)| id).collect(),
+                Symbols::List(list) => list.iter().filter_map(|text| self.resolve(request.symbol_type, text)).collect(),
+            };
+            match self.dataset.request_snapshot(instruments) {
+                Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, reply)),
+                None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
+            }
+            return;
+        }
+        self.activate(&request);
+    }
+
+    fn activate(&mut self, request: &SubscribeRequest) {
+        let SubscribeRequest { schema, symbol_type, symbols, start, .. } = request;
+        match symbols {
+            Symbols::All => self.subscriptions.add_all(*schema, *start),
+            Symbols::List(list) => {
+                for text in list {
+                    let id = self.resolve(*symbol_type, text);
+                    match (symbol_type, id) {
+                        (SymbolType::RawSymbol, id) => {
+                            self.subscriptions.add_symbol(text.as_str().into(), id, *schema, *start);
+                        }
+                        (SymbolType::InstrumentId, Some(id)) => self.subscriptions.add_id(id, *schema, *start),
+                        (SymbolType::InstrumentId, None) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn resolve(&self, symbol_type: SymbolType, text: &str) -> Option<u32> {
+        match symbol_type {
+            SymbolType::RawSymbol => self.dataset.id_of(text),
+            SymbolType::InstrumentId => text.parse().ok().filter(|id| self.dataset.symbol_of(*id).is_some()),
+        }
+    }
+
+    /// Errors for symbols that no instrument has so far, then the mappings of the others.
+    fn send_mappings(&mut self, request: &SubscribeRequest) {
+        let now = now_ns();
+        let Symbols::List(list) = &request.symbols else {
+            for (id, symbol) in self.dataset.instruments() {
+                let mapping = control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol);
+                self.outgoing.push(mapping.as_ref(), now);
+            }
+            return;
+        };
+        let resolved: Vec<_> = list.iter().map(|text| (text, self.resolve(request.symbol_type, text))).collect();
+        let mut unresolved = resolved.iter().filter(|(_, id)| id.is_none()).peekable();
+        while let Some((text, _)) = unresolved.next() {
+            let reason = format!("Failed to resolve symbol: {text}");
+            self.error(ErrorCode::SymbolResolutionFailed, &reason, unresolved.peek().is_none());
+        }
+        let stype_in = match request.symbol_type {
+            SymbolType::RawSymbol => SType::RawSymbol,
+            SymbolType::InstrumentId => SType::InstrumentId,
+        };
+        for (text, id) in resolved {
+            if let Some(id) = id
+                && let Some(symbol) = self.dataset.symbol_of(id)
+            {
+                self.outgoing.push(control::mapping(now, id, (stype_in, text), &symbol).as_ref(), now);
+            }
+        }
+    }
+
+    fn unsubscribe(&mut self, request: &UnsubscribeRequest) {
+        match &request.symbols {
+            Symbols::All => self.subscriptions.remove_all(request.schema),
+            Symbols::List(list) => {
+                for text in list {
+                    match (request.symbol_type, text.parse()) {
+                        (SymbolType::RawSymbol, _) => self.subscriptions.remove_symbol(text, request.schema),
+                        (SymbolType::InstrumentId, Ok(id)) => self.subscriptions.remove_id(id, request.schema),
+                        (SymbolType::InstrumentId, Err(_)) => {}
+                    }
+                }
+            }
+        }
+        let now = now_ns();
+        self.outgoing.push(control::unsubscription_acknowledgement(now, request.schema_name).as_ref(), now);
+    }
+
+    /// Collects what can be sent now, up to the size of a batch.
+    fn fill(&mut self) -> Result<(), (Ending, Option<&'static str>)> {
+        if !self.outgoing.unsent().is_empty() {
+            return Ok(());
+        }
+        while self.outgoing.batch_bytes() < BATCH_BYTES && !matches!(self.source, Source::None) {
+            if self.snapshot.is_some() {
+                if self.continue_snapshot() {
+                    continue;
+                }
+            } else if let Some(request) = self.next_request() {
+                self.handle(request);
+                continue;
+            }
+            if !self.next_chunk()? {
+                break;
+            }
+        }
+        self.outgoing.flush().map_err(|_| (Ending::Failed, None))
+    }
+
+    /// The next request that can be handled now: a snapshot has its position in the ring, so it waits for the end of a replay.
+    fn next_request(&mut self) -> Option<Request> {
+        let is_replaying = matches!(self.source, Source::Replay(_));
+        if is_replaying && self.waiting.front().is_some_and(Request::is_snapshot) {
+            return None;
+        }
+        self.waiting.pop_front()
+    }
+
+    /// Advances a snapshot. Returns whether anything was done; if not, the session goes on with its stream.
+    fn continue_snapshot(&mut self) -> bool {
+        let position = match &self.source {
+            Source::Ring(position) => *position,
+            Source::None | Source::Replay(_) => return false,
+        };
+        match self.snapshot.take() {
+            Some(PendingSnapshot::Requested(request, mut reply)) => match reply.try_recv() {
+                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::Taken(request, snapshot)),
+                Err(oneshot::error::TryRecvError::Empty) => {
+                    self.snapshot = Some(PendingSnapshot::Requested(request, reply));
+                    return false;
+                }
+                Err(oneshot::error::TryRecvError::Closed) => {}
+            },
+            Some(PendingSnapshot::Taken(request, snapshot)) if position >= snapshot.next_chunk => {
+                self.activate(&request);
+                self.snapshot = Some(PendingSnapshot::Sending(snapshot.records, 0));
+            }
+            Some(PendingSnapshot::Resync(mut reply)) => match reply.try_recv() {
+                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::ResyncTaken(snapshot)),
+                Err(oneshot::error::TryRecvError::Empty) => {
+                    self.snapshot = Some(PendingSnapshot::Resync(reply));
+                    return false;
+                }
+                Err(oneshot::error::TryRecvError::Closed) => {}
+            },
+            Some(PendingSnapshot::ResyncTaken(snapshot)) => {
+                // The skipped chunks are part of the snapshot.
+                self.source = Source::Ring(snapshot.next_chunk.max(position));
+                self.snapshot = Some(PendingSnapshot::Sending(snapshot.records, 0));
+            }
+            Some(PendingSnapshot::Sending(records, mut offset)) => {
+                let now = now_ns();
+                while offset < records.len() && self.outgoing.batch_bytes() < BATCH_BYTES {
+                    let end = (offset + size_of::<dbn::MboMsg>()).min(records.len());
+                    self.outgoing.push(records.get(offset..end).unwrap_or_default(), now);
+                    offset = end;
+                }
+                if offset < records.len() {
+                    self.snapshot = Some(PendingSnapshot::Sending(records, offset));
+                }
+            }
+            pending => {
+                self.snapshot = pending;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Appends the wanted records of the next chunk. Returns whether there was one.
+    fn next_chunk(&mut self) -> Result<bool, (Ending, Option<&'static str>)> {
+        // Before a snapshot is taken, a session that reads on could pass the snapshot's position.
+        if matches!(self.snapshot, Some(PendingSnapshot::Requested(..) | PendingSnapshot::Resync(_))) {
+            return Ok(false);
+        }
+        match &mut self.source {
+            Source::None => Ok(false),
+            Source::Ring(position) => {
+                let position = *position;
+                self.check_lag(position)?;
+                let Source::Ring(position) = &mut self.source else { return Ok(true) };
+                match self.dataset.ring.read(*position) {
+                    RingRead::NotYet => Ok(false),
+                    RingRead::Gone => Ok(true),
+                    RingRead::Chunk(chunk) => {
+                        *position += 1;
+                        self.append(&chunk, Phase::Live);
+                        if chunk.is_end_of_session {
+                            return Err((Ending::EndOfSession, None));
+                        }
+                        Ok(true)
+                    }
+                }
+            }
+            Source::Replay(items) => match items.try_recv() {
+                Ok(ReplayItem::Chunk { chunk, is_past_start }) => {
+                    let phase = if is_past_start { Phase::ReplayPastStart } else { Phase::Replay };
+                    self.append(&chunk, phase);
+                    Ok(true)
+                }
+                Ok(ReplayItem::Joined(chunk)) => {
+                    self.source = Source::Ring(chunk);
+                    self.subscriptions.end_replay();
+                    let now = now_ns();
+                    for schema in std::mem::take(&mut self.replays) {
+                        self.outgoing.push(control::replay_completed(now, schema).as_ref(), now);
+                    }
+                    Ok(true)
+                }
+                Err(mpsc::error::TryRecvError::Empty) => Ok(false),
+                Err(mpsc::error::TryRecvError::Disconnected) => Err((Ending::Failed, Some("Replay failed"))),
+            },
+        }
+    }
+
+    /// What happens to a reader that is behind: a warning, skipped records, or the end.
+    fn check_lag(&mut self, position: u64) -> Result<(), (Ending, Option<&'static str>)> {
+        let behind = self.dataset.ring.bytes_behind(position);
+        let limit = self.limits.queue_bytes_max;
+        if behind.is_some_and(|behind| behind <= limit / 2) {
+            return Ok(());
+        }
+        let is_skipping = match self.auth.slow_reader {
+            Some(policy) => policy == SlowReader::Skip,
+            None => Schemas::SKIPPED_WHEN_SLOW.contains(self.subscriptions.schemas()),
+        };
+        if behind.is_some_and(|behind| behind <= limit) {
+            let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= WARNING_INTERVAL);
+            if !is_skipping && is_due {
+                self.warned = Some(Instant::now());
+                let now = now_ns();
+                self.outgoing.push(control::slow_reader_warning(now, behind.unwrap_or(limit)).as_ref(), now);
+            }
+            return Ok(());
+        }
+        if !is_skipping {
+            return Err((Ending::TooSlow, Some("Slow reading: the limit of the session's queue is reached")));
+        }
+        self.source = Source::Ring(self.dataset.ring.end().chunk);
+        self.error(ErrorCode::SkippedRecordsAfterSlowReading, "Records were skipped after slow reading", true);
+        if self.subscriptions.schemas().contains(Schemas::MBO) && self.dataset.has_orders() {
+            let instruments = if self.subscriptions.has_all(Schemas::MBO) {
+                self.dataset.instruments().into_iter().map(|(id, _)| id).collect()
+            } else {
+                self.subscriptions.instruments(Schemas::MBO)
+            };
+            self.snapshot = self.dataset.request_snapshot(instruments).map(PendingSnapshot::Resync);
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, chunk: &Chunk, phase: Phase) {
+        let now = now_ns();
+        for record in chunk.records() {
+            if record.is_mapping() {
+                if let Some(symbol) = record.mapped_symbol()
+                    && self.subscriptions.map(record.instrument_id, symbol)
+                {
+                    let in_symbol = (SType::RawSymbol, symbol);
+                    let mapping = control::mapping(now, record.instrument_id, in_symbol, symbol);
+                    self.outgoing.push(mapping.as_ref(), now);
+                }
+            } else if self.subscriptions.passes(&record, control::ts_event(record.bytes), phase) {
+                self.outgoing.push(record.bytes, now);
+            }
+        }
+    }
+
+    /// Waits until [`Self::fill`] may have more to do.
+    async fn wait(&mut self, chunks: &mut watch::Receiver<u64>) {
+        match (&mut self.snapshot, &mut self.source) {
+            // The feeder answers within its poll interval.
+            (Some(_), _) => tokio::time::sleep(Duration::from_millis(1)).await,
+            (None, Source::Replay(items)) => {
+                // `fill` takes the item: this only waits until there is one.
+                while items.is_empty() && !items.is_closed() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+            (None, Source::None | Source::Ring(_)) => _ = chunks.changed().await,
+        }
+    }
+
+    fn error(&mut self, code: ErrorCode, reason: &str, is_last: bool) {
+        let now = now_ns();
+        self.outgoing.push(control::error(now, code, reason, is_last).as_ref(), now);
+    }
+
+    /// Sends what is left, within a short time, and ends the session. With a reason a client reconnects, without one the
+    /// session is finished.
+    async fn close(&mut self, stream: &TcpStream, reason: Option<&str>, ending: Ending) -> Ending {
+        if !matches!(self.source, Source::None) {
+            if let Some(reason) = reason {
+                self.error(ErrorCode::InternalError, reason, true);
+            }
+            if self.outgoing.finish().is_ok() {
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.drain(stream)).await;
+            }
+        }
+        ending
+    }
+
+    async fn drain(&mut self, stream: &TcpStream) -> io::Result<()> {
+        while !self.outgoing.unsent().is_empty() {
+            stream.writable().await?;
+            match stream.try_write(self.outgoing.unsent()) {
+                Ok(bytes) => self.outgoing.advance(bytes),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How long the last bytes may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time of sending, ns since 1970 UTC.
+pub(crate) fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

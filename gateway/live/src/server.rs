@@ -1,0 +1,462 @@
+//! The TCP server: accepts clients within the limits, authenticates them, and serves each as a task.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_keys::KeyError;
+use tokio::{
+    io,
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+    sync::{Semaphore, watch},
+    time::{Instant, timeout},
+};
+
+use crate::{
+    connection::{self, Connection, ConnectionLimits},
+    keys::ClientKeys,
+    protocol::{self, AuthRequest, LineBuffer, ProtocolLimits, Session, Step, auth},
+    stream::{channel::ChannelSource, dataset::Dataset, feeder},
+};
+
+/// What a live server is made of.
+#[derive(Clone, Debug)]
+pub struct LiveConfig {
+    /// Address on which clients connect.
+    pub listen: SocketAddr,
+    /// File of the clients' keys.
+    pub key_file: PathBuf,
+    /// The channels whose logs are served. Channels of one feed are one dataset.
+    pub channels: Vec<ChannelSource>,
+    /// Bounds.
+    pub limits: LiveLimits,
+}
+
+/// Bounds of a live server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveLimits {
+    /// Sessions at a time.
+    pub sessions_max: usize,
+    /// Connections that are not authenticated yet, at a time.
+    pub handshakes_max: usize,
+    /// Connections accepted per second; further ones are closed at once.
+    pub handshakes_per_second: u32,
+    /// How long an authentication may take, ns.
+    pub handshake_timeout_ns: u64,
+    /// Failed authentications per minute and address; further connections of the address are closed at once.
+    pub failures_per_minute: u32,
+    /// Bytes of a line.
+    pub line_bytes_max: usize,
+    /// Symbols of a session.
+    pub symbols_max: usize,
+    /// Bytes that a session may be behind.
+    pub queue_bytes_max: u64,
+    /// How long a client may take nothing at all, ns.
+    pub stall_ns: u64,
+    /// Threads of the server.
+    pub threads: usize,
+}
+
+/// Counts since the start.
+#[derive(Debug, Default)]
+struct Counters {
+    connections: AtomicU64,
+    sessions: AtomicU64,
+    refused_rate: AtomicU64,
+    refused_address: AtomicU64,
+    failed_handshakes: AtomicU64,
+    too_slow: AtomicU64,
+}
+
+/// A copy of the counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveCounts {
+    /// Accepted connections.
+    pub connections: u64,
+    /// Authenticated sessions.
+    pub sessions: u64,
+    /// Connections closed since there were too many at once or in a second.
+    pub refused_rate: u64,
+    /// Connections closed since their address failed too often.
+    pub refused_address: u64,
+    /// Handshakes that failed: wrong keys, wrong requests, time-outs.
+    pub failed_handshakes: u64,
+    /// Sessions ended since the client was too slow.
+    pub too_slow: u64,
+}
+
+/// Why the server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum LiveError {
+    /// The address cannot be used.
+    #[error("live: cannot listen on {address}: {source}")]
+    Listen {
+        /// Configured address.
+        address: SocketAddr,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// The key file cannot be used.
+    #[error("live: {0}")]
+    Keys(#[from] KeyError),
+    /// A thread could not be started.
+    #[error("live: cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct LiveServer {
+    shared: Arc<ServerState>,
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    stop_feeders: Arc<AtomicBool>,
+    feeders: Vec<JoinHandle<()>>,
+    runtime: Option<Runtime>,
+}
+
+#[derive(Debug)]
+struct ServerState {
+    config: LiveConfig,
+    datasets: Vec<Arc<Dataset>>,
+    keys: RwLock<Arc<ClientKeys>>,
+    counters: Counters,
+    handshakes: Arc<Semaphore>,
+    /// Open sessions by name of key.
+    sessions: Mutex<HashMap<String, usize>>,
+    failures: Mutex<HashMap<IpAddr, (Instant, u32)>>,
+    session_id: AtomicU64,
+}
+
+impl LiveServer {
+    /// Reads the keys, starts the feeders and listens.
+    ///
+    /// # Errors
+    /// See [`LiveError`].
+    pub fn start(config: LiveConfig) -> Result<Self, LiveError> {
+        let keys = ClientKeys::load(&config.key_file)?;
+        let listen_error = |source| LiveError::Listen { address: config.listen, source };
+        let listener = std::net::TcpListener::bind(config.listen).map_err(listen_error)?;
+        listener.set_nonblocking(true).map_err(listen_error)?;
+        let address = listener.local_addr().map_err(listen_error)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.limits.threads)
+            .thread_name("live")
+            .enable_all()
+            .build()
+            .map_err(LiveError::Thread)?;
+        let datasets = datasets(&config);
+        let stop_feeders = Arc::new(AtomicBool::new(false));
+        let start = |dataset: &Arc<Dataset>| feeder::start(Arc::clone(dataset), Arc::clone(&stop_feeders));
+        let feeders = datasets.iter().map(start).collect::<io::Result<_>>().map_err(LiveError::Thread)?;
+        let shared = Arc::new(ServerState {
+            handshakes: Arc::new(Semaphore::new(config.limits.handshakes_max)),
+            datasets,
+            keys: RwLock::new(Arc::new(keys)),
+            counters: Counters::default(),
+            sessions: Mutex::default(),
+            failures: Mutex::default(),
+            session_id: AtomicU64::new(connection::now_ns()),
+            config,
+        });
+        let stop = watch::Sender::new(false);
+        let (accepting, receiver) = (Arc::clone(&shared), stop.subscribe());
+        runtime.spawn(async move {
+            match TcpListener::from_std(listener) {
+                Ok(listener) => accept(&accepting, &listener, receiver).await,
+                Err(error) => tracing::error!(%error, "live: cannot accept"),
+            }
+        });
+        Ok(Self { shared, address, stop, stop_feeders, feeders, runtime: Some(runtime) })
+    }
+
+    /// The address on which clients connect.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Reads the key file again. Open sessions stay open.
+    ///
+    /// # Errors
+    /// When the file cannot be used; the keys then stay as they are.
+    pub fn reload_keys(&self) -> Result<usize, KeyError> {
+        let keys = ClientKeys::load(&self.shared.config.key_file)?;
+        let count = keys.count();
+        *self.shared.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        Ok(count)
+    }
+
+    /// Whether a thread that reads a log has ended although the server runs.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.feeders.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn counts(&self) -> LiveCounts {
+        let counters = &self.shared.counters;
+        LiveCounts {
+            connections: counters.connections.load(Relaxed),
+            sessions: counters.sessions.load(Relaxed),
+            refused_rate: counters.refused_rate.load(Relaxed),
+            refused_address: counters.refused_address.load(Relaxed),
+            failed_handshakes: counters.failed_handshakes.load(Relaxed),
+            too_slow: counters.too_slow.load(Relaxed),
+        }
+    }
+
+    /// Ends all sessions with an error record, so that their clients reconnect, and stops.
+    pub fn stop(mut self) {
+        self.stop.send_replace(true);
+        self.stop_feeders.store(true, Relaxed);
+        if let Some(runtime) = self.runtime.take() {
+            let sessions = || self.shared.sessions().values().sum::<usize>();
+            let deadline = std::time::Instant::now() + STOP_TIMEOUT;
+            while sessions() > 0 && std::time::Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+        for feeder in self.feeders.drain(..) {
+            let _ = feeder.join();
+        }
+    }
+}
+
+/// How long sessions have to take their last bytes.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// Addresses with failed authentications that are remembered.
+const FAILURES_MAX: usize = 1_024;
+
+fn datasets(config: &LiveConfig) -> Vec<Arc<Dataset>> {
+    let mut groups: Vec<(&'static str, Vec<ChannelSource>)> = Vec::new();
+    for channel in &config.channels {
+        let name = channel.feed.dataset();
+        match groups.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sources)) => sources.push(channel.clone()),
+            None => groups.push((name, vec![channel.clone()])),
+        }
+    }
+    // Sessions may be that much behind, and a slow one notices before its position is gone.
+    let ring_bytes = usize::try_from(config.limits.queue_bytes_max.saturating_mul(2)).unwrap_or(usize::MAX);
+    groups.into_iter().map(|(name, sources)| Arc::new(Dataset::new(name, sources, ring_bytes))).collect()
+}
+
+async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: watch::Receiver<bool>) {
+    let mut second = (Instant::now(), 0);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.changed() => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // No descriptor is left, or the client has gone: others may be able to connect in a moment.
+                tracing::warn!(%error, "live: cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        shared.counters.connections.fetch_add(1, Relaxed);
+        if second.0.elapsed() >= Duration::from_secs(1) {
+            if second.1 > shared.config.limits.handshakes_per_second {
+                tracing::warn!(%peer, connections = second.1, "live: too many connections in a second");
+            }
+            second = (Instant::now(), 0);
+        }
+        second.1 += 1;
+        if shared.is_blocked(peer.ip()) {
+            shared.counters.refused_address.fetch_add(1, Relaxed);
+            continue;
+        }
+        let permit = Arc::clone(&shared.handshakes).try_acquire_owned();
+        let (true, Ok(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
+            shared.counters.refused_rate.fetch_add(1, Relaxed);
+            continue;
+        };
+        let (shared, stop) = (Arc::clone(shared), stop.clone());
+        tokio::spawn(async move {
+            let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
+            let outcome = timeout(limit, handshake(&shared, &stream)).await;
+            drop(permit);
+            match outcome {
+                Ok(Ok(admitted)) => serve(&shared, stream, peer, admitted, stop).await,
+                Ok(Err(reason)) => shared.count_failure(peer, &reason),
+                Err(_) => shared.count_failure(peer, "no authentication in time"),
+            }
+        });
+    }
+}
+
+struct Admitted {
+    lines: LineBuffer,
+    protocol: Session,
+    auth: AuthRequest,
+    dataset: Arc<Dataset>,
+    key_name: String,
+    session_id: u64,
+}
+
+/// Greets, challenges and decides. The error is for the log; the client has been told.
+async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted, String> {
+    let text = |error: io::Error| error.to_string();
+    stream.set_nodelay(true).map_err(text)?;
+    let challenge = auth::new_challenge().map_err(text)?;
+    write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(text)?;
+    let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
+    let mut protocol = Session::new(ProtocolLimits { symbols_max: shared.config.limits.symbols_max });
+    let mut received = [0; 1 << 10];
+    let decided = loop {
+        let step = match lines.next_line() {
+            Ok(Some(line)) => protocol.accept(line),
+            Ok(None) => {
+                let bytes = read_some(stream, &mut received).await.map_err(text)?;
+                if bytes == 0 {
+                    return Err("closed before the authentication".to_owned());
+                }
+                lines.push(received.get(..bytes).unwrap_or_default());
+                continue;
+            }
+            Err(error) => Step::Refuse(error.to_string()),
+        };
+        match step {
+            Step::Wait => {}
+            Step::Authenticate(request) => {
+                break shared.admit(&challenge, &request).map(|admitted| (request, admitted));
+            }
+            Step::Refuse(reason) | Step::Report(reason) => break Err(reason),
+            Step::Start | Step::Subscribe(_) | Step::Unsubscribe(_) => break Err("not authenticated".to_owned()),
+        }
+    };
+    let (auth, (key_name, dataset)) = match decided {
+        Ok(decided) => decided,
+        Err(reason) => {
+            let _ = write_all(stream, protocol::failure(&reason).as_bytes()).await;
+            return Err(reason);
+        }
+    };
+    let session_id = shared.session_id.fetch_add(1, Relaxed);
+    protocol.authenticated();
+    let admitted = Admitted { lines, protocol, auth, dataset, key_name, session_id };
+    if let Err(error) = write_all(stream, protocol::success(session_id).as_bytes()).await {
+        shared.release(&admitted.key_name);
+        return Err(error.to_string());
+    }
+    Ok(admitted)
+}
+
+async fn serve(
+    shared: &ServerState,
+    stream: TcpStream,
+    peer: SocketAddr,
+    admitted: Admitted,
+    stop: watch::Receiver<bool>,
+) {
+    let Admitted { lines, protocol, auth, dataset, key_name, session_id } = admitted;
+    shared.counters.sessions.fetch_add(1, Relaxed);
+    tracing::info!(%peer, key = key_name, session_id, dataset = dataset.name, client = auth.client, "live: session");
+    let limits = &shared.config.limits;
+    let limits = ConnectionLimits {
+        symbols_max: limits.symbols_max,
+        queue_bytes_max: limits.queue_bytes_max,
+        stall: Duration::from_nanos(limits.stall_ns),
+    };
+    let connection = Connection { stream, lines, protocol, auth, dataset, limits, stop };
+    let ending = connection::serve(connection).await;
+    if ending == connection::Ending::TooSlow {
+        shared.counters.too_slow.fetch_add(1, Relaxed);
+    }
+    shared.release(&key_name);
+    tracing::info!(%peer, key = key_name, session_id, ?ending, "live: session ended");
+}
+
+impl ServerState {
+    /// Decides about an authentication request, and counts the session. The error is for the client.
+    fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(String, Arc<Dataset>), String> {
+        let keys = Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner));
+        let key = keys.find(challenge, &request.auth).ok_or("Authentication failed")?;
+        let is_allowed = key.datasets.is_empty() || key.datasets.contains(&request.dataset);
+        let dataset = self.datasets.iter().find(|dataset| dataset.name == request.dataset);
+        let dataset = dataset.filter(|_| is_allowed).ok_or_else(|| format!("Unknown dataset {}", request.dataset))?;
+        if !*dataset.is_current.borrow() {
+            return Err("The gateway is reading its log: try again".to_owned());
+        }
+        let mut sessions = self.sessions();
+        if sessions.values().sum::<usize>() >= self.config.limits.sessions_max {
+            return Err("Too many sessions".to_owned());
+        }
+        let open = sessions.entry(key.name.clone()).or_default();
+        if *open >= key.sessions_max {
+            return Err(format!("Too many sessions of this key: {open} are open"));
+        }
+        *open += 1;
+        Ok((key.name.clone(), Arc::clone(dataset)))
+    }
+
+    fn release(&self, key_name: &str) {
+        let mut sessions = self.sessions();
+        if let Some(open) = sessions.get_mut(key_name) {
+            *open -= 1;
+            if *open == 0 {
+                sessions.remove(key_name);
+            }
+        }
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_failure(&self, peer: SocketAddr, reason: &str) {
+        self.counters.failed_handshakes.fetch_add(1, Relaxed);
+        tracing::warn!(%peer, reason, "live: handshake failed");
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.retain(|_, (since, _)| since.elapsed() < FAILURE_PERIOD);
+        if failures.len() < FAILURES_MAX || failures.contains_key(&peer.ip()) {
+            failures.entry(peer.ip()).or_insert_with(|| (Instant::now(), 0)).1 += 1;
+        }
+    }
+
+    fn is_blocked(&self, address: IpAddr) -> bool {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.get(&address).is_some_and(|(since, count)| {
+            since.elapsed() < FAILURE_PERIOD && *count >= self.config.limits.failures_per_minute
+        })
+    }
+}
+
+const FAILURE_PERIOD: Duration = Duration::from_secs(60);
+
+async fn read_some(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result,
+        }
+    }
+}
+
+async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

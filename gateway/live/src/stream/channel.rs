@@ -1,0 +1,354 @@
+//! One channel: from the entries of its log to records, derived schemas included.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, enums::rtype};
+use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
+use mdgw_publog::{LogError, Reader, SessionBytes};
+use mdgw_wire::{
+    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
+    frame::{FrameFlags, FrameKind},
+    identity::{ChannelId, Feed},
+    published::packet::{Frames, PacketFlags},
+};
+
+use super::{
+    books::{Books, Mbo, c_char},
+    chunk::Chunk,
+    derived::{self, Output},
+    intervals::Intervals,
+};
+use crate::{control, schema::Schemas};
+
+/// A channel of a dataset.
+#[derive(Clone, Debug)]
+pub struct ChannelSource {
+    /// Number of the channel.
+    pub id: ChannelId,
+    /// The feed whose records its log holds.
+    pub feed: Feed,
+    /// The schemas that it publishes.
+    pub schemas: SchemaSet,
+    /// Directory of its log's segments.
+    pub log_directory: PathBuf,
+    /// Limits of its books.
+    pub books: BookLimits,
+}
+
+/// The next records of a channel.
+#[derive(Debug)]
+pub(crate) struct ChannelStream {
+    reader: Reader,
+    edge: ConsumerEdge,
+    native: Schemas,
+    derivation: Derivation,
+    intervals: Intervals,
+    /// The mbo records of the message in progress.
+    message: Vec<Mbo>,
+    session: Option<SessionBytes>,
+    /// Whether the books may lack orders: the log begins after its session did, or lost entries.
+    is_incomplete: bool,
+    /// Whether the oldest entry of the log was not the beginning of its session.
+    began_incomplete: bool,
+    has_ended: bool,
+    /// Number of the entry behind the last one read.
+    next_entry: u64,
+    ts_event: u64,
+    publisher_id: u16,
+}
+
+/// What the schemas that the channel does not publish are derived from.
+#[derive(Debug)]
+enum Derivation {
+    /// Books by order, from mbo.
+    Orders(Box<Books>),
+    /// mbp-1 as published.
+    Quotes,
+    /// mbp-10 as published, with the latest best level of each instrument.
+    Levels(BTreeMap<u32, BidAskPair>),
+    /// Trades as published.
+    Trades,
+    /// Nothing: no bars either.
+    Nothing,
+}
+
+impl ChannelSource {
+    /// The schemas that the channel publishes.
+    pub(crate) fn native(&self) -> Schemas {
+        let names = SchemaSet::NAMES.into_iter().filter(|(schema, _)| self.schemas.contains(*schema));
+        names.filter_map(|(_, name)| Schemas::from_name(name)).fold(Schemas::default(), Schemas::with)
+    }
+
+    /// The schemas that clients can have: those that are published, and those that follow from them.
+    #[must_use]
+    pub fn available(&self) -> Schemas {
+        let native = self.native();
+        let derived = match self.basis() {
+            Basis::Orders => {
+                let depth = Schemas::MBP_1.with(Schemas::MBP_10).with(Schemas::TBBO).with(Schemas::TRADES);
+                depth.with(Schemas::BBO).with(Schemas::OHLCV)
+            }
+            Basis::Quotes | Basis::Levels => Schemas::MBP_1.with(Schemas::TBBO).with(Schemas::BBO).with(Schemas::OHLCV),
+            Basis::Trades => Schemas::OHLCV,
+            Basis::Nothing => Schemas::default(),
+        };
+        native.with(derived)
+    }
+
+    /// Whether there are orders that a snapshot could have.
+    pub(crate) fn has_orders(&self) -> bool {
+        self.basis() == Basis::Orders
+    }
+
+    fn basis(&self) -> Basis {
+        let native = self.native();
+        if self.feed.is_by_order() && native.contains(Schemas::MBO) {
+            Basis::Orders
+        } else if native.contains(Schemas::MBP_1) {
+            Basis::Quotes
+        } else if native.contains(Schemas::MBP_10) {
+            Basis::Levels
+        } else if native.contains(Schemas::TRADES) {
+            Basis::Trades
+        } else {
+            Basis::Nothing
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Basis {
+    Orders,
+    Quotes,
+    Levels,
+    Trades,
+    Nothing,
+}
+
+impl ChannelStream {
+    /// Begins at the oldest entry of the log.
+    ///
+    /// # Errors
+    /// When the log cannot be read.
+    pub(crate) fn open(source: &ChannelSource) -> Result<Self, LogError> {
+        Ok(Self {
+            reader: Reader::open(&source.log_directory, source.id.0)?,
+            edge: ConsumerEdge::new(TsRecvMode::Capture),
+            native: source.native(),
+            derivation: match source.basis() {
+                Basis::Orders => Derivation::Orders(Box::new(Books::new(source.books))),
+                Basis::Quotes => Derivation::Quotes,
+                Basis::Levels => Derivation::Levels(BTreeMap::new()),
+                Basis::Trades => Derivation::Trades,
+                Basis::Nothing => Derivation::Nothing,
+            },
+            intervals: Intervals::default(),
+            message: Vec::new(),
+            session: None,
+            is_incomplete: false,
+            began_incomplete: false,
+            has_ended: false,
+            next_entry: 0,
+            ts_event: 0,
+            publisher_id: 0,
+        })
+    }
+
+    /// Number of the entry behind the last one read.
+    pub(crate) fn next_entry(&self) -> u64 {
+        self.next_entry
+    }
+
+    /// Number and commit time of the next entry, if there is one.
+    pub(crate) fn peek(&mut self) -> Option<(u64, u64)> {
+        self.reader.peek().map(|entry| (entry.number, entry.ts_commit))
+    }
+
+    /// Whether the venue has ended the session of the last entry.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Whether a session that begins after its first message is being read.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.is_incomplete
+    }
+
+    /// Whether the oldest entry of the log was not the beginning of its session.
+    pub(crate) fn began_incomplete(&self) -> bool {
+        self.began_incomplete
+    }
+
+    /// Latest event time of the records read, ns since 1970 UTC.
+    pub(crate) fn ts_event(&self) -> u64 {
+        self.ts_event
+    }
+
+    /// The books by order, with the publisher of their records.
+    pub(crate) fn books(&self) -> Option<(&Books, u16)> {
+        match &self.derivation {
+            Derivation::Orders(books) => Some((books, self.publisher_id)),
+            _ => None,
+        }
+    }
+
+    /// Reads one entry and appends its wanted records. Returns whether there was one.
+    pub(crate) fn read(&mut self, wanted: Schemas, chunk: &mut Chunk) -> bool {
+        let Some(entry) = self.reader.next() else { return false };
+        let has_lost_entries = self.next_entry != 0 && entry.number > self.next_entry;
+        self.next_entry = entry.number + 1;
+        let derived = wanted.without(self.native);
+        if self.session != Some(entry.session) {
+            self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
+            self.session = Some(entry.session);
+            self.intervals.finish(wanted, chunk);
+            match &mut self.derivation {
+                Derivation::Orders(books) => books.clear(),
+                Derivation::Levels(tops) => tops.clear(),
+                Derivation::Quotes | Derivation::Trades | Derivation::Nothing => {}
+            }
+            self.message.clear();
+            (self.has_ended, self.is_incomplete) = (false, entry.first > FIRST_SEQUENCE);
+        } else if has_lost_entries {
+            self.is_incomplete = true;
+        }
+        let extra_flags = if self.is_incomplete { dbn::flags::MAYBE_BAD_BOOK } else { 0 };
+        for (header, body) in Frames::of_body(entry.payload) {
+            let flags = FrameFlags(header.flags);
+            if header.kind != FrameKind::Message as u8 || flags.contains(FrameFlags::LATE_FILL) {
+                continue;
+            }
+            let Self { edge, derivation, intervals, message, ts_event, publisher_id, .. } = self;
+            edge.deliver(header, body, |output| match output {
+                EdgeOutput::Mapping { id, symbol } => {
+                    if let Ok(symbol) = std::str::from_utf8(symbol) {
+                        let mapping = control::mapping(*ts_event, id.0, (SType::RawSymbol, symbol), symbol);
+                        chunk.push(mapping.as_ref(), Schemas::default());
+                    }
+                }
+                EdgeOutput::OtherLength { .. } => {}
+                EdgeOutput::Record { rtype: kind, bytes } => {
+                    *ts_event = control::ts_event(bytes).max(*ts_event);
+                    *publisher_id = bytes.get(2..4).and_then(|id| id.try_into().ok()).map_or(0, u16::from_le_bytes);
+                    intervals.advance(*ts_event, wanted, chunk);
+                    let trade = (kind != rtype::MBO).then(|| read_trade(kind, bytes)).flatten();
+                    let schemas = Schemas::of_record(kind, trade.as_ref().is_some_and(|trade| trade.action == b'T'));
+                    if !wanted.and(schemas).is_empty() {
+                        chunk.push(bytes, schemas);
+                    }
+                    match derivation {
+                        Derivation::Orders(_) if kind == rtype::MBO => message.extend(Mbo::read(bytes)),
+                        Derivation::Quotes if kind == rtype::MBP_1 => {
+                            if let Some(event) = &trade {
+                                observe(event, &first_level(bytes), extra_flags, intervals);
+                            }
+                        }
+                        Derivation::Levels(tops) if kind == rtype::MBP_10 => {
+                            if let Some(event) = &trade {
+                                derive_from_levels(
+                                    event,
+                                    bytes,
+                                    tops,
+                                    &mut Output { chunk, wanted: derived, intervals, extra_flags },
+                                );
+                            }
+                        }
+                        Derivation::Trades if kind == rtype::MBP_0 => {
+                            if let Some(event) = &trade {
+                                intervals.trade(event, extra_flags);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            });
+            if let Derivation::Orders(books) = derivation
+                && flags.contains(FrameFlags::LAST_PART)
+            {
+                let mut output = Output { chunk, wanted: derived, intervals, extra_flags };
+                derived::derive(books, message, &mut output);
+                message.clear();
+            }
+        }
+        if entry.flags & u16::from(PacketFlags::END_OF_SESSION.0) != 0 {
+            self.has_ended = true;
+            self.intervals.finish(wanted, chunk);
+        }
+        true
+    }
+}
+
+/// Sequence of a session's first message.
+const FIRST_SEQUENCE: u64 = 1;
+
+/// The common fields of trades and market by price.
+fn read_trade(kind: u8, record: &[u8]) -> Option<Mbo> {
+    use core::mem::offset_of;
+    if !matches!(kind, rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10) {
+        return None;
+    }
+    Some(Mbo {
+        publisher_id: record.get(2..4)?.try_into().ok().map(u16::from_le_bytes)?,
+        instrument_id: control::instrument_id(record),
+        ts_event: control::ts_event(record),
+        order_id: 0,
+        price: control::u64_at(record, offset_of!(dbn::TradeMsg, price)).cast_signed(),
+        size: control::u32_at(record, offset_of!(dbn::TradeMsg, size)),
+        flags: *record.get(offset_of!(dbn::TradeMsg, flags))?,
+        action: *record.get(offset_of!(dbn::TradeMsg, action))?,
+        side: *record.get(offset_of!(dbn::TradeMsg, side))?,
+        ts_recv: control::u64_at(record, offset_of!(dbn::TradeMsg, ts_recv)),
+        ts_in_delta: control::u32_at(record, offset_of!(dbn::TradeMsg, ts_in_delta)).cast_signed(),
+        sequence: control::u32_at(record, offset_of!(dbn::TradeMsg, sequence)),
+    })
+}
+
+/// The first level of a market-by-price record.
+fn first_level(record: &[u8]) -> BidAskPair {
+    let at = core::mem::offset_of!(Mbp1Msg, levels);
+    BidAskPair {
+        bid_px: control::u64_at(record, at).cast_signed(),
+        ask_px: control::u64_at(record, at + 8).cast_signed(),
+        bid_sz: control::u32_at(record, at + 16),
+        ask_sz: control::u32_at(record, at + 20),
+        bid_ct: control::u32_at(record, at + 24),
+        ask_ct: control::u32_at(record, at + 28),
+    }
+}
+
+fn observe(event: &Mbo, top: &BidAskPair, extra_flags: u8, intervals: &mut Intervals) {
+    match event.action {
+        b'T' => intervals.trade(event, extra_flags),
+        _ => intervals.quote(event, top, extra_flags),
+    }
+}
+
+/// mbp-1 from mbp-10: each trade, and each record that touched or changed the best level.
+fn derive_from_levels(event: &Mbo, record: &[u8], tops: &mut BTreeMap<u32, BidAskPair>, out: &mut Output<'_>) {
+    let top = first_level(record);
+    let depth = record.get(core::mem::offset_of!(dbn::TradeMsg, depth)).copied().unwrap_or(u8::MAX);
+    let is_trade = event.action == b'T';
+    let has_changed = tops.insert(event.instrument_id, top.clone()).is_none_or(|before| before != top);
+    if !is_trade && depth != 0 && !has_changed {
+        return;
+    }
+    observe(event, &top, out.extra_flags, out.intervals);
+    let schemas = Schemas::of_record(rtype::MBP_1, is_trade);
+    if out.wanted.and(schemas).is_empty() {
+        return;
+    }
+    let mbp_1 = Mbp1Msg {
+        hd: RecordHeader::new::<Mbp1Msg>(rtype::MBP_1, event.publisher_id, event.instrument_id, event.ts_event),
+        price: event.price,
+        size: event.size,
+        action: c_char(event.action),
+        side: c_char(event.side),
+        flags: FlagSet::new(event.flags),
+        depth,
+        ts_recv: event.ts_recv,
+        ts_in_delta: event.ts_in_delta,
+        sequence: event.sequence,
+        levels: [top],
+    };
+    out.chunk.push(mbp_1.as_ref(), schemas);
+}

@@ -1,0 +1,174 @@
+//! What the sessions of a dataset share.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
+};
+
+use tokio::sync::{oneshot, watch};
+
+use super::{channel::ChannelSource, ring::Ring};
+use crate::schema::Schemas;
+
+/// One dataset.
+#[derive(Debug)]
+pub(crate) struct Dataset {
+    pub(crate) name: &'static str,
+    /// The channels whose logs make up the dataset.
+    pub(crate) sources: Vec<ChannelSource>,
+    /// Records that sessions read, up to the configured bytes.
+    pub(crate) ring: Ring,
+    symbols: RwLock<SymbolTable>,
+    /// Schemas that any session has asked for.
+    demand: AtomicU16,
+    snapshots: Mutex<Vec<SnapshotRequest>>,
+    /// Whether the feeder has reached the end of the logs.
+    pub(crate) is_current: watch::Sender<bool>,
+}
+
+/// Symbols of the dataset and their latest instrument ids.
+#[derive(Debug, Default)]
+struct SymbolTable {
+    ids: HashMap<Arc<str>, u32>,
+    symbols: BTreeMap<u32, Arc<str>>,
+}
+
+/// A request for the present orders of instruments.
+#[derive(Debug)]
+pub(crate) struct SnapshotRequest {
+    /// Ids of the wanted instruments.
+    pub(crate) instruments: Vec<u32>,
+    /// Takes the snapshot.
+    pub(crate) reply: oneshot::Sender<Snapshot>,
+}
+
+/// The present orders of instruments.
+#[derive(Debug)]
+pub(crate) struct Snapshot {
+    /// Number of the chunk that follows the snapshot.
+    pub(crate) next_chunk: u64,
+    /// mbo records.
+    pub(crate) records: Vec<u8>,
+}
+
+impl Dataset {
+    /// A dataset of these channels, which must be of one feed.
+    pub(crate) fn new(name: &'static str, sources: Vec<ChannelSource>, ring_bytes_max: usize) -> Self {
+        Self {
+            name,
+            ring: Ring::new(ring_bytes_max, sources.len()),
+            sources,
+            symbols: RwLock::default(),
+            demand: AtomicU16::new(0),
+            snapshots: Mutex::default(),
+            is_current: watch::Sender::new(false),
+        }
+    }
+
+    /// The schemas that clients can have of every channel.
+    pub(crate) fn available(&self) -> Schemas {
+        self.sources.iter().map(ChannelSource::available).fold(Schemas::default(), Schemas::with)
+    }
+
+    /// Whether there are orders that a snapshot could have. With several channels nobody knows which of them has an
+    /// instrument without orders.
+    pub(crate) fn has_orders(&self) -> bool {
+        matches!(self.sources.as_slice(), [source] if source.has_orders())
+    }
+
+    /// The schemas that are published.
+    pub(crate) fn native(&self) -> Schemas {
+        self.sources.iter().map(ChannelSource::native).fold(Schemas::default(), Schemas::with)
+    }
+
+    /// From now on the feeder derives this schema too. Relaxed: the records are a function of books that are always kept.
+    pub(crate) fn demand(&self, schemas: Schemas) {
+        self.demand.fetch_or(schemas.0, Relaxed);
+    }
+
+    /// Schemas that any session has asked for.
+    pub(crate) fn demanded(&self) -> Schemas {
+        Schemas(self.demand.load(Relaxed))
+    }
+
+    /// Adds a symbol, or changes its id.
+    pub(crate) fn map(&self, id: u32, symbol: &str) {
+        let mut table = self.symbols.write().unwrap_or_else(PoisonError::into_inner);
+        if table.symbols.get(&id).is_some_and(|known| &**known == symbol) {
+            return;
+        }
+        if table.symbols.len() >= SYMBOLS_MAX && !table.symbols.contains_key(&id) {
+            return;
+        }
+        let symbol: Arc<str> = symbol.into();
+        if let Some(former) = table.symbols.insert(id, Arc::clone(&symbol))
+            && table.ids.get(&former) == Some(&id)
+        {
+            table.ids.remove(&former);
+        }
+        if let Some(former) = table.ids.insert(Arc::clone(&symbol), id).filter(|former| *former != id)
+            && table.symbols.get(&former) == Some(&symbol)
+        {
+            table.symbols.remove(&former);
+        }
+    }
+
+    /// The instrument with that symbol.
+    pub(crate) fn id_of(&self, symbol: &str) -> Option<u32> {
+        self.symbols.read().unwrap_or_else(PoisonError::into_inner).ids.get(symbol).copied()
+    }
+
+    /// The symbol of an instrument.
+    pub(crate) fn symbol_of(&self, id: u32) -> Option<Arc<str>> {
+        self.symbols.read().unwrap_or_else(PoisonError::into_inner).symbols.get(&id).cloned()
+    }
+
+    /// All instruments by id.
+    pub(crate) fn instruments(&self) -> Vec<(u32, Arc<str>)> {
+        let table = self.symbols.read().unwrap_or_else(PoisonError::into_inner);
+        table.symbols.iter().map(|(id, symbol)| (*id, Arc::clone(symbol))).collect()
+    }
+
+    /// Asks the feeder for a snapshot. `None` if too many are waiting.
+    pub(crate) fn request_snapshot(&self, instruments: Vec<u32>) -> Option<oneshot::Receiver<Snapshot>> {
+        let (reply, receiver) = oneshot::channel();
+        let mut waiting = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.len() >= SNAPSHOTS_WAITING_MAX {
+            return None;
+        }
+        waiting.push(SnapshotRequest { instruments, reply });
+        Some(receiver)
+    }
+
+    /// The requests for snapshots since the last call.
+    pub(crate) fn take_snapshot_requests(&self) -> Vec<SnapshotRequest> {
+        std::mem::take(&mut *self.snapshots.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Symbols of one dataset: more than any venue lists.
+const SYMBOLS_MAX: usize = 1 << 20;
+/// Snapshots that may wait for the feeder.
+const SNAPSHOTS_WAITING_MAX: usize = 1_024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_and_an_id_can_change_their_partner() {
+        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 0);
+        dataset.map(1, "A");
+        dataset.map(2, "B");
+        // The next day: B has the id of A, and A a new one.
+        dataset.map(1, "B");
+        assert_eq!((dataset.id_of("A"), dataset.id_of("B")), (None, Some(1)));
+        assert_eq!(dataset.symbol_of(2), None);
+        dataset.map(3, "A");
+        assert_eq!((dataset.id_of("A"), dataset.symbol_of(1).as_deref()), (Some(3), Some("B")));
+        assert_eq!(dataset.instruments().len(), 2);
+    }
+}

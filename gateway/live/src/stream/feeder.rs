@@ -1,0 +1,93 @@
+//! The thread that reads the logs of a dataset for all sessions.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use super::{
+    chunk::Chunk,
+    dataset::{Dataset, Snapshot, SnapshotRequest},
+    reader::DatasetReader,
+};
+
+/// How long the feeder sleeps when the logs have nothing new: a fraction of what a client's network takes.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// How long the feeder waits before it tries again to open a log.
+const OPEN_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Starts the thread. It ends when `stop` is set.
+///
+/// # Errors
+/// When the system has no thread left.
+pub(crate) fn start(dataset: Arc<Dataset>, stop: Arc<AtomicBool>) -> std::io::Result<JoinHandle<()>> {
+    let name = format!("feed {}", dataset.name);
+    thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset, &stop))
+}
+
+fn run(dataset: &Dataset, stop: &AtomicBool) {
+    let Some(mut reader) = open(dataset, stop) else { return };
+    while !stop.load(Relaxed) {
+        let mut chunk = Chunk::default();
+        let entries = reader.read(dataset.native().with(dataset.demanded()), None, &mut chunk);
+        let is_behind = chunk.is_full();
+        append(dataset, &reader, chunk);
+        for request in dataset.take_snapshot_requests() {
+            answer(dataset, &reader, request);
+        }
+        if entries == 0 {
+            dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
+        }
+        if !is_behind {
+            thread::sleep(POLL_INTERVAL);
+        }
+    }
+}
+
+/// Opens the logs, and waits for a gateway that has not made them yet.
+fn open(dataset: &Dataset, stop: &AtomicBool) -> Option<DatasetReader> {
+    let mut is_logged = false;
+    while !stop.load(Relaxed) {
+        match DatasetReader::open(&dataset.sources) {
+            Ok(reader) => return Some(reader),
+            Err(error) if !is_logged => {
+                tracing::warn!(dataset = dataset.name, %error, "live: cannot read the publication log yet, trying again");
+                is_logged = true;
+            }
+            Err(_) => {}
+        }
+        thread::sleep(OPEN_INTERVAL);
+    }
+    None
+}
+
+fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
+    let next_entries = reader.next_entries();
+    if chunk.is_empty() {
+        return dataset.ring.pass_entries(&next_entries);
+    }
+    // Before the chunk: a session that reads a mapping may look the symbol up.
+    for mapping in chunk.records().filter(super::chunk::ChunkRecord::is_mapping) {
+        if let Some(symbol) = mapping.mapped_symbol() {
+            dataset.map(mapping.instrument_id, symbol);
+        }
+    }
+    dataset.ring.push(chunk, next_entries);
+}
+
+/// Takes a snapshot at the ring's end: all chunks so far are part of the snapshot, and none of the later ones.
+fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
+    let mut records = Vec::new();
+    for channel in reader.channels() {
+        if let Some((books, publisher_id)) = channel.books() {
+            let (ts_event, is_suspect) = (channel.ts_event(), channel.is_incomplete());
+            books.append_snapshot(&request.instruments, publisher_id, ts_event, is_suspect, &mut records);
+        }
+    }
+    // A client that has left does not need the snapshot.
+    let _ = request.reply.send(Snapshot { next_chunk: dataset.ring.end().chunk, records });
+}

@@ -1,0 +1,93 @@
+//! Records from before a session: read from the logs' beginning up to a position of the ring.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use tokio::sync::mpsc;
+
+use super::{
+    channel::ChannelSource,
+    chunk::Chunk,
+    dataset::Dataset,
+    reader::DatasetReader,
+    ring::{RingPosition, RingRead},
+};
+use crate::{control, schema::Schemas};
+
+/// What a replay hands over.
+#[derive(Debug)]
+pub(crate) enum ReplayItem {
+    /// Records from before the ring's position.
+    Chunk {
+        /// Records in the order of the logs.
+        chunk: Chunk,
+        /// Whether every channel has passed the session's start.
+        is_past_start: bool,
+    },
+    /// The replay has caught up: the session goes on with this chunk of the ring.
+    Joined(u64),
+}
+
+/// Chunks that wait for the session.
+const CHUNKS_MAX: usize = 2;
+/// How long a replay waits for the feeder when it has read further.
+const FEEDER_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Starts a replay on a thread for blocking work. It ends when the receiver is dropped. A receiver that ends without
+/// [`ReplayItem::Joined`] reports a log that could not be read.
+pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> mpsc::Receiver<ReplayItem> {
+    let (sender, receiver) = mpsc::channel(CHUNKS_MAX);
+    let dataset = Arc::clone(dataset);
+    tokio::task::spawn_blocking(move || run(&dataset, schemas, &live_from, &sender));
+    receiver
+}
+
+fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
+    let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
+    loop {
+        let target = dataset.ring.end();
+        if !has_reached(&target.first_entries, &reader.next_entries()) {
+            // The feeder is behind this replay.
+            thread::sleep(FEEDER_INTERVAL);
+            if sender.is_closed() {
+                return;
+            }
+            continue;
+        }
+        while !has_reached(&reader.next_entries(), &target.first_entries) {
+            let mut chunk = Chunk::default();
+            let entries = reader.read(schemas, Some(&target.first_entries), &mut chunk);
+            let is_past_start = has_reached(&chunk.first_entries, &live_from.first_entries);
+            if !chunk.is_empty() && sender.blocking_send(ReplayItem::Chunk { chunk, is_past_start }).is_err() {
+                return;
+            }
+            if entries == 0 {
+                // What is left up to the target is gone from the log.
+                break;
+            }
+        }
+        if !matches!(dataset.ring.read(target.chunk), RingRead::Gone) {
+            _ = sender.blocking_send(ReplayItem::Joined(target.chunk));
+            return;
+        }
+    }
+}
+
+fn has_reached(entries: &[u64], target: &[u64]) -> bool {
+    entries.iter().zip(target).all(|(entry, target)| entry >= target)
+}
+
+/// Whether a replay from this event time would lack records: the session's beginning is gone from a log, and the oldest
+/// record there is later.
+pub(crate) fn is_aged_out(dataset: &Dataset, start: u64) -> bool {
+    dataset.sources.iter().any(|source| oldest_event(source, dataset.native()).is_some_and(|oldest| start < oldest))
+}
+
+/// Event time of the oldest record of a log that has lost its session's beginning.
+fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
+    let mut reader = DatasetReader::open(std::slice::from_ref(source)).ok()?;
+    let mut chunk = Chunk::default();
+    reader.read(schemas, None, &mut chunk);
+    let is_incomplete = reader.channels().first().is_some_and(super::channel::ChannelStream::began_incomplete);
+    let oldest = chunk.records().find(|record| !record.is_mapping()).map(|record| control::ts_event(record.bytes));
+    oldest.filter(|_| is_incomplete)
+}

@@ -1,0 +1,260 @@
+//! What a session gets: schemas of all instruments, of symbols, of instrument ids.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::{schema::Schemas, stream::chunk::ChunkRecord};
+
+/// Subscriptions of one session.
+#[derive(Debug, Default)]
+pub(crate) struct Subscriptions {
+    all: Wanted,
+    by_symbol: HashMap<Arc<str>, SymbolEntry>,
+    by_id: HashMap<u32, Wanted>,
+    /// Every schema that occurs above.
+    any: Schemas,
+}
+
+#[derive(Debug, Default)]
+struct SymbolEntry {
+    wanted: Wanted,
+    /// The instrument, once its symbol is known.
+    id: Option<u32>,
+}
+
+/// Schemas, and where the replay of some of them begins.
+#[derive(Clone, Debug, Default)]
+struct Wanted {
+    schemas: Schemas,
+    /// Schemas that are replayed, with the first event time. Others begin with the session.
+    starts: Vec<(Schemas, u64)>,
+}
+
+/// Which records of a stream a session gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// All of its subscriptions.
+    Live,
+    /// Those from before the session, for subscriptions that are replayed, by event time.
+    Replay,
+    /// Those of a replay that has passed the session's start: also subscriptions that are not replayed.
+    ReplayPastStart,
+}
+
+impl Wanted {
+    fn add(&mut self, schema: Schemas, start: Option<u64>) {
+        self.schemas = self.schemas.with(schema);
+        let Some(start) = start else { return };
+        match self.starts.iter_mut().find(|(replayed, _)| *replayed == schema) {
+            Some((_, first)) => *first = start.min(*first),
+            // A subscription that began with the session and is repeated with a start is replayed from then on.
+            None => self.starts.push((schema, start)),
+        }
+    }
+
+    fn remove(&mut self, schema: Schemas) {
+        self.schemas = self.schemas.without(schema);
+        self.starts.retain(|(replayed, _)| *replayed != schema);
+    }
+
+    fn passes(&self, schemas: Schemas, ts_event: u64, phase: Phase) -> bool {
+        let wanted = self.schemas.and(schemas);
+        if wanted.is_empty() || phase == Phase::Live {
+            return !wanted.is_empty();
+        }
+        let mut others = wanted;
+        for (replayed, start) in &self.starts {
+            if wanted.contains(*replayed) {
+                if ts_event >= *start {
+                    return true;
+                }
+                others = others.without(*replayed);
+            }
+        }
+        phase == Phase::ReplayPastStart && !others.is_empty()
+    }
+}
+
+impl Subscriptions {
+    /// Subscribes to all instruments.
+    pub(crate) fn add_all(&mut self, schema: Schemas, start: Option<u64>) {
+        self.any = self.any.with(schema);
+        self.all.add(schema, start);
+    }
+
+    /// Subscribes to a symbol, whose instrument may not be known yet.
+    pub(crate) fn add_symbol(&mut self, symbol: Arc<str>, id: Option<u32>, schema: Schemas, start: Option<u64>) {
+        self.any = self.any.with(schema);
+        let entry = self.by_symbol.entry(symbol).or_default();
+        entry.wanted.add(schema, start);
+        entry.id = id.or(entry.id);
+        if let Some(id) = entry.id {
+            self.by_id.entry(id).or_default().add(schema, start);
+        }
+    }
+
+    /// Subscribes to an instrument id.
+    pub(crate) fn add_id(&mut self, id: u32, schema: Schemas, start: Option<u64>) {
+        self.any = self.any.with(schema);
+        self.by_id.entry(id).or_default().add(schema, start);
+    }
+
+    /// Ends the subscriptions of a schema to all instruments and to each.
+    pub(crate) fn remove_all(&mut self, schema: Schemas) {
+        self.any = self.any.without(schema);
+        self.all.remove(schema);
+        for wanted in self.by_symbol.values_mut().map(|entry| &mut entry.wanted).chain(self.by_id.values_mut()) {
+            wanted.remove(schema);
+        }
+        self.by_symbol.retain(|_, entry| !entry.wanted.schemas.is_empty());
+        self.by_id.retain(|_, wanted| !wanted.schemas.is_empty());
+    }
+
+    /// Ends the subscription of a schema to a symbol.
+    pub(crate) fn remove_symbol(&mut self, symbol: &str, schema: Schemas) {
+        let Some(entry) = self.by_symbol.get_mut(symbol) else { return };
+        entry.wanted.remove(schema);
+        let (id, is_unused) = (entry.id, entry.wanted.schemas.is_empty());
+        if is_unused {
+            self.by_symbol.remove(symbol);
+        }
+        if let Some(id) = id {
+            self.remove_id(id, schema);
+        }
+    }
+
+    /// Ends the subscription of a schema to an instrument id.
+    pub(crate) fn remove_id(&mut self, id: u32, schema: Schemas) {
+        if let Some(wanted) = self.by_id.get_mut(&id) {
+            wanted.remove(schema);
+            if wanted.schemas.is_empty() {
+                self.by_id.remove(&id);
+            }
+        }
+    }
+
+    /// Symbols and ids held.
+    pub(crate) fn count(&self) -> usize {
+        self.by_symbol.len() + self.by_id.len()
+    }
+
+    /// Every schema subscribed to.
+    pub(crate) fn schemas(&self) -> Schemas {
+        self.any
+    }
+
+    /// Whether all instruments of any of the schemas are subscribed to.
+    pub(crate) fn has_all(&self, schema: Schemas) -> bool {
+        self.all.schemas.contains(schema)
+    }
+
+    /// Instruments subscribed to one by one with that schema.
+    pub(crate) fn instruments(&self, schema: Schemas) -> Vec<u32> {
+        self.by_id.iter().filter(|(_, wanted)| wanted.schemas.contains(schema)).map(|(id, _)| *id).collect()
+    }
+
+    /// A symbol's id became known or changed. Returns whether the client subscribed to the symbol or to the id.
+    pub(crate) fn map(&mut self, id: u32, symbol: &str) -> bool {
+        let Some(entry) = self.by_symbol.get_mut(symbol) else {
+            // The id belongs to another symbol from now on.
+            if let Some(former) = self.by_symbol.values_mut().find(|entry| entry.id == Some(id)) {
+                former.id = None;
+                self.by_id.remove(&id);
+            }
+            return !self.all.schemas.is_empty() || self.by_id.contains_key(&id);
+        };
+        let former = entry.id.replace(id);
+        let wanted = entry.wanted.clone();
+        if former != Some(id) {
+            if let Some(former) = former {
+                self.by_id.remove(&former);
+            }
+            if let Some((_, other)) =
+                self.by_symbol.iter_mut().find(|(other, entry)| &***other != symbol && entry.id == Some(id))
+            {
+                other.id = None;
+            }
+            self.by_id.insert(id, wanted);
+        }
+        true
+    }
+
+    /// Whether the session gets a record.
+    pub(crate) fn passes(&self, record: &ChunkRecord<'_>, ts_event: u64, phase: Phase) -> bool {
+        if self.any.and(record.schemas).is_empty() {
+            return false;
+        }
+        if self.all.passes(record.schemas, ts_event, phase) {
+            return true;
+        }
+        if record.is_control() {
+            return self.by_id.values().any(|wanted| wanted.passes(record.schemas, ts_event, phase));
+        }
+        self.by_id.get(&record.instrument_id).is_some_and(|wanted| wanted.passes(record.schemas, ts_event, phase))
+    }
+
+    /// The replay has caught up: all subscriptions are live from now on.
+    pub(crate) fn end_replay(&mut self) {
+        let symbols = self.by_symbol.values_mut().map(|entry| &mut entry.wanted);
+        for wanted in symbols.chain(self.by_id.values_mut()).chain([&mut self.all]) {
+            wanted.starts = Vec::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{control, stream::chunk::Chunk};
+
+    fn passes(subscriptions: &Subscriptions, id: u32, schema: Schemas, ts_event: u64, phase: Phase) -> bool {
+        let mut chunk = Chunk::default();
+        let mapping = control::mapping(ts_event, id, (dbn::SType::RawSymbol, "X"), "X");
+        chunk.push(mapping.as_ref(), schema);
+        let record = chunk.records().next().unwrap();
+        subscriptions.passes(&record, ts_event, phase)
+    }
+
+    #[test]
+    fn only_what_was_subscribed_passes_and_nothing_after_the_end() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
+        subscriptions.add_id(2, Schemas::TRADES, None);
+        let live = |subscriptions: &Subscriptions, id, schema| passes(subscriptions, id, schema, 5, Phase::Live);
+        assert!(live(&subscriptions, 1, Schemas::MBO) && live(&subscriptions, 2, Schemas::TRADES));
+        assert!(!live(&subscriptions, 2, Schemas::MBO) && !live(&subscriptions, 1, Schemas::TRADES));
+        subscriptions.add_all(Schemas::STATUS, None);
+        assert!(live(&subscriptions, 77, Schemas::STATUS) && !live(&subscriptions, 77, Schemas::MBO));
+        subscriptions.remove_symbol("A", Schemas::MBO);
+        assert!(!live(&subscriptions, 1, Schemas::MBO));
+        subscriptions.remove_all(Schemas::TRADES);
+        subscriptions.remove_all(Schemas::STATUS);
+        assert!(!live(&subscriptions, 2, Schemas::TRADES) && !live(&subscriptions, 77, Schemas::STATUS));
+        assert_eq!(subscriptions.count(), 0);
+    }
+
+    #[test]
+    fn a_symbol_follows_its_instrument_to_the_next_day() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
+        subscriptions.add_symbol("LATER".into(), None, Schemas::MBO, None);
+        let live = |subscriptions: &Subscriptions, id| passes(subscriptions, id, Schemas::MBO, 5, Phase::Live);
+        assert!(!subscriptions.map(1, "B"), "B has the id now, and nobody asked for B");
+        assert!(!live(&subscriptions, 1));
+        assert!(subscriptions.map(9, "A") && subscriptions.map(3, "LATER"));
+        assert!(live(&subscriptions, 9) && live(&subscriptions, 3) && !live(&subscriptions, 1));
+        assert!(subscriptions.map(9, "LATER"), "two symbols that were asked for change places");
+        assert!(live(&subscriptions, 9) && !live(&subscriptions, 3));
+    }
+
+    #[test]
+    fn a_replay_begins_at_its_start_and_others_with_the_session() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_all(Schemas::MBO, Some(100));
+        subscriptions.add_all(Schemas::TRADES, None);
+        let at = |schema, ts_event, phase| passes(&subscriptions, 1, schema, ts_event, phase);
+        assert!(!at(Schemas::MBO, 99, Phase::Replay) && at(Schemas::MBO, 100, Phase::Replay));
+        assert!(!at(Schemas::TRADES, 200, Phase::Replay) && at(Schemas::TRADES, 50, Phase::ReplayPastStart));
+        assert!(!at(Schemas::MBO, 99, Phase::ReplayPastStart));
+        assert!(at(Schemas::MBO, 99, Phase::Live));
+    }
+}

@@ -1,0 +1,155 @@
+//! The official Python client gets the records of `replay --offline` from the live gateway, derived schemas included.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddrV4, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    process::{self, MdgwProcess, Signal},
+    python::python,
+    trading_day::{DATE, TradingDay},
+};
+
+const KEY: &str = "db-unitTESTkey0123456789abcdefgh";
+
+#[test]
+fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
+    let Some(python) = python("a_python_client_gets_every_schema_as_offline_replay_makes_it") else { return };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (tail, _) = day.tail(&fixture, "received.dbn", &[]);
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
+    let _ = tail.end().expect_code(0);
+    let (live, address) = start_live(&fixture);
+
+    for schema in ["mbo", "mbp-1", "mbp-10", "trades", "definition", "status"] {
+        let expected = fixture.path(&format!("{schema}.dbn"));
+        let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
+        let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
+        let arguments = ["--schema", schema, "--ts-recv", "none", "--date", DATE, "-o", text(&expected)];
+        let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
+        let compression = if schema == "mbo" { "zstd" } else { "none" };
+        run_client(&python, address, &["XNAS.ITCH", schema, text(&expected), compression]);
+    }
+    // A negative control: the comparison sees a schema that differs.
+    let wrong = client(&python, address, &["XNAS.ITCH", "mbp-1", text(&fixture.path("mbp-10.dbn"))]).output().unwrap();
+    assert!(!wrong.status.success());
+
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() {
+    let Some(python) = python("a_replay_continues_with_live_records_without_a_seam_until_the_session_ends") else {
+        return;
+    };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    day.play_first_half(&fixture);
+    let expected = fixture.path("expected.dbn");
+    let mut running = Vec::new();
+    for compression in ["none", "zstd"] {
+        let arguments = ["XNAS.ITCH", "mbo", text(&expected), compression, "until-close"];
+        running.push(process::spawn(client(&python, address, &arguments)));
+    }
+    for client in &running {
+        client.wait_for_stderr("replay finished");
+    }
+    day.play_second_half(&fixture);
+    for client in running {
+        let _ = client.end().expect_code(0);
+    }
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_snapshot_has_the_orders_that_the_session_left() {
+    let Some(python) = python("a_snapshot_has_the_orders_that_the_session_left") else { return };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    day.play_first_half(&fixture);
+    let mut command = Command::new(&python);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_snapshot.py"));
+    command.args([&address.port().to_string(), "XNAS.ITCH"]);
+    let _ = process::spawn(command).end().expect_code(0);
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+#[test]
+fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    let answer_to = |sent: &[u8]| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(sent).unwrap();
+        let mut answer = Vec::new();
+        // A reset after the answer: the server does not read what follows a refused line.
+        let _ = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let wrong = answer_to(b"auth=00-defgh|dataset=XNAS.ITCH|encoding=dbn|ts_out=0|compression=none\n");
+    assert!(wrong.starts_with("lsg_version="), "{wrong}");
+    assert!(wrong.ends_with("success=0|error=Authentication failed\n"), "{wrong}");
+    for garbage in [&b"GET / HTTP/1.1\n"[..], b"\xff\xfe\x00\n", &[b'x'; 200_000]] {
+        let answer = answer_to(garbage);
+        assert!(!answer.contains("success=1"), "{answer}");
+    }
+    let live = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(live.stdout.contains("failed handshakes 4"), "{}", live.stdout);
+    assert!(!live.stderr.contains(KEY) && live.stderr.contains("peer=127.0.0.1"), "{}", live.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Starts `mdgw live` beside the fixture's gateway.
+fn start_live(fixture: &GatewayFixture) -> (MdgwProcess, SocketAddrV4) {
+    let keys = fixture.path("client_keys");
+    fs::write(&keys, format!("test {KEY} * 10\n")).unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+    drop(listener);
+    let config = fs::read_to_string(fixture.path("gateway.toml")).unwrap();
+    let path = fixture.path("live.toml");
+    let table = format!("[live]\nlisten = \"{address}\"\nkey_file = \"{}\"\n", text(&keys));
+    fs::write(&path, config + &table).unwrap();
+    let live = process::start(["live", text(&path)]);
+    live.wait_for_stderr("live: ready");
+    (live, address)
+}
+
+fn client(python: &Path, address: SocketAddrV4, arguments: &[&str]) -> Command {
+    let mut command = Command::new(python);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_client.py")).arg(address.port().to_string());
+    command.args(arguments);
+    command
+}
+
+fn run_client(python: &Path, address: SocketAddrV4, arguments: &[&str]) {
+    let output = client(python, address, arguments).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
