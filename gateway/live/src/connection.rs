@@ -60,7 +60,7 @@ pub(crate) enum Ending {
     ClientClosed,
     /// The session of every channel ended.
     EndOfSession,
-    /// The server was told to stop.
+    /// The server ends, and its clients shall come back.
     Stopping,
     /// The client was too slow.
     TooSlow,

@@ -309,7 +309,7 @@ struct Admitted {
     session_id: u64,
 }
 
-/// Greets, challenges and decides. The error is for the log; the client has been told.
+/// Greets, challenges and decides. The error is for the log; the client has already had its answer.
 async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted, String> {
     let text = |error: io::Error| error.to_string();
     stream.set_nodelay(true).map_err(text)?;

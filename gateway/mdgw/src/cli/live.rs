@@ -20,8 +20,8 @@ use super::{Outcome, logging, print, warn};
 Examples:
   mdgw live gateway.toml
 
-The process reads the logs in gateway.log_dir and needs the table [live]. It runs beside the gateway, under a user that may
-read the logs, and is restarted without effect on the gateway.")]
+The process reads the logs in gateway.log_dir and needs the table [live]. It runs beside the gateway, under a user \
+that may read the logs, and is restarted without effect on the gateway.")]
 pub(super) struct Args {
     /// Configuration file of the gateway.
     config: PathBuf,
