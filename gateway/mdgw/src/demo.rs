@@ -5,7 +5,8 @@ pub(crate) mod pair;
 
 use std::{
     fs, io,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -133,7 +134,8 @@ pub(crate) fn run(
     };
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
     let scratch = tempfile::tempdir().context("create a temporary directory")?;
-    let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
+    let mut ports = PortReservation::default();
+    let addresses = DemoAddresses::reserve(&mut ports)?;
     let text = config_text(options, feed, &addresses, scratch.path());
     let config = Resolved::from_text(Path::new("demo.toml"), &text)?;
 
@@ -141,6 +143,7 @@ pub(crate) fn run(
     let date = options.date.or_else(|| feed.is_by_order().then(|| TradingDate::in_new_york(unix_now())));
     let (expected, packets, messages) = reference::digest(&source, reference_config(&config, date)?)?;
     let subscription = Subscription::start(&addresses)?;
+    drop(ports);
     let gateway = Gateway::start(&config, Overrides { date, ..Overrides::default() })?;
     let started = Instant::now();
     let exchange = Exchange::start(&exchange_config(options, source, feed, &addresses))?;
@@ -179,23 +182,51 @@ struct DemoAddresses {
 }
 
 impl DemoAddresses {
-    /// Takes ports that are free now, so that two demonstrations at once do not interfere.
-    fn with_free_ports() -> io::Result<Self> {
-        let probes = [(); 5].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
-        let mut ports = [0; 5];
-        for (port, probe) in ports.iter_mut().zip(probes) {
-            *port = probe?.local_addr()?.port();
-        }
-        let [a, b, output, requests, retransmission] = ports;
+    fn reserve(ports: &mut PortReservation) -> anyhow::Result<Self> {
+        let [line_a, line_b, output] = [1, 2, 10].map(|last| Ipv4Addr::new(239, 255, 86, last));
         Ok(Self {
-            line_a: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 1), a),
-            line_b: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 2), b),
-            output: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 10), output),
-            requests: SocketAddrV4::new(Ipv4Addr::LOCALHOST, requests),
-            retransmission: SocketAddrV4::new(Ipv4Addr::LOCALHOST, retransmission),
+            line_a: SocketAddrV4::new(line_a, ports.reserve()?.port()),
+            line_b: SocketAddrV4::new(line_b, ports.reserve()?.port()),
+            output: SocketAddrV4::new(output, ports.reserve()?.port()),
+            requests: ports.reserve()?,
+            retransmission: ports.reserve()?,
         })
     }
 }
+
+/// Ports on loopback that are kept for this demonstration. Dropped, they are free for the processes and threads that
+/// are about to open them.
+///
+/// They are below the kernel's usual ephemeral range, so the kernel assigns none of them to another socket after the
+/// drop, nor to the local end of a connection attempt while a gateway restarts. Two demonstrations at once start their
+/// search at different ports.
+#[derive(Debug, Default)]
+struct PortReservation {
+    held: Vec<(TcpListener, UdpSocket)>,
+}
+
+impl PortReservation {
+    /// An address on loopback whose port is free for TCP and UDP.
+    fn reserve(&mut self) -> anyhow::Result<SocketAddrV4> {
+        let count = u32::from(RESERVED_PORTS.end - RESERVED_PORTS.start);
+        let first = std::process::id().wrapping_mul(PORTS_PER_DEMO);
+        for offset in 0..count {
+            let index = u16::try_from(first.wrapping_add(offset) % count).context("a range of ports")?;
+            let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, RESERVED_PORTS.start + index);
+            // A port that is in use is passed over.
+            if let (Ok(tcp), Ok(udp)) = (TcpListener::bind(address), UdpSocket::bind(address)) {
+                self.held.push((tcp, udp));
+                return Ok(address);
+            }
+        }
+        bail!("no free port on 127.0.0.1 between {} and {}", RESERVED_PORTS.start, RESERVED_PORTS.end - 1)
+    }
+}
+
+/// Ports among which a demonstration looks for free ones.
+const RESERVED_PORTS: Range<u16> = 10_240..12_000;
+/// At least the ports that a demonstration of a pair uses.
+const PORTS_PER_DEMO: u32 = 16;
 
 fn config_text(options: &DemoOptions, feed: Feed, addresses: &DemoAddresses, scratch: &Path) -> String {
     let DemoAddresses { line_a, line_b, output, requests, retransmission } = addresses;

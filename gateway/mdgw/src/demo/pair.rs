@@ -14,8 +14,8 @@ mod process;
 
 use std::{
     fs,
-    io::{self, Write as _},
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    io::Write as _,
+    net::SocketAddrV4,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
@@ -39,7 +39,7 @@ use self::{
     output_monitor::OutputMonitor,
     process::{Process, this_program},
 };
-use super::{DemoAddresses, Received, Subscription, reference_config, toml_text};
+use super::{DemoAddresses, PortReservation, Received, Subscription, reference_config, toml_text};
 
 /// Options of the demonstration.
 #[derive(Clone, Debug)]
@@ -187,11 +187,12 @@ pub(crate) fn run(
 ) -> anyhow::Result<PairReport> {
     fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
     let scratch = tempfile::tempdir().context("create a temporary directory")?;
-    let addresses = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
-    let other = DemoAddresses::with_free_ports().context("find free ports on loopback")?;
+    let mut ports = PortReservation::default();
+    let addresses = DemoAddresses::reserve(&mut ports)?;
+    let other_retransmission = ports.reserve()?;
     let date = options.date.unwrap_or_else(|| TradingDate::in_new_york(unix_now()));
-    let link = free_link_addresses().context("find free ports on loopback")?;
-    let setup = DemoSetup { options, addresses, other, link, date, scratch: scratch.path() };
+    let link = [ports.reserve()?, ports.reserve()?];
+    let setup = DemoSetup { options, addresses, other_retransmission, link, date, scratch: scratch.path() };
     make_key(&setup.key()).context("create the key of the pair link")?;
 
     let played = FeedSource::Itch(ItchDay {
@@ -204,6 +205,7 @@ pub(crate) fn run(
     let capture = options.directory.join("published.pcap");
     let monitor = OutputMonitor::start(addresses.output, &capture)?;
     let subscription = Subscription::start(&addresses)?;
+    drop(ports);
     let mut gateways = [setup.gateway(1)?, setup.gateway(2)?];
     for (node, gateway) in (1..).zip(&mut gateways) {
         gateway.wait_until_eligible(&setup.control_socket(node), STEP_TIMEOUT)?;
@@ -292,8 +294,8 @@ pub(crate) fn run(
 struct DemoSetup<'a> {
     options: &'a PairOptions,
     addresses: DemoAddresses,
-    /// Addresses of the second gateway; only its retransmission address is used.
-    other: DemoAddresses,
+    /// Address of the second gateway's retransmission service.
+    other_retransmission: SocketAddrV4,
     /// Link addresses of the two gateways.
     link: [SocketAddrV4; 2],
     date: TradingDate,
@@ -350,7 +352,7 @@ impl DemoSetup<'_> {
 
     fn config_text(&self, node: u8) -> String {
         let DemoAddresses { line_a, line_b, output, requests, .. } = self.addresses;
-        let retransmission = if node == 1 { self.addresses.retransmission } else { self.other.retransmission };
+        let retransmission = if node == 1 { self.addresses.retransmission } else { self.other_retransmission };
         let (peer, profile, feed) = (3 - node, &self.options.profile, Feed::NasdaqItch);
         let at = |name: &str| toml_text(&self.scratch.join(format!("gw{node}.{name}")));
         let [state, log, audit] = ["state", "log", "audit"].map(at);
@@ -378,16 +380,6 @@ impl DemoSetup<'_> {
              [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n"
         )
     }
-}
-
-/// Addresses with ports that are free now.
-fn free_link_addresses() -> io::Result<[SocketAddrV4; 2]> {
-    let probes = [UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?];
-    let mut endpoints = [SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0); 2];
-    for (end, probe) in endpoints.iter_mut().zip(&probes) {
-        end.set_port(probe.local_addr()?.port());
-    }
-    Ok(endpoints)
 }
 
 /// Creates a key for this demonstration only.
