@@ -5,12 +5,16 @@
 With `until-close` the client goes on after the replay, until the server closes the session.
 """
 
+import faulthandler
+import queue
 import sys
 
 import databento
 
+# A client that waits without end shows where, and fails.
+faulthandler.dump_traceback_later(50, exit=True)
+
 KEY = "db-unitTESTkey0123456789abcdefgh"
-CONTROL = (databento.ErrorMsg, databento.SystemMsg, databento.SymbolMappingMsg)
 
 
 def main() -> None:
@@ -19,8 +23,22 @@ def main() -> None:
     expected = [bytes(record) for record in databento.DBNStore.from_file(path)]
     client = databento.Live(key=KEY, gateway="127.0.0.1", port=int(port), compression=compression)
     client.subscribe(dataset=dataset, schema=schema, symbols="ALL_SYMBOLS", start=0)
+    # By callback, not by iteration: the client begins to collect records for an iteration after it has asked for them, and
+    # loses those that come before.
+    records = queue.SimpleQueue()
+    client.add_callback(records.put)
+    client.start()
     received, mapped, texts = [], set(), []
-    for record in client:
+    while True:
+        try:
+            record = records.get(timeout=0.2)
+        except queue.Empty:
+            if client.is_connected():
+                continue
+            # Nothing is added any more.
+            if records.empty():
+                break
+            continue
         if isinstance(record, databento.ErrorMsg):
             sys.exit(f"error record: {record.err}")
         if isinstance(record, databento.SystemMsg):

@@ -21,7 +21,6 @@ use mdgw_tests::{
 const KEY: &str = "db-unitTESTkey0123456789abcdefgh";
 
 #[test]
-#[ignore = "2 of 14 runs failed or waited without end; the cause is not known yet"]
 fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
     let Some(python) = python("a_python_client_gets_every_schema_as_offline_replay_makes_it") else { return };
     let fixture = GatewayFixture::new();
@@ -51,7 +50,6 @@ fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
 }
 
 #[test]
-#[ignore = "2 of 14 runs failed or waited without end; the cause is not known yet"]
 fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() {
     let Some(python) = python("a_replay_continues_with_live_records_without_a_seam_until_the_session_ends") else {
         return;
@@ -79,7 +77,6 @@ fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() 
 }
 
 #[test]
-#[ignore = "2 of 14 runs failed or waited without end; the cause is not known yet"]
 fn a_snapshot_has_the_orders_that_the_session_left() {
     let Some(python) = python("a_snapshot_has_the_orders_that_the_session_left") else { return };
     let fixture = GatewayFixture::new();

@@ -258,16 +258,12 @@ impl Served {
         let now = now_ns();
         let acknowledgement = control::subscription_acknowledgement(now, &request.id, request.schema_name);
         self.outgoing.push(acknowledgement.as_ref(), now);
-        self.send_mappings(&request);
+        let mapped = self.send_mappings(&request);
         if request.start.is_some() {
             self.replays.push(request.schema_name);
         }
         if request.snapshot {
-            let instruments = match &request.symbols {
-                Symbols::All => self.dataset.instruments().into_iter().map(|(id, _)| id).collect(),
-                Symbols::List(list) => list.iter().filter_map(|text| self.resolve(request.symbol_type, text)).collect(),
-            };
-            match self.dataset.request_snapshot(instruments) {
+            match self.dataset.request_snapshot(mapped) {
                 Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, reply)),
                 None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
             }
@@ -302,15 +298,16 @@ impl Served {
         }
     }
 
-    /// Errors for symbols that no instrument has so far, then the mappings of the others.
-    fn send_mappings(&mut self, request: &SubscribeRequest) {
+    /// Errors for symbols that no instrument has so far, then the mappings of the others. Returns the mapped instruments.
+    fn send_mappings(&mut self, request: &SubscribeRequest) -> Vec<u32> {
         let now = now_ns();
         let Symbols::List(list) = &request.symbols else {
-            for (id, symbol) in self.dataset.instruments() {
-                let mapping = control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol);
+            let instruments = self.dataset.instruments();
+            for (id, symbol) in &instruments {
+                let mapping = control::mapping(now, *id, (SType::RawSymbol, symbol), symbol);
                 self.outgoing.push(mapping.as_ref(), now);
             }
-            return;
+            return instruments.into_iter().map(|(id, _)| id).collect();
         };
         let resolved: Vec<_> = list.iter().map(|text| (text, self.resolve(request.symbol_type, text))).collect();
         let mut unresolved = resolved.iter().filter(|(_, id)| id.is_none()).peekable();
@@ -322,13 +319,16 @@ impl Served {
             SymbolType::RawSymbol => SType::RawSymbol,
             SymbolType::InstrumentId => SType::InstrumentId,
         };
+        let mut mapped = Vec::new();
         for (text, id) in resolved {
             if let Some(id) = id
                 && let Some(symbol) = self.dataset.symbol_of(id)
             {
                 self.outgoing.push(control::mapping(now, id, (stype_in, text), &symbol).as_ref(), now);
+                mapped.push(id);
             }
         }
+        mapped
     }
 
     fn unsubscribe(&mut self, request: &UnsubscribeRequest) {
@@ -548,15 +548,17 @@ impl Served {
         self.outgoing.push(control::error(now, code, reason, is_last).as_ref(), now);
     }
 
-    /// Sends what is left, within a short time, and ends the session. With a reason a client reconnects, without one the
-    /// session is finished.
+    /// Sends what is left, within the time that the session's end allows, and ends the session. With a reason a client
+    /// reconnects, without one the session is finished.
     async fn close(&mut self, stream: &TcpStream, reason: Option<&str>, ending: Ending) -> Ending {
         if !matches!(self.source, Source::None) {
             if let Some(reason) = reason {
                 self.error(ErrorCode::InternalError, reason, true);
             }
+            // The day's last records are due to every client that still takes some.
+            let limit = if ending == Ending::EndOfSession { self.limits.stall } else { CLOSE_TIMEOUT };
             if self.outgoing.finish().is_ok() {
-                let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.drain(stream)).await;
+                let _ = tokio::time::timeout(limit, self.drain(stream)).await;
             }
         }
         ending
@@ -575,7 +577,7 @@ impl Served {
     }
 }
 
-/// How long the last bytes may take.
+/// How long the last bytes may take before the day's end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time of sending, ns since 1970 UTC.

@@ -185,6 +185,12 @@ impl LiveServer {
         self.address
     }
 
+    /// Whether all logs have been read up to their ends since the start.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.shared.datasets.iter().all(|dataset| *dataset.is_current.borrow())
+    }
+
     /// Reads the key file again. Open sessions stay open.
     ///
     /// # Errors
@@ -334,7 +340,7 @@ async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted,
         match step {
             Step::Wait => {}
             Step::Authenticate(request) => {
-                break shared.admit(&challenge, &request).map(|admitted| (request, admitted));
+                break shared.admit(&challenge, &request).await.map(|admitted| (request, admitted));
             }
             Step::Refuse(reason) | Step::Report(reason) => break Err(reason),
             Step::Start | Step::Subscribe(_) | Step::Unsubscribe(_) => break Err("not authenticated".to_owned()),
@@ -383,15 +389,18 @@ async fn serve(
 }
 
 impl ServerState {
-    /// Decides about an authentication request, and counts the session. The error is for the client.
-    fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(String, Arc<Dataset>), String> {
+    /// Decides about an authentication request, and counts the session. While the dataset's log is still being read, the
+    /// client waits: official clients give up at the first refusal. The error is for the client.
+    async fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(String, Arc<Dataset>), String> {
         let keys = Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner));
         let key = keys.find(challenge, &request.auth).ok_or("Authentication failed")?;
         let is_allowed = key.datasets.is_empty() || key.datasets.contains(&request.dataset);
         let dataset = self.datasets.iter().find(|dataset| dataset.name == request.dataset);
         let dataset = dataset.filter(|_| is_allowed).ok_or_else(|| format!("Unknown dataset {}", request.dataset))?;
-        if !*dataset.is_current.borrow() {
-            return Err("The gateway is reading its log: try again".to_owned());
+        let mut is_current = dataset.is_current.subscribe();
+        let limit = Duration::from_nanos(self.config.limits.handshake_timeout_ns / 2);
+        if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
+            return Err("The gateway is still reading its log: try again".to_owned());
         }
         let mut sessions = self.sessions();
         if sessions.values().sum::<usize>() >= self.config.limits.sessions_max {

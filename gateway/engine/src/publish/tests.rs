@@ -505,15 +505,21 @@ fn entries_committed_during_catch_up_are_not_sent_in_a_burst() {
     let mut sent_packets = harness.received(0);
     assert_eq!(sent_packets.len(), 1 + 32);
     harness.messages(40, 400);
+    // Twice the input's rate at its highest: 360 entries within the shortest time over which a rate is measured.
+    let packets_per_ms_max = 2 * 360 / 20;
     while harness.publisher.mode() == PublishMode::CatchUp {
         let due = harness.publisher.next_deadline().unwrap();
         while mono_now() < due {
             std::hint::spin_loop();
         }
+        let begin = mono_now();
         harness.deadline(due, &fence);
+        // A portion may be 2 ms late and still count as sent on schedule; further portions come due while a busy machine
+        // keeps the call from ending.
+        let elapsed_ms = usize::try_from(mono_now().since(begin).div_ceil(1_000_000)).unwrap();
         let more = harness.received(0);
-        // One portion, and the packets that a late timer has let accumulate.
-        assert!(more.len() <= 4 * 32 + 1, "{} at once", more.len());
+        let allowed = 2 * 32 + 1 + packets_per_ms_max * (2 + elapsed_ms);
+        assert!(more.len() <= allowed, "{} at once, {allowed} allowed in {elapsed_ms} ms", more.len());
         sent_packets.extend(more);
     }
     sent_packets.retain(|text| !text.contains('h'));

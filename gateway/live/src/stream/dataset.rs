@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU16, Ordering::Relaxed},
+        atomic::{
+            AtomicU16,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
@@ -24,6 +27,8 @@ pub(crate) struct Dataset {
     symbols: RwLock<SymbolTable>,
     /// Schemas that any session has asked for.
     demand: AtomicU16,
+    /// Schemas that every chunk from the ring's end on has.
+    derived: AtomicU16,
     snapshots: Mutex<Vec<SnapshotRequest>>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
@@ -63,6 +68,7 @@ impl Dataset {
             sources,
             symbols: RwLock::default(),
             demand: AtomicU16::new(0),
+            derived: AtomicU16::new(0),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
         }
@@ -92,6 +98,17 @@ impl Dataset {
     /// Schemas that any session has asked for.
     pub(crate) fn demanded(&self) -> Schemas {
         Schemas(self.demand.load(Relaxed))
+    }
+
+    /// The feeder derives these schemas from now on; it has appended what it read before.
+    pub(crate) fn set_derived(&self, schemas: Schemas) {
+        self.derived.store(schemas.0, Release);
+    }
+
+    /// Whether all chunks have these schemas that are appended after this call. A ring's end that is taken after it lies
+    /// behind the chunks without them.
+    pub(crate) fn is_derived(&self, schemas: Schemas) -> bool {
+        Schemas(self.derived.load(Acquire)).contains(schemas)
     }
 
     /// Adds a symbol, or changes its id.

@@ -33,7 +33,9 @@ fn run(dataset: &Dataset, stop: &AtomicBool) {
     let Some(mut reader) = open(dataset, stop) else { return };
     while !stop.load(Relaxed) {
         let mut chunk = Chunk::default();
-        let entries = reader.read(dataset.native().with(dataset.demanded()), None, &mut chunk);
+        let wanted = dataset.native().with(dataset.demanded());
+        dataset.set_derived(wanted);
+        let entries = reader.read(wanted, None, &mut chunk);
         let is_behind = chunk.is_full();
         append(dataset, &reader, chunk);
         for request in dataset.take_snapshot_requests() {

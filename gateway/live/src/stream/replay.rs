@@ -44,9 +44,11 @@ pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPos
 fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
     let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
     loop {
+        // In this order: a chunk that the feeder made before it derived the schemas must not come after the target.
+        let is_derived = dataset.is_derived(schemas);
         let target = dataset.ring.end();
-        if !has_reached(&target.first_entries, &reader.next_entries()) {
-            // The feeder is behind this replay.
+        if !is_derived || !has_reached(&target.first_entries, &reader.next_entries()) {
+            // The feeder has not taken up the schemas yet, or is behind this replay.
             thread::sleep(FEEDER_INTERVAL);
             if sender.is_closed() {
                 return;

@@ -33,8 +33,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     logging::start(config.log.level);
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let server = LiveServer::start(server_config(&config, live))?;
-    tracing::info!(address = %server.address(), channels = config.channels.len(), "live: ready");
+    tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
+    let mut is_ready = false;
     'running: loop {
+        if !is_ready && server.is_current() {
+            is_ready = true;
+            tracing::info!("live: ready, all logs are read");
+        }
         for signal in signals.pending() {
             if signal != SIGHUP {
                 break 'running;
