@@ -16,7 +16,7 @@ use mdgw_tests::{
     skip::skip,
 };
 
-const UNITS: [&str; 3] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"];
+const UNITS: [&str; 4] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service", "mdgw-live.service"];
 const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
 
 fn read(path: &Path) -> String {
@@ -53,7 +53,7 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
         fs::write(folder.path().join(name), text).expect("a temporary file can be written");
     }
     // Exposure from 0 to 100; units without any restriction have 96.
-    for (name, exposure_max) in UNITS.into_iter().zip(["35", "46", "28"]) {
+    for (name, exposure_max) in UNITS.into_iter().zip(["35", "46", "28", "23"]) {
         let unit = folder.path().join(name);
         let (is_valid, text) = analyze(&["verify", "--man=no"], &unit);
         assert!(is_valid && text.is_empty(), "{name}: {text}");
@@ -121,6 +121,9 @@ mount --bind "$2" /run/mdgw.restricted
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 install -m 600 -o "$3" -g "$3" /dev/stdin /run/mdgw.key <<END
 0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+END
+install -m 600 -o "$3" -g "$3" /dev/stdin /run/mdgw.clients <<END
+test db-unitTESTkey0123456789abcdefgh * 10
 END
 echo ready
 exec sleep infinity
@@ -337,6 +340,23 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
     expect_gateway(gateway, 0, &["var/lib/mdgw/state", "dev/shm/mdgw"]);
 }
 
+#[test]
+fn live_clients_are_served_beside_the_gateway_as_the_units_run_both() {
+    let Some(host) = Host::new("live_clients_are_served_beside_the_gateway_as_the_units_run_both") else { return };
+    // The commented table of the shipped configuration, with an address and a key file of this host.
+    let live = [
+        ("# [live]", "[live]"),
+        ("# listen = \"10.20.0.5:13000\"", "listen = \"10.20.0.5:13000\""),
+        ("# key_file = \"/etc/mdgw/client_keys\"", "key_file = \"/run/mdgw.clients\""),
+    ];
+    let config = adapted("config/mdgw.toml", &[&POOL[..], &live].concat());
+    let gateway = host.run(&ServiceUnit::load("mdgw.service"), &config, None, "gateway running");
+    let live = host.run(&ServiceUnit::load("mdgw-live.service"), &config, None, "live: ready");
+    let ended = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
+    expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
+}
+
 /// `ops/config/quorum.toml` with these replacements and those that this machine takes.
 fn quorum_config(replacements: &[(&str, &str)]) -> String {
     let interfaces = [("\"feed-a\"", "\"eth1\""), ("\"feed-b\"", "\"eth2\""), ("\"out-a\"", "\"eth3\"")];
@@ -398,7 +418,7 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     let Some(host) = Host::new("a_unit_whose_filter_lacks_a_needed_system_call_does_not_start") else { return };
     let gateway = ServiceUnit::load("mdgw.service");
     let with_fence = gateway.clone().with_drop_in(KERNEL_FENCE);
-    let [_, sentinel, witness] = UNITS.map(ServiceUnit::load);
+    let [_, sentinel, witness, _live] = UNITS.map(ServiceUnit::load);
     let fenced = quorum_config(&[FENCE]);
     let cases = [
         (&gateway, "adjtimex clock_adjtime", quorum_config(&[]), "adjtimex: Operation not permitted"),

@@ -1,4 +1,5 @@
-//! Seeds: the messages and files that earlier versions wrote (`tests/data/formats`), and captures with faults.
+//! Seeds: the messages and files that earlier versions wrote (`tests/data/formats`), requests of live clients
+//! (`tests/data/live`), and captures with faults.
 
 use std::{
     fs, io,
@@ -38,10 +39,19 @@ pub fn all() -> io::Result<Vec<(&'static str, Vec<Vec<u8>>)>> {
     }
     let hello = lines(&formats.join("pair_link_hello_5.hex"))?;
     all.push(("link_stream", hello.into_iter().map(|hello| [&[hello.len() as u8][..], &hello].concat()).collect()));
+    let sessions = fs::read_to_string(formats.join("../live/sessions.txt"))?;
+    let in_pieces = |session: &str| session.lines().flat_map(|line| piece(line)).collect();
+    all.push(("live_session", sessions.split("\n\n").map(in_pieces).collect()));
     let copies = lines(&formats.join("state_copy.hex"))?;
     let for_each_feed = copies.iter().flat_map(|copy| (0..3).map(|feed| [&[feed][..], copy].concat()));
     all.push(("state_copy", for_each_feed.collect()));
     Ok(all)
+}
+
+/// One line of a live client, with its length before it.
+fn piece(line: &str) -> Vec<u8> {
+    let bytes = [line.as_bytes(), b"\n"].concat();
+    bytes.chunks(255).flat_map(|chunk| [&[chunk.len() as u8][..], chunk].concat()).collect()
 }
 
 /// The files of a folder, the lines of a text, or the whole of another file.

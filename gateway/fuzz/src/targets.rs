@@ -18,6 +18,7 @@ use mdgw_feeds::{
     channel::{ChannelConfig, copy::CopyRestorer},
     identity::{ChannelId, Feed},
 };
+use mdgw_live::protocol::{LineBuffer, ProtocolLimits, Session, Step, Symbols};
 pub use mdgw_pair::fuzzing::link_message;
 use mdgw_pair::pair_link::{framing::LinkStream, message::LinkIdentity};
 use mdgw_runtime::config::{Resolved, explain::explain};
@@ -63,6 +64,58 @@ pub fn link_stream(input: &[u8]) {
                 Err(_) => return,
             }
         }
+    }
+}
+
+/// The bytes of a live client, in pieces: the first byte of a piece is its length. Its authentication request is accepted.
+pub fn live_session(input: &[u8]) {
+    const LINE_BYTES_MAX: usize = 512;
+    const SYMBOLS_MAX: usize = 16;
+    let mut lines = LineBuffer::new(LINE_BYTES_MAX);
+    let mut session = Session::new(ProtocolLimits { symbols_max: SYMBOLS_MAX });
+    let (mut is_authenticated, mut rest) = (false, input);
+    while let [length, behind @ ..] = rest {
+        let (piece, after) = behind.split_at(usize::from(*length).min(behind.len()));
+        rest = after;
+        lines.push(piece);
+        loop {
+            let line = match lines.next_line() {
+                Ok(None) => break,
+                Ok(Some(line)) => line,
+                // The connection is closed.
+                Err(_) => return,
+            };
+            assert!(line.len() <= LINE_BYTES_MAX);
+            let had_started = session.has_started();
+            match session.accept(line) {
+                Step::Wait | Step::Report(_) => {}
+                Step::Authenticate(_) => {
+                    assert!(!is_authenticated, "once");
+                    is_authenticated = true;
+                    session.authenticated();
+                }
+                Step::Refuse(_) => {
+                    assert!(!is_authenticated, "a session that is authenticated goes on");
+                    return;
+                }
+                Step::Start => assert!(is_authenticated && !had_started && session.has_started(), "once"),
+                Step::Subscribe(request) => {
+                    assert!(is_authenticated && count(&request.symbols) <= SYMBOLS_MAX);
+                    assert!(!(had_started && request.start.is_some()), "no replay after the start");
+                }
+                // Unsubscribing takes no memory beyond the line.
+                Step::Unsubscribe(request) => {
+                    assert!(is_authenticated && count(&request.symbols) <= LINE_BYTES_MAX);
+                }
+            }
+        }
+    }
+}
+
+fn count(symbols: &Symbols) -> usize {
+    match symbols {
+        Symbols::All => 0,
+        Symbols::List(list) => list.len(),
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) enum Ending {
     TooSlow,
     /// A line was too long.
     LineTooLong,
+    /// More requests at a time than a session may have, or answers to them that exceed the session's queue.
+    TooManyRequests,
     /// Something failed here.
     Failed,
 }
@@ -87,6 +89,14 @@ enum Request {
 }
 
 impl Request {
+    fn symbols(&self) -> usize {
+        match self {
+            Self::Subscribe(SubscribeRequest { symbols: Symbols::List(list), .. }) => list.len(),
+            Self::Unsubscribe(UnsubscribeRequest { symbols: Symbols::List(list), .. }) => list.len(),
+            Self::Subscribe(_) | Self::Unsubscribe(_) | Self::Report(_) => 0,
+        }
+    }
+
     fn is_snapshot(&self) -> bool {
         matches!(self, Self::Subscribe(request) if request.snapshot)
     }
@@ -112,8 +122,12 @@ struct Served {
     outgoing: Outgoing,
     subscriptions: Subscriptions,
     waiting: VecDeque<Request>,
+    /// Requests beyond [`WAITING_MAX`], or more symbols than a session may have: the session ends.
+    is_overfull: bool,
     replays: Vec<&'static str>,
     source: Source,
+    /// Whether the day had ended before the session's start: then it waits for the next day.
+    began_after_end: bool,
     snapshot: Option<PendingSnapshot>,
     warned: Option<Instant>,
 }
@@ -138,8 +152,10 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
         outgoing,
         subscriptions: Subscriptions::default(),
         waiting: VecDeque::new(),
+        is_overfull: false,
         replays: Vec::new(),
         source: Source::None,
+        began_after_end: false,
         snapshot: None,
         warned: None,
     };
@@ -152,6 +168,9 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
                 Ok(Some(line)) => served.accept(protocol.accept(line)),
                 Err(_) => return served.close(&stream, Some("Request line too long"), Ending::LineTooLong).await,
             }
+        }
+        if served.is_overfull && protocol.has_started() {
+            return served.close(&stream, Some("Too many requests at a time"), Ending::TooManyRequests).await;
         }
         if *stop.borrow() {
             return served.close(&stream, Some("Gateway is stopping"), Ending::Stopping).await;
@@ -200,8 +219,12 @@ impl Served {
             Step::Unsubscribe(request) => Request::Unsubscribe(request),
             Step::Report(reason) => Request::Report(reason),
         };
-        if self.waiting.len() < WAITING_MAX {
+        let symbols = self.waiting.iter().map(Request::symbols).sum::<usize>() + request.symbols();
+        // A single request with too many symbols is refused by itself.
+        if self.waiting.len() < WAITING_MAX && (self.waiting.is_empty() || symbols <= self.limits.symbols_max) {
             self.waiting.push_back(request);
+        } else {
+            self.is_overfull = true;
         }
     }
 
@@ -211,12 +234,18 @@ impl Served {
         self.outgoing.push_bytes(&bytes);
         let live_from = self.dataset.ring.end();
         self.source = Source::Ring(live_from.chunk);
+        self.began_after_end = live_from.is_ended;
         // Snapshots wait until the session reads the ring, one after the other.
         let (snapshots, others): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(Request::is_snapshot);
         self.waiting = snapshots;
         for request in others {
             self.handle(request);
+            // Each subscription to all symbols is answered with all mappings.
+            if self.outgoing.batch_bytes() as u64 > self.limits.queue_bytes_max {
+                self.is_overfull = true;
+                return;
+            }
         }
         if !self.replays.is_empty() {
             self.source = Source::Replay(replay::start(&self.dataset, self.subscriptions.schemas(), live_from));
@@ -460,12 +489,16 @@ impl Served {
                     self.append(&chunk, phase);
                     Ok(true)
                 }
-                Ok(ReplayItem::Joined(chunk)) => {
-                    self.source = Source::Ring(chunk);
+                Ok(ReplayItem::Joined(position)) => {
+                    self.source = Source::Ring(position.chunk);
                     self.subscriptions.end_replay();
                     let now = now_ns();
                     for schema in std::mem::take(&mut self.replays) {
                         self.outgoing.push(control::replay_completed(now, schema).as_ref(), now);
+                    }
+                    // The day ended while the session replayed, so no further chunk will say so.
+                    if position.is_ended && !self.began_after_end {
+                        return Err((Ending::EndOfSession, None));
                     }
                     Ok(true)
                 }
@@ -498,8 +531,12 @@ impl Served {
         if !is_skipping {
             return Err((Ending::TooSlow, Some("Slow reading: the limit of the session's queue is reached")));
         }
-        self.source = Source::Ring(self.dataset.ring.end().chunk);
+        let end = self.dataset.ring.end();
+        self.source = Source::Ring(end.chunk);
         self.error(ErrorCode::SkippedRecordsAfterSlowReading, "Records were skipped after slow reading", true);
+        if end.is_ended {
+            return Err((Ending::EndOfSession, None));
+        }
         if self.subscriptions.schemas().contains(Schemas::MBO) && self.dataset.has_orders() {
             let instruments = if self.subscriptions.has_all(Schemas::MBO) {
                 self.dataset.instruments().into_iter().map(|(id, _)| id).collect()
@@ -577,7 +614,7 @@ impl Served {
     }
 }
 
-/// How long the last bytes may take before the day's end.
+/// How long the last bytes may take when a session ends for another reason than the end of the day.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time of sending, ns since 1970 UTC.

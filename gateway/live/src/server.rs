@@ -13,6 +13,7 @@ use std::{
 };
 
 use mdgw_keys::KeyError;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io,
     net::{TcpListener, TcpStream},
@@ -297,28 +298,71 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
             let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
             let outcome = timeout(limit, handshake(&shared, &stream)).await;
             drop(permit);
-            match outcome {
-                Ok(Ok(admitted)) => serve(&shared, stream, peer, admitted, stop).await,
-                Ok(Err(reason)) => shared.count_failure(peer, &reason),
-                Err(_) => shared.count_failure(peer, "no authentication in time"),
-            }
+            let refusal = match outcome {
+                Ok(Ok(admitted)) => match welcome(&shared, &stream, &admitted).await {
+                    Ok(()) => return serve(stream, peer, admitted, stop).await,
+                    Err(refusal) => refusal,
+                },
+                Ok(Err(refusal)) => refusal,
+                Err(_) => Refusal::of_peer("no authentication in time"),
+            };
+            shared.count_failure(peer, &refusal);
         });
     }
 }
 
+/// A client whose key is right, before it gets the answer.
 struct Admitted {
+    challenge: String,
     lines: LineBuffer,
     protocol: Session,
     auth: AuthRequest,
     dataset: Arc<Dataset>,
-    key_name: String,
-    session_id: u64,
+    slot: SessionSlot,
 }
 
-/// Greets, challenges and decides. The error is for the log; the client has already had its answer.
-async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted, String> {
-    let text = |error: io::Error| error.to_string();
+/// One of the sessions that a key may have open. Dropping it makes room.
+struct SessionSlot {
+    shared: Arc<ServerState>,
+    key_name: String,
+}
+
+impl Drop for SessionSlot {
+    fn drop(&mut self) {
+        let mut sessions = self.shared.sessions();
+        if let Some(open) = sessions.get_mut(&self.key_name) {
+            *open -= 1;
+            if *open == 0 {
+                sessions.remove(&self.key_name);
+            }
+        }
+    }
+}
+
+/// Why a client is not served.
+struct Refusal {
+    reason: String,
+    /// Whether it counts against the peer's address.
+    is_fault_of_peer: bool,
+}
+
+impl Refusal {
+    fn of_peer(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_fault_of_peer: true }
+    }
+
+    fn of_server(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), is_fault_of_peer: false }
+    }
+}
+
+/// Greets, challenges and decides. A client that is refused has had its answer.
+async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admitted, Refusal> {
+    let text = |error: io::Error| Refusal::of_peer(error.to_string());
     stream.set_nodelay(true).map_err(text)?;
+    // A client whose host is gone before it starts its session is noticed by nothing else.
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(text)?;
     let challenge = auth::new_challenge().map_err(text)?;
     write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(text)?;
     let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
@@ -330,7 +374,7 @@ async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted,
             Ok(None) => {
                 let bytes = read_some(stream, &mut received).await.map_err(text)?;
                 if bytes == 0 {
-                    return Err("closed before the authentication".to_owned());
+                    return Err(Refusal::of_peer("closed before the authentication"));
                 }
                 lines.push(received.get(..bytes).unwrap_or_default());
                 continue;
@@ -340,39 +384,53 @@ async fn handshake(shared: &ServerState, stream: &TcpStream) -> Result<Admitted,
         match step {
             Step::Wait => {}
             Step::Authenticate(request) => {
-                break shared.admit(&challenge, &request).await.map(|admitted| (request, admitted));
+                break shared.admit(&challenge, &request).map(|admitted| (request, admitted));
             }
-            Step::Refuse(reason) | Step::Report(reason) => break Err(reason),
-            Step::Start | Step::Subscribe(_) | Step::Unsubscribe(_) => break Err("not authenticated".to_owned()),
+            Step::Refuse(reason) | Step::Report(reason) => break Err(Refusal::of_peer(reason)),
+            Step::Start | Step::Subscribe(_) | Step::Unsubscribe(_) => {
+                break Err(Refusal::of_peer("not authenticated"));
+            }
         }
     };
-    let (auth, (key_name, dataset)) = match decided {
-        Ok(decided) => decided,
-        Err(reason) => {
-            let _ = write_all(stream, protocol::failure(&reason).as_bytes()).await;
-            return Err(reason);
+    match decided {
+        Ok((auth, (slot, dataset))) => Ok(Admitted { challenge, lines, protocol, auth, dataset, slot }),
+        Err(refusal) => {
+            let _ = write_all(stream, protocol::failure(&refusal.reason).as_bytes()).await;
+            Err(refusal)
         }
-    };
-    let session_id = shared.session_id.fetch_add(1, Relaxed);
-    protocol.authenticated();
-    let admitted = Admitted { lines, protocol, auth, dataset, key_name, session_id };
-    if let Err(error) = write_all(stream, protocol::success(session_id).as_bytes()).await {
-        shared.release(&admitted.key_name);
-        return Err(error.to_string());
     }
-    Ok(admitted)
 }
 
-async fn serve(
-    shared: &ServerState,
-    stream: TcpStream,
-    peer: SocketAddr,
-    admitted: Admitted,
-    stop: watch::Receiver<bool>,
-) {
-    let Admitted { lines, protocol, auth, dataset, key_name, session_id } = admitted;
+/// Waits until the dataset's log has been read: official clients give up at the first refusal. The client takes part in no
+/// limit of handshakes meanwhile, but is one of its key's sessions. A client that is refused has had its answer.
+async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) -> Result<(), Refusal> {
+    let mut is_current = admitted.dataset.is_current.subscribe();
+    let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
+    let refusal = if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
+        Some(Refusal::of_server("The gateway is still reading its log: try again"))
+    } else if shared.keys().find(&admitted.challenge, &admitted.auth.auth).is_none() {
+        // The key was taken away while the client waited.
+        Some(Refusal::of_peer("Authentication failed"))
+    } else {
+        None
+    };
+    if let Some(refusal) = refusal {
+        let _ = write_all(stream, protocol::failure(&refusal.reason).as_bytes()).await;
+        return Err(refusal);
+    }
+    Ok(())
+}
+
+async fn serve(stream: TcpStream, peer: SocketAddr, admitted: Admitted, stop: watch::Receiver<bool>) {
+    let Admitted { lines, mut protocol, auth, dataset, slot, .. } = admitted;
+    let (shared, key) = (&slot.shared, &slot.key_name);
+    let session_id = shared.session_id.fetch_add(1, Relaxed);
+    protocol.authenticated();
+    if write_all(&stream, protocol::success(session_id).as_bytes()).await.is_err() {
+        return;
+    }
     shared.counters.sessions.fetch_add(1, Relaxed);
-    tracing::info!(%peer, key = key_name, session_id, dataset = dataset.name, client = auth.client, "live: session");
+    tracing::info!(%peer, key, session_id, dataset = dataset.name, client = auth.client, "live: session");
     let limits = &shared.config.limits;
     let limits = ConnectionLimits {
         symbols_max: limits.symbols_max,
@@ -384,53 +442,44 @@ async fn serve(
     if ending == connection::Ending::TooSlow {
         shared.counters.too_slow.fetch_add(1, Relaxed);
     }
-    shared.release(&key_name);
-    tracing::info!(%peer, key = key_name, session_id, ?ending, "live: session ended");
+    tracing::info!(%peer, key, session_id, ?ending, "live: session ended");
 }
 
 impl ServerState {
-    /// Decides about an authentication request, and counts the session. While the dataset's log is still being read, the
-    /// client waits: official clients give up at the first refusal. The error is for the client.
-    async fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(String, Arc<Dataset>), String> {
-        let keys = Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner));
-        let key = keys.find(challenge, &request.auth).ok_or("Authentication failed")?;
+    /// Decides about an authentication request, and counts the session.
+    fn admit(self: &Arc<Self>, challenge: &str, request: &AuthRequest) -> Result<(SessionSlot, Arc<Dataset>), Refusal> {
+        let keys = self.keys();
+        let key = keys.find(challenge, &request.auth).ok_or_else(|| Refusal::of_peer("Authentication failed"))?;
         let is_allowed = key.datasets.is_empty() || key.datasets.contains(&request.dataset);
         let dataset = self.datasets.iter().find(|dataset| dataset.name == request.dataset);
-        let dataset = dataset.filter(|_| is_allowed).ok_or_else(|| format!("Unknown dataset {}", request.dataset))?;
-        let mut is_current = dataset.is_current.subscribe();
-        let limit = Duration::from_nanos(self.config.limits.handshake_timeout_ns / 2);
-        if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
-            return Err("The gateway is still reading its log: try again".to_owned());
-        }
+        let unknown = || Refusal::of_peer(format!("Unknown dataset {}", request.dataset));
+        let dataset = dataset.filter(|_| is_allowed).ok_or_else(unknown)?;
         let mut sessions = self.sessions();
         if sessions.values().sum::<usize>() >= self.config.limits.sessions_max {
-            return Err("Too many sessions".to_owned());
+            return Err(Refusal::of_server("Too many sessions"));
         }
         let open = sessions.entry(key.name.clone()).or_default();
         if *open >= key.sessions_max {
-            return Err(format!("Too many sessions of this key: {open} are open"));
+            return Err(Refusal::of_server(format!("Too many sessions of this key: {open} are open")));
         }
         *open += 1;
-        Ok((key.name.clone(), Arc::clone(dataset)))
+        Ok((SessionSlot { shared: Arc::clone(self), key_name: key.name.clone() }, Arc::clone(dataset)))
     }
 
-    fn release(&self, key_name: &str) {
-        let mut sessions = self.sessions();
-        if let Some(open) = sessions.get_mut(key_name) {
-            *open -= 1;
-            if *open == 0 {
-                sessions.remove(key_name);
-            }
-        }
+    fn keys(&self) -> Arc<ClientKeys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count_failure(&self, peer: SocketAddr, reason: &str) {
+    fn count_failure(&self, peer: SocketAddr, refusal: &Refusal) {
         self.counters.failed_handshakes.fetch_add(1, Relaxed);
-        tracing::warn!(%peer, reason, "live: handshake failed");
+        tracing::warn!(%peer, reason = refusal.reason, "live: handshake failed");
+        if !refusal.is_fault_of_peer {
+            return;
+        }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|_, (since, _)| since.elapsed() < FAILURE_PERIOD);
         if failures.len() < FAILURES_MAX || failures.contains_key(&peer.ip()) {
@@ -446,6 +495,9 @@ impl ServerState {
     }
 }
 
+/// Silence of a client's host after which the kernel asks whether it is still there, and how often then.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const FAILURE_PERIOD: Duration = Duration::from_secs(60);
 
 async fn read_some(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {

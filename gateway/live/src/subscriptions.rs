@@ -132,9 +132,10 @@ impl Subscriptions {
         }
     }
 
-    /// Symbols and ids held.
+    /// Symbols held, and ids held without their symbol.
     pub(crate) fn count(&self) -> usize {
-        self.by_symbol.len() + self.by_id.len()
+        let ids_of_symbols = self.by_symbol.values().filter(|entry| entry.id.is_some()).count();
+        self.by_symbol.len() + self.by_id.len().saturating_sub(ids_of_symbols)
     }
 
     /// Every schema subscribed to.

@@ -141,7 +141,7 @@ impl AuthRequest {
         };
         Ok(Self {
             auth,
-            dataset: dataset.to_owned(),
+            dataset: shown(dataset),
             ts_out: flag(fields.get("ts_out")).ok_or("Invalid ts_out: expected 0 or 1")?,
             compression,
             heartbeat_interval_s,

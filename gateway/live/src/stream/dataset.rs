@@ -1,7 +1,7 @@
 //! What the sessions of a dataset share.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{
@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::{channel::ChannelSource, ring::Ring};
 use crate::schema::Schemas;
@@ -27,11 +27,13 @@ pub(crate) struct Dataset {
     symbols: RwLock<SymbolTable>,
     /// Schemas that any session has asked for.
     demand: AtomicU16,
-    /// Schemas that every chunk from the ring's end on has.
-    derived: AtomicU16,
-    snapshots: Mutex<Vec<SnapshotRequest>>,
+    /// Schemas of which every chunk has the records that is appended from now on.
+    produced: AtomicU16,
+    snapshots: Mutex<VecDeque<SnapshotRequest>>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
+    /// One permit for each replay that may run at a time.
+    pub(crate) replays: Arc<Semaphore>,
 }
 
 /// Symbols of the dataset and their latest instrument ids.
@@ -68,7 +70,8 @@ impl Dataset {
             sources,
             symbols: RwLock::default(),
             demand: AtomicU16::new(0),
-            derived: AtomicU16::new(0),
+            produced: AtomicU16::new(0),
+            replays: Arc::new(Semaphore::new(REPLAYS_MAX)),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
         }
@@ -100,15 +103,15 @@ impl Dataset {
         Schemas(self.demand.load(Relaxed))
     }
 
-    /// The feeder derives these schemas from now on; it has appended what it read before.
-    pub(crate) fn set_derived(&self, schemas: Schemas) {
-        self.derived.store(schemas.0, Release);
+    /// The feeder produces these schemas from now on; it has appended what it read before.
+    pub(crate) fn set_produced(&self, schemas: Schemas) {
+        self.produced.store(schemas.0, Release);
     }
 
     /// Whether all chunks have these schemas that are appended after this call. A ring's end that is taken after it lies
     /// behind the chunks without them.
-    pub(crate) fn is_derived(&self, schemas: Schemas) -> bool {
-        Schemas(self.derived.load(Acquire)).contains(schemas)
+    pub(crate) fn is_produced(&self, schemas: Schemas) -> bool {
+        Schemas(self.produced.load(Acquire)).contains(schemas)
     }
 
     /// Adds a symbol, or changes its id.
@@ -156,18 +159,20 @@ impl Dataset {
         if waiting.len() >= SNAPSHOTS_WAITING_MAX {
             return None;
         }
-        waiting.push(SnapshotRequest { instruments, reply });
+        waiting.push_back(SnapshotRequest { instruments, reply });
         Some(receiver)
     }
 
-    /// The requests for snapshots since the last call.
-    pub(crate) fn take_snapshot_requests(&self) -> Vec<SnapshotRequest> {
-        std::mem::take(&mut *self.snapshots.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The oldest request for a snapshot.
+    pub(crate) fn take_snapshot_request(&self) -> Option<SnapshotRequest> {
+        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 }
 
 /// Symbols of one dataset: more than any venue lists.
 const SYMBOLS_MAX: usize = 1 << 20;
+/// Replays at a time; further ones wait. Each reads the log and keeps books of its own.
+const REPLAYS_MAX: usize = 8;
 /// Snapshots that may wait for the feeder.
 const SNAPSHOTS_WAITING_MAX: usize = 1_024;
 

@@ -12,7 +12,7 @@ use std::{
 use super::{
     chunk::Chunk,
     dataset::{Dataset, Snapshot, SnapshotRequest},
-    reader::DatasetReader,
+    reader::{DatasetReader, ENTRIES_MAX},
 };
 
 /// How long the feeder sleeps when the logs have nothing new: a fraction of what a client's network takes.
@@ -34,14 +34,15 @@ fn run(dataset: &Dataset, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         let mut chunk = Chunk::default();
         let wanted = dataset.native().with(dataset.demanded());
-        dataset.set_derived(wanted);
+        dataset.set_produced(wanted);
         let entries = reader.read(wanted, None, &mut chunk);
-        let is_behind = chunk.is_full();
+        let is_behind = chunk.is_full() || entries >= ENTRIES_MAX;
         append(dataset, &reader, chunk);
-        for request in dataset.take_snapshot_requests() {
+        // One at a time: a copy of all orders takes a while, and the sessions' records wait for it.
+        if let Some(request) = dataset.take_snapshot_request() {
             answer(dataset, &reader, request);
         }
-        if entries == 0 {
+        if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
         }
         if !is_behind {

@@ -61,4 +61,4 @@ impl DatasetReader {
 }
 
 /// Entries per chunk, so that a run of entries without records does not keep the reader from other work.
-const ENTRIES_MAX: usize = 4_096;
+pub(crate) const ENTRIES_MAX: usize = 4_096;

@@ -4,13 +4,7 @@ use std::{sync::Arc, thread, time::Duration};
 
 use tokio::sync::mpsc;
 
-use super::{
-    channel::ChannelSource,
-    chunk::Chunk,
-    dataset::Dataset,
-    reader::DatasetReader,
-    ring::{RingPosition, RingRead},
-};
+use super::{channel::ChannelSource, chunk::Chunk, dataset::Dataset, reader::DatasetReader, ring::RingPosition};
 use crate::{control, schema::Schemas};
 
 /// What a replay hands over.
@@ -23,8 +17,8 @@ pub(crate) enum ReplayItem {
         /// Whether every channel has passed the session's start.
         is_past_start: bool,
     },
-    /// The replay has caught up: the session goes on with this chunk of the ring.
-    Joined(u64),
+    /// The replay has caught up: the session goes on at this position of the ring.
+    Joined(RingPosition),
 }
 
 /// Chunks that wait for the session.
@@ -37,38 +31,50 @@ const FEEDER_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> mpsc::Receiver<ReplayItem> {
     let (sender, receiver) = mpsc::channel(CHUNKS_MAX);
     let dataset = Arc::clone(dataset);
-    tokio::task::spawn_blocking(move || run(&dataset, schemas, &live_from, &sender));
+    tokio::spawn(async move {
+        let permit = Arc::clone(&dataset.replays).acquire_owned().await;
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            run(&dataset, schemas, &live_from, &sender);
+        });
+    });
     receiver
 }
 
 fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
     let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
-    loop {
-        // In this order: a chunk that the feeder made before it derived the schemas must not come after the target.
-        let is_derived = dataset.is_derived(schemas);
+    let mut is_past_start = false;
+    while !sender.is_closed() {
+        // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
+        let is_produced = dataset.is_produced(schemas);
         let target = dataset.ring.end();
-        if !is_derived || !has_reached(&target.first_entries, &reader.next_entries()) {
+        if !is_produced || !has_reached(&target.first_entries, &reader.next_entries()) {
             // The feeder has not taken up the schemas yet, or is behind this replay.
             thread::sleep(FEEDER_INTERVAL);
-            if sender.is_closed() {
-                return;
-            }
             continue;
         }
         while !has_reached(&reader.next_entries(), &target.first_entries) {
             let mut chunk = Chunk::default();
-            let entries = reader.read(schemas, Some(&target.first_entries), &mut chunk);
-            let is_past_start = has_reached(&chunk.first_entries, &live_from.first_entries);
-            if !chunk.is_empty() && sender.blocking_send(ReplayItem::Chunk { chunk, is_past_start }).is_err() {
+            // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
+            is_past_start |= has_reached(&reader.next_entries(), &live_from.first_entries);
+            let until = if is_past_start { &target.first_entries } else { &live_from.first_entries };
+            let entries = reader.read(schemas, Some(until), &mut chunk);
+            if sender.is_closed()
+                || (!chunk.is_empty() && sender.blocking_send(ReplayItem::Chunk { chunk, is_past_start }).is_err())
+            {
                 return;
             }
             if entries == 0 {
-                // What is left up to the target is gone from the log.
-                break;
+                // What is left up to there is gone from the log.
+                if is_past_start {
+                    break;
+                }
+                is_past_start = true;
             }
         }
-        if !matches!(dataset.ring.read(target.chunk), RingRead::Gone) {
-            _ = sender.blocking_send(ReplayItem::Joined(target.chunk));
+        // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
+        if dataset.ring.is_close(target.chunk) {
+            _ = sender.blocking_send(ReplayItem::Joined(target));
             return;
         }
     }

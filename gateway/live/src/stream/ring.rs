@@ -29,6 +29,8 @@ struct State {
     bytes_total: u64,
     /// For each channel, the entry number with which the next chunk begins.
     next_entries: Vec<u64>,
+    /// Whether the last chunk is the end of the session.
+    is_ended: bool,
 }
 
 /// A position at a chunk's beginning.
@@ -38,6 +40,8 @@ pub(crate) struct RingPosition {
     pub(crate) chunk: u64,
     /// For each channel, the entry number with which the chunk begins.
     pub(crate) first_entries: Vec<u64>,
+    /// Whether the chunk before it is the end of the session.
+    pub(crate) is_ended: bool,
 }
 
 /// What stands at a position.
@@ -62,13 +66,14 @@ impl Ring {
     pub(crate) fn push(&self, mut chunk: Chunk, next_entries: Vec<u64>) {
         chunk.shrink();
         let mut state = self.lock();
-        let bytes = chunk.memory_bytes();
+        let (bytes, is_ended) = (chunk.memory_bytes(), chunk.is_end_of_session);
         state.bytes += bytes;
         state.bytes_total += bytes as u64;
         let end = state.bytes_total;
         state.chunks.push_back((Arc::new(chunk), end));
         state.next += 1;
         state.next_entries = next_entries;
+        state.is_ended = is_ended;
         while state.bytes > self.bytes_max && state.chunks.len() > 1 {
             if let Some((chunk, _)) = state.chunks.pop_front() {
                 state.bytes -= chunk.memory_bytes();
@@ -87,7 +92,7 @@ impl Ring {
     /// The position behind the last chunk.
     pub(crate) fn end(&self) -> RingPosition {
         let state = self.lock();
-        RingPosition { chunk: state.next, first_entries: state.next_entries.clone() }
+        RingPosition { chunk: state.next, first_entries: state.next_entries.clone(), is_ended: state.is_ended }
     }
 
     /// Reads one chunk.
@@ -114,6 +119,11 @@ impl Ring {
         let index = usize::try_from(chunk.checked_sub(oldest)?).ok()?;
         let (chunk, end) = state.chunks.get(index)?;
         Some(state.bytes_total - end + chunk.memory_bytes() as u64)
+    }
+
+    /// Whether a session that has just caught up to that chunk can follow: most of the ring is still ahead of it.
+    pub(crate) fn is_close(&self, chunk: u64) -> bool {
+        self.bytes_behind(chunk).is_some_and(|bytes| bytes <= self.bytes_max as u64 / 8)
     }
 
     /// Notifies of each new chunk.
@@ -146,7 +156,7 @@ mod tests {
         for number in 0..5 {
             ring.push(chunk(number), vec![number + 1]);
         }
-        assert_eq!(ring.end(), RingPosition { chunk: 5, first_entries: vec![5] });
+        assert_eq!(ring.end(), RingPosition { chunk: 5, first_entries: vec![5], is_ended: false });
         for number in 0..2 {
             assert!(matches!(ring.read(number), RingRead::Gone));
             assert_eq!(ring.bytes_behind(number), None);
