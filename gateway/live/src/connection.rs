@@ -1,7 +1,7 @@
 //! One client after its authentication: requests in, records out.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -84,6 +84,8 @@ enum Source {
 
 enum Request {
     Subscribe(SubscribeRequest),
+    /// A snapshot that was acknowledged and must be taken again, with the instruments whose mappings were sent.
+    TakeAgain(SubscribeRequest, Vec<u32>),
     Unsubscribe(UnsubscribeRequest),
     Report(String),
 }
@@ -91,22 +93,27 @@ enum Request {
 impl Request {
     fn symbols(&self) -> usize {
         match self {
-            Self::Subscribe(SubscribeRequest { symbols: Symbols::List(list), .. }) => list.len(),
+            Self::Subscribe(SubscribeRequest { symbols: Symbols::List(list), .. })
+            | Self::TakeAgain(SubscribeRequest { symbols: Symbols::List(list), .. }, _) => list.len(),
             Self::Unsubscribe(UnsubscribeRequest { symbols: Symbols::List(list), .. }) => list.len(),
-            Self::Subscribe(_) | Self::Unsubscribe(_) | Self::Report(_) => 0,
+            Self::Subscribe(_) | Self::TakeAgain(..) | Self::Unsubscribe(_) | Self::Report(_) => 0,
         }
     }
 
     fn is_snapshot(&self) -> bool {
-        matches!(self, Self::Subscribe(request) if request.snapshot)
+        match self {
+            Self::Subscribe(request) => request.snapshot,
+            Self::TakeAgain(..) => true,
+            Self::Unsubscribe(_) | Self::Report(_) => false,
+        }
     }
 }
 
-/// A snapshot between its request and its end.
+/// A snapshot between its request and its end. Lists are the instruments whose mappings were sent.
 enum PendingSnapshot {
-    Requested(SubscribeRequest, oneshot::Receiver<Snapshot>),
+    Requested(SubscribeRequest, Vec<u32>, oneshot::Receiver<Snapshot>),
     /// Waits for the session to reach the snapshot's position.
-    Taken(SubscribeRequest, Snapshot),
+    Taken(SubscribeRequest, Vec<u32>, Snapshot),
     /// Records from that offset on are still to be sent.
     Sending(Vec<u8>, usize),
     /// After skipped records: taken and sent again, without another subscription.
@@ -256,6 +263,7 @@ impl Served {
         match request {
             Request::Report(reason) => self.error(ErrorCode::InvalidSubscription, &reason, true),
             Request::Subscribe(request) => self.subscribe(request),
+            Request::TakeAgain(request, mapped) => self.request_snapshot(request, mapped),
             Request::Unsubscribe(request) => self.unsubscribe(&request),
         }
     }
@@ -292,13 +300,16 @@ impl Served {
             self.replays.push(request.schema_name);
         }
         if request.snapshot {
-            match self.dataset.request_snapshot(mapped) {
-                Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, reply)),
-                None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
-            }
-            return;
+            return self.request_snapshot(request, mapped);
         }
         self.activate(&request);
+    }
+
+    fn request_snapshot(&mut self, request: SubscribeRequest, mapped: Vec<u32>) {
+        match self.dataset.request_snapshot(mapped.clone()) {
+            Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, mapped, reply)),
+            None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
+        }
     }
 
     fn activate(&mut self, request: &SubscribeRequest) {
@@ -360,6 +371,23 @@ impl Served {
         mapped
     }
 
+    /// Sends the mappings of wanted instruments that are not among `mapped`, and adds those.
+    fn send_new_mappings(&mut self, request: &SubscribeRequest, mapped: &mut Vec<u32>) {
+        let known: HashSet<u32> = mapped.iter().copied().collect();
+        let wanted: Vec<(u32, Arc<str>)> = match &request.symbols {
+            Symbols::All => self.dataset.instruments(),
+            Symbols::List(list) => {
+                let ids = list.iter().filter_map(|text| self.resolve(request.symbol_type, text));
+                ids.filter_map(|id| Some((id, self.dataset.symbol_of(id)?))).collect()
+            }
+        };
+        let now = now_ns();
+        for (id, symbol) in wanted.into_iter().filter(|(id, _)| !known.contains(id)) {
+            self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol).as_ref(), now);
+            mapped.push(id);
+        }
+    }
+
     fn unsubscribe(&mut self, request: &UnsubscribeRequest) {
         match &request.symbols {
             Symbols::All => self.subscriptions.remove_all(request.schema),
@@ -414,17 +442,24 @@ impl Served {
             Source::None | Source::Replay(_) => return false,
         };
         match self.snapshot.take() {
-            Some(PendingSnapshot::Requested(request, mut reply)) => match reply.try_recv() {
-                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::Taken(request, snapshot)),
+            Some(PendingSnapshot::Requested(request, mapped, mut reply)) => match reply.try_recv() {
+                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::Taken(request, mapped, snapshot)),
                 Err(oneshot::error::TryRecvError::Empty) => {
-                    self.snapshot = Some(PendingSnapshot::Requested(request, reply));
+                    self.snapshot = Some(PendingSnapshot::Requested(request, mapped, reply));
                     return false;
                 }
                 Err(oneshot::error::TryRecvError::Closed) => {}
             },
-            Some(PendingSnapshot::Taken(request, snapshot)) if position >= snapshot.next_chunk => {
-                self.activate(&request);
-                self.snapshot = Some(PendingSnapshot::Sending(snapshot.records, 0));
+            Some(PendingSnapshot::Taken(request, mut mapped, snapshot)) if position >= snapshot.next_chunk => {
+                // Instruments that the venue has named since the request are in no list of the snapshot.
+                let before = mapped.len();
+                self.send_new_mappings(&request, &mut mapped);
+                if mapped.len() > before {
+                    self.request_snapshot(request, mapped);
+                } else {
+                    self.activate(&request);
+                    self.snapshot = Some(PendingSnapshot::Sending(snapshot.records, 0));
+                }
             }
             Some(PendingSnapshot::Resync(mut reply)) => match reply.try_recv() {
                 Ok(snapshot) => self.snapshot = Some(PendingSnapshot::ResyncTaken(snapshot)),
@@ -536,6 +571,19 @@ impl Served {
         self.error(ErrorCode::SkippedRecordsAfterSlowReading, "Records were skipped after slow reading", true);
         if end.is_ended {
             return Err((Ending::EndOfSession, None));
+        }
+        // Mappings among the skipped records.
+        let now = now_ns();
+        for (id, symbol) in self.dataset.instruments() {
+            if self.subscriptions.map(id, &symbol) {
+                self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol).as_ref(), now);
+            }
+        }
+        if let Some(PendingSnapshot::Requested(request, mapped, _) | PendingSnapshot::Taken(request, mapped, _)) =
+            self.snapshot.take()
+        {
+            // Its position lies among the skipped records.
+            self.waiting.push_front(Request::TakeAgain(request, mapped));
         }
         if self.subscriptions.schemas().contains(Schemas::MBO) && self.dataset.has_orders() {
             let instruments = if self.subscriptions.has_all(Schemas::MBO) {

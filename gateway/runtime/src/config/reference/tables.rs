@@ -413,7 +413,7 @@ pub(super) const TABLES: [Table; 20] = [
                 "kernel_fence",
                 Allowed::Bool,
                 Absent::Value("false"),
-                "Whether the kernel refuses what is sent past the deadline. It needs root, or CAP_BPF and a delegated cgroup.",
+                "Whether the kernel refuses what is sent past the deadline. It needs root, or CAP_BPF and CAP_NET_ADMIN; with a delegated cgroup it fences its own, else the service's.",
             ),
         ],
     },
