@@ -346,8 +346,8 @@ fn live_clients_are_served_beside_the_gateway_as_the_units_run_both() {
     // The commented table of the shipped configuration, with an address and a key file of this host.
     let live = [
         ("# [live]", "[live]"),
-        ("# listen = \"10.20.0.5:13000\"", "listen = \"10.20.0.5:13000\""),
-        ("# key_file = \"/etc/mdgw/client_keys\"", "key_file = \"/run/mdgw.clients\""),
+        ("#   listen = \"10.20.0.5:13000\"", "listen = \"10.20.0.5:13000\""),
+        ("#   key_file = \"/etc/mdgw/client_keys\"", "key_file = \"/run/mdgw.clients\""),
     ];
     let config = adapted("config/mdgw.toml", &[&POOL[..], &live].concat());
     let gateway = host.run(&ServiceUnit::load("mdgw.service"), &config, None, "gateway running");

@@ -29,6 +29,8 @@ fn markdown() -> String {
         - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\
         - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate`.\n\n\
+        What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
+        the heading of `mdgw top` and `kernel_drops` of `mdgw top --json`, and the table at the end of `mdgw run`.\n\n\
         No command shows `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` of a channel yet.\n"
         .to_owned();
     let blocks = [
