@@ -5,40 +5,18 @@
 With `until-close` the client goes on after the replay, until the server closes the session.
 """
 
-import faulthandler
-import queue
 import sys
 
 import databento
-
-# A client that waits without end shows where, and fails.
-faulthandler.dump_traceback_later(50, exit=True)
-
-KEY = "db-unitTESTkey0123456789abcdefgh"
+from live_session import records
 
 
 def main() -> None:
     port, dataset, schema, path = sys.argv[1:5]
     compression = databento.Compression.ZSTD if "zstd" in sys.argv[5:] else databento.Compression.NONE
     expected = [bytes(record) for record in databento.DBNStore.from_file(path)]
-    client = databento.Live(key=KEY, gateway="127.0.0.1", port=int(port), compression=compression)
-    client.subscribe(dataset=dataset, schema=schema, symbols="ALL_SYMBOLS", start=0)
-    # By callback, not by iteration: the client begins to collect records for an iteration after it has asked for them, and
-    # loses those that come before.
-    records = queue.SimpleQueue()
-    client.add_callback(records.put)
-    client.start()
     received, mapped, texts = [], set(), []
-    while True:
-        try:
-            record = records.get(timeout=0.2)
-        except queue.Empty:
-            if client.is_connected():
-                continue
-            # Nothing is added any more.
-            if records.empty():
-                break
-            continue
+    for record in records(int(port), dataset, schema, compression, start=0):
         if isinstance(record, databento.ErrorMsg):
             sys.exit(f"error record: {record.err}")
         if isinstance(record, databento.SystemMsg):
@@ -53,7 +31,6 @@ def main() -> None:
             if record.instrument_id not in mapped:
                 sys.exit(f"{record} comes before its mapping")
             received.append(bytes(record))
-    client.terminate()
     if f"Subscription request 0 for {schema} data succeeded" not in texts:
         sys.exit(f"no acknowledgement: {texts}")
     for index, (ours, theirs) in enumerate(zip(received, expected)):

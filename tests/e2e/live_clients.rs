@@ -12,6 +12,7 @@ use std::{
 };
 
 use mdgw_tests::{
+    elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, MdgwProcess, Signal},
     python::python,
@@ -97,27 +98,32 @@ fn a_client_goes_on_at_the_other_gateway_of_a_pair_after_its_own_was_killed() {
     let Some(python) = python("a_client_goes_on_at_the_other_gateway_of_a_pair_after_its_own_was_killed") else {
         return;
     };
-    let first_fixture = GatewayFixture::with_node(1);
-    let second_fixture = first_fixture.peer_on_same_lines(2);
-    let day = TradingDay::of(&first_fixture, 20_000);
-    let records = first_fixture.path("records");
-    let first = start_elected(&first_fixture, &records);
+    let pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    let [first_fixture, second_fixture] = [1, 2].map(|node| pair.gateways.fixture(node));
+    let day = TradingDay::of(first_fixture, 20_000);
+    let start = |fixture: &GatewayFixture| {
+        let path = fixture.path("gateway.toml");
+        fs::write(&path, pair.config_text(fixture.node)).unwrap();
+        process::start(["run", text(&path), "--date", DATE, "--ts-recv", "none"])
+    };
+    let first = start(first_fixture);
     first.wait_for_stderr("INFO leads ");
-    let second = start_elected(&second_fixture, &records);
-    let (first_live, first_address) = start_live(&first_fixture);
-    let (second_live, second_address) = start_live(&second_fixture);
+    let second = start(second_fixture);
+    second.wait_for_stderr("gateway running");
+    let (first_live, first_address) = start_live(first_fixture);
+    let (second_live, second_address) = start_live(second_fixture);
     let mut command = Command::new(&python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_failover.py"));
     command.args([first_address.port(), second_address.port()].map(|port| port.to_string()));
     command.args(["XNAS.ITCH", text(&first_fixture.path("expected.dbn"))]);
     let client = process::spawn(command);
-    day.play_first_half(&first_fixture);
+    day.play_first_half(first_fixture);
     client.wait_for_stderr("a third received");
     // The host dies: the gateway and what serves its clients.
     let _ = first.stop_with(Signal::Kill);
     let _ = first_live.stop_with(Signal::Kill);
     second.wait_for_stderr("INFO leads ");
-    day.play_second_half(&first_fixture);
+    day.play_second_half(first_fixture);
     let _ = client.end().expect_code(0);
     let _ = second_live.stop_with(Signal::Terminate).expect_code(0);
     let _ = second.stop_with(Signal::Terminate).expect_code(0);
@@ -149,22 +155,6 @@ fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
     assert!(live.stdout.contains("failed handshakes 4"), "{}", live.stdout);
     assert!(!live.stderr.contains(KEY) && live.stderr.contains("peer=127.0.0.1"), "{}", live.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-}
-
-/// Starts gateway `node` of 1 and 2, with the election's records in `records`.
-fn start_elected(fixture: &GatewayFixture, records: &Path) -> MdgwProcess {
-    let (node, peer) = (fixture.node, 3 - fixture.node);
-    let election = format!(
-        "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
-         [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        text(records)
-    );
-    let options = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
-    let path = fixture.path("gateway.toml");
-    fs::write(&path, fixture.config_text(&options) + &election).unwrap();
-    let gateway = process::start(["run", text(&path), "--date", DATE, "--ts-recv", "none"]);
-    gateway.wait_for_stderr("gateway running");
-    gateway
 }
 
 /// Starts `mdgw live` beside the fixture's gateway.

@@ -6,33 +6,18 @@ The second session begins with `start` at the last event time of the first. Its 
 the clients' own reconnects do not ask for what was missed. The result is compared with a DBN file, record by record.
 """
 
-import faulthandler
-import queue
 import sys
 from collections.abc import Iterator
 
 import databento
+from live_session import records
 
-# A client that waits without end shows where, and fails.
-faulthandler.dump_traceback_later(50, exit=True)
-
-KEY = "db-unitTESTkey0123456789abcdefgh"
+FIRST_PORT, SECOND_PORT, DATASET = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
 
 def session(port: int, start: int) -> Iterator[databento.MBOMsg]:
-    """The records from that event time on, until the server is gone or has ended the session."""
-    client = databento.Live(key=KEY, gateway="127.0.0.1", port=port)
-    client.subscribe(dataset=sys.argv[3], schema="mbo", symbols="ALL_SYMBOLS", start=start)
-    records = queue.SimpleQueue()
-    client.add_callback(records.put)
-    client.start()
-    while True:
-        try:
-            record = records.get(timeout=0.2)
-        except queue.Empty:
-            if client.is_connected() or not records.empty():
-                continue
-            return
+    """The mbo records from that event time on."""
+    for record in records(port, DATASET, "mbo", start=start):
         if isinstance(record, databento.ErrorMsg):
             sys.exit(f"error record: {record.err}")
         if isinstance(record, databento.MBOMsg):
@@ -42,7 +27,7 @@ def session(port: int, start: int) -> Iterator[databento.MBOMsg]:
 expected = [bytes(record) for record in databento.DBNStore.from_file(sys.argv[4])]
 received: list[bytes] = []
 last_event, at_last_event = 0, 0
-for record in session(int(sys.argv[1]), 0):
+for record in session(FIRST_PORT, 0):
     received.append(bytes(record))
     at_last_event = at_last_event + 1 if record.ts_event == last_event else 1
     last_event = record.ts_event
@@ -52,7 +37,7 @@ first_session = len(received)
 if not 0 < first_session < len(expected):
     sys.exit(f"the first session had {first_session} of {len(expected)} records")
 # `start` is inclusive: the session begins with records that were received already.
-for index, record in enumerate(session(int(sys.argv[2]), last_event)):
+for index, record in enumerate(session(SECOND_PORT, last_event)):
     if index >= at_last_event:
         received.append(bytes(record))
     elif bytes(record) != received[first_session - at_last_event + index]:

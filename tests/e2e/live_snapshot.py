@@ -5,38 +5,18 @@
 While the replays before and after a snapshot differ, records are still on their way, and all three are taken again.
 """
 
-import faulthandler
-import queue
 import sys
-from collections.abc import Iterator
 
 import databento
+from live_session import records
 
-# A client that waits without end shows where, and fails.
-faulthandler.dump_traceback_later(50, exit=True)
-
-KEY = "db-unitTESTkey0123456789abcdefgh"
+PORT, DATASET = int(sys.argv[1]), sys.argv[2]
 LAST, SNAPSHOT, BAD_TS_RECV = 128, 32, 8
-
-
-def records_of(**subscription: object) -> Iterator[databento.DBNRecord]:
-    """The records of a session of its own, which ends with the iteration."""
-    client = databento.Live(key=KEY, gateway="127.0.0.1", port=int(sys.argv[1]))
-    client.subscribe(dataset=sys.argv[2], schema="mbo", symbols="ALL_SYMBOLS", **subscription)
-    # The client's own iteration loses the records that come before it has begun.
-    records = queue.SimpleQueue()
-    client.add_callback(records.put)
-    client.start()
-    try:
-        while True:
-            yield records.get()
-    finally:
-        client.terminate()
 
 
 def replayed() -> dict:
     orders = {}
-    for record in records_of(start=0):
+    for record in records(PORT, DATASET, "mbo", start=0):
         if isinstance(record, databento.SystemMsg) and "replay" in record.msg:
             return orders
         if not isinstance(record, databento.MBOMsg):
@@ -47,11 +27,12 @@ def replayed() -> dict:
             orders[record.order_id][3] -= record.size
             if orders[record.order_id][3] == 0:
                 del orders[record.order_id]
+    sys.exit("the replay did not end")
 
 
 def snapshot() -> dict:
     orders, mapped, ended = {}, set(), set()
-    for record in records_of(snapshot=True):
+    for record in records(PORT, DATASET, "mbo", snapshot=True):
         if isinstance(record, databento.SymbolMappingMsg) and not ended:
             mapped.add(record.instrument_id)
         if not isinstance(record, databento.MBOMsg):
@@ -67,6 +48,7 @@ def snapshot() -> dict:
             ended.add(record.instrument_id)
             if ended == mapped:
                 return orders
+    sys.exit("the snapshot did not end")
 
 
 before = replayed()

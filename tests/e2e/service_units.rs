@@ -341,8 +341,8 @@ fn the_gateway_starts_as_the_unit_runs_it_and_answers_on_its_control_socket() {
 }
 
 #[test]
-fn live_clients_are_served_beside_the_gateway_as_the_units_run_both() {
-    let Some(host) = Host::new("live_clients_are_served_beside_the_gateway_as_the_units_run_both") else { return };
+fn the_live_gateway_reads_the_logs_of_a_gateway_as_the_units_run_both() {
+    let Some(host) = Host::new("the_live_gateway_reads_the_logs_of_a_gateway_as_the_units_run_both") else { return };
     // The commented table of the shipped configuration, with an address and a key file of this host.
     let live = [
         ("# [live]", "[live]"),

@@ -18,7 +18,7 @@ use mdgw_feeds::{
     channel::{ChannelConfig, copy::CopyRestorer},
     identity::{ChannelId, Feed},
 };
-use mdgw_live::protocol::{LineBuffer, ProtocolLimits, Session, Step, Symbols};
+use mdgw_live::protocol::{LineBuffer, ProtocolLimits, Session, Step};
 pub use mdgw_pair::fuzzing::link_message;
 use mdgw_pair::pair_link::{framing::LinkStream, message::LinkIdentity};
 use mdgw_runtime::config::{Resolved, explain::explain};
@@ -100,22 +100,15 @@ pub fn live_session(input: &[u8]) {
                 }
                 Step::Start => assert!(is_authenticated && !had_started && session.has_started(), "once"),
                 Step::Subscribe(request) => {
-                    assert!(is_authenticated && count(&request.symbols) <= SYMBOLS_MAX);
+                    assert!(is_authenticated && request.symbols.count() <= SYMBOLS_MAX);
                     assert!(!(had_started && request.start.is_some()), "no replay after the start");
                 }
                 // Unsubscribing takes no memory beyond the line.
                 Step::Unsubscribe(request) => {
-                    assert!(is_authenticated && count(&request.symbols) <= LINE_BYTES_MAX);
+                    assert!(is_authenticated && request.symbols.count() <= LINE_BYTES_MAX);
                 }
             }
         }
-    }
-}
-
-fn count(symbols: &Symbols) -> usize {
-    match symbols {
-        Symbols::All => 0,
-        Symbols::List(list) => list.len(),
     }
 }
 

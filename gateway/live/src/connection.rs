@@ -91,12 +91,11 @@ enum Request {
 }
 
 impl Request {
-    fn symbols(&self) -> usize {
+    fn symbol_count(&self) -> usize {
         match self {
-            Self::Subscribe(SubscribeRequest { symbols: Symbols::List(list), .. })
-            | Self::TakeAgain(SubscribeRequest { symbols: Symbols::List(list), .. }, _) => list.len(),
-            Self::Unsubscribe(UnsubscribeRequest { symbols: Symbols::List(list), .. }) => list.len(),
-            Self::Subscribe(_) | Self::TakeAgain(..) | Self::Unsubscribe(_) | Self::Report(_) => 0,
+            Self::Subscribe(request) | Self::TakeAgain(request, _) => request.symbols.count(),
+            Self::Unsubscribe(request) => request.symbols.count(),
+            Self::Report(_) => 0,
         }
     }
 
@@ -129,7 +128,7 @@ struct Served {
     outgoing: Outgoing,
     subscriptions: Subscriptions,
     waiting: VecDeque<Request>,
-    /// Requests beyond [`WAITING_MAX`], or more symbols than a session may have: the session ends.
+    /// More requests than [`WAITING_MAX`], or answers to them beyond the session's queue: the session ends.
     is_overfull: bool,
     replays: Vec<&'static str>,
     source: Source,
@@ -226,12 +225,15 @@ impl Served {
             Step::Unsubscribe(request) => Request::Unsubscribe(request),
             Step::Report(reason) => Request::Report(reason),
         };
-        let symbols = self.waiting.iter().map(Request::symbols).sum::<usize>() + request.symbols();
-        // A single request with too many symbols is refused by itself.
-        if self.waiting.len() < WAITING_MAX && (self.waiting.is_empty() || symbols <= self.limits.symbols_max) {
-            self.waiting.push_back(request);
-        } else {
+        let symbols = self.waiting.iter().chain([&request]).map(Request::symbol_count).sum::<usize>();
+        let symbols_max = self.limits.symbols_max;
+        if self.waiting.len() >= WAITING_MAX {
             self.is_overfull = true;
+        } else if symbols > symbols_max {
+            let reason = format!("Invalid subscription: more than {symbols_max} symbols requested at a time");
+            self.waiting.push_back(Request::Report(reason));
+        } else {
+            self.waiting.push_back(request);
         }
     }
 
@@ -269,15 +271,11 @@ impl Served {
     }
 
     fn subscribe(&mut self, request: SubscribeRequest) {
-        let symbols = match &request.symbols {
-            Symbols::All => 0,
-            Symbols::List(list) => list.len(),
-        };
         let refusal = if !self.dataset.available().contains(request.schema) {
             Some(format!("{} has no schema {}", self.dataset.name, request.schema_name))
         } else if request.snapshot && !self.dataset.has_orders() {
             Some(format!("{} has no snapshot", self.dataset.name))
-        } else if self.subscriptions.count() + symbols > self.limits.symbols_max {
+        } else if self.subscriptions.count() + request.symbols.count() > self.limits.symbols_max {
             Some(format!("more than {} symbols", self.limits.symbols_max))
         } else {
             None
@@ -344,8 +342,7 @@ impl Served {
         let Symbols::List(list) = &request.symbols else {
             let instruments = self.dataset.instruments();
             for (id, symbol) in &instruments {
-                let mapping = control::mapping(now, *id, (SType::RawSymbol, symbol), symbol);
-                self.outgoing.push(mapping.as_ref(), now);
+                self.push_mapping(*id, symbol);
             }
             return instruments.into_iter().map(|(id, _)| id).collect();
         };
@@ -381,11 +378,15 @@ impl Served {
                 ids.filter_map(|id| Some((id, self.dataset.symbol_of(id)?))).collect()
             }
         };
-        let now = now_ns();
         for (id, symbol) in wanted.into_iter().filter(|(id, _)| !known.contains(id)) {
-            self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol).as_ref(), now);
+            self.push_mapping(id, &symbol);
             mapped.push(id);
         }
+    }
+
+    fn push_mapping(&mut self, id: u32, symbol: &str) {
+        let now = now_ns();
+        self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, symbol), symbol).as_ref(), now);
     }
 
     fn unsubscribe(&mut self, request: &UnsubscribeRequest) {
@@ -566,23 +567,26 @@ impl Served {
         if !is_skipping {
             return Err((Ending::TooSlow, Some("Slow reading: the limit of the session's queue is reached")));
         }
+        self.skip_to_end()
+    }
+
+    /// Goes on at the ring's end, with what the client needs of the skipped records: mappings, and orders.
+    fn skip_to_end(&mut self) -> Result<(), (Ending, Option<&'static str>)> {
         let end = self.dataset.ring.end();
         self.source = Source::Ring(end.chunk);
         self.error(ErrorCode::SkippedRecordsAfterSlowReading, "Records were skipped after slow reading", true);
         if end.is_ended {
             return Err((Ending::EndOfSession, None));
         }
-        // Mappings among the skipped records.
-        let now = now_ns();
         for (id, symbol) in self.dataset.instruments() {
             if self.subscriptions.map(id, &symbol) {
-                self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, &symbol), &symbol).as_ref(), now);
+                self.push_mapping(id, &symbol);
             }
         }
         if let Some(PendingSnapshot::Requested(request, mapped, _) | PendingSnapshot::Taken(request, mapped, _)) =
             self.snapshot.take()
         {
-            // Its position lies among the skipped records.
+            // Taken again, since its position lies among the skipped records.
             self.waiting.push_front(Request::TakeAgain(request, mapped));
         }
         if self.subscriptions.schemas().contains(Schemas::MBO) && self.dataset.has_orders() {
@@ -603,9 +607,7 @@ impl Served {
                 if let Some(symbol) = record.mapped_symbol()
                     && self.subscriptions.map(record.instrument_id, symbol)
                 {
-                    let in_symbol = (SType::RawSymbol, symbol);
-                    let mapping = control::mapping(now, record.instrument_id, in_symbol, symbol);
-                    self.outgoing.push(mapping.as_ref(), now);
+                    self.push_mapping(record.instrument_id, symbol);
                 }
             } else if self.subscriptions.passes(&record, control::ts_event(record.bytes), phase) {
                 self.outgoing.push(record.bytes, now);

@@ -401,8 +401,8 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
     }
 }
 
-/// Waits until the dataset's log has been read: official clients give up at the first refusal. The client takes part in no
-/// limit of handshakes meanwhile, but is one of its key's sessions. A client that is refused has had its answer.
+/// Waits until the dataset's log has been read, since official clients give up at the first refusal. Meanwhile the client
+/// holds no handshake permit, but counts as a session of its key. A client that is refused has had its answer.
 async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) -> Result<(), Refusal> {
     let mut is_current = admitted.dataset.is_current.subscribe();
     let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);

@@ -91,6 +91,17 @@ pub enum Symbols {
     List(Vec<String>),
 }
 
+impl Symbols {
+    /// Symbols that are named; 0 for every instrument.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self {
+            Self::All => 0,
+            Self::List(list) => list.len(),
+        }
+    }
+}
+
 /// One line of a request before it is joined with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestLine {

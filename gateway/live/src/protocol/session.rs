@@ -153,7 +153,7 @@ impl Session {
         if line.snapshot && line.start.is_some() {
             return Some("Invalid subscription: snapshot and start exclude each other".to_owned());
         }
-        count(&line.symbols).gt(&self.limits.symbols_max).then(|| too_many_symbols(self.limits.symbols_max))
+        (line.symbols.count() > self.limits.symbols_max).then(|| too_many_symbols(self.limits.symbols_max))
     }
 
     fn report(&mut self, reason: String) -> Step {
@@ -175,17 +175,10 @@ impl OpenRequest {
             (symbols, Symbols::All) => *symbols = Symbols::All,
             (Symbols::All, _) => {}
         }
-        if count(&self.first.symbols) > symbols_max {
+        if self.first.symbols.count() > symbols_max {
             self.refusal = Some(too_many_symbols(symbols_max));
         }
         self
-    }
-}
-
-fn count(symbols: &Symbols) -> usize {
-    match symbols {
-        Symbols::All => 0,
-        Symbols::List(list) => list.len(),
     }
 }
 

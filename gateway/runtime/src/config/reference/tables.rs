@@ -301,7 +301,11 @@ pub(super) const TABLES: [Table; 20] = [
                 "Not authenticated yet, at a time. Further ones are closed at once.",
             ),
             number("handshakes_per_second", limits::LIVE_HANDSHAKES_PER_SECOND, "Further ones are closed at once."),
-            number("handshake_timeout_ms", limits::LIVE_HANDSHAKE_TIMEOUT_MS, "How long an authentication may take."),
+            number(
+                "handshake_timeout_ms",
+                limits::LIVE_HANDSHAKE_TIMEOUT_MS,
+                "How long an authentication may take, and after it the wait for a log that is still being read.",
+            ),
             number(
                 "failures_per_minute",
                 limits::LIVE_FAILURES_PER_MINUTE,
@@ -413,7 +417,7 @@ pub(super) const TABLES: [Table; 20] = [
                 "kernel_fence",
                 Allowed::Bool,
                 Absent::Value("false"),
-                "Whether the kernel refuses what is sent past the deadline. It needs root, or CAP_BPF and CAP_NET_ADMIN; with a delegated cgroup it fences its own, else the service's.",
+                "Whether the kernel refuses what is sent past the deadline. It needs root, or CAP_BPF and CAP_NET_ADMIN; with a delegated cgroup it fences a cgroup of its own, else that of the service.",
             ),
         ],
     },
