@@ -191,8 +191,11 @@ fn a_run_of_takeovers_leaves_no_process_behind_whatever_ends_it() {
         return skip("a_run_of_takeovers_leaves_no_process_behind_whatever_ends_it", "network namespaces take root");
     }
     for signal in [Signal::Interrupt, Signal::Terminate, Signal::Kill] {
-        let mut takeovers = Command::new(env!("CARGO_BIN_EXE_takeovers"));
+        // A suite that a script starts in the background ignores SIGINT, and its children inherit that.
+        let mut takeovers = Command::new("env");
         takeovers.args([
+            "--default-signal=INT",
+            env!("CARGO_BIN_EXE_takeovers"),
             "--case",
             "no-fault",
             "--trials",
