@@ -354,6 +354,9 @@ fn apply_packet_filter(testbed: &Testbed, node: u8) {
         ("OUTPUT_GROUPS", set(&[OUTPUT.ip().to_string()])),
         ("VOTERS", set(&voters)),
         ("CONSUMERS", set(&["10.77.0.11-10.77.0.14".to_owned()])),
+        // No live clients here: a port that nothing uses.
+        ("LIVE_CLIENTS", set(&["10.77.0.11".to_owned()])),
+        ("LIVE_PORT", "13000".to_owned()),
         ("LINK_PORT", LINK_PORT.to_string()),
         ("VOTE_PORT", VOTE_PORT.to_string()),
         ("RETRANSMISSION_PORT", RETRANSMISSION_PORT.to_string()),

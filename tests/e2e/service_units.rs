@@ -359,8 +359,7 @@ fn the_live_gateway_reads_the_logs_of_a_gateway_as_the_units_run_both() {
 
 /// `ops/config/quorum.toml` with these replacements and those that this machine takes.
 fn quorum_config(replacements: &[(&str, &str)]) -> String {
-    let interfaces = [("\"feed-a\"", "\"eth1\""), ("\"feed-b\"", "\"eth2\""), ("\"out-a\"", "\"eth3\"")];
-    adapted("config/quorum.toml", &[&POOL[..], &interfaces, &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
+    adapted("config/quorum.toml", &[&POOL[..], &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
 }
 
 fn witness_config() -> String {

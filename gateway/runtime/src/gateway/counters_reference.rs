@@ -37,7 +37,11 @@ fn markdown() -> String {
         ("Channel", "One block for each channel.", PipelineCounters::DESCRIPTORS),
         ("Publication log", "One block for each channel's log.", LogCounters::DESCRIPTORS),
         ("Takeovers", "One block for each group.", TakeoverCounters::DESCRIPTORS),
-        ("Pool", "Sums over the threads of a pool.", Counts::DESCRIPTORS),
+        (
+            "Pool",
+            "Sums over the threads of a pool. Words: [glossary](../../ARCHITECTURE.md#glossary).",
+            Counts::DESCRIPTORS,
+        ),
         ("Latency log: channel", "Written for each interval of a channel.", ChannelCounts::DESCRIPTORS),
         ("Latency log: line", "Written for each interval of a line.", LineCounts::DESCRIPTORS),
     ];

@@ -111,7 +111,7 @@ pub(super) const TABLES: [Table; 20] = [
                 "promotion",
                 Allowed::OneOf(&["strict", "lazy"]),
                 Absent::Depends("`\"strict\"` with `wait = \"spin\"`, else `\"lazy\"`"),
-                "When the leading thread promotes a follower: always before it processes, or when the work is worth a wake.",
+                "When the leading thread promotes a follower ([glossary](../../ARCHITECTURE.md#glossary)): always before it processes, or when the work is worth a wake.",
             ),
             number("spin_us", limits::SPIN_US, "How long `spin-then-park` spins."),
             number("quota", limits::QUOTA, "Packets that one claim may process before other channels get a turn."),
