@@ -7,6 +7,7 @@ mod data_path;
 mod day_change;
 mod demo;
 mod determinism;
+mod doctor;
 mod forged_packets;
 mod ha_control;
 mod late_join;
