@@ -12,6 +12,7 @@ mod forged_packets;
 mod ha_control;
 mod late_join;
 mod log_disk_full;
+mod metrics;
 mod multi_channel;
 mod output_failures;
 mod overload;
