@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, env, process::Command};
 use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 19] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 21] = [
     ("gateway/wire", &[]),
     ("feeds", &["wire"]),
     ("gateway/sys", &["wire"]),
@@ -15,18 +15,24 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 19] = [
     ("gateway/publog", &[]),
     ("gateway/keys", &[]),
     ("gateway/live", &["feeds", "keys", "publog", "wire"]),
+    ("gateway/doctor", &["sys"]),
+    ("gateway/admin", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
     ("gateway/election", &["keys", "sys", "wire"]),
     ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry", "wire"]),
     ("gateway/captures", &["feeds", "wire"]),
     ("gateway/simulator", &["captures", "feeds", "sys", "wire"]),
     ("gateway/tools", &["captures", "feeds", "publog", "status", "sys", "telemetry"]),
-    ("gateway/runtime", &["election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"]),
+    (
+        "gateway/runtime",
+        &["admin", "doctor", "election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"],
+    ),
     ("gateway/subscriber", &["keys", "wire"]),
     (
         "gateway/mdgw",
         &[
             "captures",
+            "doctor",
             "election",
             "feeds",
             "live",
@@ -70,7 +76,7 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
     ("ratatui", &["gateway/mdgw"]),
     ("anyhow", &["gateway/mdgw", "bench"]),
     ("toml", &["gateway/runtime", "gateway/mdgw", "tests"]),
-    ("tokio", &["gateway/election", "gateway/live"]),
+    ("tokio", &["gateway/admin", "gateway/election", "gateway/live"]),
     (
         "serde_json",
         &[
@@ -84,7 +90,18 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
             "tests",
         ],
     ),
-    ("serde", &["gateway/election", "gateway/status", "gateway/tools", "gateway/runtime", "gateway/mdgw", "tests"]),
+    (
+        "serde",
+        &[
+            "gateway/doctor",
+            "gateway/election",
+            "gateway/status",
+            "gateway/tools",
+            "gateway/runtime",
+            "gateway/mdgw",
+            "tests",
+        ],
+    ),
 ];
 
 /// All packages that `feeds` may link, since its output must be a function of bytes and times. It needs `libc` for one

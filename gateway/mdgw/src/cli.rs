@@ -1,7 +1,7 @@
 //! The command line: one file per subcommand. Only this module prints; the libraries below it return values.
 //!
 //! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
-//! closed pipe is not an error. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
 mod capture;
@@ -10,6 +10,7 @@ mod completions;
 mod convert;
 mod demo;
 mod diff;
+mod doctor;
 mod ha;
 mod inspect;
 mod live;
@@ -47,6 +48,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Demo(args) => demo::run(&args),
         Command::Diff(args) => diff::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Inspect(args) => inspect::run(&args),
@@ -64,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),
+        Ok(Outcome::Failed) => ExitCode::from(2),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             warn(&error_chain(&error));
@@ -115,6 +118,8 @@ enum Command {
     Demo(demo::Args),
     /// Validate a configuration and print what it would run.
     Check(check::Args),
+    /// Examine this host for a gateway: what is wrong, why it matters, and the command that mends it. Changes nothing.
+    Doctor(doctor::Args),
     /// Run a gateway until SIGTERM or SIGINT. SIGHUP reloads the settings that may change at run time.
     Run(run::Args),
     /// Serve official DBN live clients from the publication logs of a gateway on this host. SIGHUP reads the keys again.
@@ -160,6 +165,8 @@ enum Outcome {
     Done,
     /// The check failed or the request was refused; exit code 1.
     No,
+    /// An examination found what keeps a gateway from working; exit code 2.
+    Failed,
 }
 
 /// The policy of `--tag-key`: packets need a tag under one of these keys. Without a key every packet is accepted.

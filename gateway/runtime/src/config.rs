@@ -11,6 +11,7 @@ pub(crate) mod error;
 pub mod explain;
 pub(crate) mod file;
 pub mod host;
+pub mod host_needs;
 pub(crate) mod limits;
 pub(crate) mod memory;
 mod quantity;

@@ -14,6 +14,7 @@ mod kernel_guard;
 mod listeners;
 mod load;
 mod log_maintenance;
+mod metrics;
 mod placement;
 mod report;
 mod sentinel_handle;
@@ -23,8 +24,17 @@ mod venue_replay;
 mod watch;
 mod wiring;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
+use mdgw_admin::{AdminServer, Listener, Sources};
 use mdgw_election::{
     auth::SharedKey,
     core::Progress,
@@ -52,7 +62,7 @@ use mdgw_pair::{
     },
     standby::{InputHistory, Standby, StandbyError, StatusTable},
 };
-use mdgw_status::control::ControlServer;
+use mdgw_status::control::{ControlServer, listen};
 use mdgw_sys::{
     affinity::{confine_to, usable_cores},
     alarm::Alarm,
@@ -75,6 +85,7 @@ use self::{
     kernel_guard::KernelGuard,
     listeners::{Listeners, RefusalLog},
     load::{LoadSample, LoadWatch},
+    metrics::AdminSource,
     placement::{PlacementInputs, PlacementThread},
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
@@ -90,7 +101,7 @@ use crate::{
     config::{
         Resolved, TagKeyError,
         host::NO_COLD_CORE,
-        resolved::{Backend, LinkConfig},
+        resolved::{AdminListen, Backend, LinkConfig},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
@@ -132,6 +143,24 @@ pub struct Gateway {
     load: LoadWatch,
     audit: Option<Audit>,
     control: Option<ControlServer>,
+    admin: Option<Admin>,
+    /// When [`Self::update_health`] was last called, for the admin listener.
+    main_turned_at: Arc<AtomicU64>,
+}
+
+/// The admin listener, and its socket in the file system, which goes with it.
+#[derive(Debug)]
+struct Admin {
+    _server: AdminServer,
+    socket: Option<PathBuf>,
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket {
+            let _ = std::fs::remove_file(socket);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -327,6 +356,8 @@ impl Gateway {
             node: config.gateway.node,
             audit,
             control: None,
+            admin: None,
+            main_turned_at: Arc::new(AtomicU64::new(mono_now().0)),
             groups,
             elections,
             logs,
@@ -391,6 +422,38 @@ impl Gateway {
         let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners };
         let served = ControlServer::start(path, move |request| pair.handle(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
+        Ok(())
+    }
+
+    /// Opens the admin listener for metrics and health, if it is configured. To be called after the links, so that
+    /// all listeners are counted.
+    ///
+    /// # Errors
+    /// When it cannot listen.
+    pub fn serve_admin(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+        let Some(listen_at) = &config.admin else { return Ok(()) };
+        let source = Arc::new(AdminSource {
+            watch: self.watch(),
+            elections: self.elections.clone(),
+            channels: config.channels.iter().map(|setup| (setup.id, setup.name.clone())).collect(),
+            node: self.node,
+            epoch_count: self.epoch().count(),
+            main_turned_at: Arc::clone(&self.main_turned_at),
+        });
+        let health = Arc::clone(&source);
+        let sources = Sources {
+            metrics: Box::new(move || source.metrics()),
+            health: Box::new(move |probe| health.health(probe)),
+        };
+        let listener = match listen_at {
+            AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
+            AdminListen::Unix(path) => listen(path).map(Listener::Unix),
+        };
+        let server = listener.and_then(|listener| AdminServer::start(listener, sources));
+        let server = server.map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?;
+        let socket = if let AdminListen::Unix(path) = listen_at { Some(path.clone()) } else { None };
+        self.admin = Some(Admin { _server: server, socket });
+        tracing::info!(listen = %listen_at, "admin listener");
         Ok(())
     }
 
@@ -609,6 +672,7 @@ impl Gateway {
     /// Evaluates the health of each group and passes its fitness and eligibility to the group's election. To be called
     /// some times a second; before the first call no group is eligible.
     pub fn update_health(&mut self) {
+        self.main_turned_at.store(mono_now().0, Ordering::Relaxed);
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
         // With a link, the link's thread forwards declared gaps sooner.
@@ -648,10 +712,11 @@ impl Gateway {
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
         let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
-        let Self { sentinel, latency, cold, audit, control, load, listeners, .. } = self;
+        let Self { sentinel, latency, cold, audit, control, admin, load, listeners, .. } = self;
         drop(placement);
         // First of all, so that a peer leads while this gateway still stops.
         elections.values().for_each(LeaderLatch::close);
+        drop(admin);
         drop(control);
         drop(sentinel);
         drop(peer_forwarder);

@@ -238,7 +238,10 @@ impl Writer {
         for CollectedChannel { entry, previous } in &mut self.channels {
             let (log, channel, recent) = (&mut self.log, entry.channel, &self.recent);
             entry.collector.collect(|set| {
-                set.lines().iter().for_each(|line| recent.set_line(channel, line.line, &line.lead_ns));
+                for line in set.lines() {
+                    recent.set_line(channel, line.line, &line.lead_ns);
+                    recent.set_line_counts(channel, line.line, &line.counts);
+                }
                 let written = write_channel(set, channel, previous, clock, log.as_mut());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });

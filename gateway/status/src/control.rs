@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::client::{ControlError, send_request};
-pub use self::server::ControlServer;
+pub use self::server::{ControlServer, listen};
 
 /// A request to a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

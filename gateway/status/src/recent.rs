@@ -7,7 +7,11 @@ use std::{
 };
 
 use hdrhistogram::{Counter, Histogram};
-use mdgw_telemetry::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
+use mdgw_telemetry::{
+    channel_metrics::LineCounts,
+    counters::CounterBlock as _,
+    stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN},
+};
 use mdgw_wire::{
     identity::{ChannelId, Line},
     time::MonoNs,
@@ -25,6 +29,49 @@ struct Intervals {
     number: u64,
     stages: BTreeMap<(ChannelId, Stage), MergedStage>,
     lines: BTreeMap<(ChannelId, Line), (u64, LineSnapshot)>,
+    /// Since the start.
+    totals: BTreeMap<(ChannelId, Stage), BucketTotals>,
+    /// Highest values since the start.
+    line_counts: BTreeMap<(ChannelId, Line), LineCounts>,
+}
+
+/// Upper bounds of the buckets of [`BucketTotals`], ns. The last bucket has no bound.
+pub const BUCKET_BOUNDS_NS: [u64; 16] = [
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    50_000_000,
+    100_000_000,
+    1_000_000_000,
+];
+
+/// All values of a stage since the start, by few buckets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketTotals {
+    /// Number of values in each bucket alone.
+    pub counts: [u64; BUCKET_BOUNDS_NS.len() + 1],
+    /// Sum of the values, ns, within the histograms' precision.
+    pub sum_ns: u64,
+}
+
+impl BucketTotals {
+    fn add(&mut self, value_ns: u64, count: u64) {
+        let bucket = BUCKET_BOUNDS_NS.partition_point(|bound| *bound < value_ns);
+        if let Some(total) = self.counts.get_mut(bucket) {
+            *total += count;
+        }
+        self.sum_ns = self.sum_ns.saturating_add(value_ns.saturating_mul(count));
+    }
 }
 
 /// Sum of a stage over all threads.
@@ -66,7 +113,9 @@ impl RecentIntervals {
                 (merged.number, merged.span) = (number, span);
             }
             merged.span = (merged.span.0.min(span.0), merged.span.1.max(span.1));
+            let totals = intervals.totals.entry((channel, stage)).or_default();
             for value in histogram.iter_recorded() {
+                totals.add(histogram.median_equivalent(value.value_iterated_to()), value.count_at_value().as_u64());
                 merged.histogram.saturating_record_n(value.value_iterated_to(), value.count_at_value().as_u64());
             }
         });
@@ -79,6 +128,34 @@ impl RecentIntervals {
             let number = intervals.number;
             intervals.lines.insert((channel, line), (number, snapshot));
         });
+    }
+
+    /// Sets a line's counts since the start. They may decrease a little; the highest value of each is kept.
+    pub fn set_line_counts(&self, channel: ChannelId, line: Line, counts: &LineCounts) {
+        let new: Vec<u64> = counts.values().collect();
+        self.with(|intervals| {
+            let known = intervals.line_counts.entry((channel, line)).or_default();
+            let highest: Vec<u64> = known.values().zip(&new).map(|(known, new)| known.max(*new)).collect();
+            *known = LineCounts::from_values(|index| highest.get(index).copied().unwrap_or_default());
+        });
+    }
+
+    /// Highest counts of a channel's lines since the start.
+    #[must_use]
+    pub fn line_counts(&self, channel: ChannelId) -> Vec<(Line, LineCounts)> {
+        self.with(|intervals| {
+            let of_channel = intervals.line_counts.iter().filter(|((id, _), _)| *id == channel);
+            of_channel.map(|((_, line), counts)| (*line, *counts)).collect()
+        })
+    }
+
+    /// All values of a channel's stages since the start.
+    #[must_use]
+    pub fn totals(&self, channel: ChannelId) -> Vec<(Stage, BucketTotals)> {
+        self.with(|intervals| {
+            let of_channel = intervals.totals.iter().filter(|((id, _), _)| *id == channel);
+            of_channel.map(|((_, stage), totals)| (*stage, *totals)).collect()
+        })
     }
 
     /// Stages of a channel, in the order of the data path.
@@ -130,6 +207,32 @@ mod tests {
         let mut histogram = Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, 2).unwrap();
         values.iter().for_each(|value| histogram.saturating_record(*value));
         histogram
+    }
+
+    #[test]
+    fn totals_grow_over_intervals_and_each_value_counts_in_one_bucket() {
+        let recent = RecentIntervals::default();
+        for _ in 0..5 {
+            recent.begin();
+            recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(0), MonoNs(1)), &values(&[900, 1_500, 40_000_000_000]));
+        }
+        let [(stage, totals)] = recent.totals(CHANNEL)[..] else { panic!("one stage") };
+        assert_eq!(stage, Stage::Publish);
+        let filled: Vec<_> = totals.counts.iter().enumerate().filter(|(_, count)| **count > 0).collect();
+        assert_eq!(filled, [(0, &5), (1, &5), (BUCKET_BOUNDS_NS.len(), &5)]);
+        assert!(totals.sum_ns.abs_diff(5 * 40_000_002_400) < 5 * 400_000_000, "{}", totals.sum_ns);
+        assert!(BUCKET_BOUNDS_NS.is_sorted() && recent.totals(ChannelId(8)).is_empty());
+    }
+
+    #[test]
+    fn exported_counts_of_a_line_never_decrease() {
+        let recent = RecentIntervals::default();
+        let counts = |won_messages, packets| LineCounts { won_messages, packets, ..LineCounts::default() };
+        for (won, packets) in [(5, 1), (4, 2), (3, 3)] {
+            recent.set_line_counts(CHANNEL, Line::A, &counts(won, packets));
+        }
+        assert_eq!(recent.line_counts(CHANNEL), [(Line::A, counts(5, 3))]);
+        assert!(recent.line_counts(ChannelId(8)).is_empty());
     }
 
     #[test]

@@ -98,6 +98,31 @@ pub fn check_readable() -> io::Result<()> {
     ClockState::read().map(|_state| ())
 }
 
+/// What a time daemon reports to the kernel about the wall clock's error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synchronisation {
+    /// Whether a daemon has disciplined the clock recently (`STA_UNSYNC` is clear).
+    pub is_synchronised: bool,
+    /// What remains to be corrected, ns.
+    pub offset_ns: i64,
+    /// Bound on the error, microseconds.
+    pub error_us_max: u64,
+}
+
+/// Whether the wall clock follows a reference.
+///
+/// # Errors
+/// As [`check_readable`].
+pub fn synchronisation() -> io::Result<Synchronisation> {
+    let timex = read_timex(0)?;
+    let unit_ns = if timex.status & libc::STA_NANO != 0 { 1 } else { 1_000 };
+    Ok(Synchronisation {
+        is_synchronised: timex.status & libc::STA_UNSYNC == 0,
+        offset_ns: timex.offset.saturating_mul(unit_ns),
+        error_us_max: u64::try_from(timex.maxerror).unwrap_or(u64::MAX),
+    })
+}
+
 /// How the kernel corrects the clock, as adjtimex(2) reports it.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClockState {

@@ -4,6 +4,8 @@
 
 use std::{io, os::fd::AsRawFd};
 
+use crate::interface_request::InterfaceRequest;
+
 /// Makes the NIC timestamp every received packet (`SIOCSHWTSTAMP`). The setting lasts until it is changed or the driver
 /// is reloaded; sockets must request the timestamps in addition. A NIC that can timestamp only some packets is not
 /// changed.
@@ -14,11 +16,9 @@ use std::{io, os::fd::AsRawFd};
 pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
     let refused = |reason| HardwareStampError { interface: interface.to_owned(), reason };
     let mut config = StampConfig { flags: 0, transmit: libc::HWTSTAMP_TX_OFF, filter: libc::HWTSTAMP_FILTER_ALL };
-    let mut request = InterfaceRequest { name: [0; NAME_BYTES], data: &raw mut config, rest: [0; 16] };
-    let Some(name) = request.name.get_mut(..interface.len()).filter(|name| name.len() < NAME_BYTES) else {
+    let Some(mut request) = InterfaceRequest::new(interface, &raw mut config) else {
         return Err(refused(Reason::InvalidName));
     };
-    name.copy_from_slice(interface.as_bytes());
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|error| refused(Reason::System(error)))?;
     // SAFETY: the request is laid out as `ifreq`, its data as `hwtstamp_config`, which lives until the call returns;
     // the kernel reads both and writes the latter.
@@ -59,18 +59,6 @@ enum Reason {
     #[error("{0}")]
     System(io::Error),
 }
-
-/// `IFNAMSIZ`, the final zero included.
-const NAME_BYTES: usize = 16;
-
-/// `ifreq` of linux/if.h with its pointer as the union's member.
-#[repr(C)]
-struct InterfaceRequest {
-    name: [u8; NAME_BYTES],
-    data: *mut StampConfig,
-    rest: [u8; 16],
-}
-const _: () = assert!(size_of::<InterfaceRequest>() == 40);
 
 /// `hwtstamp_config` of linux/net_tstamp.h.
 #[repr(C)]

@@ -68,6 +68,11 @@ macro_rules! pool_counters {
             pub const DESCRIPTORS: &'static [Descriptor] = &[$(Descriptor {
                 name: stringify!($name), kind: Kind::$kind, unit: Unit::$unit, help: $help,
             }),*];
+
+            /// The values, in the order of their declarations.
+            pub fn values(&self) -> impl Iterator<Item = u64> {
+                [$(self.$name),*].into_iter()
+            }
         }
 
         /// The counters of one thread. Written by that thread alone, read by all.

@@ -79,6 +79,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
+    gateway.serve_admin(&config).with_context(|| format!("start {}", args.config.display()))?;
     let mut alarms_checked = Instant::now();
     let fault = 'running: loop {
         for signal in signals.pending() {

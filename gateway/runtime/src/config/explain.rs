@@ -376,6 +376,9 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             Bytes(live.queue_bytes_max)
         )?;
     }
+    if let Some(admin) = &config.admin {
+        writeln!(out, "admin        {admin}: /metrics, /live, /ready, /leader")?;
+    }
     let latency = &config.latency;
     match &latency.directory {
         Some(directory) => writeln!(

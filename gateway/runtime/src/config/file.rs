@@ -27,6 +27,8 @@ pub(crate) struct File {
     pub retransmission: Option<Spanned<Retransmission>>,
     /// `[live]`
     pub live: Option<Spanned<Live>>,
+    /// `[admin]`
+    pub admin: Option<Spanned<Admin>>,
     /// `[election]`
     pub election: Option<Spanned<Election>>,
     /// `[latency]`
@@ -242,6 +244,14 @@ pub(crate) struct Live {
     pub stall_seconds: FileValue<i64>,
     /// Threads.
     pub threads: FileValue<i64>,
+}
+
+/// `[admin]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Admin {
+    /// Address and port, or the path of a socket.
+    pub listen: FileValue<String>,
 }
 
 /// `[election]`

@@ -7,7 +7,7 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
     path::{Path, PathBuf},
 };
 
@@ -23,7 +23,7 @@ use mdgw_sys::{
 
 use super::{
     quantity::Bytes,
-    resolved::{Interface, OutputLine, Resolved, Threads},
+    resolved::{AdminListen, Interface, OutputLine, Resolved, Threads},
     tag_keys::tag_policies,
 };
 
@@ -258,12 +258,17 @@ fn refusals(config: &Resolved) -> Vec<String> {
     let parent =
         |path: &Option<PathBuf>| path.as_deref().map(|path| path.parent().unwrap_or_else(|| Path::new("")).to_owned());
     let (audit_directory, control_directory) = (parent(&gateway.audit_file), parent(&gateway.control_socket));
+    let admin_directory = match &config.admin {
+        Some(AdminListen::Unix(path)) => parent(&Some(path.clone())),
+        _ => None,
+    };
     let places = [
         ("state file", Some(state_directory)),
         ("publication logs", Some(&gateway.log_dir)),
         ("latency logs", latency_directory),
         ("audit", audit_directory.as_deref()),
         ("control socket", control_directory.as_deref()),
+        ("admin socket", admin_directory.as_deref()),
     ];
     let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
     for (owner, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend)))
@@ -285,6 +290,11 @@ fn refusals(config: &Resolved) -> Vec<String> {
         && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
     {
         refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
+    }
+    if let Some(AdminListen::Tcp(listen)) = &config.admin
+        && let Err(error) = TcpListener::bind(SocketAddrV4::new(*listen.ip(), 0))
+    {
+        refused.push(format!("admin cannot listen on {listen}: {error}"));
     }
     refused.extend(config.election.iter().flat_map(election::refusals));
     refused.extend(tag_policies(config).err().map(|error| error.to_string()));

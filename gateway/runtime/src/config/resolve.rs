@@ -1,6 +1,7 @@
 //! From the file as written to the configuration in force. The resolver records each problem and continues with the
 //! next key.
 
+mod admin;
 mod backend;
 mod channels;
 mod election;
@@ -70,6 +71,7 @@ impl Resolver<'_> {
         let channels = self.channels(file, &pools);
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
+        let admin = file.admin.as_ref().map(|written| self.admin(written));
         let live = file.live.as_ref().map(|written| self.live(written));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
             self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
@@ -81,7 +83,20 @@ impl Resolver<'_> {
         let log = LogConfig { level: self.one_of(level, LogLevel::NAMES).unwrap_or_default() };
         let warnings = std::mem::take(&mut self.warnings);
         let path = self.source.path.to_owned();
-        Resolved { path, gateway, pools, channels, outputs, retransmission, live, election, latency, log, warnings }
+        Resolved {
+            path,
+            gateway,
+            pools,
+            channels,
+            outputs,
+            retransmission,
+            live,
+            admin,
+            election,
+            latency,
+            log,
+            warnings,
+        }
     }
 
     fn gateway(&mut self, written: &Spanned<file::Gateway>) -> GatewayConfig {

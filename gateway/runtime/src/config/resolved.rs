@@ -48,6 +48,8 @@ pub struct Resolved {
     pub retransmission: Option<RetransmissionConfig>,
     /// The live gateway, if configured; a process of its own runs it.
     pub live: Option<LiveSettings>,
+    /// Where metrics and health are served, if configured.
+    pub admin: Option<AdminListen>,
     /// The election; `None`: this gateway is standalone.
     pub election: Option<ElectionConfig>,
     /// Latency logs.
@@ -381,6 +383,24 @@ pub struct LiveSettings {
     pub stall_ns: u64,
     /// Threads that write to clients.
     pub threads: usize,
+}
+
+/// Where the admin listener is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminListen {
+    /// At an address.
+    Tcp(SocketAddrV4),
+    /// In the file system, for this gateway's user alone.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for AdminListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// Limits of the retransmission service. All of them may change while the gateway runs.

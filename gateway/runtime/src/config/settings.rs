@@ -53,6 +53,9 @@ impl Resolved {
         if let Some(live) = &self.live {
             list.live(live);
         }
+        if let Some(admin) = &self.admin {
+            list.push("admin.listen", quoted(admin));
+        }
         if let Some(election) = &self.election {
             list.election(election);
         }

@@ -25,13 +25,14 @@ fn markdown() -> String {
         `gap_messages`, `drops` (and its reasons), `book_faults` and its silent lines; of a pool `turns`, `busy_channel_posts` and `saturation_ns`.\n\
         - The log, when it grows, checked once a second: `gaps`, `frames_refused`, `output_overruns`, `log_entries_missing`, \
         `sends_refused`, `sends_slow`, `book_faults`, `drops`, and the counters of the publication log.\n\
+        - The [admin listener](metrics.md): all of them.\n\
         - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
         - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\
         - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate`.\n\n\
         What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
         the heading of `mdgw top` and `kernel_drops` of `mdgw top --json`, and the table at the end of `mdgw run`.\n\n\
-        No command shows `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` of a channel yet.\n"
+        Of a channel, `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` are shown by the admin listener alone.\n"
         .to_owned();
     let blocks = [
         ("Channel", "One block for each channel.", PipelineCounters::DESCRIPTORS),

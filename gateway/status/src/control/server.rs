@@ -34,9 +34,6 @@ impl ControlServer {
     /// # Errors
     /// If the socket cannot be created, or another process listens on it.
     pub fn start(path: &Path, answer: impl Fn(Request) -> Response + Send + Sync + 'static) -> io::Result<Self> {
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            fs::create_dir_all(directory)?;
-        }
         let listener = listen(path)?;
         let stop = Arc::new(AtomicBool::new(false));
         let thread_stop = Arc::clone(&stop);
@@ -66,9 +63,17 @@ impl std::fmt::Debug for ControlServer {
     }
 }
 
+/// A socket that only the owner of this process may use. A socket that a crashed process left is replaced; one in use is not.
+///
 /// Creates the socket under another name, sets its permissions and renames it, so that no client connects before the
 /// permissions are set.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+///
+/// # Errors
+/// If the socket cannot be created, or another process listens on it.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        fs::create_dir_all(directory)?;
+    }
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another gateway"));
     }

@@ -31,7 +31,7 @@ const STORE_ENDPOINTS: Key = required("endpoints", "list of 1 to 9 `\"host:port\
 const STORE_USER: Key = optional("user", "text", "none", "User, with `password_file`.");
 const STORE_PASSWORD_FILE: Key = optional("password_file", PATH, "none", "File that holds the password.");
 
-pub(super) const TABLES: [Table; 20] = [
+pub(super) const TABLES: [Table; 21] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -325,6 +325,15 @@ pub(super) const TABLES: [Table; 20] = [
             ),
             number("threads", limits::LIVE_THREADS, "Threads that write to clients."),
         ],
+    },
+    Table {
+        header: "[admin]",
+        about: "[Metrics and health](metrics.md) over HTTP. Leave the table out to run without.",
+        keys: &[required(
+            "listen",
+            "IPv4 address and port, or the path of a socket",
+            "Address, or a socket in the file system for the gateway's user alone. There is no encryption and no password: keep an address on loopback, or behind a packet filter.",
+        )],
     },
     Table {
         header: "[election]",

@@ -1,0 +1,359 @@
+//! The server: one thread, one request for each connection.
+
+use std::{
+    convert::Infallible,
+    fmt, io,
+    net::TcpListener,
+    os::unix::net::UnixListener,
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Notify, Semaphore},
+};
+
+use crate::{
+    limits,
+    metric::{self, Metric},
+};
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// At an address.
+    Tcp(TcpListener),
+    /// In the file system.
+    Unix(UnixListener),
+}
+
+/// A question about health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// Does the gateway work at all? If not, a service manager should restart it.
+    Live,
+    /// Does it receive all its channels?
+    Ready,
+    /// Does it lead? Of one group, or of all groups.
+    Leader(Option<u16>),
+}
+
+/// An answer about health.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// Whether the status code is 200; else it is 503.
+    pub is_ok: bool,
+    /// The reason, one line.
+    pub text: String,
+}
+
+/// Where answers come from. Both functions run on the listener's thread and may take some milliseconds.
+pub struct Sources {
+    /// All metrics.
+    pub metrics: Box<dyn Fn() -> Vec<Metric> + Send>,
+    /// Health.
+    pub health: Box<dyn Fn(Probe) -> Health + Send>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").finish_non_exhaustive()
+    }
+}
+
+/// The running listener. Dropping it stops the listener.
+#[derive(Debug)]
+pub struct AdminServer {
+    stop: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AdminServer {
+    /// Starts the thread `mdgw-admin`, on the cores of the calling thread.
+    ///
+    /// # Errors
+    /// If the thread or its event loop cannot be made.
+    pub fn start(listener: Listener, sources: Sources) -> io::Result<Self> {
+        match &listener {
+            Listener::Tcp(listener) => listener.set_nonblocking(true)?,
+            Listener::Unix(listener) => listener.set_nonblocking(true)?,
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let accepting = {
+            let _entered = runtime.enter();
+            match listener {
+                Listener::Tcp(listener) => Accepting::Tcp(tokio::net::TcpListener::from_std(listener)?),
+                Listener::Unix(listener) => Accepting::Unix(tokio::net::UnixListener::from_std(listener)?),
+            }
+        };
+        let stop = Arc::new(Notify::new());
+        let thread_stop = Arc::clone(&stop);
+        let answers = Arc::new(Answers { sources: Mutex::new(sources), collected: Mutex::new(None) });
+        let thread = std::thread::Builder::new().name("mdgw-admin".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = accept(accepting, answers) => {}
+                    () = thread_stop.notified() => {}
+                }
+            });
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for AdminServer {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ended = thread.join();
+        }
+    }
+}
+
+enum Accepting {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+async fn accept(listener: Accepting, answers: Arc<Answers>) {
+    let free = Arc::new(Semaphore::new(limits::CONNECTIONS_MAX));
+    loop {
+        let accepted = match &listener {
+            Accepting::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
+            Accepting::Unix(listener) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "admin listener: cannot accept");
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                continue;
+            }
+        };
+        // A connection beyond the limit is closed by dropping it.
+        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
+        let answers = Arc::clone(&answers);
+        tokio::spawn(async move {
+            match stream {
+                Stream::Tcp(stream) => serve(stream, answers).await,
+                Stream::Unix(stream) => serve(stream, answers).await,
+            }
+            drop(permit);
+        });
+    }
+}
+
+enum Stream {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+/// After an error of accept(2), such as too many open files.
+const PAUSE_AFTER_ERROR: std::time::Duration = std::time::Duration::from_millis(100);
+
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = answers.answer(request.method(), request.uri().path(), request.uri().query());
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits::HEADER_TIMEOUT)
+        .max_buf_size(limits::REQUEST_BYTES_MAX)
+        .max_headers(limits::HEADERS_MAX)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    // An error is the client's: it sent no HTTP, or went away.
+    let _ended = tokio::time::timeout(limits::CONNECTION_TIMEOUT, connection).await;
+}
+
+struct Answers {
+    sources: Mutex<Sources>,
+    /// The last text of the metrics, and when it was made.
+    collected: Mutex<Option<(Instant, Bytes)>>,
+}
+
+impl Answers {
+    fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Full<Bytes>> {
+        if method != Method::GET && method != Method::HEAD {
+            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+            refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refused;
+        }
+        let probe = match path {
+            "/metrics" => return self.metrics(),
+            "/live" => Probe::Live,
+            "/ready" => Probe::Ready,
+            "/leader" => match query.map(|query| query.strip_prefix("group=").map(str::parse)) {
+                None => Probe::Leader(None),
+                Some(Some(Ok(group))) => Probe::Leader(Some(group)),
+                Some(_) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
+            },
+            _ => return text(StatusCode::NOT_FOUND, "/metrics /live /ready /leader\n"),
+        };
+        let health = (self.sources.lock().unwrap_or_else(PoisonError::into_inner).health)(probe);
+        let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        text(status, format!("{}\n", health.text))
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = collected.as_ref().filter(|(at, _)| at.elapsed() < limits::METRICS_AGE_MAX);
+        let body = if let Some((_, body)) = recent {
+            body.clone()
+        } else {
+            let metrics = (self.sources.lock().unwrap_or_else(PoisonError::into_inner).metrics)();
+            let Ok(encoded) = metric::encode(metrics) else {
+                return text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n");
+            };
+            let body = Bytes::from(encoded);
+            *collected = Some((Instant::now(), body.clone()));
+            body
+        };
+        response(StatusCode::OK, metric::CONTENT_TYPE, body)
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    response(status, "text/plain; charset=utf-8", body)
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::{SocketAddr, TcpStream},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::metric::{MetricKind, Sample, Value};
+
+    fn start() -> (AdminServer, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let metric = || Metric {
+            name: "x".to_owned(),
+            help: "an x".to_owned(),
+            kind: MetricKind::Gauge,
+            is_seconds: false,
+            samples: vec![Sample { labels: Vec::new(), value: Value::Count(7) }],
+        };
+        let sources = Sources {
+            metrics: Box::new(move || vec![metric()]),
+            health: Box::new(|probe| Health { is_ok: probe != Probe::Leader(Some(2)), text: format!("{probe:?}") }),
+        };
+        (AdminServer::start(Listener::Tcp(listener), sources).unwrap(), address)
+    }
+
+    /// Everything that the server answers until it closes the connection.
+    fn exchange(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        // The server may close the connection before it has read everything.
+        let _written = stream.write_all(request);
+        let mut answer = Vec::new();
+        let _reset = stream.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    #[test]
+    fn each_path_has_its_answer() {
+        let (_server, address) = start();
+        for (request, status, content) in [
+            ("GET /metrics", "200", "x 7"),
+            ("GET /live", "200", "Live"),
+            ("GET /ready", "200", "Ready"),
+            ("GET /leader", "200", "Leader(None)"),
+            ("GET /leader?group=1", "200", "Leader(Some(1))"),
+            ("GET /leader?group=2", "503", "Leader(Some(2))"),
+            ("GET /leader?group=x", "400", "expected"),
+            ("GET /leader?group=70000", "400", "expected"),
+            ("GET /leader?x", "400", "expected"),
+            ("GET /../../etc/passwd", "404", "/metrics /live"),
+            ("POST /metrics", "405", "only GET"),
+            ("DELETE /live", "405", "only GET"),
+        ] {
+            let answer = exchange(address, format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+            assert!(
+                answer.contains(content) && answer.to_lowercase().contains("connection: close"),
+                "{request}: {answer}"
+            );
+        }
+        let head = exchange(address, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("openmetrics") && !head.contains("x 7"), "{head}");
+    }
+
+    #[test]
+    fn requests_beyond_the_limits_are_refused_and_the_next_is_answered() {
+        let (_server, address) = start();
+        let long_path = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(2 * limits::REQUEST_BYTES_MAX));
+        let long_header = format!("GET /live HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(2 * limits::REQUEST_BYTES_MAX));
+        let many_headers = format!("GET /live HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(limits::HEADERS_MAX + 1));
+        let garbage = [0xff_u8; 4_096];
+        for request in [long_path.as_bytes(), long_header.as_bytes(), many_headers.as_bytes(), &garbage, b"\r\n\r\n\0"]
+        {
+            let answer = exchange(address, request);
+            assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        assert!(exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn idle_connections_are_closed_and_do_not_keep_others_out_for_long() {
+        let (_server, address) = start();
+        let mut idle: Vec<_> = (0..limits::CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        for stream in &mut idle {
+            stream.write_all(b"GET /live HT").unwrap();
+        }
+        // The server closes each of them after the time-out for headers.
+        for stream in &mut idle {
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let mut answer = Vec::new();
+            let _reset = stream.read_to_end(&mut answer);
+            assert!(!String::from_utf8_lossy(&answer).contains("200 OK"));
+        }
+        assert!(exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn a_connection_beyond_the_limit_is_closed_at_once() {
+        let (_server, address) = start();
+        // On a crowded machine the idle connections may end before the last one comes: then once more.
+        let is_refused = (0..10).any(|_| {
+            let idle: Vec<_> = (0..limits::CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+            // Accepted in order, so those above hold all places.
+            let answer = exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
+            drop(idle);
+            answer.is_empty()
+        });
+        assert!(is_refused);
+    }
+
+    #[test]
+    fn a_dropped_server_listens_no_more() {
+        let (server, address) = start();
+        let _open = TcpStream::connect(address).unwrap();
+        drop(server);
+        assert!(TcpStream::connect(address).is_err());
+    }
+}

@@ -1,0 +1,122 @@
+//! What only system calls and connections show.
+
+use std::{collections::BTreeMap, io, path::PathBuf};
+
+use mdgw_sys::{
+    clock_rate::{Synchronisation, synchronisation},
+    ethtool::{self, Coalescing, ReceiveRing, StampSupport},
+};
+
+use crate::needs::{Directory, Needs};
+
+/// Answers of this host and of others. Each error is a text for the reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// By interface.
+    pub nics: BTreeMap<String, NicFacts>,
+    /// Of the wall clock.
+    pub clock: Result<Synchronisation, String>,
+    /// Space of the folders that the gateway writes to.
+    pub disks: Vec<Disk>,
+    /// Store nodes and peers.
+    pub endpoints: Vec<Endpoint>,
+    /// What `mdgw check` finds, if there is a configuration.
+    pub check: Option<CheckResult>,
+}
+
+/// Settings of a network card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicFacts {
+    /// Receive ring.
+    pub ring: Result<ReceiveRing, String>,
+    /// Interrupt coalescing.
+    pub coalescing: Result<Coalescing, String>,
+    /// Generic receive offload.
+    pub gro: Result<bool, String>,
+    /// Large receive offload.
+    pub lro: Result<bool, String>,
+    /// Timestamps.
+    pub stamps: Result<StampSupport, String>,
+}
+
+/// A folder and the space of its file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The folder, as needed.
+    pub directory: Directory,
+    /// Bytes that are free for this user.
+    pub free_bytes: Result<u64, String>,
+}
+
+/// What an address is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A node of the election's store.
+    Store,
+    /// Another gateway of the pair.
+    Peer,
+}
+
+/// An address that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// What is expected there.
+    pub role: Role,
+    /// As configured.
+    pub address: String,
+    /// The answer, or the error.
+    pub answer: Result<String, String>,
+}
+
+/// Number of warnings, and all faults, of `mdgw check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckResult {
+    /// Why the gateway would not start.
+    pub faults: Vec<String>,
+    /// Number of its warnings.
+    pub warnings: usize,
+}
+
+impl Facts {
+    /// Reads this host. Connections are the caller's: it adds `endpoints` and `check`.
+    #[must_use]
+    pub fn read(needs: Option<&Needs>) -> Self {
+        let interfaces = needs.map(Needs::feed_interfaces).unwrap_or_default();
+        let directories = needs.map(|needs| needs.directories.as_slice()).unwrap_or_default();
+        Self {
+            nics: interfaces.into_iter().map(|name| (name.to_owned(), NicFacts::read(name))).collect(),
+            clock: synchronisation().map_err(text),
+            disks: directories.iter().map(Disk::read).collect(),
+            endpoints: Vec::new(),
+            check: None,
+        }
+    }
+}
+
+impl NicFacts {
+    fn read(interface: &str) -> Self {
+        Self {
+            ring: ethtool::receive_ring(interface).map_err(text),
+            coalescing: ethtool::coalescing(interface).map_err(text),
+            gro: ethtool::generic_receive_offload(interface).map_err(text),
+            lro: ethtool::large_receive_offload(interface).map_err(text),
+            stamps: ethtool::stamp_support(interface).map_err(text),
+        }
+    }
+}
+
+impl Disk {
+    /// The space where the folder is, or will be.
+    fn read(directory: &Directory) -> Self {
+        let absolute = std::path::absolute(&directory.path).unwrap_or_else(|_| PathBuf::from("/"));
+        let existing = absolute.ancestors().find(|place| place.exists()).unwrap_or_else(|| std::path::Path::new("/"));
+        let space = rustix::fs::statvfs(existing).map_err(|error| text(error.into()));
+        let free_bytes = space.map(|space| space.f_bavail.saturating_mul(space.f_frsize));
+        Self { directory: directory.clone(), free_bytes }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn text(error: io::Error) -> String {
+    crate::files::cause(&error)
+}

@@ -1,0 +1,43 @@
+//! Examines a host: cores, memory, network cards, clock, disks and the services beside a gateway.
+//!
+//! [`examine`] is a function of three inputs: files below a root folder (`/proc`, `/sys`), the answers to system calls and
+//! connections ([`Facts`]), and what a configuration needs ([`Needs`]). Nothing here changes the host, and nothing needs a
+//! privilege: what cannot be read is [`Status::Unknown`], with the reason.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod core_set;
+mod cores;
+mod facts;
+mod files;
+mod memory;
+mod needs;
+mod network;
+mod report;
+mod services;
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::path::Path;
+
+use self::files::Files;
+pub use self::{
+    core_set::CoreSet,
+    facts::{CheckResult, Disk, Endpoint, Facts, NicFacts, Role},
+    needs::{Directory, FeedLine, Needs, PinnedThreads},
+    report::{Counts, Group, Item, Report, Status},
+};
+
+/// All items, in the order of their groups. `root` is `/` but in tests; without `needs`, what depends on a configuration is unknown.
+#[must_use]
+pub fn examine(root: &Path, facts: &Facts, needs: Option<&Needs>) -> Report {
+    let files = Files::new(root);
+    let mut items = cores::items(&files, needs);
+    items.extend(memory::items(&files, needs));
+    items.extend(network::items(&files, facts, needs));
+    items.extend(clock::items(&files, facts));
+    items.extend(services::items(facts, needs));
+    Report::new(items)
+}

@@ -1,0 +1,135 @@
+//! Memory, and the limits of this process. Those of the service may differ: its unit sets them.
+
+use crate::{
+    files::{Files, shortened},
+    needs::Needs,
+    report::{Check, Group, Item},
+};
+
+pub(crate) fn items(files: &Files, needs: Option<&Needs>) -> Vec<Item> {
+    vec![locked(files, needs), real_time(files, needs), huge_pages(files), transparent_huge_pages(files), swap(files)]
+}
+
+fn check(name: &'static str, why: &'static str) -> Check {
+    Check::new(Group::Memory, name, why)
+}
+
+/// Value of a line of `/proc/self/limits`: the soft limit, `None` if unlimited.
+fn limit(files: &Files, name: &str) -> Result<Option<u64>, String> {
+    let text = files.text("/proc/self/limits")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let value = line.and_then(|line| line.split_whitespace().next());
+    match value {
+        Some("unlimited") => Ok(None),
+        Some(value) => value.parse().map(Some).map_err(|_| format!("/proc/self/limits: {name}: not a number")),
+        None => Err(format!("/proc/self/limits: no line {name}")),
+    }
+}
+
+/// Whether this process has a capability in effect (linux/capability.h); `false` if the kernel does not show it.
+fn has_capability(files: &Files, number: u32) -> bool {
+    let status = files.text("/proc/self/status").unwrap_or_default();
+    let digits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    set.is_some_and(|set| set >> number & 1 == 1)
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_NICE: u32 = 23;
+
+/// Sets a limit in the service's unit.
+fn unit_limit(setting: &str) -> String {
+    format!("printf '[Service]\\n{setting}\\n' | systemctl edit --stdin mdgw && systemctl restart mdgw")
+}
+
+fn locked(files: &Files, needs: Option<&Needs>) -> Item {
+    let check = check(
+        "memlock",
+        "Memory that is not locked may be swapped out or dropped, and a thread then waits for a disk.",
+    );
+    if needs.is_some_and(|needs| !needs.lock_memory) {
+        return check.ok("gateway.lock_memory is false");
+    }
+    match limit(files, "Max locked memory") {
+        Ok(None) => check.ok("unlimited"),
+        Ok(Some(_)) if has_capability(files, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
+        Ok(Some(bytes)) => {
+            check.warn(format!("this process may lock {bytes} bytes"), [unit_limit("LimitMEMLOCK=infinity")])
+        }
+        Err(error) => check.unknown(error),
+    }
+}
+
+fn real_time(files: &Files, needs: Option<&Needs>) -> Item {
+    let check = check(
+        "real-time limits",
+        "A gateway with a priority does not start without the limit; sched_rt_runtime_us stops a spinning thread for a part of each second.",
+    );
+    let threads = needs.map(|needs| needs.threads.as_slice()).unwrap_or_default();
+    let Some(priority) = threads.iter().filter_map(|threads| threads.priority).max() else {
+        return check.ok("no thread asks for a priority");
+    };
+    let allowed = match limit(files, "Max realtime priority") {
+        Ok(_) if has_capability(files, CAP_SYS_NICE) => u64::from(priority),
+        Ok(limit) => limit.unwrap_or(u64::MAX),
+        Err(error) => return check.unknown(error),
+    };
+    if allowed < u64::from(priority) {
+        let read = format!("this process may ask for {allowed}, and the configuration asks for {priority}");
+        return check.fail(read, [unit_limit("LimitRTPRIO=99")]);
+    }
+    let throttled = match files.number("/proc/sys/kernel/sched_rt_runtime_us") {
+        Ok(-1) => false,
+        Ok(_) => threads.iter().any(|threads| threads.priority.is_some() && threads.spins),
+        Err(error) => return check.unknown(error),
+    };
+    let read = format!(
+        "priority {priority} is allowed{}",
+        if throttled { ", but spinning threads are throttled" } else { "" }
+    );
+    check.ok_if(!throttled, read, || "sysctl -w kernel.sched_rt_runtime_us=-1".to_owned())
+}
+
+fn huge_pages(files: &Files) -> Item {
+    let check = check("huge pages", "Reserved huge pages are lost to the gateway, which asks for transparent ones.");
+    let text = match files.text("/proc/meminfo") {
+        Ok(text) => text,
+        Err(error) => return check.unknown(error),
+    };
+    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+    match free.map(|free| free.trim().parse::<u64>()) {
+        Some(Ok(0)) => check.ok("none reserved and unused"),
+        Some(Ok(free)) => check.warn(format!("{free} reserved and unused"), ["sysctl -w vm.nr_hugepages=0".to_owned()]),
+        _ => check.unknown("/proc/meminfo: no HugePages_Free"),
+    }
+}
+
+fn transparent_huge_pages(files: &Files) -> Item {
+    let check = check(
+        "transparent huge pages",
+        "Books ask for huge pages (madvise). `never` refuses them, `always` makes the kernel merge pages of every process at any moment.",
+    );
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    match files.text(path) {
+        Ok(text) if text.contains("[madvise]") => check.ok("madvise"),
+        Ok(text) => match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
+            Some((choice, _)) => check.warn(shortened(choice), [format!("echo madvise > {path}")]),
+            None => check.unknown(format!("{path}: {}", shortened(&text))),
+        },
+        Err(error) => check.unknown(error),
+    }
+}
+
+fn swap(files: &Files) -> Item {
+    let check = check("swap", "A cold page that was swapped out stops the thread that touches it for milliseconds.");
+    match files.text("/proc/swaps") {
+        // The first line is a heading.
+        Ok(text) => {
+            let places: Vec<_> =
+                text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).map(shortened).collect();
+            let read = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
+            check.ok_if(places.is_empty(), read, || "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab".to_owned())
+        }
+        Err(error) => check.unknown(error),
+    }
+}

@@ -1,0 +1,364 @@
+//! Network cards of the feeds, and the kernel's network stack.
+
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use crate::{
+    core_set::CoreSet,
+    facts::{Facts, NicFacts},
+    files::Files,
+    needs::{FeedLine, Needs},
+    report::{Check, Group, Item},
+};
+
+pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
+    let mut items = vec![receive_buffers(files, needs)];
+    let Some(needs) = needs else {
+        items.extend(
+            PER_CARD
+                .iter()
+                .map(|(name, why)| check(name, why).unknown("depends on a configuration: mdgw doctor CONFIG")),
+        );
+        return items;
+    };
+    let pins = needs.pins();
+    let joined = joined_groups(files);
+    for name in needs.feed_interfaces() {
+        let card =
+            Card { name, files, is_loopback: files.number(&format!("/sys/class/net/{name}/type")) == Ok(LOOPBACK) };
+        items.push(card.link());
+        if !files.exists(&format!("/sys/class/net/{name}")) {
+            continue;
+        }
+        items.push(card.numa_node(&pins));
+        items.push(card.irq_affinity(&pins));
+        let lines: Vec<_> = needs.lines.iter().filter(|line| line.interface == name).collect();
+        match facts.nics.get(name) {
+            Some(nic) => items.extend(card.settings(nic, &lines)),
+            None => items.push(card.check("ring size").unknown("not read")),
+        }
+        items.push(card.memberships(&joined, &lines));
+        items.push(card.igmp_version(&joined, &lines));
+        items.push(card.rp_filter());
+    }
+    for name in needs.output_interfaces.iter().filter(|name| !needs.feed_interfaces().contains(&name.as_str())) {
+        items.push(Card { name, files, is_loopback: false }.link());
+    }
+    items
+}
+
+/// Items of each card, and why they matter.
+const PER_CARD: [(&str, &str); 10] = [
+    ("link", "Without its interface the gateway does not start; without a link no packet arrives."),
+    (
+        "NUMA node",
+        "Cores of another memory node reach the card's buffers over the link between the sockets: slower for every packet.",
+    ),
+    ("IRQ affinity", "An interrupt on a pool's core stops the thread there."),
+    ("ring size", "A short receive ring overflows in a burst: the card drops packets before the kernel sees them."),
+    ("coalescing", "The card waits before it interrupts: latency for every packet that follows a pause."),
+    ("GRO and LRO", "Merging packets costs time for each one, and brings nothing for multicast."),
+    (
+        "hardware stamps",
+        "Without the card's stamps, receive times are the kernel's: they lack the time in card and driver.",
+    ),
+    ("memberships", "A switch forwards only groups that are joined."),
+    ("IGMP version", "IGMP before version 3 names no senders: switches cannot filter a source-specific join."),
+    (
+        "rp_filter",
+        "A strict filter drops multicast from senders that are not routed by this interface, without a trace.",
+    ),
+];
+
+/// `ARPHRD_LOOPBACK`.
+const LOOPBACK: i64 = 772;
+
+fn check(name: &'static str, why: &'static str) -> Check {
+    Check::new(Group::Network, name, why)
+}
+
+/// Receive buffer of a line by default, bytes.
+const RECEIVE_BUFFER_BYTES: u64 = 16 << 20;
+
+fn receive_buffers(files: &Files, needs: Option<&Needs>) -> Item {
+    let check = check(
+        "receive buffers",
+        "The kernel caps a line's receive buffer: it drops the rest of a burst that comes while the thread is busy.",
+    );
+    let wanted = needs.and_then(|needs| needs.lines.iter().map(|line| line.receive_buffer_bytes).max());
+    let wanted = wanted.unwrap_or(RECEIVE_BUFFER_BYTES);
+    match files.number("/proc/sys/net/core/rmem_max") {
+        Ok(max) => check.ok_if(
+            u64::try_from(max).is_ok_and(|max| max >= wanted),
+            format!("net.core.rmem_max {max}, wanted {wanted}"),
+            || format!("sysctl -w net.core.rmem_max={wanted}"),
+        ),
+        Err(error) => check.unknown(error),
+    }
+}
+
+struct Card<'a> {
+    name: &'a str,
+    files: &'a Files,
+    is_loopback: bool,
+}
+
+impl Card<'_> {
+    /// One of [`PER_CARD`].
+    fn check(&self, name: &'static str) -> Check {
+        let why = PER_CARD.iter().find(|(known, _)| *known == name).map_or("", |(_, why)| why);
+        check(name, why).of(self.name)
+    }
+
+    fn link(&self) -> Item {
+        let check = self.check("link");
+        let name = self.name;
+        if !self.files.exists(&format!("/sys/class/net/{name}")) {
+            return check.fail(
+                "no such interface",
+                ["ip -brief address    # then name one of these in the configuration".to_owned()],
+            );
+        }
+        match self.files.text(&format!("/sys/class/net/{name}/operstate")) {
+            Ok(state) if state == "unknown" => check.ok("its driver reports no state"),
+            Ok(state) if state == "up" => check.ok(state),
+            Ok(state) => check.fail(crate::files::shortened(&state), [format!("ip link set {name} up")]),
+            Err(error) => check.unknown(error),
+        }
+    }
+
+    fn numa_node(&self, pins: &CoreSet) -> Item {
+        let check = self.check("NUMA node");
+        if pins.is_empty() || self.is_loopback {
+            return check.ok(if self.is_loopback { "loopback has no card" } else { "no thread has a core of its own" });
+        }
+        let node = match self.files.number(&format!("/sys/class/net/{}/device/numa_node", self.name)) {
+            // The firmware names no node: there is one only.
+            Ok(node) if node < 0 => return check.ok("the card belongs to no node"),
+            Ok(node) => node,
+            Err(error) => return check.unknown(error),
+        };
+        match self.files.cores(&format!("/sys/devices/system/node/node{node}/cpulist")) {
+            Ok(near) => {
+                let far = pins.without(&near);
+                let read = format!("node {node} with cores {near}; pinned {pins}");
+                check.ok_if(far.is_empty(), read, || {
+                    format!(
+                        "cat /sys/devices/system/node/node{node}/cpulist    # then take the pools' cores from these"
+                    )
+                })
+            }
+            Err(error) => check.unknown(error),
+        }
+    }
+
+    fn irq_affinity(&self, pins: &CoreSet) -> Item {
+        let check = self.check("IRQ affinity");
+        if pins.is_empty() || self.is_loopback {
+            return check.ok(if self.is_loopback { "loopback has no card" } else { "no thread has a core of its own" });
+        }
+        // The parent: a virtio device's interrupts belong to its PCI device.
+        let folders = ["device/msi_irqs", "device/../msi_irqs"];
+        let read = |folder| self.files.names(&format!("/sys/class/net/{}/{folder}", self.name));
+        let interrupts = match folders.into_iter().map(read).reduce(Result::or) {
+            Some(Ok(numbers)) if !numbers.is_empty() => numbers,
+            Some(Err(error)) => return check.unknown(error),
+            _ => return check.unknown("the card has no message-signalled interrupts"),
+        };
+        let (mut on_pins, mut known) = (Vec::new(), 0);
+        for number in &interrupts {
+            let file = |name| self.files.cores(&format!("/proc/irq/{number}/{name}"));
+            let Ok(cores) = file("effective_affinity_list").or_else(|_| file("smp_affinity_list")) else { continue };
+            known += 1;
+            if cores.intersects(pins) {
+                on_pins.push(number.as_str());
+            }
+        }
+        if known == 0 {
+            return check.unknown(format!("cores of its {} interrupts cannot be read", interrupts.len()));
+        }
+        let read = format!("{} of {known} interrupts on the pools' cores {pins}", on_pins.len());
+        check.ok_if(on_pins.is_empty(), read, || {
+            let online = self.files.cores("/sys/devices/system/cpu/online").unwrap_or_default();
+            let numbers = on_pins.join(" ");
+            format!("for i in {numbers}; do echo {} > /proc/irq/$i/smp_affinity_list; done", online.without(pins))
+        })
+    }
+
+    fn settings(&self, nic: &NicFacts, lines: &[&FeedLine]) -> [Item; 4] {
+        [self.ring(nic), self.coalescing(nic), self.offloads(nic), self.stamps(nic, lines)]
+    }
+
+    fn ring(&self, nic: &NicFacts) -> Item {
+        let check = self.check("ring size");
+        match &nic.ring {
+            _ if self.is_loopback => check.ok("loopback has no card"),
+            Ok(ring) => {
+                let read = format!("{} of {} descriptors", ring.present, ring.max);
+                let wanted = ring.max.min(RING_WANTED);
+                check.ok_if(ring.present >= wanted, read, || format!("ethtool -G {} rx {wanted}", self.name))
+            }
+            Err(error) => check.unknown(format!("the driver does not say: {error}")),
+        }
+    }
+
+    fn coalescing(&self, nic: &NicFacts) -> Item {
+        let check = self.check("coalescing");
+        match &nic.coalescing {
+            _ if self.is_loopback => check.ok("loopback has no card"),
+            Ok(set) => {
+                let read = format!("rx-usecs {}, adaptive {}", set.receive_us, on_off(set.is_adaptive));
+                let is_off = set.receive_us == 0 && !set.is_adaptive;
+                check.ok_if(is_off, read, || format!("ethtool -C {} adaptive-rx off rx-usecs 0", self.name))
+            }
+            Err(error) => check.unknown(format!("the driver does not say: {error}")),
+        }
+    }
+
+    fn offloads(&self, nic: &NicFacts) -> Item {
+        let check = self.check("GRO and LRO");
+        match (&nic.gro, &nic.lro) {
+            _ if self.is_loopback => check.ok("loopback has no card"),
+            (Ok(gro), Ok(lro)) => {
+                let read = format!("GRO {}, LRO {}", on_off(*gro), on_off(*lro));
+                check.ok_if(!gro && !lro, read, || format!("ethtool -K {} gro off lro off", self.name))
+            }
+            (Err(error), _) | (_, Err(error)) => check.unknown(format!("the driver does not say: {error}")),
+        }
+    }
+
+    fn stamps(&self, nic: &NicFacts, lines: &[&FeedLine]) -> Item {
+        let check = self.check("hardware stamps");
+        let wanted = lines.iter().any(|line| line.wants_hardware_stamps);
+        match &nic.stamps {
+            Ok(support) if support.all_received => check.ok(match (wanted, support.clock) {
+                (true, Some(clock)) => format!("of all packets, by /dev/ptp{clock}"),
+                (true, None) => "of all packets".to_owned(),
+                (false, _) => "available, not asked for (stamps = \"hardware\")".to_owned(),
+            }),
+            Ok(_) => check.ok_if(
+                !wanted,
+                if wanted { "asked for, but the card has none for all packets" } else { "none, and not asked for" },
+                || format!("ethtool -T {}    # then set stamps = \"kernel\" for its lines", self.name),
+            ),
+            Err(error) => check.unknown(format!("the driver does not say: {error}")),
+        }
+    }
+
+    /// All groups are joined while a gateway runs, and none without one.
+    fn memberships(&self, joined: &Result<Joined, String>, lines: &[&FeedLine]) -> Item {
+        let check = self.check("memberships");
+        let joined = match joined {
+            Ok(joined) => joined.get(self.name),
+            Err(error) => return check.unknown(error),
+        };
+        let mut groups: Vec<Ipv4Addr> =
+            lines.iter().map(|line| *line.group.ip()).filter(Ipv4Addr::is_multicast).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let missing: Vec<_> =
+            groups.iter().filter(|group| joined.is_none_or(|joined| !joined.groups.contains(group))).collect();
+        if missing.len() == groups.len() {
+            return check.ok(format!("none of {} groups is joined: no gateway runs here", groups.len()));
+        }
+        let read = format!("{} of {} groups are joined", groups.len() - missing.len(), groups.len());
+        check.ok_if(missing.is_empty(), read, || {
+            let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
+            format!("ip maddress show dev {} && systemctl restart mdgw    # missing: {}", self.name, names.join(", "))
+        })
+    }
+
+    fn igmp_version(&self, joined: &Result<Joined, String>, lines: &[&FeedLine]) -> Item {
+        let check = self.check("IGMP version");
+        let forced = |scope: &str| self.files.number(&format!("/proc/sys/net/ipv4/conf/{scope}/force_igmp_version"));
+        let [all, own] = match [forced("all"), forced(self.name)] {
+            [Ok(all), Ok(own)] => [all, own],
+            [Err(error), _] | [_, Err(error)] => return check.unknown(error),
+        };
+        let needs_three = lines.iter().any(|line| !line.sources.is_empty());
+        let is_old = |version: i64| version == 1 || version == 2;
+        if is_old(all) || is_old(own) {
+            let read = format!(
+                "forced to {}{}",
+                if is_old(all) { all } else { own },
+                if needs_three { "" } else { "; no line names senders" }
+            );
+            return check.ok_if(!needs_three, read, || {
+                format!(
+                    "sysctl -w net.ipv4.conf.all.force_igmp_version=0 net.ipv4.conf.{}.force_igmp_version=0",
+                    self.name
+                )
+            });
+        }
+        // A querier of an older version makes the kernel speak that version.
+        let querier =
+            joined.as_ref().ok().and_then(|joined| joined.get(self.name)).map(|joined| joined.version.as_str());
+        match querier {
+            Some("V1" | "V2") if needs_three => check.warn(
+                "the network's querier speaks an older version",
+                [format!(
+                    "sysctl -w net.ipv4.conf.{}.force_igmp_version=3    # and set version 3 at the switch",
+                    self.name
+                )],
+            ),
+            Some(version) => check.ok(format!("not forced; in use: {version}")),
+            None => check.ok("not forced"),
+        }
+    }
+
+    fn rp_filter(&self) -> Item {
+        let check = self.check("rp_filter");
+        let read = |scope: &str| self.files.number(&format!("/proc/sys/net/ipv4/conf/{scope}/rp_filter"));
+        match [read("all"), read(self.name)] {
+            // The kernel takes the larger value.
+            [Ok(all), Ok(own)] => {
+                let text = match all.max(own) {
+                    0 => "off",
+                    1 => "strict",
+                    _ => "loose",
+                };
+                check.ok_if(all.max(own) != 1, text, || format!("sysctl -w net.ipv4.conf.{}.rp_filter=2", self.name))
+            }
+            [Err(error), _] | [_, Err(error)] => check.unknown(error),
+        }
+    }
+}
+
+/// Descriptors that a receive ring should have, where the card takes as many.
+const RING_WANTED: u32 = 4_096;
+
+fn on_off(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
+
+/// IGMP state by interface.
+type Joined = BTreeMap<String, JoinedOn>;
+
+#[derive(Debug, Default)]
+struct JoinedOn {
+    /// Version in use: `V3`.
+    version: String,
+    groups: Vec<Ipv4Addr>,
+}
+
+/// Reads `/proc/net/igmp`: a line for each interface, followed by one for each of its groups.
+fn joined_groups(files: &Files) -> Result<Joined, String> {
+    let text = files.text("/proc/net/igmp")?;
+    let mut joined = Joined::new();
+    let mut interface = String::new();
+    for line in text.lines().skip(1) {
+        let mut words = line.split_whitespace();
+        if line.starts_with(char::is_whitespace) {
+            // The group's bytes in memory, printed as a number of this host.
+            let group = words.next().and_then(|digits| u32::from_str_radix(digits, 16).ok());
+            let of_interface = joined.get_mut(&interface);
+            if let (Some(group), Some(of_interface)) = (group, of_interface) {
+                of_interface.groups.push(Ipv4Addr::from(group.to_ne_bytes()));
+            }
+        } else if let (Some(_index), Some(name)) = (words.next(), words.next()) {
+            interface = name.trim_end_matches(':').to_owned();
+            let version = words.last().filter(|word| word.starts_with('V')).unwrap_or_default().to_owned();
+            joined.insert(interface.clone(), JoinedOn { version, groups: Vec::new() });
+        }
+    }
+    Ok(joined)
+}

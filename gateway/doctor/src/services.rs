@@ -1,0 +1,92 @@
+//! Disks, store, peers, and the configuration itself.
+
+use crate::{
+    facts::{Disk, Facts, Role},
+    needs::Needs,
+    report::{Check, Group, Item},
+};
+
+pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
+    let Some(needs) = needs else {
+        let names = [("disk", DISK_WHY), ("store", STORE_WHY), ("peer", PEER_WHY), ("mdgw check", CHECK_WHY)];
+        return names
+            .into_iter()
+            .map(|(name, why)| check(name, why).unknown("depends on a configuration: mdgw doctor CONFIG"))
+            .collect();
+    };
+    let mut items: Vec<_> = facts.disks.iter().map(disk).collect();
+    items.extend(reachable(facts, Role::Store));
+    items.extend(reachable(facts, Role::Peer));
+    items.push(configuration(facts, &needs.config));
+    items
+}
+
+const DISK_WHY: &str =
+    "Without space the log moves to private memory, so readers and a restart lack it; latency logs and audit stop.";
+const STORE_WHY: &str = "Without its store no gateway can become leader.";
+const PEER_WHY: &str = "Without its peer this gateway has nobody to take over, and no source for missing messages.";
+const CHECK_WHY: &str = "A gateway does not start with a fault; with a warning it runs worse than it could.";
+
+fn check(name: &'static str, why: &'static str) -> Check {
+    Check::new(Group::Services, name, why)
+}
+
+/// Free space where the gateway names no limit, bytes.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+fn disk(disk: &Disk) -> Item {
+    let path = disk.directory.path.display().to_string();
+    let check = check("disk", DISK_WHY).of(path.clone());
+    let needed = if disk.directory.bytes == 0 { FREE_BYTES_MIN } else { disk.directory.bytes };
+    match &disk.free_bytes {
+        Ok(free) => {
+            let read = format!("{}: {} free, {} needed", disk.directory.holds, mebibytes(*free), mebibytes(needed));
+            if *free >= needed {
+                check.ok(read)
+            } else {
+                check.warn(read, [format!("df -h {path} && du -xh -d 2 {path} | sort -h | tail    # then make space")])
+            }
+        }
+        Err(error) => check.unknown(error.clone()),
+    }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
+    let (name, why) = match role {
+        Role::Store => ("store", STORE_WHY),
+        Role::Peer => ("peer", PEER_WHY),
+    };
+    let endpoints: Vec<_> = facts.endpoints.iter().filter(|endpoint| endpoint.role == role).collect();
+    if endpoints.is_empty() {
+        return vec![check(name, why).ok("this configuration has none")];
+    }
+    let item = |endpoint: &&crate::facts::Endpoint| {
+        let check = check(name, why).of(endpoint.address.clone());
+        let (host, port) = endpoint.address.rsplit_once(':').unwrap_or((&endpoint.address, ""));
+        match (&endpoint.answer, role) {
+            (Ok(answer), _) => check.ok(answer.clone()),
+            (Err(error), Role::Store) => {
+                check.fail(error.clone(), [format!("nc -zv {host} {port}    # on this host, then on the store's")])
+            }
+            (Err(error), Role::Peer) => {
+                check.warn(error.clone(), [format!("nc -zv {host} {port} && ssh {host} systemctl start mdgw")])
+            }
+        }
+    };
+    endpoints.iter().map(item).collect()
+}
+
+fn configuration(facts: &Facts, config: &str) -> Item {
+    let check = check("mdgw check", CHECK_WHY);
+    let command = format!("mdgw check {config}");
+    match &facts.check {
+        None => check.unknown("not run"),
+        Some(found) if !found.faults.is_empty() => check.fail(found.faults.join("; "), [command]),
+        Some(found) if found.warnings > 0 => check.warn(format!("{} warnings", found.warnings), [command]),
+        Some(_) => check.ok("no fault, no warning"),
+    }
+}

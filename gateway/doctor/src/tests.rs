@@ -1,0 +1,472 @@
+//! Trees of `/proc` and `/sys` as hosts have them: a good one, a bad one, an empty one, and one of odd files.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{collections::BTreeMap, fs, os::unix::fs::symlink, path::Path};
+
+use expect_test::expect;
+use mdgw_sys::{
+    clock_rate::Synchronisation,
+    ethtool::{Coalescing, ReceiveRing, StampSupport},
+};
+
+use super::*;
+
+/// Two pinned pool threads and an election, one line for each of two senders on eth1, output on eth3.
+fn needs() -> Needs {
+    let threads = |name: &str, cores: &str, priority| PinnedThreads {
+        name: name.to_owned(),
+        cores: CoreSet::parse(cores).unwrap(),
+        priority,
+        spins: true,
+    };
+    let line = FeedLine {
+        interface: "eth1".to_owned(),
+        group: "233.54.12.111:26477".parse().unwrap(),
+        sources: vec!["206.200.43.72".parse().unwrap()],
+        receive_buffer_bytes: 16 << 20,
+        wants_hardware_stamps: true,
+    };
+    let second = FeedLine { group: "233.54.12.112:26477".parse().unwrap(), ..line.clone() };
+    Needs {
+        config: "gateway.toml".to_owned(),
+        threads: vec![threads("main", "2-3", Some(50)), threads("election", "1", None)],
+        lines: vec![line, second],
+        output_interfaces: vec!["eth3".to_owned()],
+        lock_memory: true,
+        directories: vec![Directory { holds: "publication logs", path: "/dev/shm/mdgw".into(), bytes: 512 << 20 }],
+    }
+}
+
+fn facts(is_good: bool) -> Facts {
+    let needs = needs();
+    let nic = NicFacts {
+        ring: Ok(ReceiveRing { present: if is_good { 4_096 } else { 512 }, max: 8_192 }),
+        coalescing: Ok(Coalescing { receive_us: if is_good { 0 } else { 50 }, is_adaptive: !is_good }),
+        gro: Ok(!is_good),
+        lro: Ok(false),
+        stamps: Ok(StampSupport { all_received: is_good, clock: is_good.then_some(1) }),
+    };
+    let answer = |text: &str| if is_good { Ok(text.to_owned()) } else { Err("connection refused".to_owned()) };
+    let endpoint = |role, address: &str| Endpoint { role, address: address.to_owned(), answer: answer("connected") };
+    let free_bytes = Ok(if is_good { 1 << 40 } else { 100 << 20 });
+    Facts {
+        nics: BTreeMap::from([("eth1".to_owned(), nic)]),
+        clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
+        disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
+        endpoints: vec![endpoint(Role::Store, "etcd1:2379"), endpoint(Role::Peer, "10.0.0.2:31200")],
+        check: Some(CheckResult { faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] }, warnings: 0 }),
+    }
+}
+
+fn write(root: &Path, files: &[(&str, &str)]) {
+    for (path, text) in files {
+        let path = root.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+const CPU: &str = "/sys/devices/system/cpu";
+
+/// The host that `ops/guide/install.md` describes, or one on which nothing was set.
+fn write_host(root: &Path, is_good: bool) {
+    let pick = |good: &'static str, bad: &'static str| if is_good { good } else { bad };
+    let mut files: Vec<(String, String)> = Vec::new();
+    for core in 0..8 {
+        let sibling = if core < 4 { core + 4 } else { core - 4 };
+        let siblings = if is_good { core.to_string() } else { format!("{},{}", core.min(sibling), core.max(sibling)) };
+        for (name, text) in [
+            ("cpufreq/scaling_governor", pick("performance", "powersave").to_owned()),
+            ("cpuidle/state0/latency", "0".to_owned()),
+            ("cpuidle/state0/disable", "0".to_owned()),
+            ("cpuidle/state3/latency", "133".to_owned()),
+            ("cpuidle/state3/disable", pick("1", "0").to_owned()),
+            ("topology/thread_siblings_list", siblings),
+        ] {
+            files.push((format!("{CPU}/cpu{core}/{name}"), text));
+        }
+    }
+    let files: Vec<_> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    write(root, &files);
+    write(
+        root,
+        &[
+            ("/proc/sys/kernel/osrelease", pick("6.12.9-amd64\n", "5.10.0-28-amd64\n")),
+            (&format!("{CPU}/online"), "0-7\n"),
+            (&format!("{CPU}/isolated"), pick("1-3\n", "\n")),
+            (&format!("{CPU}/nohz_full"), pick("1-3\n", "(null)\n")),
+            ("/proc/cmdline", pick("quiet rcu_nocbs=1,3", "quiet")),
+            (&format!("{CPU}/intel_pstate/no_turbo"), pick("1", "0")),
+            ("/proc/1/comm", "systemd\n"),
+            ("/proc/800/comm", pick("chronyd\n", "irqbalance\n")),
+            (
+                "/proc/self/limits",
+                pick(
+                    "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         unlimited            unlimited            bytes\n\
+                     Max realtime priority     99                   99\n",
+                    "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608              8388608              bytes\n\
+                     Max realtime priority     0                    0\n",
+                ),
+            ),
+            ("/proc/self/status", "Name:\tmdgw\nCapEff:\t0000000000000000\n"),
+            ("/proc/sys/kernel/sched_rt_runtime_us", pick("-1", "950000")),
+            ("/proc/meminfo", pick("HugePages_Free:        0\n", "HugePages_Free:      512\n")),
+            ("/sys/kernel/mm/transparent_hugepage/enabled", pick("always [madvise] never", "always madvise [never]")),
+            (
+                "/proc/swaps",
+                pick("Filename\tType\tSize\n", "Filename\tType\tSize\n/dev/sda2  partition  8388604  0  -2\n"),
+            ),
+            ("/proc/sys/net/core/rmem_max", pick("67108864", "212992")),
+            ("/sys/class/net/eth1/type", "1"),
+            ("/sys/class/net/eth1/operstate", pick("up", "down")),
+            ("/sys/class/net/eth3/operstate", pick("up", "lowerlayerdown")),
+            ("/sys/class/net/eth1/device/numa_node", pick("0", "1")),
+            ("/sys/devices/system/node/node0/cpulist", "0-3"),
+            ("/sys/devices/system/node/node1/cpulist", "4-7"),
+            ("/sys/class/net/eth1/device/msi_irqs/40", "msix"),
+            ("/sys/class/net/eth1/device/msi_irqs/41", "msix"),
+            ("/proc/irq/40/smp_affinity_list", "0"),
+            ("/proc/irq/40/effective_affinity_list", "0"),
+            ("/proc/irq/41/smp_affinity_list", pick("0", "0-7")),
+            ("/proc/net/igmp", pick(IGMP_GOOD, IGMP_BAD)),
+            ("/proc/sys/net/ipv4/conf/all/force_igmp_version", "0"),
+            ("/proc/sys/net/ipv4/conf/eth1/force_igmp_version", pick("0", "2")),
+            ("/proc/sys/net/ipv4/conf/all/rp_filter", "0"),
+            ("/proc/sys/net/ipv4/conf/eth1/rp_filter", pick("2", "1")),
+            ("/sys/devices/system/clocksource/clocksource0/current_clocksource", pick("tsc", "hpet")),
+        ],
+    );
+}
+
+/// 233.54.12.111 and .112 are joined on eth1, with their bytes in the order of a little-endian host.
+const IGMP_GOOD: &str = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter
+2\teth1      :     3      V3
+\t\t\t\t6F0C36E9     1 0:00000000\t\t0
+\t\t\t\t700C36E9     1 0:00000000\t\t0
+\t\t\t\t010000E0     1 0:00000000\t\t0
+";
+/// Only the first is.
+const IGMP_BAD: &str = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter
+2\teth1      :     2      V2
+\t\t\t\t6F0C36E9     1 0:00000000\t\t0
+\t\t\t\t010000E0     1 0:00000000\t\t0
+";
+
+fn report_of(is_good: bool) -> Report {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), is_good);
+    examine(root.path(), &facts(is_good), Some(&needs()))
+}
+
+fn names(report: &Report) -> Vec<(&str, Option<&str>)> {
+    report.items.iter().map(|item| (item.name, item.subject.as_deref())).collect()
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn every_item_is_ok_on_a_good_host_and_names_its_remedy_on_a_bad_one() {
+    let (good, bad) = (report_of(true), report_of(false));
+    assert_eq!(names(&good), names(&bad));
+    assert!(good.items.len() >= 30, "{}", good.items.len());
+    for item in &good.items {
+        assert!(item.status == Status::Ok && item.commands.is_empty(), "{item:#?}");
+    }
+    for item in &bad.items {
+        assert!(matches!(item.status, Status::Warn | Status::Fail) && !item.commands.is_empty(), "{item:#?}");
+        assert!(!item.why.is_empty() && !item.read.is_empty(), "{item:#?}");
+    }
+    assert_eq!((good.worst, bad.worst), (Status::Ok, Status::Fail));
+    assert_eq!(good.counts, Counts { ok: good.items.len(), ..Counts::default() });
+    assert_eq!(bad.counts.ok + bad.counts.unknown, 0);
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
+    let bad = report_of(false);
+    let command = |name: &str| bad.items.iter().find(|item| item.name == name).unwrap().commands[0].clone();
+    for (name, expected) in [
+        (
+            "isolated cores",
+            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub && reboot",
+        ),
+        ("governor", "cpupower -c 1-3 frequency-set -g performance"),
+        ("C-states", "cpupower -c 1-3 idle-set -D 10"),
+        (
+            "SMT siblings",
+            "echo 0 | tee /sys/devices/system/cpu/cpu5/online /sys/devices/system/cpu/cpu6/online /sys/devices/system/cpu/cpu7/online",
+        ),
+        ("IRQ affinity", "for i in 41; do echo 0,4-7 > /proc/irq/$i/smp_affinity_list; done"),
+        ("ring size", "ethtool -G eth1 rx 4096"),
+        ("coalescing", "ethtool -C eth1 adaptive-rx off rx-usecs 0"),
+        ("GRO and LRO", "ethtool -K eth1 gro off lro off"),
+        ("receive buffers", "sysctl -w net.core.rmem_max=16777216"),
+        ("rp_filter", "sysctl -w net.ipv4.conf.eth1.rp_filter=2"),
+        ("memberships", "ip maddress show dev eth1 && systemctl restart mdgw    # missing: 233.54.12.112"),
+        ("mdgw check", "mdgw check gateway.toml"),
+    ] {
+        assert_eq!(command(name), expected, "{name}");
+    }
+}
+
+#[test]
+fn what_an_empty_container_hides_is_unknown_with_the_reason() {
+    let root = tempfile::tempdir().unwrap();
+    write(root.path(), &[("/.dockerenv", ""), ("/proc/1/comm", "sh\n")]);
+    let hidden = || Err("Operation not permitted".to_owned());
+    let facts = Facts {
+        nics: BTreeMap::new(),
+        clock: Err("not permitted".to_owned()),
+        disks: Vec::new(),
+        endpoints: Vec::new(),
+        check: None,
+    };
+    let without = examine(root.path(), &facts, None);
+    assert_eq!(without.worst, Status::Ok, "{:#?}", without.items);
+    let known: Vec<_> =
+        without.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
+    assert_eq!(known, ["real-time limits"], "nothing asks for a priority");
+    assert!(without.items.iter().all(|item| item.commands.is_empty() && !item.read.is_empty()));
+
+    fs::create_dir_all(root.path().join("sys/class/net/eth1")).unwrap();
+    let nic = NicFacts {
+        ring: Err("not supported".to_owned()),
+        coalescing: Err("not supported".to_owned()),
+        gro: Err("not supported".to_owned()),
+        lro: Ok(false),
+        stamps: Err("not supported".to_owned()),
+    };
+    let disk = Disk { directory: needs().directories[0].clone(), free_bytes: hidden() };
+    let facts = Facts { nics: BTreeMap::from([("eth1".to_owned(), nic)]), disks: vec![disk], ..facts };
+    let with = examine(root.path(), &facts, Some(&needs()));
+    let known: Vec<_> = with.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
+    assert_eq!(known, ["link", "store", "peer"], "eth3 is not there; no store, no peer");
+    let text = with.text(false);
+    assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
+}
+
+#[test]
+fn odd_files_are_unknown_and_never_a_panic() {
+    for odd in [
+        "",
+        "\n",
+        "x",
+        "-",
+        "99999999999999999999",
+        "0-4294967295",
+        "\u{0}\u{1}",
+        "[",
+        "]",
+        "V",
+        "-9223372036854775808",
+        ": : :\n\t\t\n zz",
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        write_host(root.path(), true);
+        overwrite(root.path(), odd.as_bytes());
+        let report = examine(root.path(), &facts(true), Some(&needs()));
+        assert_eq!(names(&report), names(&report_of(true)));
+        assert!(report.counts.unknown > 5, "{odd:?}: {report:#?}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    overwrite(root.path(), &[0xff; 100_000]);
+    assert!(examine(root.path(), &facts(true), Some(&needs())).counts.unknown > 5);
+}
+
+#[test]
+fn folders_pipes_and_endless_links_instead_of_files_are_unknown() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("proc/sys/kernel/osrelease")).unwrap();
+    fs::create_dir_all(root.path().join("proc/net")).unwrap();
+    symlink("swaps", root.path().join("proc/swaps")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        root.path().join("proc/cmdline"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    let report = examine(root.path(), &facts(true), Some(&needs()));
+    for name in ["kernel", "swap"] {
+        assert_eq!(report.items.iter().find(|item| item.name == name).unwrap().status, Status::Unknown, "{name}");
+    }
+}
+
+/// Replaces the content of every file.
+fn overwrite(folder: &Path, bytes: &[u8]) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            overwrite(&entry.path(), bytes)
+        } else {
+            fs::write(entry.path(), bytes).unwrap()
+        }
+    }
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
+    let text = report_of(false).text(false);
+    for line in text.lines().filter(|line| !line.trim_start().starts_with('$')) {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+    expect![[r#"
+        cores
+          warn    kernel: Linux 5.10.0-28-amd64
+                    Kernels before 6.1 lack parts of io_uring; 6.12 makes takeovers on
+                    shared cores quicker.
+                    $ apt install linux-image-$(dpkg --print-architecture) && reboot
+          warn    isolated cores: none; pinned 1-3, without it 1-3
+                    On other cores the scheduler runs other work beside a pinned thread,
+                    and packets wait for it.
+                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub && reboot
+          warn    nohz_full: none; pinned 1-3, without it 1-3
+                    On other cores a timer tick interrupts the thread up to 1,000 times
+                    a second.
+                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&nohz_full=1-3 /' /etc/default/grub && update-grub && reboot
+          warn    rcu_nocbs: none; pinned 1-3, without it 1-3
+                    On other cores the kernel frees its own memory in the thread's time.
+                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&rcu_nocbs=1-3 /' /etc/default/grub && update-grub && reboot
+          warn    governor: powersave on cores 1-3
+                    Other governors slow an idle core down: the first packet after a
+                    pause pays for it.
+                    $ cpupower -c 1-3 frequency-set -g performance
+          warn    turbo: on
+                    With turbo a core's speed follows temperature and the load of other
+                    cores: fast, but not the same from packet to packet.
+                    $ echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo
+          warn    C-states: up to 133 us on cores 1-3
+                    A core in a deep idle state needs up to hundreds of microseconds to
+                    wake up for a packet.
+                    $ cpupower -c 1-3 idle-set -D 10
+          warn    SMT siblings: cores 1-3 share a physical core with 5-7
+                    Two threads on one physical core share its units and caches: each
+                    slows the other down.
+                    $ echo 0 | tee /sys/devices/system/cpu/cpu5/online /sys/devices/system/cpu/cpu6/online /sys/devices/system/cpu/cpu7/online
+          warn    irqbalance: runs
+                    It moves interrupts back to the pools' cores, also those that were
+                    steered away.
+                    $ systemctl disable --now irqbalance
+
+        memory
+          warn    memlock: this process may lock 8388608 bytes
+                    Memory that is not locked may be swapped out or dropped, and a
+                    thread then waits for a disk.
+                    $ printf '[Service]\nLimitMEMLOCK=infinity\n' | systemctl edit --stdin mdgw && systemctl restart mdgw
+          fail    real-time limits: this process may ask for 0, and the configuration
+                  asks for 50
+                    A gateway with a priority does not start without the limit;
+                    sched_rt_runtime_us stops a spinning thread for a part of each
+                    second.
+                    $ printf '[Service]\nLimitRTPRIO=99\n' | systemctl edit --stdin mdgw && systemctl restart mdgw
+          warn    huge pages: 512 reserved and unused
+                    Reserved huge pages are lost to the gateway, which asks for
+                    transparent ones.
+                    $ sysctl -w vm.nr_hugepages=0
+          warn    transparent huge pages: never
+                    Books ask for huge pages (madvise). `never` refuses them, `always`
+                    makes the kernel merge pages of every process at any moment.
+                    $ echo madvise > /sys/kernel/mm/transparent_hugepage/enabled
+          warn    swap: /dev/sda2
+                    A cold page that was swapped out stops the thread that touches it
+                    for milliseconds.
+                    $ swapoff -a && sed -i '/\sswap\s/s/^/#/' /etc/fstab
+
+        network
+          warn    receive buffers: net.core.rmem_max 212992, wanted 16777216
+                    The kernel caps a line's receive buffer: it drops the rest of a
+                    burst that comes while the thread is busy.
+                    $ sysctl -w net.core.rmem_max=16777216
+          fail    link eth1: down
+                    Without its interface the gateway does not start; without a link no
+                    packet arrives.
+                    $ ip link set eth1 up
+          warn    NUMA node eth1: node 1 with cores 4-7; pinned 1-3
+                    Cores of another memory node reach the card's buffers over the link
+                    between the sockets: slower for every packet.
+                    $ cat /sys/devices/system/node/node1/cpulist    # then take the pools' cores from these
+          warn    IRQ affinity eth1: 1 of 2 interrupts on the pools' cores 1-3
+                    An interrupt on a pool's core stops the thread there.
+                    $ for i in 41; do echo 0,4-7 > /proc/irq/$i/smp_affinity_list; done
+          warn    ring size eth1: 512 of 8192 descriptors
+                    A short receive ring overflows in a burst: the card drops packets
+                    before the kernel sees them.
+                    $ ethtool -G eth1 rx 4096
+          warn    coalescing eth1: rx-usecs 50, adaptive on
+                    The card waits before it interrupts: latency for every packet that
+                    follows a pause.
+                    $ ethtool -C eth1 adaptive-rx off rx-usecs 0
+          warn    GRO and LRO eth1: GRO on, LRO off
+                    Merging packets costs time for each one, and brings nothing for
+                    multicast.
+                    $ ethtool -K eth1 gro off lro off
+          warn    hardware stamps eth1: asked for, but the card has none for all packets
+                    Without the card's stamps, receive times are the kernel's: they lack
+                    the time in card and driver.
+                    $ ethtool -T eth1    # then set stamps = "kernel" for its lines
+          warn    memberships eth1: 1 of 2 groups are joined
+                    A switch forwards only groups that are joined.
+                    $ ip maddress show dev eth1 && systemctl restart mdgw    # missing: 233.54.12.112
+          warn    IGMP version eth1: forced to 2
+                    IGMP before version 3 names no senders: switches cannot filter a
+                    source-specific join.
+                    $ sysctl -w net.ipv4.conf.all.force_igmp_version=0 net.ipv4.conf.eth1.force_igmp_version=0
+          warn    rp_filter eth1: strict
+                    A strict filter drops multicast from senders that are not routed by
+                    this interface, without a trace.
+                    $ sysctl -w net.ipv4.conf.eth1.rp_filter=2
+          fail    link eth3: lowerlayerdown
+                    Without its interface the gateway does not start; without a link no
+                    packet arrives.
+                    $ ip link set eth3 up
+
+        clock
+          warn    clock source: hpet
+                    With another source each reading of the clock is a system call of
+                    about a microsecond: several for each packet.
+                    $ echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource
+          warn    PTP or chrony: the clock is not synchronised; no time daemon seen
+                    Receive stamps are compared with the venue's times, and with those
+                    of the peer: an offset looks like latency.
+                    $ apt install chrony && systemctl enable --now chrony
+
+        services
+          warn    disk /dev/shm/mdgw: publication logs: 100 MiB free, 512 MiB needed
+                    Without space the log moves to private memory, so readers and a
+                    restart lack it; latency logs and audit stop.
+                    $ df -h /dev/shm/mdgw && du -xh -d 2 /dev/shm/mdgw | sort -h | tail    # then make space
+          fail    store etcd1:2379: connection refused
+                    Without its store no gateway can become leader.
+                    $ nc -zv etcd1 2379    # on this host, then on the store's
+          warn    peer 10.0.0.2:31200: connection refused
+                    Without its peer this gateway has nobody to take over, and no source
+                    for missing messages.
+                    $ nc -zv 10.0.0.2 31200 && ssh 10.0.0.2 systemctl start mdgw
+          fail    mdgw check: no key
+                    A gateway does not start with a fault; with a warning it runs worse
+                    than it could.
+                    $ mdgw check gateway.toml
+
+        5 fail, 27 warn, 0 unknown, 0 ok
+    "#]].assert_eq(&text);
+    let good = report_of(true);
+    assert!(good.text(true).lines().count() > good.text(false).lines().count() + 20, "with the reasons");
+}
+
+#[test]
+fn json_has_stable_names() {
+    let report = report_of(false);
+    let value = serde_json::to_value(&report).unwrap();
+    assert_eq!(value["worst"], "fail");
+    assert_eq!(value["counts"]["warn"], report.counts.warn);
+    let kernel = &value["items"][0];
+    let keys: Vec<_> = kernel.as_object().unwrap().keys().cloned().collect();
+    assert_eq!(keys, ["commands", "group", "name", "read", "status", "subject", "why"]);
+    assert_eq!(
+        (&kernel["name"], &kernel["group"], &kernel["status"]),
+        (&"kernel".into(), &"cores".into(), &"warn".into())
+    );
+}

@@ -1,0 +1,24 @@
+//! `[admin]`
+
+use toml::Spanned;
+
+use super::{Resolver, text};
+use crate::config::{file, resolved::AdminListen};
+
+impl Resolver<'_> {
+    pub(super) fn admin(&mut self, written: &Spanned<file::Admin>) -> AdminListen {
+        let (admin, table) = (written.get_ref(), written.span());
+        if let Some(path) = text(&admin.listen).filter(|path| path.contains('/')) {
+            return AdminListen::Unix(path.into());
+        }
+        let address = self.address(&admin.listen, &table, "listen");
+        if address.ip().is_multicast() {
+            self.add_problem(&table, "listen: a multicast address cannot accept connections".to_owned());
+        } else if !address.ip().is_loopback() {
+            self.warnings.push(format!(
+                "admin.listen {address} is not on loopback: every host that reaches it reads metrics and health; let the packet filter admit monitoring hosts only"
+            ));
+        }
+        AdminListen::Tcp(address)
+    }
+}

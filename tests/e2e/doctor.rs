@@ -1,0 +1,87 @@
+//! `mdgw doctor` on this machine, as it is: with shipped configurations, and without one.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{collections::BTreeSet, fs};
+
+use mdgw_tests::process;
+use serde_json::Value;
+
+/// What the exit code says: the worst item that was read.
+fn worst_code(report: &Value) -> i32 {
+    let statuses: BTreeSet<&str> =
+        report["items"].as_array().unwrap().iter().map(|item| item["status"].as_str().unwrap()).collect();
+    assert!(statuses.iter().all(|status| ["ok", "unknown", "warn", "fail"].contains(status)), "{statuses:?}");
+    if statuses.contains("fail") { 2 } else { i32::from(statuses.contains("warn")) }
+}
+
+fn names(report: &Value) -> BTreeSet<&str> {
+    report["items"].as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn this_machine_is_examined_with_shipped_configurations_and_without_one() {
+    let config = |name: &str| format!("{}/../ops/config/{name}", env!("CARGO_MANIFEST_DIR"));
+    let mut of_loopback = None;
+    for arguments in [vec![config("loopback.toml")], vec![config("mdgw.toml")], vec![config("pair.toml")], vec![]] {
+        let with = |option: &str| {
+            let arguments = arguments.iter().map(String::as_str).chain([option]);
+            process::run(["doctor"].into_iter().chain(arguments))
+        };
+        let exited = with("--json");
+        let report = exited.json();
+        assert_eq!(exited.code, Some(worst_code(&report)), "{report}");
+        assert_eq!((&report["version"], &report["config"]), (&1.into(), &arguments.first().cloned().into()));
+        let items = report["items"].as_array().unwrap();
+        assert!(items.len() > 20, "{}", items.len());
+        for item in items {
+            let is_known = item["status"] != "unknown";
+            assert!(!item["read"].as_str().unwrap().is_empty() && !item["why"].as_str().unwrap().is_empty(), "{item}");
+            let needs_command = item["status"] == "warn" || item["status"] == "fail";
+            assert_eq!(needs_command, !item["commands"].as_array().unwrap().is_empty(), "{item}");
+            assert!(is_known || !needs_command);
+        }
+        let count: u64 = report["counts"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum();
+        assert_eq!(count, items.len() as u64);
+
+        let text = with("--all");
+        assert_eq!(text.code, exited.code);
+        let summary = text.stdout.lines().last().unwrap();
+        assert!(summary.contains(" fail, ") && summary.ends_with(" ok"), "{summary}");
+        for line in text.stdout.lines().filter(|line| !line.trim_start().starts_with('$')) {
+            // A path or an error of the system may be one long word.
+            assert!(line.chars().count() <= 80 || line.trim().split(' ').count() <= 3, "{line}");
+        }
+        of_loopback.get_or_insert(report);
+    }
+    // Every item that the guide lists was examined for one line on loopback.
+    let guide = fs::read_to_string(format!("{}/../ops/guide/doctor.md", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let listed: BTreeSet<&str> = guide
+        .lines()
+        .filter_map(|line| line.strip_prefix("| "))
+        .filter_map(|row| row.split_once(" | "))
+        .map(|(name, _)| name)
+        .collect();
+    let report = of_loopback.unwrap();
+    let missing: Vec<_> = names(&report).difference(&listed).copied().collect();
+    assert!(missing.is_empty(), "not in the guide: {missing:?}");
+    assert!(names(&report).len() >= 29, "{:?}", names(&report));
+}
+
+#[test]
+fn a_store_that_is_not_there_is_a_failure_and_an_invalid_configuration_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    let shipped = fs::read_to_string(format!("{}/../ops/config/loopback.toml", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let zookeeper = "\n[election]\nbackend = \"zookeeper\"\nname = \"gw1\"\n[election.zookeeper]\n\
+                     endpoints = [\"127.0.0.1:1\"]\npath = \"/mdgw\"\n";
+    fs::write(&path, shipped + zookeeper).unwrap();
+    let exited = process::run(["doctor", path.to_str().unwrap(), "--json"]);
+    let report = exited.json();
+    let store = report["items"].as_array().unwrap().iter().find(|item| item["name"] == "store").unwrap();
+    assert_eq!((&store["status"], &store["subject"]), (&"fail".into(), &"127.0.0.1:1".into()), "{report}");
+    assert_eq!(exited.expect_code(2).stderr, "");
+
+    fs::write(&path, "nonsense = 1").unwrap();
+    let refused = process::run(["doctor", path.to_str().unwrap(), "--json"]).expect_code(2);
+    assert!(refused.stdout.is_empty() && refused.stderr.contains("nonsense"), "{}", refused.stderr);
+}

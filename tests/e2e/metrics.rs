@@ -1,0 +1,190 @@
+//! The admin listener of a running gateway: metrics that a foreign parser accepts and that agree with `mdgw top`, and health.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddrV4, TcpStream},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
+    process::{self, MdgwProcess, Signal, wait_until},
+    python::python,
+};
+use serde_json::Value;
+
+/// A gateway with a control socket and an admin listener.
+fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&fixture.path("control")));
+    let config = fixture.config_text(&GatewayOptions::itch()).replacen("[gateway]", &keys, 1);
+    let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
+    let path = fixture.path("with_admin.toml");
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
+    gateway.wait_for_stderr("admin listener");
+    gateway
+}
+
+/// Status code and body of a GET request.
+fn get(stream: impl std::io::Read + std::io::Write, path: &str) -> (u16, String) {
+    let mut stream = stream;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let code = head.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {answer}")).parse().unwrap();
+    (code, body.to_owned())
+}
+
+fn get_tcp(address: SocketAddrV4, path: &str) -> (u16, String) {
+    get(TcpStream::connect(address).unwrap(), path)
+}
+
+/// Samples by name and labels, and the families, as the foreign parser reads them.
+fn parse(python: &Path, metrics: &str) -> (BTreeMap<String, f64>, Vec<Value>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/openmetrics.py");
+    let mut parser = Command::new(python)
+        .arg(script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    parser.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
+    let parsed = parser.wait_with_output().unwrap();
+    assert!(parsed.status.success(), "{}\n{metrics}", String::from_utf8_lossy(&parsed.stderr));
+    let families: Vec<Value> = serde_json::from_slice(&parsed.stdout).unwrap();
+    let mut samples = BTreeMap::new();
+    for sample in families.iter().flat_map(|family| family["samples"].as_array().unwrap()) {
+        let labels: Vec<_> = sample["labels"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value.as_str().unwrap()))
+            .collect();
+        let name = format!("{}{{{}}}", sample["name"].as_str().unwrap(), labels.join(","));
+        assert!(samples.insert(name.clone(), sample["value"].as_f64().unwrap()).is_none(), "{name} twice");
+    }
+    (samples, families)
+}
+
+#[test]
+fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
+    let Some(python) = python("metrics read by a third-party parser") else { return };
+    let fixture = GatewayFixture::new();
+    let listen = free_address();
+    let gateway = gateway(&fixture, &listen.to_string());
+
+    let (code, body) = get_tcp(listen, "/ready");
+    assert_eq!((code, body.as_str()), (503, "one is waiting\n"), "no packet yet");
+    assert_eq!(get_tcp(listen, "/live").0, 200);
+    assert_eq!(get_tcp(listen, "/leader"), (200, "standalone: always publishes\n".to_owned()));
+
+    let _ = fixture.sim(&["--messages", "20000", "--rate", "20000"]).end().expect_code(0);
+    // Everything has arrived once two snapshots are alike, and the latency thread has collected once more.
+    let mut before = Value::Null;
+    let mut latest = Value::Null;
+    wait_until("the counters stand still", || {
+        let socket = fixture.path("control");
+        let arguments = ["top", "--once", "--json", "--interval", "300ms", "--socket", text(&socket)];
+        latest = process::run(arguments).expect_code(0).json();
+        let counts = latest["channels"][0]["messages"].clone();
+        let is_same = counts.as_u64() > Some(19_000) && counts == before;
+        before = counts;
+        is_same
+    });
+    let channel = &latest["channels"][0];
+    let (code, metrics) = get_tcp(listen, "/metrics");
+    assert_eq!(code, 200);
+    let (samples, families) = parse(&python, &metrics);
+    for name in ["datagrams", "messages", "records", "packets_sent", "gaps", "gap_messages", "drops", "book_faults"] {
+        // Heartbeats go on.
+        let tolerance = if name == "datagrams" || name == "packets_sent" { 1_000.0 } else { 0.0 };
+        let (scraped, shown) =
+            (samples[&format!("mdgw_channel_{name}_total{{channel=one}}")], channel[name].as_f64().unwrap());
+        assert!((0.0..=tolerance).contains(&(scraped - shown)), "{name}: scraped {scraped}, shown {shown}");
+    }
+    for (reason, count) in channel["drop_reasons"].as_object().unwrap() {
+        let scraped = samples[&format!("mdgw_channel_dropped_total{{channel=one,reason={reason}}}")];
+        assert!(scraped >= count.as_f64().unwrap(), "{reason}");
+    }
+    assert!((1.0..=5.0).contains(&samples["mdgw_channel_state{channel=one}"]));
+    assert!(samples["mdgw_pool_turns_total{pool=main}"] >= latest["pools"][0]["turns"].as_f64().unwrap_or_default());
+    let won = |line: &str| samples[&format!("mdgw_line_won_messages_total{{channel=one,line={line}}}")];
+    assert!(won("A") + won("B") > 0.0);
+    assert_eq!(samples["mdgw_kernel_drops_total{}"], latest["kernel_drops"].as_f64().unwrap());
+
+    // Each stage's histogram: buckets ascend to the count, and the sum fits the bounds.
+    let stage = "channel=one,stage=wire_to_wire";
+    let count = samples[&format!("mdgw_channel_latency_seconds_count{{{stage}}}")];
+    assert!(count > 0.0);
+    assert_eq!(
+        samples[&format!("mdgw_channel_latency_seconds_bucket{{channel=one,le=+Inf,stage=wire_to_wire}}")],
+        count
+    );
+    assert!(samples[&format!("mdgw_channel_latency_seconds_sum{{{stage}}}")] > 0.0);
+    for family in &families {
+        let name = family["name"].as_str().unwrap();
+        assert!(name.starts_with("mdgw_") && family["help"].as_str().is_some_and(|help| !help.is_empty()), "{family}");
+        assert_ne!(family["type"], "unknown", "{name}");
+        if family["type"] == "histogram" {
+            let buckets = metrics.lines().filter(|line| {
+                line.starts_with("mdgw_channel_latency_seconds_bucket") && line.contains("wire_to_wire")
+            });
+            let counts: Vec<u64> = buckets.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+            assert!(counts.len() > 10 && counts.is_sorted(), "{counts:?}");
+        }
+    }
+    let (code, body) = get_tcp(listen, "/ready");
+    assert_eq!(code, 200, "{body}");
+
+    let exited = gateway.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!exited.stderr.contains("panic"), "{}", exited.stderr);
+    assert!(TcpStream::connect(listen).is_err());
+}
+
+#[test]
+fn a_socket_in_the_file_system_is_for_its_owner_and_goes_with_the_gateway() {
+    let fixture = GatewayFixture::new();
+    let socket = fixture.path("admin");
+    let gateway = gateway(&fixture, text(&socket));
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let (code, metrics) = get(UnixStream::connect(&socket).unwrap(), "/metrics");
+    assert_eq!(code, 200);
+    assert!(metrics.ends_with("# EOF\n") && metrics.contains("mdgw_gateway{"), "{metrics}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_hostile_client_costs_neither_the_gateway_nor_the_next_scrape() {
+    let fixture = GatewayFixture::new();
+    let listen = free_address();
+    let gateway = gateway(&fixture, &listen.to_string());
+    let mut slow: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(listen).unwrap()).collect();
+    for (number, stream) in slow.iter_mut().enumerate() {
+        // A reset by the server, which has closed what is beyond its limit, is no error here.
+        let _written = match number % 3 {
+            0 => stream.write_all(b"GET /metrics HTTP/1.1\r\nX: "),
+            1 => stream.write_all(&[0xff; 65_536]),
+            _ => stream.write_all(b"POST /metrics HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"),
+        };
+    }
+    // The server gives each of them up by itself.
+    wait_until("the listener answers again", || {
+        let Ok(mut stream) = TcpStream::connect(listen) else { return false };
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut answer = String::new();
+        let asked = stream.write_all(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
+        asked.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
+    });
+    drop(slow);
+    let exited = gateway.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!exited.stderr.contains("panic"), "{}", exited.stderr);
+}
