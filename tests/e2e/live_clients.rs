@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddrV4, TcpListener, TcpStream},
+    net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     process::Command,
@@ -18,6 +18,7 @@ use mdgw_tests::{
     python::python,
     trading_day::{DATE, TradingDay},
 };
+use socket2::{Domain, Socket, Type};
 
 const KEY: &str = "db-unitTESTkey0123456789abcdefgh";
 
@@ -135,16 +136,8 @@ fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
     let day = TradingDay::of(&fixture, 1_000);
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     let (live, address) = start_live(&fixture);
-    let answer_to = |sent: &[u8]| {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.write_all(sent).unwrap();
-        let mut answer = Vec::new();
-        // A reset after the answer: the server does not read what follows a refused line.
-        let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
-    };
-    let wrong = answer_to(b"auth=00-defgh|dataset=XNAS.ITCH|encoding=dbn|ts_out=0|compression=none\n");
+    let answer_to = |sent: &[u8]| answer_from([127, 0, 0, 1], address, sent);
+    let wrong = answer_to(WRONG_KEY);
     assert!(wrong.starts_with("lsg_version="), "{wrong}");
     assert!(wrong.ends_with("success=0|error=Authentication failed\n"), "{wrong}");
     for garbage in [&b"GET / HTTP/1.1\n"[..], b"\xff\xfe\x00\n", &[b'x'; 200_000]] {
@@ -157,8 +150,69 @@ fn a_wrong_key_and_garbage_are_refused_and_others_are_served() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// Connects from that address of the loopback.
+fn connect_from(source: [u8; 4], address: SocketAddrV4) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    socket.connect(&SocketAddr::V4(address).into()).unwrap();
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// Sends that and returns the answer up to the end of the connection; nothing, if the server closes it at once.
+fn answer_from(source: [u8; 4], address: SocketAddrV4, sent: &[u8]) -> String {
+    let mut stream = connect_from(source, address);
+    // The server may have closed the connection already. It does not read what follows a refused line, so a reset may come after
+    // the answer.
+    let _ = stream.write_all(sent);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+const WRONG_KEY: &[u8] = b"auth=00-defgh|dataset=XNAS.ITCH|encoding=dbn|ts_out=0|compression=none\n";
+
+/// Neither an address that is blocked for wrong keys nor one that opens connections and says nothing keeps others out, whatever the
+/// limits for all addresses are.
+#[test]
+fn connections_of_one_address_keep_no_other_out() {
+    let (hostile, other) = ([127, 0, 0, 2], [127, 0, 0, 3]);
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let limits =
+        "failures_per_minute = 2\nhandshakes_per_second = 50\nhandshakes_max = 4\nhandshake_timeout_ms = 60000\n";
+    let (live, address) = start_live_with(&fixture, limits);
+    let silent: Vec<_> = (0..8).map(|_| connect_from(hostile, address)).collect();
+    for mut stream in &silent[..2] {
+        let mut greeting = [0; 12];
+        stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"lsg_version=");
+    }
+    for mut stream in &silent[2..] {
+        assert_eq!(stream.read(&mut [0]).unwrap_or_default(), 0, "the address has half of the handshakes already");
+    }
+    assert!(answer_from(other, address, WRONG_KEY).contains("Authentication failed"));
+    drop(silent);
+    while !answer_from(hostile, address, WRONG_KEY).is_empty() {}
+    // Blocked now: its connections do not count towards the second's limit.
+    for _ in 0..200 {
+        assert_eq!(answer_from(hostile, address, WRONG_KEY), "");
+    }
+    assert!(answer_from(other, address, WRONG_KEY).contains("Authentication failed"));
+    let live = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(live.stdout.contains("refused"), "{}", live.stdout);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// Starts `mdgw live` beside the fixture's gateway.
 fn start_live(fixture: &GatewayFixture) -> (MdgwProcess, SocketAddrV4) {
+    start_live_with(fixture, "")
+}
+
+/// The same, with further keys of `[live]`.
+fn start_live_with(fixture: &GatewayFixture, keys_of_live: &str) -> (MdgwProcess, SocketAddrV4) {
     let keys = fixture.path("client_keys");
     fs::write(&keys, format!("test {KEY} * 10\n")).unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
@@ -167,7 +221,7 @@ fn start_live(fixture: &GatewayFixture) -> (MdgwProcess, SocketAddrV4) {
     drop(listener);
     let config = fs::read_to_string(fixture.path("gateway.toml")).unwrap();
     let path = fixture.path("live.toml");
-    let table = format!("[live]\nlisten = \"{address}\"\nkey_file = \"{}\"\n", text(&keys));
+    let table = format!("[live]\nlisten = \"{address}\"\nkey_file = \"{}\"\n{keys_of_live}", text(&keys));
     fs::write(&path, config + &table).unwrap();
     let live = process::start(["live", text(&path)]);
     live.wait_for_stderr("live: ready");

@@ -18,7 +18,7 @@ use tokio::{
     io,
     net::{TcpListener, TcpStream},
     runtime::Runtime,
-    sync::{Semaphore, watch},
+    sync::watch,
     time::{Instant, timeout},
 };
 
@@ -47,7 +47,7 @@ pub struct LiveConfig {
 pub struct LiveLimits {
     /// Sessions at a time.
     pub sessions_max: usize,
-    /// Connections that are not authenticated yet, at a time.
+    /// Connections that are not authenticated yet, at a time; of one address at most half of them.
     pub handshakes_max: usize,
     /// Connections accepted per second; further ones are closed at once.
     pub handshakes_per_second: u32,
@@ -131,7 +131,7 @@ struct ServerState {
     datasets: Vec<Arc<Dataset>>,
     keys: RwLock<Arc<ClientKeys>>,
     counters: Counters,
-    handshakes: Arc<Semaphore>,
+    handshakes: Mutex<HashMap<IpAddr, usize>>,
     /// Open sessions by name of key.
     sessions: Mutex<HashMap<String, usize>>,
     failures: Mutex<HashMap<IpAddr, (Instant, u32)>>,
@@ -160,7 +160,7 @@ impl LiveServer {
         let start = |dataset: &Arc<Dataset>| feeder::start(Arc::clone(dataset), Arc::clone(&stop_feeders));
         let feeders = datasets.iter().map(start).collect::<io::Result<_>>().map_err(LiveError::Thread)?;
         let shared = Arc::new(ServerState {
-            handshakes: Arc::new(Semaphore::new(config.limits.handshakes_max)),
+            handshakes: Mutex::default(),
             datasets,
             keys: RwLock::new(Arc::new(keys)),
             counters: Counters::default(),
@@ -283,13 +283,14 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
             }
             second = (Instant::now(), 0);
         }
-        second.1 += 1;
         if shared.is_blocked(peer.ip()) {
+            // It does not count towards the second's limit: others would be refused for it.
             shared.counters.refused_address.fetch_add(1, Relaxed);
             continue;
         }
-        let permit = Arc::clone(&shared.handshakes).try_acquire_owned();
-        let (true, Ok(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
+        second.1 += 1;
+        let permit = shared.begin_handshake(peer.ip());
+        let (true, Some(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
             shared.counters.refused_rate.fetch_add(1, Relaxed);
             continue;
         };
@@ -319,6 +320,24 @@ struct Admitted {
     auth: AuthRequest,
     dataset: Arc<Dataset>,
     slot: SessionSlot,
+}
+
+/// One of the handshakes at a time. Dropping it makes room.
+struct HandshakePermit {
+    shared: Arc<ServerState>,
+    address: IpAddr,
+}
+
+impl Drop for HandshakePermit {
+    fn drop(&mut self) {
+        let mut handshakes = self.shared.handshakes();
+        if let Some(begun) = handshakes.get_mut(&self.address) {
+            *begun -= 1;
+            if *begun == 0 {
+                handshakes.remove(&self.address);
+            }
+        }
+    }
 }
 
 /// One of the sessions that a key may have open. Dropping it makes room.
@@ -464,6 +483,24 @@ impl ServerState {
         }
         *open += 1;
         Ok((SessionSlot { shared: Arc::clone(self), key_name: key.name.clone() }, Arc::clone(dataset)))
+    }
+
+    /// Counts a handshake, unless too many have begun. One address has at most half of them: connections of one host that say
+    /// nothing must not keep others out.
+    fn begin_handshake(self: &Arc<Self>, address: IpAddr) -> Option<HandshakePermit> {
+        let handshakes_max = self.config.limits.handshakes_max;
+        let mut handshakes = self.handshakes();
+        let is_full = handshakes.values().sum::<usize>() >= handshakes_max;
+        let of_address = handshakes.get(&address).copied().unwrap_or_default();
+        if is_full || of_address >= handshakes_max.div_ceil(2) {
+            return None;
+        }
+        handshakes.insert(address, of_address + 1);
+        Some(HandshakePermit { shared: Arc::clone(self), address })
+    }
+
+    fn handshakes(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn keys(&self) -> Arc<ClientKeys> {

@@ -298,7 +298,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "handshakes_max",
                 limits::LIVE_HANDSHAKES_MAX,
-                "Not authenticated yet, at a time. Further ones are closed at once.",
+                "Not authenticated yet, at a time; of one address at most half of them. Further ones are closed at once.",
             ),
             number("handshakes_per_second", limits::LIVE_HANDSHAKES_PER_SECOND, "Further ones are closed at once."),
             number(

@@ -13,7 +13,7 @@ impl Resolver<'_> {
         }
         let address = self.address(&admin.listen, &table, "listen");
         if address.ip().is_multicast() {
-            self.add_problem(&table, "listen: a multicast address cannot accept connections".to_owned());
+            self.add_problem(&table, "listen: a multicast address cannot accept connections");
         } else if !address.ip().is_loopback() {
             self.warnings.push(format!(
                 "admin.listen {address} is not on loopback: every host that reaches it reads metrics and health; let the packet filter admit monitoring hosts only"
