@@ -192,7 +192,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "receive_buffer_bytes",
                 limits::RECEIVE_BUFFER_BYTES,
-                "Socket buffer. The kernel caps it at `net.core.rmem_max`.",
+                "Socket buffer. Without CAP_NET_ADMIN the kernel caps it at `net.core.rmem_max`.",
             ),
             key(
                 "stamps",
