@@ -124,10 +124,7 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     let stage = "channel=one,stage=wire_to_wire";
     let count = samples[&format!("mdgw_channel_latency_seconds_count{{{stage}}}")];
     assert!(count > 0.0);
-    assert_eq!(
-        samples["mdgw_channel_latency_seconds_bucket{channel=one,le=+Inf,stage=wire_to_wire}"],
-        count
-    );
+    assert_eq!(samples["mdgw_channel_latency_seconds_bucket{channel=one,le=+Inf,stage=wire_to_wire}"], count);
     assert!(samples[&format!("mdgw_channel_latency_seconds_sum{{{stage}}}")] > 0.0);
     for family in &families {
         let name = family["name"].as_str().unwrap();
