@@ -163,7 +163,7 @@ enum Command {
 enum Outcome {
     /// Success; exit code 0.
     Done,
-    /// The check failed or the request was refused; exit code 1.
+    /// The check failed, the request was refused, or a running gateway was stopped by a fault; exit code 1.
     No,
     /// An examination found what keeps a gateway from working; exit code 2.
     Failed,

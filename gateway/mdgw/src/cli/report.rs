@@ -19,7 +19,7 @@ use super::{Outcome, print, warn};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mdgw report /var/log/mdgw/*.hlog --html latency.html
-  mdgw report old='/var/log/mdgw/*-20190129T*' new='/var/log/mdgw/*-20190130T*' --html difference.html
+  mdgw report old='/var/log/mdgw/*0129T*' new='/var/log/mdgw/*0130T*' --html difference.html
   mdgw report /var/log/mdgw --compare day --csv > latency.csv")]
 pub(super) struct Args {
     /// Interval logs (`*.hlog`), or directories of them; NAME=LOG assigns them to a group.

@@ -19,13 +19,16 @@ use signal_hook::{
 };
 
 use super::{
-    Outcome,
+    Outcome, error_chain,
     logging::{self, LevelHandle},
     print, warn,
 };
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Exit code 0: stopped by a signal. 1: a fault stopped it while it ran; a restart may help. 2: it could not start as \
+configured.
+
 Examples:
   mdgw run gateway.toml
   mdgw run gateway.toml --date 2026-11-20 --ts-recv none")]
@@ -99,12 +102,24 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         std::thread::sleep(SIGNAL_INTERVAL);
     };
     gateway.log_alarms();
-    let report = gateway.stop().context("stop")?;
-    print(&summary(&report)?)?;
-    if let Some(fault) = fault {
-        anyhow::bail!("a pool stopped unexpectedly: {fault}");
+    let stopped = gateway.stop().context("stop");
+    if let Ok(report) = &stopped {
+        print(&summary(report)?)?;
     }
-    Ok(Outcome::Done)
+    let failure = fault.map(|fault| format!("a pool stopped unexpectedly: {fault}"));
+    Ok(outcome_of_run(failure.or_else(|| stopped.err().map(|error| error_chain(&error)))))
+}
+
+/// What stops a gateway that has run is gone after a restart, so it is exit code 1, after which the service is started again. Exit
+/// code 2 is left to gateways that cannot start as configured.
+fn outcome_of_run(failure: Option<String>) -> Outcome {
+    match failure {
+        None => Outcome::Done,
+        Some(failure) => {
+            warn(&failure);
+            Outcome::No
+        }
+    }
 }
 
 /// Interval at which pending signals are checked.
@@ -225,6 +240,14 @@ const QUEUED_PACKET_BYTES: u64 = 2_304;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fault_of_a_running_gateway_is_the_exit_code_after_which_the_unit_starts_it_again() {
+        assert_eq!(outcome_of_run(None), Outcome::Done);
+        assert_eq!(outcome_of_run(Some("a pool stopped unexpectedly: x".to_owned())), Outcome::No);
+        let unit = include_str!("../../../../ops/systemd/mdgw.service");
+        assert!(unit.contains("\nRestart=on-failure\n") && unit.contains("\nRestartPreventExitStatus=2\n"), "{unit}");
+    }
 
     #[test]
     fn the_summary_says_what_would_have_dropped_nothing() {
