@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{Read as _, Write as _},
+    io::{Read, Write},
     net::{SocketAddrV4, TcpStream},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
@@ -32,8 +32,7 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
 }
 
 /// Status code and body of a GET request.
-fn get(stream: impl std::io::Read + std::io::Write, path: &str) -> (u16, String) {
-    let mut stream = stream;
+fn get(mut stream: impl Read + Write, path: &str) -> (u16, String) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

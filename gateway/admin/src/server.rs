@@ -61,9 +61,9 @@ pub struct Health {
 /// Where answers come from. Both functions run on the listener's thread and may take some milliseconds.
 pub struct Sources {
     /// All metrics.
-    pub metrics: Box<dyn Fn() -> Vec<Metric> + Send>,
+    pub metrics: Box<dyn Fn() -> Vec<Metric> + Send + Sync>,
     /// Health.
-    pub health: Box<dyn Fn(Probe) -> Health + Send>,
+    pub health: Box<dyn Fn(Probe) -> Health + Send + Sync>,
 }
 
 impl fmt::Debug for Sources {
@@ -99,7 +99,7 @@ impl AdminServer {
         };
         let stop = Arc::new(Notify::new());
         let thread_stop = Arc::clone(&stop);
-        let answers = Arc::new(Answers { sources: Mutex::new(sources), collected: Mutex::new(None) });
+        let answers = Arc::new(Answers { sources, collected: Mutex::new(None) });
         let thread = std::thread::Builder::new().name("mdgw-admin".to_owned()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
@@ -179,7 +179,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers
 }
 
 struct Answers {
-    sources: Mutex<Sources>,
+    sources: Sources,
     /// The last text of the metrics, and when it was made.
     collected: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -202,7 +202,7 @@ impl Answers {
             },
             _ => return text(StatusCode::NOT_FOUND, "/metrics /live /ready /leader\n"),
         };
-        let health = (self.sources.lock().unwrap_or_else(PoisonError::into_inner).health)(probe);
+        let health = (self.sources.health)(probe);
         let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(status, format!("{}\n", health.text))
     }
@@ -213,7 +213,7 @@ impl Answers {
         let body = if let Some((_, body)) = recent {
             body.clone()
         } else {
-            let metrics = (self.sources.lock().unwrap_or_else(PoisonError::into_inner).metrics)();
+            let metrics = (self.sources.metrics)();
             let Ok(encoded) = metric::encode(metrics) else {
                 return text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n");
             };

@@ -9,6 +9,7 @@
 //! - Nothing here runs on the hot path or writes to a log.
 #![forbid(unsafe_code)]
 
+mod admissions;
 mod connection;
 mod control;
 pub mod keys;

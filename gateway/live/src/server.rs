@@ -23,6 +23,7 @@ use tokio::{
 };
 
 use crate::{
+    admissions::{Admission, Admissions, NoRoom},
     connection::{self, Connection, ConnectionLimits},
     keys::ClientKeys,
     protocol::{self, AuthRequest, LineBuffer, ProtocolLimits, Session, Step, auth},
@@ -131,9 +132,10 @@ struct ServerState {
     datasets: Vec<Arc<Dataset>>,
     keys: RwLock<Arc<ClientKeys>>,
     counters: Counters,
-    handshakes: Mutex<HashMap<IpAddr, usize>>,
-    /// Open sessions by name of key.
-    sessions: Mutex<HashMap<String, usize>>,
+    /// By address.
+    handshakes: Arc<Admissions<IpAddr>>,
+    /// By name of key.
+    sessions: Arc<Admissions<String>>,
     failures: Mutex<HashMap<IpAddr, (Instant, u32)>>,
     session_id: AtomicU64,
 }
@@ -160,11 +162,11 @@ impl LiveServer {
         let start = |dataset: &Arc<Dataset>| feeder::start(Arc::clone(dataset), Arc::clone(&stop_feeders));
         let feeders = datasets.iter().map(start).collect::<io::Result<_>>().map_err(LiveError::Thread)?;
         let shared = Arc::new(ServerState {
-            handshakes: Mutex::default(),
+            handshakes: Admissions::new(config.limits.handshakes_max),
             datasets,
             keys: RwLock::new(Arc::new(keys)),
             counters: Counters::default(),
-            sessions: Mutex::default(),
+            sessions: Admissions::new(config.limits.sessions_max),
             failures: Mutex::default(),
             session_id: AtomicU64::new(connection::now_ns()),
             config,
@@ -228,9 +230,8 @@ impl LiveServer {
         self.stop.send_replace(true);
         self.stop_feeders.store(true, Relaxed);
         if let Some(runtime) = self.runtime.take() {
-            let sessions = || self.shared.sessions().values().sum::<usize>();
             let deadline = std::time::Instant::now() + STOP_TIMEOUT;
-            while sessions() > 0 && std::time::Instant::now() < deadline {
+            while self.shared.sessions.count() > 0 && std::time::Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
             runtime.shutdown_timeout(Duration::from_millis(100));
@@ -283,14 +284,17 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
             }
             second = (Instant::now(), 0);
         }
+        // What is refused for its address alone does not count towards the limit of a second: others would be refused for it.
         if shared.is_blocked(peer.ip()) {
-            // It does not count towards the second's limit: others would be refused for it.
             shared.counters.refused_address.fetch_add(1, Relaxed);
             continue;
         }
-        second.1 += 1;
-        let permit = shared.begin_handshake(peer.ip());
-        let (true, Some(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
+        let of_address_max = shared.config.limits.handshakes_max.div_ceil(2);
+        let permit = shared.handshakes.admit(peer.ip(), of_address_max);
+        if !matches!(permit, Err(NoRoom::OfOwner(_))) {
+            second.1 += 1;
+        }
+        let (true, Ok(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
             shared.counters.refused_rate.fetch_add(1, Relaxed);
             continue;
         };
@@ -301,7 +305,7 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
             drop(permit);
             let refusal = match outcome {
                 Ok(Ok(admitted)) => match welcome(&shared, &stream, &admitted).await {
-                    Ok(()) => return serve(stream, peer, admitted, stop).await,
+                    Ok(()) => return serve(&shared, stream, peer, admitted, stop).await,
                     Err(refusal) => refusal,
                 },
                 Ok(Err(refusal)) => refusal,
@@ -319,43 +323,7 @@ struct Admitted {
     protocol: Session,
     auth: AuthRequest,
     dataset: Arc<Dataset>,
-    slot: SessionSlot,
-}
-
-/// One of the handshakes at a time. Dropping it makes room.
-struct HandshakePermit {
-    shared: Arc<ServerState>,
-    address: IpAddr,
-}
-
-impl Drop for HandshakePermit {
-    fn drop(&mut self) {
-        let mut handshakes = self.shared.handshakes();
-        if let Some(begun) = handshakes.get_mut(&self.address) {
-            *begun -= 1;
-            if *begun == 0 {
-                handshakes.remove(&self.address);
-            }
-        }
-    }
-}
-
-/// One of the sessions that a key may have open. Dropping it makes room.
-struct SessionSlot {
-    shared: Arc<ServerState>,
-    key_name: String,
-}
-
-impl Drop for SessionSlot {
-    fn drop(&mut self) {
-        let mut sessions = self.shared.sessions();
-        if let Some(open) = sessions.get_mut(&self.key_name) {
-            *open -= 1;
-            if *open == 0 {
-                sessions.remove(&self.key_name);
-            }
-        }
-    }
+    session: Admission<String>,
 }
 
 /// Why a client is not served.
@@ -412,7 +380,7 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
         }
     };
     match decided {
-        Ok((auth, (slot, dataset))) => Ok(Admitted { challenge, lines, protocol, auth, dataset, slot }),
+        Ok((auth, (session, dataset))) => Ok(Admitted { challenge, lines, protocol, auth, dataset, session }),
         Err(refusal) => {
             let _ = write_all(stream, protocol::failure(&refusal.reason).as_bytes()).await;
             Err(refusal)
@@ -440,9 +408,15 @@ async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) 
     Ok(())
 }
 
-async fn serve(stream: TcpStream, peer: SocketAddr, admitted: Admitted, stop: watch::Receiver<bool>) {
-    let Admitted { lines, mut protocol, auth, dataset, slot, .. } = admitted;
-    let (shared, key) = (&slot.shared, &slot.key_name);
+async fn serve(
+    shared: &ServerState,
+    stream: TcpStream,
+    peer: SocketAddr,
+    admitted: Admitted,
+    stop: watch::Receiver<bool>,
+) {
+    let Admitted { lines, mut protocol, auth, dataset, session, .. } = admitted;
+    let key = session.owner();
     let session_id = shared.session_id.fetch_add(1, Relaxed);
     protocol.authenticated();
     if write_all(&stream, protocol::success(session_id).as_bytes()).await.is_err() {
@@ -466,49 +440,22 @@ async fn serve(stream: TcpStream, peer: SocketAddr, admitted: Admitted, stop: wa
 
 impl ServerState {
     /// Decides about an authentication request, and counts the session.
-    fn admit(self: &Arc<Self>, challenge: &str, request: &AuthRequest) -> Result<(SessionSlot, Arc<Dataset>), Refusal> {
+    fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(Admission<String>, Arc<Dataset>), Refusal> {
         let keys = self.keys();
         let key = keys.find(challenge, &request.auth).ok_or_else(|| Refusal::of_peer("Authentication failed"))?;
         let is_allowed = key.datasets.is_empty() || key.datasets.contains(&request.dataset);
         let dataset = self.datasets.iter().find(|dataset| dataset.name == request.dataset);
         let unknown = || Refusal::of_peer(format!("Unknown dataset {}", request.dataset));
         let dataset = dataset.filter(|_| is_allowed).ok_or_else(unknown)?;
-        let mut sessions = self.sessions();
-        if sessions.values().sum::<usize>() >= self.config.limits.sessions_max {
-            return Err(Refusal::of_server("Too many sessions"));
-        }
-        let open = sessions.entry(key.name.clone()).or_default();
-        if *open >= key.sessions_max {
-            return Err(Refusal::of_server(format!("Too many sessions of this key: {open} are open")));
-        }
-        *open += 1;
-        Ok((SessionSlot { shared: Arc::clone(self), key_name: key.name.clone() }, Arc::clone(dataset)))
-    }
-
-    /// Counts a handshake, unless too many have begun. One address has at most half of them: connections of one host that say
-    /// nothing must not keep others out.
-    fn begin_handshake(self: &Arc<Self>, address: IpAddr) -> Option<HandshakePermit> {
-        let handshakes_max = self.config.limits.handshakes_max;
-        let mut handshakes = self.handshakes();
-        let is_full = handshakes.values().sum::<usize>() >= handshakes_max;
-        let of_address = handshakes.get(&address).copied().unwrap_or_default();
-        if is_full || of_address >= handshakes_max.div_ceil(2) {
-            return None;
-        }
-        handshakes.insert(address, of_address + 1);
-        Some(HandshakePermit { shared: Arc::clone(self), address })
-    }
-
-    fn handshakes(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.handshakes.lock().unwrap_or_else(PoisonError::into_inner)
+        let session = self.sessions.admit(key.name.clone(), key.sessions_max).map_err(|no_room| match no_room {
+            NoRoom::InAll => Refusal::of_server("Too many sessions"),
+            NoRoom::OfOwner(open) => Refusal::of_server(format!("Too many sessions of this key: {open} are open")),
+        })?;
+        Ok((session, Arc::clone(dataset)))
     }
 
     fn keys(&self) -> Arc<ClientKeys> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<String, usize>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_failure(&self, peer: SocketAddr, refusal: &Refusal) {

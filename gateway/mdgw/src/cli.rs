@@ -1,7 +1,8 @@
 //! The command line: one file per subcommand. Only this module prints; the libraries below it return values.
 //!
 //! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
-//! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. `mdgw run`
+//! exits with 1 if a fault stopped it while it ran. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
 mod capture;

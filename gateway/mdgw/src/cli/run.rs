@@ -110,8 +110,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome_of_run(failure.or_else(|| stopped.err().map(|error| error_chain(&error)))))
 }
 
-/// What stops a gateway that has run is gone after a restart, so it is exit code 1, after which the service is started again. Exit
-/// code 2 is left to gateways that cannot start as configured.
+/// A fault of a gateway that ran may be gone after a restart: exit code 1, after which its unit starts it again. Exit code 2 is
+/// for a gateway that could not start as configured.
 fn outcome_of_run(failure: Option<String>) -> Outcome {
     match failure {
         None => Outcome::Done,

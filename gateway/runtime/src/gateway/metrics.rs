@@ -16,7 +16,7 @@ use mdgw_admin::{
     metric::{Metric, MetricKind, Sample, Value},
 };
 use mdgw_election::{driver::Election, latch::LeaderLatch as _};
-use mdgw_engine::{dispatch::roles::Counts, pipeline::PipelineCounters};
+use mdgw_engine::dispatch::roles::Counts;
 use mdgw_feeds::{
     channel::ChannelState,
     drop_reason::DropCounts,
@@ -30,7 +30,11 @@ use mdgw_telemetry::{
     counters::{CounterBlock, Descriptor, Kind, Unit},
 };
 
-use super::{log_maintenance::LogCounters, takeovers::TakeoverCounters, watch::Watch};
+use super::{
+    log_maintenance::LogCounters,
+    takeovers::TakeoverCounters,
+    watch::{Watch, channel_state, state_name},
+};
 
 /// Sources of metrics and health.
 #[derive(Debug)]
@@ -70,13 +74,17 @@ impl AdminSource {
     }
 
     fn ready(&self) -> Health {
-        let snapshot = self.watch.snapshot();
-        let known = [ChannelState::Live, ChannelState::Gap, ChannelState::Recovering, ChannelState::Ended];
-        let is_ready = |state: &str| known.iter().any(|known| format!("{known:?}").eq_ignore_ascii_case(state));
-        let others = snapshot.channels.iter().filter(|channel| !is_ready(&channel.state));
-        let others: Vec<_> = others.map(|channel| format!("{} is {}", channel.name, channel.state)).collect();
+        let counters = self.watch.channel_counters();
+        let states = self
+            .channels
+            .iter()
+            .map(|(_, name)| (name, counters.get(name).map_or_else(ChannelState::default, channel_state)));
+        let others = states.filter(|(_, state)| {
+            !matches!(state, ChannelState::Live | ChannelState::Gap | ChannelState::Recovering | ChannelState::Ended)
+        });
+        let others: Vec<_> = others.map(|(name, state)| format!("{name} is {}", state_name(state))).collect();
         if others.is_empty() {
-            healthy(format!("{} channels", snapshot.channels.len()))
+            healthy(format!("{} channels", self.channels.len()))
         } else {
             failing(others.join(", "))
         }
@@ -152,19 +160,8 @@ impl AdminSource {
     fn channels(&self, all: &mut Vec<Metric>) {
         let registry = &self.watch.registry;
         let labelled = |name: &str| vec![("channel", name.to_owned())];
-        let mut blocks: Vec<_> =
-            registry.values::<PipelineCounters>().into_iter().map(|(name, block)| (labelled(&name), block)).collect();
-        // The pool has taken a failed channel out of service, so the counter still shows its last state.
-        for pool in &self.watch.pools {
-            let failed = pool.channels.iter().enumerate().filter(|(index, _)| pool.pool.failed(*index).is_some());
-            for (_, (_, name)) in failed {
-                let of_channel = blocks.iter_mut().find(|(labels, _)| *labels == labelled(name));
-                if let Some((_, counters)) = of_channel {
-                    counters.state = ChannelState::Failed as u64;
-                }
-            }
-        }
-        block(all, "mdgw_channel_", blocks.into_iter());
+        let blocks = self.watch.channel_counters().into_iter();
+        block(all, "mdgw_channel_", blocks.map(|(name, block)| (labelled(&name), block)));
         let logs = registry.values::<LogCounters>().into_iter().map(|(name, block)| (labelled(&name), block));
         block(all, "mdgw_channel_", logs);
         let dropped = registry.values::<DropCounts>().into_iter().flat_map(|(name, counts)| {
@@ -303,6 +300,8 @@ fn failing(text: impl Into<String>) -> Health {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use mdgw_engine::pipeline::PipelineCounters;
 
     use super::*;
 

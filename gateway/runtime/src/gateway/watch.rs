@@ -39,7 +39,7 @@ pub(super) struct WatchedPool {
 
 impl Watch {
     pub(super) fn snapshot(&self) -> Snapshot {
-        let counters: BTreeMap<String, PipelineCounters> = self.registry.values().into_iter().collect();
+        let counters = self.channel_counters();
         let drop_counts: BTreeMap<String, DropCounts> = self.registry.values().into_iter().collect();
         let mut channels = Vec::new();
         for pool in &self.pools {
@@ -62,6 +62,20 @@ impl Watch {
         }
     }
 
+    /// Counters of each channel, by its name.
+    pub(super) fn channel_counters(&self) -> BTreeMap<String, PipelineCounters> {
+        let mut counters: BTreeMap<String, PipelineCounters> = self.registry.values().into_iter().collect();
+        for pool in &self.pools {
+            for (index, (_, name)) in pool.channels.iter().enumerate() {
+                // The pool has taken a failed channel out of service, so the channel itself still reports its last state.
+                if pool.pool.failed(index).is_some() {
+                    counters.entry(name.clone()).or_default().state = ChannelState::Failed as u64;
+                }
+            }
+        }
+        counters
+    }
+
     fn channel(
         &self,
         pool: &WatchedPool,
@@ -71,17 +85,13 @@ impl Watch {
         counters: &PipelineCounters,
         drop_counts: &DropCounts,
     ) -> ChannelSnapshot {
-        let failed = pool.pool.failed(index);
-        let reported = u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default();
-        // The pool has taken a failed channel out of service, so the counter still shows its last state.
-        let state = if failed.is_some() { ChannelState::Failed } else { reported };
         let silent = counters.silent_lines_mask;
         ChannelSnapshot {
             id: id.0,
             name: name.to_owned(),
             pool: pool.name.clone(),
-            state: format!("{state:?}").to_lowercase(),
-            failed: failed.map(|reason| reason.to_string()),
+            state: state_name(channel_state(counters)),
+            failed: pool.pool.failed(index).map(|reason| reason.to_string()),
             datagrams: counters.datagrams,
             messages: counters.messages,
             records: counters.records,
@@ -100,6 +110,15 @@ impl Watch {
             stages: self.recent.stages(id),
         }
     }
+}
+
+pub(super) fn channel_state(counters: &PipelineCounters) -> ChannelState {
+    u8::try_from(counters.state).ok().and_then(ChannelState::from_number).unwrap_or_default()
+}
+
+/// As shown by `mdgw top`.
+pub(super) fn state_name(state: ChannelState) -> String {
+    format!("{state:?}").to_lowercase()
 }
 
 fn pool_snapshot(name: &str, gauges: &Gauges) -> PoolSnapshot {
