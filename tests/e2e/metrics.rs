@@ -5,15 +5,17 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{Read, Write},
-    net::{SocketAddrV4, TcpStream},
+    net::TcpStream,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
 
+use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
+    http::{get, get_at},
     process::{self, MdgwProcess, Signal, wait_until},
     python::python,
 };
@@ -29,20 +31,6 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
     let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
     gateway.wait_for_stderr("admin listener");
     gateway
-}
-
-/// Status code and body of a GET request.
-fn get(mut stream: impl Read + Write, path: &str) -> (u16, String) {
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).unwrap_or_else(|| panic!("no status: {answer}")).parse().unwrap();
-    (code, body.to_owned())
-}
-
-fn get_tcp(address: SocketAddrV4, path: &str) -> (u16, String) {
-    get(TcpStream::connect(address).unwrap(), path)
 }
 
 /// Samples by name and labels, and the families, as the foreign parser reads them.
@@ -80,10 +68,10 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     let listen = free_address();
     let gateway = gateway(&fixture, &listen.to_string());
 
-    let (code, body) = get_tcp(listen, "/ready");
+    let (code, body) = get_at(listen, "/ready");
     assert_eq!((code, body.as_str()), (503, "one is waiting\n"), "no packet yet");
-    assert_eq!(get_tcp(listen, "/live").0, 200);
-    assert_eq!(get_tcp(listen, "/leader"), (200, "standalone: always publishes\n".to_owned()));
+    assert_eq!(get_at(listen, "/live").0, 200);
+    assert_eq!(get_at(listen, "/leader"), (200, "standalone: always publishes\n".to_owned()));
 
     let _ = fixture.sim(&["--messages", "20000", "--rate", "20000"]).end().expect_code(0);
     // Everything has arrived once two snapshots are alike, and the latency thread has collected once more.
@@ -99,7 +87,7 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
         is_same
     });
     let channel = &latest["channels"][0];
-    let (code, metrics) = get_tcp(listen, "/metrics");
+    let (code, metrics) = get_at(listen, "/metrics");
     assert_eq!(code, 200);
     let (samples, families) = parse(&python, &metrics);
     for name in ["datagrams", "messages", "records", "packets_sent", "gaps", "gap_messages", "drops", "book_faults"] {
@@ -119,6 +107,19 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     assert!(won("A") + won("B") > 0.0);
     assert_eq!(samples["mdgw_kernel_drops_total{}"], latest["kernel_drops"].as_f64().unwrap());
 
+    // A pool's distributions have the counts of its counters.
+    assert!(samples["mdgw_pool_batch_events_count{pool=main}"] > 0.0);
+    assert_eq!(
+        samples["mdgw_pool_batch_events_count{pool=main}"],
+        samples["mdgw_pool_batch_events_bucket{le=+Inf,pool=main}"]
+    );
+    assert!(samples["mdgw_pool_processing_seconds_sum{pool=main}"] > 0.0);
+    assert!(samples["mdgw_pool_processing_seconds_bucket{le=0.004194304,pool=main}"] > 0.0);
+    // Each alarm is there before it is raised, so that its first rise is seen.
+    for alarm in Alarm::ALL {
+        assert!(samples.contains_key(&format!("mdgw_alarms_total{{alarm={}}}", alarm.name())), "{alarm:?}");
+    }
+
     // Each stage's histogram: buckets ascend to the count, and the sum fits the bounds.
     let stage = "channel=one,stage=wire_to_wire";
     let count = samples[&format!("mdgw_channel_latency_seconds_count{{{stage}}}")];
@@ -137,7 +138,7 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
             assert!(counts.len() > 10 && counts.is_sorted(), "{counts:?}");
         }
     }
-    let (code, body) = get_tcp(listen, "/ready");
+    let (code, body) = get_at(listen, "/ready");
     assert_eq!(code, 200, "{body}");
 
     let exited = gateway.stop_with(Signal::Terminate).expect_code(0);

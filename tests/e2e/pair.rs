@@ -4,5 +4,6 @@ mod configuration_conflicts;
 mod election;
 mod forged_epochs;
 mod mixed_versions;
+mod monitoring;
 mod rejoin;
 mod takeover;

@@ -5,7 +5,7 @@ use std::net::SocketAddrV4;
 use serde_json::Value;
 
 use crate::{
-    gateway_fixture::{GatewayFixture, GatewayOptions, text, write_key},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, write_key},
     gateways::GatewayProcesses,
     process::wait_until,
 };
@@ -19,6 +19,8 @@ pub struct ElectedPair {
     link_addresses: [SocketAddrV4; 2],
     /// The link address at which each gateway's peer reaches it; differs from its own with a relay in between.
     reachable_at: [SocketAddrV4; 2],
+    /// The gateways' admin listeners.
+    admin: [SocketAddrV4; 2],
 }
 
 impl ElectedPair {
@@ -39,6 +41,7 @@ impl ElectedPair {
             wanted,
             link_addresses,
             reachable_at: link_addresses,
+            admin: [free_address(), free_address()],
         }
     }
 
@@ -46,6 +49,12 @@ impl ElectedPair {
     #[must_use]
     pub fn link_address(&self, node: u8) -> SocketAddrV4 {
         self.link_addresses[usize::from(node) - 1]
+    }
+
+    /// The address of that gateway's admin listener.
+    #[must_use]
+    pub fn admin_address(&self, node: u8) -> SocketAddrV4 {
+        self.admin[usize::from(node) - 1]
     }
 
     /// Sets the address at which the peer reaches that gateway, from the peer's next start on.
@@ -116,9 +125,10 @@ impl ElectedPair {
             "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
              [election.file]\ndirectory = \"{}\"\n\n\
              [election.link]\nlisten = \"{listen}\"\npeer = \"{peer_address}\"\nkey_file = \"{}\"\n\n\
-             [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
+             [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n\n[admin]\nlisten = \"{}\"\n",
             text(&records),
             text(&key),
+            self.admin_address(node),
         );
         fixture.config_text(&self.wanted).replacen("[gateway]", &keys, 1) + &election
     }

@@ -3,6 +3,7 @@
 //! licences. Each rule has a control that it must catch.
 
 mod alarms;
+mod alert_rules;
 mod documents;
 mod files;
 mod licences;

@@ -317,7 +317,7 @@ impl Obstacle {
 
     /// Whether the obstacle goes away without intervention, in the ordinary course of things.
     #[must_use]
-    pub(crate) fn is_temporary(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         matches!(self, Self::Joining | Self::StartupWait | Self::Promised)
     }
 }

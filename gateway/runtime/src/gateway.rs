@@ -76,6 +76,7 @@ use thiserror::Error;
 
 pub use self::group::GroupHandle;
 pub use self::health::beginning;
+pub use self::metrics::sample_names;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
 use self::{
     alarms::Alarms,
@@ -432,12 +433,14 @@ impl Gateway {
     /// When it cannot listen.
     pub fn serve_admin(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(listen_at) = &config.admin else { return Ok(()) };
+        let peers = config.election.as_ref().map(|election| election.peers.iter().map(|peer| peer.node.0).collect());
         let source = Arc::new(AdminSource {
             watch: self.watch(),
             elections: self.elections.clone(),
             channels: config.channels.iter().map(|setup| (setup.id, setup.name.clone())).collect(),
             node: self.node,
             epoch_count: self.epoch().count(),
+            link: self.link.as_ref().map(|link| Arc::clone(link.handle())).zip(peers),
             main_turned_at: Arc::clone(&self.main_turned_at),
         });
         let health = Arc::clone(&source);

@@ -1,7 +1,13 @@
 //! Every alarm that a gateway can log. Alarm names are written only here: a tracing call uses
 //! `alarm = Alarm::LineSilent.name()`.
 //!
+//! A gateway counts each alarm that it raises, for its admin listener; the counts belong to the process.
+//!
 //! Each alarm has a page `ops/runbooks/NAME.md` and each page an alarm; a test in `tests/tidy` compares the two.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use mdgw_wire::time::UnixNs;
 
 macro_rules! alarms {
     ($($variant:ident = $name:literal, $about:literal;)*) => {
@@ -25,6 +31,8 @@ macro_rules! alarms {
                 match self { $(Self::$variant => $about),* }
             }
         }
+
+        static RAISED: [RaisedCell; Alarm::ALL.len()] = [const { RaisedCell::new() }; Alarm::ALL.len()];
     };
 }
 
@@ -50,4 +58,64 @@ alarms! {
     Outranked = "outranked", "receivers may drop the leader's packets: a higher epoch than its own was received";
     TagRefused = "tag-refused", "a packet of an output group has no tag under a key of this gateway";
     EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";
+}
+
+/// How often this process has raised an alarm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Raised {
+    /// Since the start of the process.
+    pub count: u64,
+    /// When the alarm was raised last; 0 if never.
+    pub last: UnixNs,
+}
+
+#[derive(Debug)]
+struct RaisedCell {
+    count: AtomicU64,
+    last_unix_ns: AtomicU64,
+}
+
+impl RaisedCell {
+    const fn new() -> Self {
+        Self { count: AtomicU64::new(0), last_unix_ns: AtomicU64::new(0) }
+    }
+}
+
+impl Alarm {
+    /// The alarm with that name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|alarm| alarm.name() == name)
+    }
+
+    /// Counts that the alarm was raised at that time.
+    pub fn count_raised(self, at: UnixNs) {
+        let cell = &RAISED[self as usize];
+        cell.last_unix_ns.fetch_max(at.0, Relaxed);
+        cell.count.fetch_add(1, Relaxed);
+    }
+
+    /// How often the alarm was raised in this process.
+    #[must_use]
+    pub fn raised(self) -> Raised {
+        let cell = &RAISED[self as usize];
+        Raised { count: cell.count.load(Relaxed), last: UnixNs(cell.last_unix_ns.load(Relaxed)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_alarm_has_its_own_count() {
+        for (number, alarm) in (1..).zip(Alarm::ALL) {
+            assert_eq!(Alarm::by_name(alarm.name()), Some(*alarm));
+            (0..number).for_each(|turn| alarm.count_raised(UnixNs(100 * number + turn)));
+        }
+        for (number, alarm) in (1..).zip(Alarm::ALL) {
+            assert_eq!(alarm.raised(), Raised { count: number, last: UnixNs(101 * number - 1) });
+        }
+        assert_eq!(Alarm::by_name("no-such-alarm"), None);
+    }
 }

@@ -3,8 +3,10 @@
 //! All of it is read from what other threads leave behind: counter blocks, gauges of pools, the intervals that the latency
 //! thread collected. Nothing here asks a hot thread for anything.
 
+mod declared;
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,21 +17,30 @@ use mdgw_admin::{
     Health, Probe,
     metric::{Metric, MetricKind, Sample, Value},
 };
-use mdgw_election::{driver::Election, latch::LeaderLatch as _};
-use mdgw_engine::dispatch::roles::Counts;
+use mdgw_election::{
+    core::{ConnectionState, Role, View},
+    driver::Election,
+    latch::LeaderLatch as _,
+};
+use mdgw_engine::{
+    dispatch::roles::{Counts, Gauges},
+    pipeline::PipelineCounters,
+};
 use mdgw_feeds::{
     channel::ChannelState,
     drop_reason::DropCounts,
     identity::{ChannelId, GroupId},
     time::MonoNs,
 };
+use mdgw_pair::pair_link::LinkHandle;
 use mdgw_status::recent::{BUCKET_BOUNDS_NS, BucketTotals};
-use mdgw_sys::clock::mono_now;
+use mdgw_sys::{alarm::Alarm, clock::mono_now};
 use mdgw_telemetry::{
     channel_metrics::LineCounts,
     counters::{CounterBlock, Descriptor, Kind, Unit},
 };
 
+use self::declared::Declared;
 use super::{
     log_maintenance::LogCounters,
     takeovers::TakeoverCounters,
@@ -46,6 +57,8 @@ pub(super) struct AdminSource {
     pub(super) channels: Vec<(ChannelId, String)>,
     pub(super) node: u8,
     pub(super) epoch_count: u64,
+    /// The link to the gateways with these node numbers, if there is one.
+    pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
     /// When the main thread last evaluated the gateway's health.
     pub(super) main_turned_at: Arc<AtomicU64>,
 }
@@ -124,126 +137,168 @@ impl AdminSource {
 
     fn gateway(&self, all: &mut Vec<Metric>) {
         let labels = vec![("node", self.node.to_string()), ("version", env!("CARGO_PKG_VERSION").to_owned())];
-        all.push(metric(
-            "mdgw_gateway",
-            "this gateway; the value is the epoch count of its start",
-            MetricKind::Gauge,
-            vec![Sample { labels, value: Value::Count(self.epoch_count) }],
-        ));
-        let one = |value| vec![Sample { labels: Vec::new(), value: Value::Count(value) }];
+        all.push(declared::GATEWAY.with([sample(labels, Value::Count(self.epoch_count))]));
+        let one = |value| [sample(Vec::new(), Value::Count(value))];
         let drops = &self.watch.kernel_drops;
-        let help = "datagrams that the kernel dropped because a receive buffer was full";
-        all.push(metric("mdgw_kernel_drops", help, MetricKind::Counter, one(drops.total())));
+        all.push(declared::KERNEL_DROPS.with(one(drops.total())));
         let highest = drops.highest_use();
-        let help = "most bytes that a receive buffer held";
-        all.push(metric("mdgw_receive_buffer_used_bytes", help, MetricKind::Gauge, one(highest.used_bytes.into())));
-        let help = "limit of the receive buffer that held most";
-        all.push(metric("mdgw_receive_buffer_limit_bytes", help, MetricKind::Gauge, one(highest.limit_bytes.into())));
+        all.push(declared::RECEIVE_BUFFER_USED.with(one(highest.used_bytes.into())));
+        all.push(declared::RECEIVE_BUFFER_LIMIT.with(one(highest.limit_bytes.into())));
+        let alarms = Alarm::ALL
+            .iter()
+            .map(|alarm| sample(vec![("alarm", alarm.name().to_owned())], Value::Count(alarm.raised().count)));
+        all.push(declared::ALARMS.with(alarms));
+        if let Some((link, nodes)) = &self.link {
+            let links = nodes
+                .iter()
+                .map(|node| sample(vec![("node", node.to_string())], Value::Count(link.is_linked_to(*node).into())));
+            all.push(declared::PAIR_LINK_UP.with(links));
+        }
     }
 
     fn groups(&self, all: &mut Vec<Metric>) {
         let blocks = self.watch.registry.values::<TakeoverCounters>().into_iter();
-        block(all, "mdgw_group_", blocks.map(|(scope, block)| (vec![("group", scope.replace("group ", ""))], block)));
-        let per_group = |value: &dyn Fn(&Election) -> u64| {
-            let samples = self.elections.iter().map(|(group, election)| Sample {
-                labels: vec![("group", group.0.to_string())],
-                value: Value::Count(value(election)),
+        block(all, GROUP, blocks.map(|(scope, block)| (vec![("group", scope.replace("group ", ""))], block)));
+        let views: Vec<_> = self.elections.iter().map(|(group, election)| (group, election, election.view())).collect();
+        let per_group = |declared: Declared, value: &dyn Fn(&Election, &View) -> u64| {
+            let samples = views.iter().map(|(group, election, view)| {
+                sample(vec![("group", group.0.to_string())], Value::Count(value(election, view)))
             });
-            samples.collect::<Vec<_>>()
+            declared.with(samples)
         };
-        let leads = per_group(&|election| u64::from(election.has_leadership()));
-        all.push(metric("mdgw_group_leader", "1: this gateway leads the group", MetricKind::Gauge, leads));
-        let epochs = per_group(&|election| election.view().epoch.count());
-        all.push(metric("mdgw_group_epoch", "count of the highest observed epoch", MetricKind::Gauge, epochs));
+        all.push(per_group(declared::GROUP_LEADER, &|election, _| election.has_leadership().into()));
+        all.push(per_group(declared::GROUP_EPOCH, &|_, view| view.epoch.count()));
+        all.push(per_group(declared::GROUP_ELIGIBLE, &|_, view| (view.role != Role::Ineligible).into()));
+        all.push(per_group(declared::GROUP_OBSTACLE, &|_, view| {
+            view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary()).into()
+        }));
+        all.push(per_group(declared::GROUP_CONNECTED, &|_, view| {
+            matches!(view.connection, ConnectionState::Connected | ConnectionState::Reconnected).into()
+        }));
     }
 
     fn channels(&self, all: &mut Vec<Metric>) {
         let registry = &self.watch.registry;
         let labelled = |name: &str| vec![("channel", name.to_owned())];
         let blocks = self.watch.channel_counters().into_iter();
-        block(all, "mdgw_channel_", blocks.map(|(name, block)| (labelled(&name), block)));
+        block(all, CHANNEL, blocks.map(|(name, block)| (labelled(&name), block)));
         let logs = registry.values::<LogCounters>().into_iter().map(|(name, block)| (labelled(&name), block));
-        block(all, "mdgw_channel_", logs);
+        block(all, CHANNEL, logs);
         let dropped = registry.values::<DropCounts>().into_iter().flat_map(|(name, counts)| {
             let reasons = DropCounts::DESCRIPTORS.iter().zip(counts.values().collect::<Vec<_>>());
-            let samples = reasons.map(move |(reason, count)| Sample {
-                labels: vec![("channel", name.clone()), ("reason", reason.name.to_owned())],
-                value: Value::Count(count),
+            let samples = reasons.map(move |(reason, count)| {
+                sample(vec![("channel", name.clone()), ("reason", reason.name.to_owned())], Value::Count(count))
             });
             samples.collect::<Vec<_>>()
         });
-        let help = "packets and messages that were not used, by reason, expected ones such as duplicates included";
-        all.push(metric("mdgw_channel_dropped", help, MetricKind::Counter, dropped.collect()));
+        all.push(declared::CHANNEL_DROPPED.with(dropped));
         let of_lines = self.channels.iter().flat_map(|(id, name)| {
             let lines = self.watch.recent.line_counts(*id).into_iter();
             lines.map(move |(line, counts)| (vec![("channel", name.clone()), ("line", line.to_string())], counts))
         });
-        block::<LineCounts>(all, "mdgw_line_", of_lines);
+        block::<LineCounts>(all, LINE, of_lines);
     }
 
     fn latencies(&self, all: &mut Vec<Metric>) {
-        let mut samples = Vec::new();
-        for (id, name) in &self.channels {
-            for (stage, totals) in self.watch.recent.totals(*id) {
+        let samples = self.channels.iter().flat_map(|(id, name)| {
+            self.watch.recent.totals(*id).into_iter().map(move |(stage, totals)| {
                 let labels = vec![("channel", name.clone()), ("stage", stage.name().to_owned())];
-                samples.push(Sample { labels, value: histogram(&totals) });
-            }
-        }
-        let help =
-            "latency by stage, as collected at the end of each latency interval; a value is in its bucket within 1 %";
-        let latency = metric("mdgw_channel_latency", help, MetricKind::Histogram, samples);
-        all.push(Metric { is_seconds: true, ..latency });
+                sample(labels, latency_histogram(&totals))
+            })
+        });
+        all.push(declared::CHANNEL_LATENCY.with(samples));
     }
 
     fn pools(&self, all: &mut Vec<Metric>) {
         let gauges: Vec<_> = self.watch.pools.iter().map(|pool| (pool.name.clone(), pool.pool.gauges())).collect();
-        let pools =
-            gauges.iter().map(|(name, gauges)| (vec![("pool", name.clone())], gauges.counts.values().collect()));
-        declared(all, "mdgw_pool_", Counts::DESCRIPTORS, pools.collect());
+        let labels = |name: &str| vec![("pool", name.to_owned())];
+        let pools = gauges.iter().map(|(name, gauges)| (labels(name), gauges.counts.values().collect()));
+        declared_counters(all, POOL, Counts::DESCRIPTORS, pools.collect());
+        let batches = gauges.iter().map(|(name, Gauges { counts, .. })| {
+            sample(labels(name), powers_of_two(&counts.batch_events, counts.events, |events| events))
+        });
+        all.push(declared::POOL_BATCH_EVENTS.with(batches));
+        let processing = gauges.iter().map(|(name, Gauges { counts, .. })| {
+            sample(labels(name), powers_of_two(&counts.handler_ns, counts.handler_ns_sum, |ns| ns / 1e9))
+        });
+        all.push(declared::POOL_PROCESSING.with(processing));
         let threads = gauges.iter().flat_map(|(name, gauges)| {
-            gauges.threads.iter().enumerate().map(move |(number, thread)| Sample {
-                labels: vec![("pool", name.clone()), ("thread", format!("{name}-{number}"))],
-                value: Value::Real(seconds(thread.handler_ns_sum)),
+            gauges.threads.iter().enumerate().map(move |(number, thread)| {
+                let labels = vec![("pool", name.clone()), ("thread", format!("{name}-{number}"))];
+                sample(labels, Value::Real(seconds(thread.handler_ns_sum)))
             })
         });
-        let busy = metric(
-            "mdgw_thread_busy",
-            "time that a pool's thread spent in processing",
-            MetricKind::Counter,
-            threads.collect(),
-        );
-        all.push(Metric { is_seconds: true, ..busy });
+        all.push(declared::THREAD_BUSY.with(threads));
     }
 
     fn listeners(&self, all: &mut Vec<Metric>) {
         let snapshots = self.watch.listeners.snapshots();
-        let received = snapshots.iter().map(|listener| Sample {
-            labels: vec![("listener", listener.name.clone())],
-            value: Value::Count(listener.received),
-        });
-        let help = "datagrams and connections that arrived at a listener beside the data path";
-        all.push(metric("mdgw_listener_received", help, MetricKind::Counter, received.collect()));
+        let received = snapshots
+            .iter()
+            .map(|listener| sample(vec![("listener", listener.name.clone())], Value::Count(listener.received)));
+        all.push(declared::LISTENER_RECEIVED.with(received));
         let refused = snapshots.iter().flat_map(|listener| {
-            listener.refused.iter().map(|(reason, count)| Sample {
-                labels: vec![("listener", listener.name.clone()), ("reason", reason.clone())],
-                value: Value::Count(*count),
+            listener.refused.iter().map(|(reason, count)| {
+                let labels = vec![("listener", listener.name.clone()), ("reason", reason.clone())];
+                sample(labels, Value::Count(*count))
             })
         });
-        let help = "datagrams and connections that a listener refused, by reason";
-        all.push(metric("mdgw_listener_refused", help, MetricKind::Counter, refused.collect()));
+        all.push(declared::LISTENER_REFUSED.with(refused));
     }
+}
+
+/// Prefixes of the blocks of counters.
+const GROUP: &str = "mdgw_group_";
+const CHANNEL: &str = "mdgw_channel_";
+const LINE: &str = "mdgw_line_";
+const POOL: &str = "mdgw_pool_";
+
+/// The blocks of counters: prefix and declarations.
+const BLOCKS: [(&str, &[Descriptor]); 5] = [
+    (GROUP, TakeoverCounters::DESCRIPTORS),
+    (CHANNEL, PipelineCounters::DESCRIPTORS),
+    (CHANNEL, LogCounters::DESCRIPTORS),
+    (LINE, LineCounts::DESCRIPTORS),
+    (POOL, Counts::DESCRIPTORS),
+];
+
+/// Names of all samples that a gateway can export, as in its text: a counter with `_total`, a histogram with `_bucket`,
+/// `_count` and `_sum`.
+#[must_use]
+pub fn sample_names() -> BTreeSet<String> {
+    let of_blocks = BLOCKS.into_iter().flat_map(|(prefix, descriptors)| {
+        descriptors.iter().map(move |descriptor| {
+            (metric_name(prefix, descriptor), metric_kind(descriptor), descriptor.unit == Unit::Nanoseconds)
+        })
+    });
+    let further = declared::ALL.iter().map(|declared| (declared.name.to_owned(), declared.kind, declared.is_seconds));
+    let samples = of_blocks.chain(further).flat_map(|(name, kind, is_seconds)| {
+        let name = if is_seconds { format!("{name}_seconds") } else { name };
+        let endings: &[&str] = match kind {
+            MetricKind::Counter => &["_total"],
+            MetricKind::Gauge => &[""],
+            MetricKind::Histogram => &["_bucket", "_count", "_sum"],
+        };
+        endings.iter().map(move |ending| format!("{name}{ending}"))
+    });
+    samples.collect()
 }
 
 type Labels = Vec<(&'static str, String)>;
 
 /// All counters of blocks of one type.
 fn block<B: CounterBlock>(all: &mut Vec<Metric>, prefix: &str, blocks: impl Iterator<Item = (Labels, B)>) {
-    declared(all, prefix, B::DESCRIPTORS, blocks.map(|(labels, block)| (labels, block.values().collect())).collect());
+    declared_counters(
+        all,
+        prefix,
+        B::DESCRIPTORS,
+        blocks.map(|(labels, block)| (labels, block.values().collect())).collect(),
+    );
 }
 
 /// A metric for each declaration, a sample for each owner of such values.
 #[allow(clippy::needless_pass_by_value, reason = "collected for this call")]
-fn declared(all: &mut Vec<Metric>, prefix: &str, descriptors: &[Descriptor], owners: Vec<(Labels, Vec<u64>)>) {
+fn declared_counters(all: &mut Vec<Metric>, prefix: &str, descriptors: &[Descriptor], owners: Vec<(Labels, Vec<u64>)>) {
     for (index, descriptor) in descriptors.iter().enumerate() {
         let is_seconds = descriptor.unit == Unit::Nanoseconds;
         let samples = owners.iter().map(|(labels, values)| {
@@ -251,10 +306,18 @@ fn declared(all: &mut Vec<Metric>, prefix: &str, descriptors: &[Descriptor], own
             let value = if is_seconds { Value::Real(seconds(value)) } else { Value::Count(value) };
             Sample { labels: labels.clone(), value }
         });
-        let kind = if descriptor.kind == Kind::Counter { MetricKind::Counter } else { MetricKind::Gauge };
-        let named = metric(&metric_name(prefix, descriptor), &help(descriptor), kind, samples.collect());
-        all.push(Metric { is_seconds, ..named });
+        all.push(Metric {
+            name: metric_name(prefix, descriptor),
+            help: help(descriptor),
+            kind: metric_kind(descriptor),
+            is_seconds,
+            samples: samples.collect(),
+        });
     }
+}
+
+fn metric_kind(descriptor: &Descriptor) -> MetricKind {
+    if descriptor.kind == Kind::Counter { MetricKind::Counter } else { MetricKind::Gauge }
 }
 
 /// Name of a declared counter: nanoseconds become seconds, so their ending is left out.
@@ -275,13 +338,21 @@ fn help(descriptor: &Descriptor) -> String {
     }
 }
 
-fn metric(name: &str, help: &str, kind: MetricKind, samples: Vec<Sample>) -> Metric {
-    Metric { name: name.to_owned(), help: help.to_owned(), kind, is_seconds: false, samples }
+fn sample(labels: Labels, value: Value) -> Sample {
+    Sample { labels, value }
 }
 
-fn histogram(totals: &BucketTotals) -> Value {
+fn latency_histogram(totals: &BucketTotals) -> Value {
     let bounds = BUCKET_BOUNDS_NS.iter().map(|bound| seconds(*bound)).chain([f64::INFINITY]);
     Value::Buckets { sum: seconds(totals.sum_ns), buckets: bounds.zip(totals.counts).collect() }
+}
+
+/// A pool's distribution: bucket `n` holds values up to `2^n`, the last one all larger values.
+#[allow(clippy::cast_precision_loss, reason = "bounds are powers of two; a sum is exact below 2^53")]
+fn powers_of_two(counts: &[u64], sum: u64, in_unit: impl Fn(f64) -> f64) -> Value {
+    let bounds =
+        (0..counts.len().saturating_sub(1)).map(|bucket| in_unit((1_u64 << bucket) as f64)).chain([f64::INFINITY]);
+    Value::Buckets { sum: in_unit(sum as f64), buckets: bounds.zip(counts.iter().copied()).collect() }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a clock is exact to a microsecond for centuries")]
@@ -299,23 +370,12 @@ fn failing(text: impl Into<String>) -> Health {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use mdgw_engine::pipeline::PipelineCounters;
-
     use super::*;
 
     #[test]
     fn every_declared_counter_has_a_name_of_its_own() {
         let mut names = BTreeSet::new();
-        let blocks = [
-            ("mdgw_group_", TakeoverCounters::DESCRIPTORS),
-            ("mdgw_channel_", PipelineCounters::DESCRIPTORS),
-            ("mdgw_channel_", LogCounters::DESCRIPTORS),
-            ("mdgw_line_", LineCounts::DESCRIPTORS),
-            ("mdgw_pool_", Counts::DESCRIPTORS),
-        ];
-        for (prefix, descriptors) in blocks {
+        for (prefix, descriptors) in BLOCKS {
             for descriptor in descriptors {
                 let name = metric_name(prefix, descriptor);
                 assert!(!name.ends_with("_ns") && !name.ends_with("_total"), "{name}");
@@ -326,8 +386,20 @@ mod tests {
                 assert!(names.insert(name.clone()), "{name} twice");
             }
         }
-        let extra = ["mdgw_channel_dropped", "mdgw_channel_latency", "mdgw_group_leader", "mdgw_group_epoch"];
-        assert!(extra.iter().all(|name| !names.contains(*name)));
+        assert!(declared::ALL.iter().all(|declared| names.insert(declared.name.to_owned())), "declared twice");
+        let samples = sample_names();
+        for name in ["mdgw_gateway", "mdgw_group_blackout_last_seconds", "mdgw_pool_batch_events_sum"] {
+            assert!(samples.contains(name), "no {name} in {samples:?}");
+        }
+    }
+
+    #[test]
+    fn a_pools_distribution_becomes_a_histogram_with_powers_of_two_as_bounds() {
+        let Value::Buckets { sum, buckets } = powers_of_two(&[1, 2, 3, 4], 5_000, |ns| ns / 1e9) else {
+            panic!("a histogram")
+        };
+        assert_eq!(buckets, [(1e-9, 1), (2e-9, 2), (4e-9, 3), (f64::INFINITY, 4)]);
+        assert!((sum - 5e-6).abs() < 1e-12, "{sum}");
     }
 
     #[test]

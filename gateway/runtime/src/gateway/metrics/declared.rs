@@ -1,0 +1,71 @@
+//! Metrics that are no counter of a block: name, meaning, kind and unit, each declared once.
+
+use mdgw_admin::metric::{Metric, MetricKind, Sample};
+
+/// A metric without its samples.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Declared {
+    /// Name without unit and without `_total`.
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) kind: MetricKind,
+    pub(super) is_seconds: bool,
+}
+
+impl Declared {
+    const fn counter(name: &'static str, help: &'static str) -> Self {
+        Self { name, help, kind: MetricKind::Counter, is_seconds: false }
+    }
+
+    const fn gauge(name: &'static str, help: &'static str) -> Self {
+        Self { name, help, kind: MetricKind::Gauge, is_seconds: false }
+    }
+
+    const fn histogram(name: &'static str, help: &'static str) -> Self {
+        Self { name, help, kind: MetricKind::Histogram, is_seconds: false }
+    }
+
+    const fn in_seconds(self) -> Self {
+        Self { is_seconds: true, ..self }
+    }
+
+    pub(super) fn with(self, samples: impl IntoIterator<Item = Sample>) -> Metric {
+        Metric {
+            name: self.name.to_owned(),
+            help: self.help.to_owned(),
+            kind: self.kind,
+            is_seconds: self.is_seconds,
+            samples: samples.into_iter().collect(),
+        }
+    }
+}
+
+macro_rules! metrics {
+    ($($constant:ident = $declared:expr;)*) => {
+        $(pub(super) const $constant: Declared = $declared;)*
+
+        /// All of them.
+        pub(super) const ALL: &[Declared] = &[$($constant),*];
+    };
+}
+
+metrics! {
+    GATEWAY = Declared::gauge("mdgw_gateway", "this gateway; the value is the epoch count of its start");
+    KERNEL_DROPS = Declared::counter("mdgw_kernel_drops", "datagrams that the kernel dropped because a receive buffer was full");
+    RECEIVE_BUFFER_USED = Declared::gauge("mdgw_receive_buffer_used_bytes", "most bytes that a receive buffer held");
+    RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit_bytes", "limit of the receive buffer that held most");
+    ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
+    PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
+    GROUP_LEADER = Declared::gauge("mdgw_group_leader", "1: this gateway leads the group");
+    GROUP_EPOCH = Declared::gauge("mdgw_group_epoch", "count of the highest observed epoch");
+    GROUP_ELIGIBLE = Declared::gauge("mdgw_group_eligible", "1: this gateway leads the group or would take over");
+    GROUP_OBSTACLE = Declared::gauge("mdgw_group_obstacle", "1: this gateway is not eligible, for a reason that does not end by itself");
+    GROUP_CONNECTED = Declared::gauge("mdgw_group_connected", "1: the connection to the election's backend is up");
+    CHANNEL_DROPPED = Declared::counter("mdgw_channel_dropped", "packets and messages that were not used, by reason, expected ones such as duplicates included");
+    CHANNEL_LATENCY = Declared::histogram("mdgw_channel_latency", "latency by stage, as collected at the end of each latency interval; a value is in its bucket within 1 %").in_seconds();
+    POOL_BATCH_EVENTS = Declared::histogram("mdgw_pool_batch_events", "events that a wait returned, of waits that returned at least one");
+    POOL_PROCESSING = Declared::histogram("mdgw_pool_processing", "time that the processing of one turn took").in_seconds();
+    THREAD_BUSY = Declared::counter("mdgw_thread_busy", "time that a pool's thread spent in processing").in_seconds();
+    LISTENER_RECEIVED = Declared::counter("mdgw_listener_received", "datagrams and connections that arrived at a listener beside the data path");
+    LISTENER_REFUSED = Declared::counter("mdgw_listener_refused", "datagrams and connections that a listener refused, by reason");
+}

@@ -1,0 +1,89 @@
+//! Each runbook has an alert rule or a reason why it has none, each rule a test, and rules and dashboard name only metrics
+//! that a gateway exports.
+
+use std::collections::BTreeSet;
+
+use mdgw_runtime::gateway::sample_names;
+use mdgw_sys::alarm::Alarm;
+
+use super::{assert_none, read};
+
+const RULES: &str = "ops/prometheus/mdgw.rules.yml";
+const RULE_TESTS: &str = "ops/prometheus/mdgw.rules.test.yml";
+const README: &str = "ops/prometheus/README.md";
+const DASHBOARD: &str = "ops/grafana/mdgw.json";
+
+#[test]
+fn each_runbook_has_an_alert_rule_or_a_reason() {
+    let names: Vec<_> = Alarm::ALL.iter().map(|alarm| alarm.name()).collect();
+    assert_none(differences(&names, &read(RULES), &read(RULE_TESTS), &read(README)));
+
+    let rules = "  - alert: good\n    runbook: ops/runbooks/good.md\n  - alert: bad\n    runbook: ops/runbooks/good.md\n  \
+                 - alert: untested\n    runbook: ops/runbooks/untested.md\n";
+    let tests = "alertname: good\n  exp_alerts:\nalertname: bad\n  exp_alerts:\nalertname: untested, exp_alerts: []\n";
+    let reasons = "| [reason](../runbooks/reason.md) | no metric |\n| [good](../runbooks/good.md) | both |\n\
+                   | [empty](../runbooks/empty.md) |  |\n";
+    assert_eq!(
+        differences(&["good", "bad", "untested", "reason", "empty", "neither"], rules, tests, reasons),
+        [
+            "good: a rule and a reason why there is none",
+            "bad: the rule does not name its runbook",
+            "untested: no test in which it fires",
+            "empty: neither a rule nor a reason",
+            "neither: neither a rule nor a reason",
+        ]
+    );
+    assert_eq!(differences(&[], rules, tests, ""), ["bad: no alarm", "good: no alarm", "untested: no alarm"]);
+}
+
+fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<String> {
+    let rules: Vec<(&str, &str)> =
+        rules.split("- alert: ").skip(1).map(|rule| rule.split_once('\n').expect("a rule has several lines")).collect();
+    let fires = |name: &str| {
+        let mut of_rule = tests.split("alertname: ").skip(1);
+        of_rule.any(|test| test.starts_with(&format!("{name}\n")) && test.contains("exp_alerts:\n"))
+    };
+    let mut found = Vec::new();
+    for name in alarms {
+        let row = format!("| [{name}](../runbooks/{name}.md) | ");
+        let has_reason = readme.lines().any(|line| line.strip_prefix(&row).is_some_and(|rest| rest.trim().len() > 1));
+        match rules.iter().find(|(rule, _)| rule == name) {
+            None if !has_reason => found.push(format!("{name}: neither a rule nor a reason")),
+            None => {}
+            Some(_) if has_reason => found.push(format!("{name}: a rule and a reason why there is none")),
+            Some((_, rule)) if !rule.contains(&format!("runbook: ops/runbooks/{name}.md\n")) => {
+                found.push(format!("{name}: the rule does not name its runbook"));
+            }
+            Some(_) if !fires(name) => found.push(format!("{name}: no test in which it fires")),
+            Some(_) => {}
+        }
+    }
+    let named: BTreeSet<_> = rules.iter().map(|(rule, _)| *rule).filter(|rule| !alarms.contains(rule)).collect();
+    found.extend(named.into_iter().map(|rule| format!("{rule}: no alarm")));
+    found
+}
+
+#[test]
+fn rules_and_dashboard_name_exported_metrics_and_alarms_only() {
+    let exported = sample_names();
+    for path in [RULES, RULE_TESTS, DASHBOARD] {
+        let text = read(path);
+        assert!(metrics(&text).len() > 5, "{path}: {:?}", metrics(&text));
+        assert_none(metrics(&text).difference(&exported).map(|name| format!("{path}: {name} is not exported")));
+        assert_none(alarms(&text).into_iter().filter(|name| Alarm::by_name(name).is_none()));
+    }
+    let control = "rate(mdgw_gateway[1m]) / mdgw_no_such_total{alarm=\"x-y\"}";
+    assert_eq!(metrics(control).difference(&exported).collect::<Vec<_>>(), ["mdgw_no_such_total"]);
+    assert_eq!(alarms(control), ["x-y"]);
+}
+
+fn metrics(text: &str) -> BTreeSet<String> {
+    let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
+    words.filter(|word| word.starts_with("mdgw_")).map(str::to_owned).collect()
+}
+
+/// Values of the label `alarm`, with quotes as in YAML or as in JSON.
+fn alarms(text: &str) -> Vec<String> {
+    let plain = text.replace('\\', "");
+    plain.split("alarm=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)).collect()
+}
