@@ -126,7 +126,6 @@ fn a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_w
 struct LivePair {
     pair: ElectedPair,
     day: TradingDay,
-    gateways: [Option<MdgwProcess>; 2],
     live: [Option<MdgwProcess>; 2],
     addresses: [SocketAddrV4; 2],
 }
@@ -134,27 +133,20 @@ struct LivePair {
 impl LivePair {
     /// Starts both; the first leads. Their clients connect to these hosts: to one port, if the hosts differ.
     fn start(hosts: [&str; 2]) -> Self {
-        let pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
-        let fixtures = [1, 2].map(|node| pair.gateways.fixture(node));
-        let day = TradingDay::of(fixtures[0], 20_000);
-        let start = |fixture: &GatewayFixture| {
-            let path = fixture.path("gateway.toml");
-            fs::write(&path, pair.config_text(fixture.node)).unwrap();
-            process::start(["run", text(&path), "--date", DATE, "--ts-recv", "none"])
-        };
-        let first = start(fixtures[0]);
-        first.wait_for_stderr("INFO leads ");
-        let second = start(fixtures[1]);
-        second.wait_for_stderr("gateway running");
+        let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+        let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
+        pair.start(1);
+        pair.wait_until_leads(1);
+        pair.start(2);
         let address = free_address(hosts[0]);
         let other = if hosts[0] == hosts[1] {
             free_address(hosts[1])
         } else {
             SocketAddrV4::new(hosts[1].parse().unwrap(), address.port())
         };
-        let addresses = [address, other];
-        let live = [0, 1].map(|index| Some(start_live_at(fixtures[index], addresses[index], "")));
-        Self { day, gateways: [Some(first), Some(second)], live, addresses, pair }
+        let start = |node, address| Some(start_live_at(pair.gateways.fixture(node), address, ""));
+        let live = [start(1, address), start(2, other)];
+        Self { pair, day, live, addresses: [address, other] }
     }
 
     fn first_fixture(&self) -> &GatewayFixture {
@@ -167,18 +159,21 @@ impl LivePair {
 
     /// The host of the leader dies: the gateway, and what serves its clients. The day goes on when the other leads.
     fn kill_first_and_play_second_half(&mut self) {
-        for process in [&mut self.gateways[0], &mut self.live[0]] {
-            let _ = process.take().unwrap().stop_with(Signal::Kill);
-        }
-        self.gateways[1].as_ref().unwrap().wait_for_stderr("INFO leads ");
+        self.pair.gateways.kill(1);
+        let _ = self.live[0].take().unwrap().stop_with(Signal::Kill);
+        self.pair.wait_until_leads(2);
         self.day.play_second_half(self.first_fixture());
     }
 
-    fn stop(self) {
-        let [_, gateway] = self.gateways;
-        let [_, live] = self.live;
-        for process in [live, gateway] {
-            let _ = process.unwrap().stop_with(Signal::Terminate).expect_code(0);
+    /// Stops what still runs.
+    fn stop(mut self) {
+        for live in self.live.into_iter().flatten() {
+            let _ = live.stop_with(Signal::Terminate).expect_code(0);
+        }
+        for node in [1, 2] {
+            if self.pair.gateways.running(node).is_some() {
+                self.pair.gateways.stop(node);
+            }
         }
     }
 }

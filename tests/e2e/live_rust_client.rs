@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
+    mem::offset_of,
     net::{SocketAddr, SocketAddrV4},
     path::Path,
     sync::mpsc,
@@ -12,16 +13,18 @@ use std::{
 use databento::{
     LiveClient, Symbols,
     dbn::{
-        Compression, ErrorMsg, Schema, SymbolMappingMsg, SystemCode, SystemMsg,
+        Compression, ErrorMsg, Mbp1Msg, Schema, SymbolMappingMsg, SystemCode, SystemMsg,
         decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
         enums::rtype,
+        flags,
     },
     live::Subscription,
 };
 use mdgw_tests::{
+    feeds,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal, TEST_TIMEOUT},
-    trading_day::{DATE, TradingDay},
+    trading_day::{self, DATE, TradingDay},
 };
 use time::OffsetDateTime;
 
@@ -114,6 +117,47 @@ fn a_rust_client_goes_on_at_the_other_address_of_its_list_after_its_gateway_was_
     });
     assert!(first_session < expected.len(), "the first session had the whole day");
     assert_same_records(&received, &expected);
+    pair.stop();
+}
+
+/// The restarted gateway takes its peer's state. The messages of its absence stay missing from its log.
+#[test]
+fn derived_records_behind_a_restart_in_mid_session_carry_the_mark_of_a_suspect_book() {
+    let mut pair = LivePair::start(["127.0.0.1", "127.0.0.1"]);
+    let expected = replayed_offline(pair.first_fixture(), Schema::Mbp1);
+    let packets = feeds::capture_packets(&pair.first_fixture().path("morning.pcap"));
+    let (early, missed) = packets.split_at(packets.len() / 2);
+    let captures = [("early.pcap", early), ("missed.pcap", missed)].map(|(name, packets)| {
+        let path = pair.first_fixture().path(name);
+        feeds::write_capture(&path, feeds::DESTINATIONS[0], packets);
+        path
+    });
+    let address = pair.addresses[0];
+    let (has_some, wait_for_some) = mpsc::channel();
+    let received = thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let subscriptions = vec![subscription(Schema::Mbp1, Symbols::All, 0)];
+            run(Session::until_closed(&[address], subscriptions, |count| {
+                if count == 1 {
+                    has_some.send(()).unwrap();
+                }
+            }))
+        });
+        trading_day::play(&captures[0], pair.first_fixture());
+        wait_for_some.recv_timeout(TEST_TIMEOUT).unwrap();
+        pair.pair.gateways.kill(1);
+        pair.pair.wait_until_leads(2);
+        trading_day::play(&captures[1], pair.first_fixture());
+        pair.pair.start(1);
+        pair.pair.wait_until_eligible(1);
+        pair.day.play_second_half(pair.first_fixture());
+        client.join().unwrap().records
+    });
+    let is_marked = |record: &Vec<u8>| record[offset_of!(Mbp1Msg, flags)] & flags::MAYBE_BAD_BOOK != 0;
+    let whole = received.iter().take_while(|record| !is_marked(record)).count();
+    assert_same_records(&received[..whole], &expected[..whole]);
+    assert!(whole < received.len() && received.len() < expected.len(), "{whole}, {}", received.len());
+    assert!(received[whole..].iter().all(is_marked));
     pair.stop();
 }
 
