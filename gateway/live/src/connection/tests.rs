@@ -18,6 +18,8 @@ use crate::{
 
 const REPLAYS_MAX: usize = 2;
 const METADATA_BYTES: usize = 128;
+/// A session that takes longer does not end at all.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A dataset by order without a feeder: the tests append chunks and answer requests for snapshots.
 fn dataset_of(source: ChannelSource) -> Arc<Dataset> {
@@ -176,7 +178,7 @@ fn a_skip_sends_the_mappings_and_the_orders_of_the_skipped_records() {
     let dataset = dataset();
     dataset.map(5, "A");
     let mut session = served(&dataset, SlowReader::Skip);
-    session.accept(Step::Subscribe(mbo(Symbols::List(vec!["A".to_owned(), "B".to_owned()]))));
+    session.accept(Step::Subscribe(mbo(list(&["A", "B"]))));
     session.accept(Step::Start);
     let unresolved = Sent::Error(ErrorCode::SymbolResolutionFailed as u8);
     assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, unresolved, Sent::Mapping(5)]));
@@ -213,23 +215,36 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
     }
 }
 
+fn list(names: &[&str]) -> Symbols {
+    Symbols::List(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// Whatever becomes of the requests: the first one's schema does not exist.
+#[test]
+fn symbols_beyond_the_limit_that_wait_for_the_start_are_refused() {
+    let dataset = dataset();
+    dataset.map(3, "C");
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest { schema: Schemas::STATUS, ..mbo(list(&["A", "B"])) }));
+    session.accept(Step::Subscribe(mbo(list(&["C", "D"]))));
+    session.accept(Step::Subscribe(mbo(list(&["C"]))));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![INVALID, INVALID, ACKNOWLEDGED, Sent::Mapping(3)]));
+}
+
 #[test]
 fn symbols_beyond_the_limit_are_refused_request_by_request() {
-    let request = |names: &[&str]| {
-        let symbols = names.iter().map(|name| (*name).to_owned()).collect();
-        Step::Subscribe(SubscribeRequest { snapshot: false, ..mbo(Symbols::List(symbols)) })
-    };
+    let request = |names: &[&str]| Step::Subscribe(mbo(list(names)));
     let dataset = dataset();
     for (id, symbol) in (1..).zip(["A", "B", "C", "D", "E"]) {
         dataset.map(id, symbol);
     }
     let mut session = served(&dataset, SlowReader::Warn);
-    // Before the start: three symbols are the limit of all waiting requests together.
+    // Three symbols are the limit.
     session.accept(request(&["A", "B"]));
     session.accept(request(&["C", "D"]));
     session.accept(Step::Start);
     assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(1), Sent::Mapping(2), INVALID]));
-    // After the start: of all subscriptions together.
     session.accept(request(&["D", "E"]));
     assert_eq!(sent(&mut session), Ok(vec![INVALID]));
     session.accept(request(&["E"]));
@@ -278,7 +293,7 @@ fn requests_beyond_the_limits_before_the_start_end_the_session_with_an_error() {
                 client.shutdown().await.unwrap();
             }
             let mut received = Vec::new();
-            client.read_to_end(&mut received).await.unwrap();
+            tokio::time::timeout(TIMEOUT, client.read_to_end(&mut received)).await.expect("the session ends").unwrap();
             (records(&received), session.await.unwrap())
         });
         let expected = if is_refused { Ending::TooManyRequests } else { Ending::ClientClosed };
@@ -294,7 +309,8 @@ fn requests_beyond_the_limits_before_the_start_end_the_session_with_an_error() {
 fn a_replay_ends_with_its_client() {
     let directory = tempfile::tempdir().unwrap();
     let dataset = dataset_of(TestLog::new(&directory).source);
-    runtime().block_on(async {
+    let runtime = runtime();
+    let has_ended = runtime.block_on(async {
         let (session, mut client, _stop) = connect(&dataset, limits()).await;
         client.write_all(b"schema=mbo|symbols=ALL_SYMBOLS|start=0\nstart_session\n").await.unwrap();
         let free = |replays: usize| {
@@ -305,10 +321,12 @@ fn a_replay_ends_with_its_client() {
                 }
             }
         };
-        let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, free(REPLAYS_MAX - 1)).await.expect("the replay runs");
+        tokio::time::timeout(TIMEOUT, free(REPLAYS_MAX - 1)).await.expect("the replay runs");
         drop(client);
         assert_eq!(session.await.unwrap(), Ending::ClientClosed);
-        tokio::time::timeout(limit, free(REPLAYS_MAX)).await.expect("the replay has ended");
+        tokio::time::timeout(TIMEOUT, free(REPLAYS_MAX)).await.is_ok()
     });
+    // Without a wait for the replay's thread, so that a replay that does not end fails the test.
+    runtime.shutdown_background();
+    assert!(has_ended);
 }
