@@ -319,6 +319,11 @@ pub(super) const TABLES: [Table; 21] = [
                 "How far a session may be behind before records are skipped, or the session ends. Each dataset takes twice as much memory, shared by all sessions.",
             ),
             number(
+                "replays_max",
+                limits::LIVE_REPLAYS_MAX,
+                "Replays of a dataset at a time; further ones wait for their turn. Each has a thread, and books of its own.",
+            ),
+            number(
                 "stall_seconds",
                 limits::LIVE_STALL_SECONDS,
                 "A client that takes nothing for that long is disconnected.",
