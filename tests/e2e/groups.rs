@@ -7,8 +7,7 @@ use std::collections::BTreeSet;
 use mdgw_tests::{
     captures::print_to_stderr,
     groups::{GATEWAYS, GroupCluster, GroupConsumers, Leaders, RELAXED_TIMING, moved_groups},
-    process::Signal,
-    process::wait_until,
+    process::{Signal, comes_true},
 };
 
 /// The groups that a gateway leads.
@@ -64,14 +63,16 @@ fn groups_of_a_dead_gateway_move_and_return_while_others_stay() {
     });
     let leaders = leaders.expect("an attempt without a change of fitness");
     for (group, (_, epoch)) in leaders.iter().filter(|(_, (leader, _))| *leader == 3) {
-        wait_until("the audit records the takeover of the group", || {
+        let mut of_group = Vec::new();
+        let is_recorded = comes_true(|| {
             let history = cluster.gateways.ha(3, &["history", "--count", "1000", "--json"]).expect_code(0).json();
-            history["entries"].as_array().unwrap().iter().any(|entry| {
-                let is_takeover =
-                    entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;
-                is_takeover && entry["cause"] == "handed over"
+            of_group = history["entries"].as_array().unwrap().clone();
+            of_group.retain(|entry| entry["group"] == *group);
+            of_group.iter().any(|entry| {
+                entry["event"] == "took_over" && entry["epoch_count"] == *epoch && entry["cause"] == "handed over"
             })
         });
+        assert!(is_recorded, "no takeover of group {group} with epoch {epoch} by a hand-over: {of_group:#?}");
     }
 
     // The feed is killed: after SIGTERM it would still announce the end of its day.

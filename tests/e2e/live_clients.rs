@@ -1,5 +1,8 @@
-//! The official Python client gets the records of `replay --offline` from the live gateway, derived schemas included.
+//! The official clients get the records of `replay --offline` from the live gateway, derived schemas included: here the one for
+//! Python, and those without good intentions.
 #![allow(clippy::unwrap_used, reason = "tests")]
+
+mod live_rust_client;
 
 use std::{
     fs,
@@ -16,6 +19,7 @@ use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, MdgwProcess, Signal},
     python::python,
+    skip::skip,
     trading_day::{DATE, TradingDay},
 };
 use socket2::{Domain, Socket, Type};
@@ -94,40 +98,84 @@ fn a_snapshot_has_the_orders_that_the_session_left() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// The client knows one name, which resolves to both gateways of the pair.
 #[test]
-fn a_client_goes_on_at_the_other_gateway_of_a_pair_after_its_own_was_killed() {
-    let Some(python) = python("a_client_goes_on_at_the_other_gateway_of_a_pair_after_its_own_was_killed") else {
-        return;
-    };
-    let pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
-    let [first_fixture, second_fixture] = [1, 2].map(|node| pair.gateways.fixture(node));
-    let day = TradingDay::of(first_fixture, 20_000);
-    let start = |fixture: &GatewayFixture| {
-        let path = fixture.path("gateway.toml");
-        fs::write(&path, pair.config_text(fixture.node)).unwrap();
-        process::start(["run", text(&path), "--date", DATE, "--ts-recv", "none"])
-    };
-    let first = start(first_fixture);
-    first.wait_for_stderr("INFO leads ");
-    let second = start(second_fixture);
-    second.wait_for_stderr("gateway running");
-    let (first_live, first_address) = start_live(first_fixture);
-    let (second_live, second_address) = start_live(second_fixture);
-    let mut command = Command::new(&python);
+fn a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_was_killed() {
+    const TEST: &str = "a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_was_killed";
+    let Some(python) = python(TEST) else { return };
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
+        return skip(TEST, "no right to make a mount namespace, for a host name of the test's own");
+    }
+    let mut pair = LivePair::start(["127.0.0.2", "127.0.0.3"]);
+    let hosts = pair.first_fixture().path("hosts");
+    fs::write(&hosts, "127.0.0.2 gateways.test\n127.0.0.3 gateways.test\n").unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", "mount --bind \"$0\" /etc/hosts && exec \"$@\""]).arg(&hosts).arg(&python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_failover.py"));
-    command.args([first_address.port(), second_address.port()].map(|port| port.to_string()));
-    command.args(["XNAS.ITCH", text(&first_fixture.path("expected.dbn"))]);
+    command.args(["gateways.test", &pair.addresses[0].port().to_string(), "XNAS.ITCH"]);
+    command.arg(pair.first_fixture().path("expected.dbn"));
     let client = process::spawn(command);
-    day.play_first_half(first_fixture);
+    pair.play_first_half();
     client.wait_for_stderr("a third received");
-    // The host dies: the gateway and what serves its clients.
-    let _ = first.stop_with(Signal::Kill);
-    let _ = first_live.stop_with(Signal::Kill);
-    second.wait_for_stderr("INFO leads ");
-    day.play_second_half(first_fixture);
+    pair.kill_first_and_play_second_half();
     let _ = client.end().expect_code(0);
-    let _ = second_live.stop_with(Signal::Terminate).expect_code(0);
-    let _ = second.stop_with(Signal::Terminate).expect_code(0);
+    pair.stop();
+}
+
+/// A pair of gateways, each with its `mdgw live`, and a day for both.
+struct LivePair {
+    pair: ElectedPair,
+    day: TradingDay,
+    live: [Option<MdgwProcess>; 2],
+    addresses: [SocketAddrV4; 2],
+}
+
+impl LivePair {
+    /// Starts both; the first leads. Their clients connect to these hosts: to one port, if the hosts differ.
+    fn start(hosts: [&str; 2]) -> Self {
+        let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+        let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
+        pair.start(1);
+        pair.wait_until_leads(1);
+        pair.start(2);
+        let address = free_address(hosts[0]);
+        let other = if hosts[0] == hosts[1] {
+            free_address(hosts[1])
+        } else {
+            SocketAddrV4::new(hosts[1].parse().unwrap(), address.port())
+        };
+        let start = |node, address| Some(start_live_at(pair.gateways.fixture(node), address, ""));
+        let live = [start(1, address), start(2, other)];
+        Self { pair, day, live, addresses: [address, other] }
+    }
+
+    fn first_fixture(&self) -> &GatewayFixture {
+        self.pair.gateways.fixture(1)
+    }
+
+    fn play_first_half(&self) {
+        self.day.play_first_half(self.first_fixture());
+    }
+
+    /// The host of the leader dies: the gateway, and what serves its clients. The day goes on when the other leads.
+    fn kill_first_and_play_second_half(&mut self) {
+        self.pair.gateways.kill(1);
+        let _ = self.live[0].take().unwrap().stop_with(Signal::Kill);
+        self.pair.wait_until_leads(2);
+        self.day.play_second_half(self.first_fixture());
+    }
+
+    /// Stops what still runs.
+    fn stop(mut self) {
+        for live in self.live.into_iter().flatten() {
+            let _ = live.stop_with(Signal::Terminate).expect_code(0);
+        }
+        for node in [1, 2] {
+            if self.pair.gateways.running(node).is_some() {
+                self.pair.gateways.stop(node);
+            }
+        }
+    }
 }
 
 #[test]
@@ -216,19 +264,27 @@ fn start_live(fixture: &GatewayFixture) -> (MdgwProcess, SocketAddrV4) {
 
 /// The same, with further keys of `[live]`.
 fn start_live_with(fixture: &GatewayFixture, keys_of_live: &str) -> (MdgwProcess, SocketAddrV4) {
+    let address = free_address("127.0.0.1");
+    (start_live_at(fixture, address, keys_of_live), address)
+}
+
+/// The same, for clients of that address.
+fn start_live_at(fixture: &GatewayFixture, address: SocketAddrV4, keys_of_live: &str) -> MdgwProcess {
     let keys = fixture.path("client_keys");
     fs::write(&keys, format!("test {KEY} * 10\n")).unwrap();
     fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string().parse().unwrap();
-    drop(listener);
     let config = fs::read_to_string(fixture.path("gateway.toml")).unwrap();
     let path = fixture.path("live.toml");
     let table = format!("[live]\nlisten = \"{address}\"\nkey_file = \"{}\"\n{keys_of_live}", text(&keys));
     fs::write(&path, config + &table).unwrap();
     let live = process::start(["live", text(&path)]);
     live.wait_for_stderr("live: ready");
-    (live, address)
+    live
+}
+
+fn free_address(host: &str) -> SocketAddrV4 {
+    let listener = TcpListener::bind((host, 0)).unwrap();
+    listener.local_addr().unwrap().to_string().parse().unwrap()
 }
 
 fn client(python: &Path, address: SocketAddrV4, arguments: &[&str]) -> Command {

@@ -13,14 +13,19 @@ KEY = "db-unitTESTkey0123456789abcdefgh"
 
 
 def records(
-    port: int, dataset: str, schema: str, compression: databento.Compression = databento.Compression.NONE, **options: object
+    port: int,
+    dataset: str,
+    schema: str,
+    compression: databento.Compression = databento.Compression.NONE,
+    host: str = "127.0.0.1",
+    **options: object,
 ) -> Iterator[databento.DBNRecord]:
     """The records of all symbols, until the server is gone or has ended the session. The session ends with the iteration.
 
     By callback, not by the client's own iteration: that begins to collect records after it has asked for them, and loses
     those that come before.
     """
-    client = databento.Live(key=KEY, gateway="127.0.0.1", port=port, compression=compression)
+    client = databento.Live(key=KEY, gateway=host, port=port, compression=compression)
     client.subscribe(dataset=dataset, schema=schema, symbols="ALL_SYMBOLS", **options)
     received = queue.SimpleQueue()
     client.add_callback(received.put)

@@ -23,12 +23,22 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 ///
 /// # Panics
 /// When [`TEST_TIMEOUT`] ends before.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+#[track_caller]
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(comes_true(condition), "never: {what}");
+}
+
+/// Polls until the condition holds, at most for [`TEST_TIMEOUT`]; returns whether it holds.
+#[must_use]
+pub fn comes_true(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + TEST_TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// The program under test: `MDGW_PROGRAM`, or else the one that Cargo builds in the profile of the calling test.

@@ -68,7 +68,8 @@ impl TradingDay {
 /// The trading date of a [`TradingDay`].
 pub const DATE: &str = "2019-01-30";
 
-fn play(capture: &Path, fixture: &GatewayFixture) {
+/// Plays a capture on the first line.
+pub fn play(capture: &Path, fixture: &GatewayFixture) {
     let line = fixture.lines[0].to_string();
     let replay = ["replay", text(capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
     let _ = process::run(replay).expect_code(0);

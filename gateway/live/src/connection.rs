@@ -30,6 +30,9 @@ use crate::{
     subscriptions::{Phase, Subscriptions},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// What a connection is made of.
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
@@ -151,20 +154,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
     let Ok(outgoing) = Outgoing::new(auth.compression, auth.ts_out) else { return Ending::Failed };
     let heartbeat = Duration::from_secs(auth.heartbeat_interval_s.into());
     let mut chunks = dataset.ring.subscribe();
-    let mut served = Served {
-        dataset,
-        auth,
-        limits,
-        outgoing,
-        subscriptions: Subscriptions::default(),
-        waiting: VecDeque::new(),
-        is_overfull: false,
-        replays: Vec::new(),
-        source: Source::None,
-        began_after_end: false,
-        snapshot: None,
-        warned: None,
-    };
+    let mut served = Served::new(dataset, auth, limits, outgoing);
     let mut last_sent = Instant::now();
     let mut received = [0; 4 << 10];
     loop {
@@ -217,6 +207,23 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
 }
 
 impl Served {
+    fn new(dataset: Arc<Dataset>, auth: AuthRequest, limits: ConnectionLimits, outgoing: Outgoing) -> Self {
+        Self {
+            dataset,
+            auth,
+            limits,
+            outgoing,
+            subscriptions: Subscriptions::default(),
+            waiting: VecDeque::new(),
+            is_overfull: false,
+            replays: Vec::new(),
+            source: Source::None,
+            began_after_end: false,
+            snapshot: None,
+            warned: None,
+        }
+    }
+
     fn accept(&mut self, step: Step) {
         let request = match step {
             Step::Wait | Step::Authenticate(_) | Step::Refuse(_) => return,

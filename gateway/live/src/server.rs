@@ -62,6 +62,8 @@ pub struct LiveLimits {
     pub symbols_max: usize,
     /// Bytes that a session may be behind.
     pub queue_bytes_max: u64,
+    /// Replays of a dataset at a time; further ones wait.
+    pub replays_max: usize,
     /// How long a client may take nothing at all, ns.
     pub stall_ns: u64,
     /// Threads of the server.
@@ -258,7 +260,8 @@ fn datasets(config: &LiveConfig) -> Vec<Arc<Dataset>> {
     }
     // Sessions may be that much behind, and a slow one notices before its position is gone.
     let ring_bytes = usize::try_from(config.limits.queue_bytes_max.saturating_mul(2)).unwrap_or(usize::MAX);
-    groups.into_iter().map(|(name, sources)| Arc::new(Dataset::new(name, sources, ring_bytes))).collect()
+    let replays_max = config.limits.replays_max;
+    groups.into_iter().map(|(name, sources)| Arc::new(Dataset::new(name, sources, ring_bytes, replays_max))).collect()
 }
 
 async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: watch::Receiver<bool>) {

@@ -46,13 +46,15 @@ pub(crate) struct ChannelStream {
     /// The mbo records of the message in progress.
     message: Vec<Mbo>,
     session: Option<SessionBytes>,
-    /// Whether the books may lack orders: the log begins after its session did, or lost entries.
+    /// Whether the books may lack orders: the log begins after its session did, or has a hole.
     is_incomplete: bool,
     /// Whether the oldest entry of the log was not the beginning of its session.
     began_incomplete: bool,
     has_ended: bool,
     /// Number of the entry behind the last one read.
     next_entry: u64,
+    /// First sequence of the session that no entry has covered so far.
+    next_sequence: u64,
     ts_event: u64,
     publisher_id: u16,
 }
@@ -149,6 +151,7 @@ impl ChannelStream {
             began_incomplete: false,
             has_ended: false,
             next_entry: 0,
+            next_sequence: FIRST_SEQUENCE,
             ts_event: 0,
             publisher_id: 0,
         })
@@ -169,7 +172,7 @@ impl ChannelStream {
         self.has_ended
     }
 
-    /// Whether a session that begins after its first message is being read.
+    /// Whether the log lacks messages of the session so far.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.is_incomplete
     }
@@ -195,7 +198,9 @@ impl ChannelStream {
     /// Reads one entry and appends its wanted records. Returns whether there was one.
     pub(crate) fn read(&mut self, wanted: Schemas, chunk: &mut Chunk) -> bool {
         let Some(entry) = self.reader.next() else { return false };
-        let has_lost_entries = self.next_entry != 0 && entry.number > self.next_entry;
+        // Entries that the log no longer has, or messages that it never had: a gateway that restarts in mid-session goes on behind
+        // the messages of its absence, with the next number.
+        let has_hole = self.next_entry != 0 && entry.number > self.next_entry || entry.first > self.next_sequence;
         self.next_entry = entry.number + 1;
         let derived = wanted.without(self.native);
         if self.session != Some(entry.session) {
@@ -209,9 +214,13 @@ impl ChannelStream {
             }
             self.message.clear();
             (self.has_ended, self.is_incomplete) = (false, entry.first > FIRST_SEQUENCE);
-        } else if has_lost_entries {
+            self.next_sequence = entry.next;
+        } else if has_hole {
+            // The rest of a message in progress is part of the hole.
+            self.message.clear();
             self.is_incomplete = true;
         }
+        self.next_sequence = self.next_sequence.max(entry.next);
         let extra_flags = if self.is_incomplete { dbn::flags::MAYBE_BAD_BOOK } else { 0 };
         for (header, body) in Frames::of_body(entry.payload) {
             let flags = FrameFlags(header.flags);
@@ -351,4 +360,76 @@ fn derive_from_levels(event: &Mbo, record: &[u8], tops: &mut BTreeMap<u32, BidAs
         levels: [top],
     };
     out.chunk.push(mbp_1.as_ref(), schemas);
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use dbn::{MboMsg, Mbp1Msg};
+    use mdgw_publog::{LogOptions, Writer, open};
+    use mdgw_wire::{frame::FrameMeta, identity::Sequence, time::UnixNs};
+    use tempfile::TempDir;
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+
+    const SESSION: SessionBytes = [7; 16];
+
+    /// Writes the log of one channel as a gateway does.
+    pub(crate) struct TestLog {
+        pub(crate) source: ChannelSource,
+        writer: Writer,
+    }
+
+    impl TestLog {
+        pub(crate) fn new(directory: &TempDir) -> Self {
+            let log_directory = directory.path().to_owned();
+            let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(&log_directory, 1) };
+            let source = ChannelSource {
+                id: ChannelId(1),
+                feed: Feed::NasdaqItch,
+                schemas: SchemaSet::MBO,
+                log_directory,
+                books: BookLimits::default(),
+            };
+            Self { source, writer: open(options, 0).unwrap().writer }
+        }
+
+        /// An entry with one message, which adds an order.
+        pub(crate) fn add_order(&mut self, sequence: u64) {
+            let order = MboMsg {
+                hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, sequence),
+                order_id: sequence,
+                price: 1_000_000_000,
+                size: 1,
+                flags: FlagSet::new(dbn::flags::LAST),
+                action: c_char(b'A'),
+                side: c_char(b'B'),
+                ..MboMsg::default()
+            };
+            let mut meta = FrameMeta::message(Sequence(sequence), UnixNs(sequence), 0);
+            meta.flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+            self.writer.begin(SESSION, sequence);
+            assert!(self.writer.append(meta.header(1, order.as_ref()).as_bytes()));
+            assert!(self.writer.append(order.as_ref()));
+            let _ = self.writer.commit(sequence + 1, 1, 0, sequence).unwrap();
+        }
+    }
+
+    /// A gateway that restarts in mid-session goes on behind the messages of its absence. The numbers of its entries go on without
+    /// a hole.
+    #[test]
+    fn derived_records_behind_messages_that_the_log_lacks_are_marked() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        for sequence in [1, 2, 4, 5] {
+            log.add_order(sequence);
+        }
+        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut chunk = Chunk::default();
+        while stream.read(Schemas::MBP_1, &mut chunk) {}
+        let at = core::mem::offset_of!(Mbp1Msg, flags);
+        let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
+        assert_eq!(marked, [false, false, true, true]);
+        assert!(stream.is_incomplete() && !stream.began_incomplete());
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Dataset {
     snapshots: Mutex<VecDeque<SnapshotRequest>>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
-    /// One permit for each replay that may run at a time.
+    /// One permit for each replay that may run at a time; further ones wait. Each reads the log and keeps books of its own.
     pub(crate) replays: Arc<Semaphore>,
 }
 
@@ -62,8 +62,13 @@ pub(crate) struct Snapshot {
 }
 
 impl Dataset {
-    /// A dataset of these channels, which must be of one feed.
-    pub(crate) fn new(name: &'static str, sources: Vec<ChannelSource>, ring_bytes_max: usize) -> Self {
+    /// A dataset of these channels, which must be of one feed, with that many bytes in the ring and replays at a time.
+    pub(crate) fn new(
+        name: &'static str,
+        sources: Vec<ChannelSource>,
+        ring_bytes_max: usize,
+        replays_max: usize,
+    ) -> Self {
         Self {
             name,
             ring: Ring::new(ring_bytes_max, sources.len()),
@@ -71,7 +76,7 @@ impl Dataset {
             symbols: RwLock::default(),
             demand: AtomicU16::new(0),
             produced: AtomicU16::new(0),
-            replays: Arc::new(Semaphore::new(REPLAYS_MAX)),
+            replays: Arc::new(Semaphore::new(replays_max)),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
         }
@@ -171,8 +176,6 @@ impl Dataset {
 
 /// Symbols of one dataset: more than any venue lists.
 const SYMBOLS_MAX: usize = 1 << 20;
-/// Replays at a time; further ones wait. Each reads the log and keeps books of its own.
-const REPLAYS_MAX: usize = 8;
 /// Snapshots that may wait for the feeder.
 const SNAPSHOTS_WAITING_MAX: usize = 1_024;
 
@@ -182,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_symbol_and_an_id_can_change_their_partner() {
-        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 0);
+        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 0, 1);
         dataset.map(1, "A");
         dataset.map(2, "B");
         // The next day: B has the id of A, and A a new one.

@@ -99,3 +99,38 @@ fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
     let oldest = chunk.records().find(|record| !record.is_mapping()).map(|record| control::ts_event(record.bytes));
     oldest.filter(|_| is_incomplete)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::channel::tests::TestLog;
+
+    /// Subscriptions without a replay begin with the session, so no chunk has records of both sides of the session's start, however
+    /// much room it has.
+    #[test]
+    fn a_replay_is_cut_at_the_start_of_the_session() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        let mut feeder = DatasetReader::open(&dataset.sources).unwrap();
+        dataset.set_produced(Schemas::MBO);
+        let mut read_orders = |sequences: std::ops::Range<u64>| {
+            let mut chunk = Chunk::default();
+            sequences.for_each(|sequence| log.add_order(sequence));
+            feeder.read(Schemas::MBO, None, &mut chunk);
+            dataset.ring.push(chunk, feeder.next_entries());
+            dataset.ring.end()
+        };
+        let live_from = read_orders(1..4);
+        let joins_at = read_orders(4..7);
+        let (sender, mut receiver) = mpsc::channel(8);
+        run(&dataset, Schemas::MBO, &live_from, &sender);
+        for (expected_past_start, expected) in [(false, [1, 2, 3]), (true, [4, 5, 6])] {
+            let Ok(ReplayItem::Chunk { chunk, is_past_start }) = receiver.try_recv() else { panic!("two chunks") };
+            let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();
+            assert_eq!((is_past_start, events.as_slice()), (expected_past_start, expected.as_slice()));
+        }
+        let Ok(ReplayItem::Joined(position)) = receiver.try_recv() else { panic!("the replay joins the ring") };
+        assert_eq!(position, joins_at);
+    }
+}

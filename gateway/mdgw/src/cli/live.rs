@@ -92,6 +92,7 @@ fn server_config(config: &Resolved, live: &LiveSettings) -> LiveConfig {
             line_bytes_max: live.line_bytes_max,
             symbols_max: live.symbols_max,
             queue_bytes_max: live.queue_bytes_max,
+            replays_max: live.replays_max,
             stall_ns: live.stall_ns,
             threads: live.threads,
         },

@@ -240,6 +240,8 @@ pub(crate) struct Live {
     pub symbols_max: FileValue<i64>,
     /// Bytes that a session may be behind.
     pub queue_bytes_max: FileValue<i64>,
+    /// Replays of a dataset at a time.
+    pub replays_max: FileValue<i64>,
     /// How long a client may take nothing.
     pub stall_seconds: FileValue<i64>,
     /// Threads.

@@ -114,6 +114,9 @@ pub(crate) const LIVE_SYMBOLS_MAX: Bound = bound(1, 1_000_000, 20_000, "symbols"
 pub(crate) const LIVE_QUEUE_BYTES_MAX: Bound = bound(1 << 20, 16 << 30, 64 << 20, "bytes");
 /// How long a live client may take nothing at all. The Python client stops reading while its own queue is full.
 pub(crate) const LIVE_STALL_SECONDS: Bound = bound(1, 86_400, 300, "seconds");
+/// Replays of live clients at a time, per dataset. Each has books of its own, and a thread: of all
+/// five datasets together fewer than the 512 that tokio allows.
+pub(crate) const LIVE_REPLAYS_MAX: Bound = bound(1, 100, 8, "replays");
 /// Threads that write to live clients.
 pub(crate) const LIVE_THREADS: Bound = bound(1, 64, 2, "threads");
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal

@@ -379,6 +379,8 @@ pub struct LiveSettings {
     pub symbols_max: usize,
     /// Bytes that a session may be behind.
     pub queue_bytes_max: u64,
+    /// Replays of a dataset at a time.
+    pub replays_max: usize,
     /// How long a client may take nothing at all.
     pub stall_ns: u64,
     /// Threads that write to clients.

@@ -105,13 +105,13 @@ pub(super) const TABLES: [Table; 21] = [
                 "wait",
                 Allowed::OneOf(&["spin", "park", "spin-then-park"]),
                 Absent::Value("\"spin-then-park\""),
-                "Wait strategy. `spin` is for cores that nothing else uses.",
+                "Wait strategy. `spin` is for cores that nothing else uses: the leader and one follower spin, further followers sleep.",
             ),
             key(
                 "promotion",
                 Allowed::OneOf(&["strict", "lazy"]),
                 Absent::Depends("`\"strict\"` with `wait = \"spin\"`, else `\"lazy\"`"),
-                "When the leading thread promotes a follower ([glossary](../../ARCHITECTURE.md#glossary)): always before it processes, or when the work is worth a wake.",
+                "When the leading thread promotes a follower ([glossary](../../ARCHITECTURE.md#glossary)): always before it processes, or (`lazy`) only if the work should take longer than 1 us (a follower spins) or 10 us (it sleeps).",
             ),
             number("spin_us", limits::SPIN_US, "How long `spin-then-park` spins."),
             number("quota", limits::QUOTA, "Packets that one claim may process before other channels get a turn."),
@@ -319,6 +319,11 @@ pub(super) const TABLES: [Table; 21] = [
                 "How far a session may be behind before records are skipped, or the session ends. Each dataset takes twice as much memory, shared by all sessions.",
             ),
             number(
+                "replays_max",
+                limits::LIVE_REPLAYS_MAX,
+                "Replays of a dataset at a time; further ones wait for their turn. Each has a thread, and books of its own.",
+            ),
+            number(
                 "stall_seconds",
                 limits::LIVE_STALL_SECONDS,
                 "A client that takes nothing for that long is disconnected.",
@@ -404,7 +409,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "tenure_ms_min",
                 limits::TENURE_MS_MIN,
-                "Minimum tenure: how long a leader leads before it hands over by itself, to a gateway that has been fitter, or preferred, for 250 ms. It doubles with each such move in a row, up to 300000 (or this value, if that is more). A leadership of one hour resets it to this value; with `quorum`, so does a takeover without hand-over. A leader whose output nobody receives does not wait for it, unless nobody has received the output of the leadership that the last such move led to. A takeover after a death, and `mdgw ha hand-over`, never wait for it. 0: no minimum. Not for `emergent`, nor for a latch.",
+                "Minimum tenure: how long a leader leads before it hands over by itself, to a gateway that has been fitter, or preferred, for 250 ms. It doubles with each such move in a row, up to 300000 (or this value, if that is more). A leadership of one hour resets it to this value; with `quorum`, so does a takeover without hand-over. A leader whose output nobody receives moves at once, unless the last such move did not help either. A takeover after a death, and `mdgw ha hand-over`, never wait for it. 0: no minimum. Not for `emergent`, nor for a latch.",
             ),
             key(
                 "core",

@@ -1,0 +1,332 @@
+use dbn::enums::{SystemCode, rtype};
+use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
+use mdgw_wire::identity::{ChannelId, Feed};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    runtime::{Builder, Runtime},
+};
+
+use super::*;
+use crate::{
+    protocol::{Compression, ProtocolLimits},
+    stream::{
+        channel::{ChannelSource, tests::TestLog},
+        ring::RingPosition,
+    },
+};
+
+const REPLAYS_MAX: usize = 2;
+const METADATA_BYTES: usize = 128;
+/// A session that takes longer does not end at all.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A dataset by order without a feeder: the tests append chunks and answer requests for snapshots.
+fn dataset_of(source: ChannelSource) -> Arc<Dataset> {
+    Arc::new(Dataset::new("XNAS.ITCH", vec![source], 1 << 20, REPLAYS_MAX))
+}
+
+fn dataset() -> Arc<Dataset> {
+    dataset_of(ChannelSource {
+        id: ChannelId(1),
+        feed: Feed::NasdaqItch,
+        schemas: SchemaSet::MBO,
+        log_directory: "/nonexistent".into(),
+        books: BookLimits::default(),
+    })
+}
+
+fn limits() -> ConnectionLimits {
+    ConnectionLimits { symbols_max: 3, queue_bytes_max: 1_000, stall: Duration::from_secs(60) }
+}
+
+fn auth(slow_reader: SlowReader) -> AuthRequest {
+    AuthRequest {
+        auth: String::new(),
+        dataset: "XNAS.ITCH".to_owned(),
+        ts_out: false,
+        compression: Compression::None,
+        heartbeat_interval_s: 30,
+        slow_reader: Some(slow_reader),
+        client: String::new(),
+    }
+}
+
+fn served(dataset: &Arc<Dataset>, slow_reader: SlowReader) -> Served {
+    let outgoing = Outgoing::new(Compression::None, false).unwrap();
+    Served::new(Arc::clone(dataset), auth(slow_reader), limits(), outgoing)
+}
+
+fn mbo(symbols: Symbols) -> SubscribeRequest {
+    SubscribeRequest {
+        id: "1".to_owned(),
+        schema: Schemas::MBO,
+        schema_name: "mbo",
+        symbol_type: SymbolType::RawSymbol,
+        symbols,
+        start: None,
+        snapshot: false,
+    }
+}
+
+fn order(instrument_id: u32, order_id: u64) -> dbn::MboMsg {
+    let hd = dbn::RecordHeader::new::<dbn::MboMsg>(rtype::MBO, 2, instrument_id, 1);
+    dbn::MboMsg { hd, order_id, ..dbn::MboMsg::default() }
+}
+
+/// Appends a chunk as the feeder does, with the naming of the instrument if there is one.
+fn push_chunk(dataset: &Dataset, naming: Option<(u32, &str)>, records: &[dbn::MboMsg]) {
+    let mut chunk = Chunk::default();
+    if let Some((id, symbol)) = naming {
+        chunk.push(control::mapping(1, id, (SType::RawSymbol, symbol), symbol).as_ref(), Schemas::default());
+        dataset.map(id, symbol);
+    }
+    for record in records {
+        chunk.push(record.as_ref(), Schemas::MBO);
+    }
+    dataset.ring.push(chunk, vec![0]);
+}
+
+/// Answers the oldest request for a snapshot with one order of each of its instruments. Returns the instruments.
+fn answer_snapshot(dataset: &Dataset, order_id: u64, next_chunk: u64) -> Vec<u32> {
+    let request = dataset.take_snapshot_request().expect("a snapshot was requested");
+    let orders = request.instruments.iter().map(|id| order(*id, order_id));
+    let records = orders.flat_map(|order| order.as_ref().to_vec()).collect();
+    request.reply.send(Snapshot { next_chunk, records }).unwrap();
+    request.instruments
+}
+
+/// A record in short: what it is, and the instrument, code or order that it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    Mapping(u32),
+    Order(u32, u64),
+    Error(u8),
+    System(u8),
+}
+
+/// What the session sends now, without the metadata.
+fn sent(served: &mut Served) -> Result<Vec<Sent>, Ending> {
+    served.fill().map_err(|(ending, _)| ending)?;
+    let bytes = served.outgoing.unsent().to_vec();
+    served.outgoing.advance(bytes.len());
+    Ok(records(&bytes))
+}
+
+fn records(bytes: &[u8]) -> Vec<Sent> {
+    let mut rest = bytes.strip_prefix(b"DBN").map_or(bytes, |_| &bytes[METADATA_BYTES..]);
+    let mut records = Vec::new();
+    while let Some(length) = rest.first() {
+        let (record, others) = rest.split_at(usize::from(*length) * 4);
+        rest = others;
+        let instrument_id = control::instrument_id(record);
+        records.push(match record[1] {
+            rtype::SYMBOL_MAPPING => Sent::Mapping(instrument_id),
+            rtype::MBO => Sent::Order(instrument_id, control::u64_at(record, 16)),
+            rtype::ERROR => Sent::Error(record[318]),
+            rtype::SYSTEM => Sent::System(record[319]),
+            other => panic!("rtype {other}"),
+        });
+    }
+    records
+}
+
+const ACKNOWLEDGED: Sent = Sent::System(SystemCode::SubscriptionAck as u8);
+const SKIPPED: Sent = Sent::Error(ErrorCode::SkippedRecordsAfterSlowReading as u8);
+const INVALID: Sent = Sent::Error(ErrorCode::InvalidSubscription as u8);
+
+#[test]
+fn an_instrument_named_while_a_snapshot_is_taken_is_mapped_before_its_records() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest { snapshot: true, ..mbo(Symbols::All) }));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+    push_chunk(&dataset, Some((6, "B")), &[order(6, 1)]);
+    assert_eq!(answer_snapshot(&dataset, 1, 1), [5]);
+    // The snapshot lacks the new instrument, so another one is taken.
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Mapping(6)]));
+    assert_eq!(answer_snapshot(&dataset, 2, 1), [5, 6]);
+    push_chunk(&dataset, None, &[order(6, 3)]);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 2), Sent::Order(6, 2), Sent::Order(6, 3)]));
+}
+
+#[test]
+fn a_skip_takes_a_pending_snapshot_again_and_names_what_was_named_meanwhile() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Skip);
+    session.accept(Step::Subscribe(SubscribeRequest { snapshot: true, ..mbo(Symbols::All) }));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+    // The snapshot lies a chunk ahead of the session, and more records than the session may be behind follow it.
+    push_chunk(&dataset, Some((6, "B")), &[order(6, 1)]);
+    assert_eq!(answer_snapshot(&dataset, 1, 1), [5]);
+    push_chunk(&dataset, None, &vec![order(5, 1); 20]);
+    assert_eq!(sent(&mut session), Ok(vec![SKIPPED]));
+    assert_eq!(sent(&mut session), Ok(vec![]));
+    assert_eq!(answer_snapshot(&dataset, 2, 2), [5]);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Mapping(6)]));
+    assert_eq!(answer_snapshot(&dataset, 3, 2), [5, 6]);
+    push_chunk(&dataset, None, &[order(6, 4)]);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 3), Sent::Order(6, 3), Sent::Order(6, 4)]));
+}
+
+#[test]
+fn a_skip_sends_the_mappings_and_the_orders_of_the_skipped_records() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Skip);
+    session.accept(Step::Subscribe(mbo(list(&["A", "B"]))));
+    session.accept(Step::Start);
+    let unresolved = Sent::Error(ErrorCode::SymbolResolutionFailed as u8);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, unresolved, Sent::Mapping(5)]));
+    push_chunk(&dataset, Some((6, "B")), &vec![order(6, 1); 20]);
+    push_chunk(&dataset, Some((7, "C")), &vec![order(7, 1); 20]);
+    assert_eq!(sent(&mut session), Ok(vec![SKIPPED, Sent::Mapping(5), Sent::Mapping(6)]));
+    let mut instruments = answer_snapshot(&dataset, 2, 2);
+    instruments.sort_unstable();
+    assert_eq!(instruments, [5, 6]);
+    push_chunk(&dataset, None, &[order(6, 3), order(7, 3)]);
+    let mut after = sent(&mut session).unwrap();
+    assert_eq!(after.pop(), Some(Sent::Order(6, 3)));
+    after.sort_unstable_by_key(|record| format!("{record:?}"));
+    assert_eq!(after, [Sent::Order(5, 2), Sent::Order(6, 2)]);
+}
+
+/// The ring has no further chunk that would report the end of the day.
+#[test]
+fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
+    for (began_after_end, is_ended, expected) in [
+        (false, true, Err(Ending::EndOfSession)),
+        (false, false, Ok(vec![])),
+        // The session waits for the next day.
+        (true, true, Ok(vec![])),
+    ] {
+        let mut session = served(&dataset(), SlowReader::Warn);
+        session.accept(Step::Start);
+        assert_eq!(sent(&mut session), Ok(vec![]));
+        session.began_after_end = began_after_end;
+        let (sender, receiver) = mpsc::channel(1);
+        session.source = Source::Replay(receiver);
+        sender.try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_entries: vec![0], is_ended })).unwrap();
+        assert_eq!(sent(&mut session), expected, "{began_after_end} {is_ended}");
+    }
+}
+
+fn list(names: &[&str]) -> Symbols {
+    Symbols::List(names.iter().map(|name| (*name).to_owned()).collect())
+}
+
+/// Whatever becomes of the requests: the first one's schema does not exist.
+#[test]
+fn symbols_beyond_the_limit_that_wait_for_the_start_are_refused() {
+    let dataset = dataset();
+    dataset.map(3, "C");
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest { schema: Schemas::STATUS, ..mbo(list(&["A", "B"])) }));
+    session.accept(Step::Subscribe(mbo(list(&["C", "D"]))));
+    session.accept(Step::Subscribe(mbo(list(&["C"]))));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![INVALID, INVALID, ACKNOWLEDGED, Sent::Mapping(3)]));
+}
+
+#[test]
+fn symbols_beyond_the_limit_are_refused_request_by_request() {
+    let request = |names: &[&str]| Step::Subscribe(mbo(list(names)));
+    let dataset = dataset();
+    for (id, symbol) in (1..).zip(["A", "B", "C", "D", "E"]) {
+        dataset.map(id, symbol);
+    }
+    let mut session = served(&dataset, SlowReader::Warn);
+    // Three symbols are the limit.
+    session.accept(request(&["A", "B"]));
+    session.accept(request(&["C", "D"]));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(1), Sent::Mapping(2), INVALID]));
+    session.accept(request(&["D", "E"]));
+    assert_eq!(sent(&mut session), Ok(vec![INVALID]));
+    session.accept(request(&["E"]));
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+}
+
+/// A session over a socket of the loopback, with the client's end of the socket.
+async fn connect(
+    dataset: &Arc<Dataset>,
+    limits: ConnectionLimits,
+) -> (tokio::task::JoinHandle<Ending>, TcpStream, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    let (stop_sender, stop) = watch::channel(false);
+    let mut protocol = Session::new(ProtocolLimits { symbols_max: 3 });
+    protocol.authenticated();
+    let connection = Connection {
+        stream,
+        lines: LineBuffer::new(128 << 10),
+        protocol,
+        auth: auth(SlowReader::Warn),
+        dataset: Arc::clone(dataset),
+        limits,
+        stop,
+    };
+    (tokio::spawn(serve(connection)), client, stop_sender)
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Of the requests themselves, and of the answers to them.
+#[test]
+fn requests_beyond_the_limits_before_the_start_end_the_session_with_an_error() {
+    for (requests, queue_bytes_max, is_refused) in
+        [(WAITING_MAX + 1, 1 << 20, true), (WAITING_MAX, 1 << 20, false), (2, 1_000, false), (3, 1_000, true)]
+    {
+        let (received, ending) = runtime().block_on(async {
+            let limits = ConnectionLimits { queue_bytes_max, ..limits() };
+            let (session, mut client, _stop) = connect(&dataset(), limits).await;
+            let lines = "schema=mbo|symbols=ALL_SYMBOLS|id=7\n".repeat(requests) + "start_session\n";
+            client.write_all(lines.as_bytes()).await.unwrap();
+            if !is_refused {
+                client.shutdown().await.unwrap();
+            }
+            let mut received = Vec::new();
+            tokio::time::timeout(TIMEOUT, client.read_to_end(&mut received)).await.expect("the session ends").unwrap();
+            (records(&received), session.await.unwrap())
+        });
+        let expected = if is_refused { Ending::TooManyRequests } else { Ending::ClientClosed };
+        assert_eq!(ending, expected, "{requests} requests");
+        let errors: Vec<_> = received.iter().filter(|record| **record != ACKNOWLEDGED).collect();
+        let error = [&Sent::Error(ErrorCode::InternalError as u8)];
+        assert_eq!(errors, if is_refused { &error[..] } else { &[] }, "{requests} requests");
+    }
+}
+
+/// The feeder has not made the replay's schemas yet, so the replay waits while the client leaves.
+#[test]
+fn a_replay_ends_with_its_client() {
+    let directory = tempfile::tempdir().unwrap();
+    let dataset = dataset_of(TestLog::new(&directory).source);
+    let runtime = runtime();
+    let has_ended = runtime.block_on(async {
+        let (session, mut client, _stop) = connect(&dataset, limits()).await;
+        client.write_all(b"schema=mbo|symbols=ALL_SYMBOLS|start=0\nstart_session\n").await.unwrap();
+        let free = |replays: usize| {
+            let dataset = Arc::clone(&dataset);
+            async move {
+                while dataset.replays.available_permits() != replays {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            }
+        };
+        tokio::time::timeout(TIMEOUT, free(REPLAYS_MAX - 1)).await.expect("the replay runs");
+        drop(client);
+        assert_eq!(session.await.unwrap(), Ending::ClientClosed);
+        tokio::time::timeout(TIMEOUT, free(REPLAYS_MAX)).await.is_ok()
+    });
+    // Without a wait for the replay's thread, so that a replay that does not end fails the test.
+    runtime.shutdown_background();
+    assert!(has_ended);
+}

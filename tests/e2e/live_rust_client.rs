@@ -1,0 +1,291 @@
+//! The official Rust client gets the records of `replay --offline` from the live gateway, through a failover of a pair too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    mem::offset_of,
+    net::{SocketAddr, SocketAddrV4},
+    path::Path,
+    sync::mpsc,
+    thread,
+};
+
+use databento::{
+    LiveClient, Symbols,
+    dbn::{
+        Compression, ErrorMsg, Mbp1Msg, Schema, SymbolMappingMsg, SystemCode, SystemMsg,
+        decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
+        enums::rtype,
+        flags,
+    },
+    live::Subscription,
+};
+use mdgw_tests::{
+    feeds,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    process::{self, Signal, TEST_TIMEOUT},
+    trading_day::{self, DATE, TradingDay},
+};
+use time::OffsetDateTime;
+
+use super::{KEY, LivePair, start_live};
+
+/// The schemas, each with the type of its records.
+const SCHEMAS: [(Schema, u8); 6] = [
+    (Schema::Mbo, rtype::MBO),
+    (Schema::Mbp1, rtype::MBP_1),
+    (Schema::Mbp10, rtype::MBP_10),
+    (Schema::Trades, rtype::MBP_0),
+    (Schema::Definition, rtype::INSTRUMENT_DEF),
+    (Schema::Status, rtype::STATUS),
+];
+
+#[test]
+fn a_rust_client_gets_every_schema_as_offline_replay_makes_it() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (tail, _) = day.tail(&fixture, "received.dbn", &[]);
+    day.play_first_half(&fixture);
+    day.play_second_half(&fixture);
+    let _ = tail.end().expect_code(0);
+    let (live, address) = start_live(&fixture);
+
+    // One session with all schemas of all symbols.
+    let subscriptions = SCHEMAS.map(|(schema, _)| subscription(schema, Symbols::All, 0));
+    let mut received = run(Session::until_replayed(&[address], subscriptions.to_vec(), Compression::None));
+    let mut all_expected = Vec::new();
+    for (schema, kind) in SCHEMAS {
+        let expected = replayed_offline(&fixture, schema);
+        let ours: Vec<_> = received.records.extract_if(.., |record| record[1] == kind).collect();
+        assert_same_records(&ours, &expected);
+        all_expected.push(expected);
+    }
+    assert!(received.records.is_empty(), "records of schemas that the client did not ask for");
+    for id in 1..=SCHEMAS.len() {
+        let acknowledgement = format!("Subscription request {id} for {} data succeeded", SCHEMAS[id - 1].0);
+        assert_eq!(received.texts.iter().filter(|text| **text == acknowledgement).count(), 1, "{acknowledgement}");
+    }
+
+    // Two symbols, compressed, from the time of a record in the middle of the day on.
+    let mbo = &all_expected[0];
+    let start = ts_event(&mbo[mbo.len() / 2]);
+    let symbols: BTreeMap<u32, String> = received.mapped.into_iter().take(2).collect();
+    let wanted: Vec<_> =
+        mbo.iter().filter(|record| symbols.contains_key(&instrument(record)) && ts_event(record) >= start).collect();
+    let names = Symbols::Symbols(symbols.values().cloned().collect());
+    let subscriptions = vec![subscription(Schema::Mbo, names, start)];
+    let received = run(Session::until_replayed(&[address], subscriptions, Compression::Zstd));
+    assert_eq!(received.mapped, symbols);
+    assert_eq!(received.records.iter().map(|record| instrument(record)).collect::<BTreeSet<_>>().len(), 2);
+    assert_same_records(&received.records, &wanted.into_iter().cloned().collect::<Vec<_>>());
+
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The client has a list of both gateways. Its own reconnects ask for nothing from before, so a new session does, with the event
+/// time of the last record that the client has.
+#[test]
+fn a_rust_client_goes_on_at_the_other_address_of_its_list_after_its_gateway_was_killed() {
+    let mut pair = LivePair::start(["127.0.0.1", "127.0.0.1"]);
+    let expected = records_of(&pair.first_fixture().path("expected.dbn"));
+    let (addresses, third) = (pair.addresses, expected.len() / 3);
+    let (has_third, wait_for_third) = mpsc::channel();
+    let (received, first_session) = thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let all = |start| vec![subscription(Schema::Mbo, Symbols::All, start)];
+            let first = Session::until_closed(&addresses, all(0), move |count| {
+                if count == third {
+                    has_third.send(()).unwrap();
+                }
+            });
+            let mut received = run(first).records;
+            let last_event = ts_event(received.last().unwrap());
+            let again = received.iter().rev().take_while(|record| ts_event(record) == last_event).count();
+            let first_session = received.len();
+            let second = run(Session::until_closed(&addresses, all(last_event), |_| {})).records;
+            // `start` is inclusive: the records of that time come again.
+            assert_same_records(&second[..again], &received[first_session - again..]);
+            received.extend_from_slice(&second[again..]);
+            (received, first_session)
+        });
+        pair.play_first_half();
+        wait_for_third.recv_timeout(TEST_TIMEOUT).unwrap();
+        pair.kill_first_and_play_second_half();
+        client.join().unwrap()
+    });
+    assert!(first_session < expected.len(), "the first session had the whole day");
+    assert_same_records(&received, &expected);
+    pair.stop();
+}
+
+/// The restarted gateway takes its peer's state. The messages of its absence stay missing from its log.
+#[test]
+fn derived_records_behind_a_restart_in_mid_session_carry_the_mark_of_a_suspect_book() {
+    let mut pair = LivePair::start(["127.0.0.1", "127.0.0.1"]);
+    let expected = replayed_offline(pair.first_fixture(), Schema::Mbp1);
+    let packets = feeds::capture_packets(&pair.first_fixture().path("morning.pcap"));
+    let (early, missed) = packets.split_at(packets.len() / 2);
+    let captures = [("early.pcap", early), ("missed.pcap", missed)].map(|(name, packets)| {
+        let path = pair.first_fixture().path(name);
+        feeds::write_capture(&path, feeds::DESTINATIONS[0], packets);
+        path
+    });
+    let address = pair.addresses[0];
+    let (has_some, wait_for_some) = mpsc::channel();
+    let received = thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let subscriptions = vec![subscription(Schema::Mbp1, Symbols::All, 0)];
+            run(Session::until_closed(&[address], subscriptions, |count| {
+                if count == 1 {
+                    has_some.send(()).unwrap();
+                }
+            }))
+        });
+        trading_day::play(&captures[0], pair.first_fixture());
+        wait_for_some.recv_timeout(TEST_TIMEOUT).unwrap();
+        pair.pair.gateways.kill(1);
+        pair.pair.wait_until_leads(2);
+        trading_day::play(&captures[1], pair.first_fixture());
+        pair.pair.start(1);
+        pair.pair.wait_until_eligible(1);
+        pair.day.play_second_half(pair.first_fixture());
+        client.join().unwrap().records
+    });
+    let is_marked = |record: &Vec<u8>| record[offset_of!(Mbp1Msg, flags)] & flags::MAYBE_BAD_BOOK != 0;
+    let whole = received.iter().take_while(|record| !is_marked(record)).count();
+    assert_same_records(&received[..whole], &expected[..whole]);
+    assert!(whole < received.len() && received.len() < expected.len(), "{whole}, {}", received.len());
+    assert!(received[whole..].iter().all(is_marked));
+    pair.stop();
+}
+
+/// What a session brought.
+#[derive(Default)]
+struct Session {
+    /// Data records, header and body.
+    records: Vec<Vec<u8>>,
+    /// Symbols of instruments.
+    mapped: BTreeMap<u32, String>,
+    /// Texts of system records.
+    texts: Vec<String>,
+    replays_completed: usize,
+}
+
+impl Session {
+    /// Until each replay has caught up. Then the client leaves, and reads on until the server has closed the connection.
+    async fn until_replayed(
+        addresses: &[SocketAddrV4],
+        subscriptions: Vec<Subscription>,
+        compression: Compression,
+    ) -> Self {
+        let mut session = Self::default();
+        let replays = subscriptions.len();
+        let mut client = start(addresses, subscriptions, compression).await;
+        while session.replays_completed < replays {
+            assert!(session.receive(&mut client).await, "the server closed the connection");
+        }
+        client.close().await.unwrap();
+        while session.receive(&mut client).await {}
+        session
+    }
+
+    /// Until the session ends or the server is gone. `on_record` gets the number of data records so far.
+    async fn until_closed(
+        addresses: &[SocketAddrV4],
+        subscriptions: Vec<Subscription>,
+        on_record: impl Fn(usize),
+    ) -> Self {
+        let mut session = Self::default();
+        let mut client = start(addresses, subscriptions, Compression::None).await;
+        let mut count = 0;
+        while session.receive(&mut client).await {
+            if session.records.len() > count {
+                count = session.records.len();
+                on_record(count);
+            }
+        }
+        session
+    }
+
+    /// Takes one record. Returns whether there was one.
+    async fn receive(&mut self, client: &mut LiveClient) -> bool {
+        let record = match client.next_record().await {
+            Ok(Some(record)) => record,
+            Ok(None) | Err(databento::Error::Io(_)) => return false,
+            Err(error) => panic!("{error}"),
+        };
+        if let Some(error) = record.get::<ErrorMsg>() {
+            panic!("error record: {error:?}");
+        } else if let Some(system) = record.get::<SystemMsg>() {
+            self.texts.push(system.msg().unwrap().to_owned());
+            self.replays_completed += usize::from(system.code().is_ok_and(|code| code == SystemCode::ReplayCompleted));
+        } else if let Some(mapping) = record.get::<SymbolMappingMsg>() {
+            self.mapped.insert(mapping.hd.instrument_id, mapping.stype_out_symbol().unwrap().to_owned());
+        } else {
+            let bytes = record.as_ref().to_vec();
+            assert!(self.mapped.contains_key(&instrument(&bytes)), "a record before its mapping: {record:?}");
+            self.records.push(bytes);
+        }
+        true
+    }
+}
+
+async fn start(addresses: &[SocketAddrV4], subscriptions: Vec<Subscription>, compression: Compression) -> LiveClient {
+    let addresses: Vec<_> = addresses.iter().copied().map(SocketAddr::V4).collect();
+    let builder = LiveClient::builder().addr(addresses.as_slice()).await.unwrap().key(KEY).unwrap();
+    let mut client = builder.dataset("XNAS.ITCH").compression(compression).build().await.unwrap();
+    for subscription in subscriptions {
+        client.subscribe(subscription).await.unwrap();
+    }
+    let metadata = client.start().await.unwrap();
+    assert_eq!((metadata.dataset.as_str(), metadata.schema), ("XNAS.ITCH", None));
+    client
+}
+
+fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription {
+    let start = OffsetDateTime::from_unix_timestamp_nanos(start_ns.into()).unwrap();
+    Subscription::builder().symbols(symbols).schema(schema).start(start).build()
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, work).await }).expect("the session goes on")
+}
+
+fn replayed_offline(fixture: &GatewayFixture, schema: Schema) -> Vec<Vec<u8>> {
+    let path = fixture.path(&format!("{schema}.dbn"));
+    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
+    let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
+    let arguments = ["--schema", schema.as_str(), "--ts-recv", "none", "--date", DATE, "-o", text(&path)];
+    let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
+    records_of(&path)
+}
+
+fn records_of(path: &Path) -> Vec<Vec<u8>> {
+    let mut decoder = Decoder::from_file(path).unwrap();
+    assert_eq!(decoder.metadata().version, 3);
+    let mut records = Vec::new();
+    while let Some(record) = decoder.decode_record_ref().unwrap() {
+        records.push(record.as_ref().to_vec());
+    }
+    records
+}
+
+fn assert_same_records(ours: &[Vec<u8>], expected: &[Vec<u8>]) {
+    let differs = ours.iter().zip(expected).position(|(ours, expected)| ours != expected);
+    if let Some(index) = differs {
+        panic!("record {index} differs:\n{:02x?}\n{:02x?}", ours[index], expected[index]);
+    }
+    assert_eq!(ours.len(), expected.len());
+    assert!(!ours.is_empty());
+}
+
+fn instrument(record: &[u8]) -> u32 {
+    u32::from_le_bytes(record[4..8].try_into().unwrap())
+}
+
+fn ts_event(record: &[u8]) -> u64 {
+    u64::from_le_bytes(record[8..16].try_into().unwrap())
+}
