@@ -40,7 +40,8 @@ fn the_alert_rules_pass_their_own_tests() {
 
 #[test]
 fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
-    let mut pair = ElectedPair::new(GatewayOptions { latency: "interval_ms = 100", ..GatewayOptions::itch() });
+    let mut pair = ElectedPair::new(GatewayOptions { latency: "interval_ms = 100", ..GatewayOptions::itch() })
+        .with_admin_listeners();
     pair.start(1);
     pair.start(2);
     let prometheus = Prometheus::start(&[pair.admin_address(1), pair.admin_address(2)]);
@@ -132,7 +133,7 @@ fn queries(dashboard: &Value) -> Vec<(String, String)> {
 
 #[test]
 fn exactly_one_gateway_of_a_pair_answers_that_it_leads() {
-    let mut pair = ElectedPair::new(GatewayOptions::itch());
+    let mut pair = ElectedPair::new(GatewayOptions::itch()).with_admin_listeners();
     pair.start(1);
     pair.start(2);
     let leads = |pair: &ElectedPair, node: u8| get_at(pair.admin_address(node), "/leader");

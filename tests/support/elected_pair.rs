@@ -19,8 +19,8 @@ pub struct ElectedPair {
     link_addresses: [SocketAddrV4; 2],
     /// The link address at which each gateway's peer reaches it; differs from its own with a relay in between.
     reachable_at: [SocketAddrV4; 2],
-    /// The gateways' admin listeners.
-    admin: [SocketAddrV4; 2],
+    /// The gateways' admin listeners, if they have any.
+    admin: Option<[SocketAddrV4; 2]>,
 }
 
 impl ElectedPair {
@@ -41,8 +41,15 @@ impl ElectedPair {
             wanted,
             link_addresses,
             reachable_at: link_addresses,
-            admin: [free_address(), free_address()],
+            admin: None,
         }
+    }
+
+    /// Gives both gateways an admin listener.
+    #[must_use]
+    pub fn with_admin_listeners(mut self) -> Self {
+        self.admin = Some([free_address(), free_address()]);
+        self
     }
 
     /// The address at which that gateway listens for its peer.
@@ -52,9 +59,12 @@ impl ElectedPair {
     }
 
     /// The address of that gateway's admin listener.
+    ///
+    /// # Panics
+    /// Without [`Self::with_admin_listeners`].
     #[must_use]
     pub fn admin_address(&self, node: u8) -> SocketAddrV4 {
-        self.admin[usize::from(node) - 1]
+        self.admin.expect("the pair has admin listeners")[usize::from(node) - 1]
     }
 
     /// Sets the address at which the peer reaches that gateway, from the peer's next start on.
@@ -121,14 +131,16 @@ impl ElectedPair {
             text(&audit),
             text(&fixture.path("control"))
         );
+        let listen_admin =
+            |admin: [SocketAddrV4; 2]| format!("\n[admin]\nlisten = \"{}\"\n", admin[usize::from(node) - 1]);
+        let admin = self.admin.map(listen_admin).unwrap_or_default();
         let election = format!(
             "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
              [election.file]\ndirectory = \"{}\"\n\n\
              [election.link]\nlisten = \"{listen}\"\npeer = \"{peer_address}\"\nkey_file = \"{}\"\n\n\
-             [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n\n[admin]\nlisten = \"{}\"\n",
+             [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n{admin}",
             text(&records),
             text(&key),
-            self.admin_address(node),
         );
         fixture.config_text(&self.wanted).replacen("[gateway]", &keys, 1) + &election
     }
