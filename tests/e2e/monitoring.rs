@@ -146,7 +146,8 @@ fn exactly_one_gateway_of_a_pair_answers_that_it_leads() {
 
     // An ordered hand-over: never do both answer 200.
     pair.wait_until_eligible(standby);
-    let _ = pair.gateways.ha(leader, &["hand-over"]).expect_code(0);
+    // The leader refuses until it knows that the other one is eligible.
+    wait_until("the leader hands over", || pair.gateways.ha(leader, &["hand-over"]).code == Some(0));
     wait_until("the answer moves", || {
         // In this order: once the successor leads, the former leader no longer does.
         let now = leads(&pair, standby).0;
