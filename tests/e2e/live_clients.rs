@@ -9,7 +9,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -30,20 +30,10 @@ const KEY: &str = "db-unitTESTkey0123456789abcdefgh";
 fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
     let Some(python) = python("a_python_client_gets_every_schema_as_offline_replay_makes_it") else { return };
     let fixture = GatewayFixture::new();
-    let day = TradingDay::of(&fixture, 20_000);
-    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
-    let (tail, _) = day.tail(&fixture, "received.dbn", &[]);
-    day.play_first_half(&fixture);
-    day.play_second_half(&fixture);
-    let _ = tail.end().expect_code(0);
-    let (live, address) = start_live(&fixture);
+    let (gateway, live, address) = serve_whole_day(&fixture);
 
     for schema in ["mbo", "mbp-1", "mbp-10", "trades", "definition", "status"] {
-        let expected = fixture.path(&format!("{schema}.dbn"));
-        let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
-        let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
-        let arguments = ["--schema", schema, "--ts-recv", "none", "--date", DATE, "-o", text(&expected)];
-        let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
+        let expected = replay_offline(&fixture, schema);
         let compression = if schema == "mbo" { "zstd" } else { "none" };
         run_client(&python, address, &["XNAS.ITCH", schema, text(&expected), compression]);
     }
@@ -53,6 +43,28 @@ fn a_python_client_gets_every_schema_as_offline_replay_makes_it() {
 
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// A gateway that has published a whole day, and its `mdgw live` with the address where it listens.
+fn serve_whole_day(fixture: &GatewayFixture) -> (MdgwProcess, MdgwProcess, SocketAddrV4) {
+    let day = TradingDay::of(fixture, 20_000);
+    let gateway = day.gateway(fixture, &GatewayOptions::itch());
+    let (tail, _) = day.tail(fixture, "received.dbn", &[]);
+    day.play_first_half(fixture);
+    day.play_second_half(fixture);
+    let _ = tail.end().expect_code(0);
+    let (live, address) = start_live(fixture);
+    (gateway, live, address)
+}
+
+/// Replays the day offline. Returns the file with its records of that schema.
+fn replay_offline(fixture: &GatewayFixture, schema: &str) -> PathBuf {
+    let path = fixture.path(&format!("{schema}.dbn"));
+    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
+    let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
+    let arguments = ["--schema", schema, "--ts-recv", "none", "--date", DATE, "-o", text(&path)];
+    let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
+    path
 }
 
 #[test]

@@ -22,13 +22,13 @@ use databento::{
 };
 use mdgw_tests::{
     feeds,
-    gateway_fixture::{GatewayFixture, GatewayOptions, text},
-    process::{self, Signal, TEST_TIMEOUT},
-    trading_day::{self, DATE, TradingDay},
+    gateway_fixture::GatewayFixture,
+    process::{Signal, TEST_TIMEOUT},
+    trading_day,
 };
 use time::OffsetDateTime;
 
-use super::{KEY, LivePair, start_live};
+use super::{KEY, LivePair, replay_offline, serve_whole_day};
 
 /// The schemas, each with the type of its records.
 const SCHEMAS: [(Schema, u8); 6] = [
@@ -43,20 +43,14 @@ const SCHEMAS: [(Schema, u8); 6] = [
 #[test]
 fn a_rust_client_gets_every_schema_as_offline_replay_makes_it() {
     let fixture = GatewayFixture::new();
-    let day = TradingDay::of(&fixture, 20_000);
-    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
-    let (tail, _) = day.tail(&fixture, "received.dbn", &[]);
-    day.play_first_half(&fixture);
-    day.play_second_half(&fixture);
-    let _ = tail.end().expect_code(0);
-    let (live, address) = start_live(&fixture);
+    let (gateway, live, address) = serve_whole_day(&fixture);
 
     // One session with all schemas of all symbols.
     let subscriptions = SCHEMAS.map(|(schema, _)| subscription(schema, Symbols::All, 0));
     let mut received = run(Session::until_replayed(&[address], subscriptions.to_vec(), Compression::None));
     let mut all_expected = Vec::new();
     for (schema, kind) in SCHEMAS {
-        let expected = replayed_offline(&fixture, schema);
+        let expected = records_of(&replay_offline(&fixture, schema.as_str()));
         let ours: Vec<_> = received.records.extract_if(.., |record| record[1] == kind).collect();
         assert_same_records(&ours, &expected);
         all_expected.push(expected);
@@ -124,7 +118,7 @@ fn a_rust_client_goes_on_at_the_other_address_of_its_list_after_its_gateway_was_
 #[test]
 fn derived_records_behind_a_restart_in_mid_session_carry_the_mark_of_a_suspect_book() {
     let mut pair = LivePair::start(["127.0.0.1", "127.0.0.1"]);
-    let expected = replayed_offline(pair.first_fixture(), Schema::Mbp1);
+    let expected = records_of(&replay_offline(pair.first_fixture(), "mbp-1"));
     let packets = feeds::capture_packets(&pair.first_fixture().path("morning.pcap"));
     let (early, missed) = packets.split_at(packets.len() / 2);
     let captures = [("early.pcap", early), ("missed.pcap", missed)].map(|(name, packets)| {
@@ -252,15 +246,6 @@ fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription
 fn run<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, work).await }).expect("the session goes on")
-}
-
-fn replayed_offline(fixture: &GatewayFixture, schema: Schema) -> Vec<Vec<u8>> {
-    let path = fixture.path(&format!("{schema}.dbn"));
-    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
-    let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
-    let arguments = ["--schema", schema.as_str(), "--ts-recv", "none", "--date", DATE, "-o", text(&path)];
-    let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
-    records_of(&path)
 }
 
 fn records_of(path: &Path) -> Vec<Vec<u8>> {

@@ -12,7 +12,7 @@
 //! | stage | one value per | from | to |
 //! | --- | --- | --- | --- |
 //! | `wire_to_user` | packet | its receive timestamp | it is in the gateway's memory, received with its batch |
-//! | `claim_wait` | receive call of a claim | the begin of the turn: the return of the wait, or the end of the time in the run queue | the holder begins to receive |
+//! | `claim_wait` | receive call of a claim | the beginning of the turn: the return of the wait, or the end of the time in the run queue | the holder begins to receive |
 //! | `arbitrate` | packet | the start of its processing | its first message is in sequence, or the packet held no new message |
 //! | `decode_and_book` | packet with new messages | end of `arbitrate` | its last record is written |
 //! | `publish` | packet whose records were published | end of `decode_and_book` | the send call of its last record returned |

@@ -79,7 +79,7 @@ mod tests {
         let used = ResourceUse::of(process::id()).expect("this process runs");
         assert!(used.resident_bytes > 1 << 20 && used.threads > 0 && used.descriptors > 0, "{used:?}");
         assert_eq!(ResourceUse::of(u32::MAX), None);
-        // Reading takes time, which the process is charged: the loop ends once the sums follow.
+        // Each reading uses processor time, so the sum grows.
         let before: u64 = thread_times_ns(process::id()).values().sum();
         while thread_times_ns(process::id()).values().sum::<u64>() <= before {}
     }
