@@ -8,6 +8,7 @@ use std::{
     path::Path,
     sync::mpsc,
     thread,
+    time::Duration,
 };
 
 use databento::{
@@ -21,6 +22,7 @@ use databento::{
     live::Subscription,
 };
 use mdgw_tests::{
+    captures::print_to_stderr,
     feeds,
     gateway_fixture::GatewayFixture,
     process::{Signal, TEST_TIMEOUT},
@@ -226,16 +228,32 @@ impl Session {
     }
 }
 
+/// A process that is being killed may accept a connection and reset it. So the client tries its list again.
 async fn start(addresses: &[SocketAddrV4], subscriptions: Vec<Subscription>, compression: Compression) -> LiveClient {
-    let addresses: Vec<_> = addresses.iter().copied().map(SocketAddr::V4).collect();
-    let builder = LiveClient::builder().addr(addresses.as_slice()).await.unwrap().key(KEY).unwrap();
-    let mut client = builder.dataset("XNAS.ITCH").compression(compression).build().await.unwrap();
-    for subscription in subscriptions {
-        client.subscribe(subscription).await.unwrap();
+    loop {
+        match try_start(addresses, &subscriptions, compression).await {
+            Ok(client) => return client,
+            Err(databento::Error::Io(error)) => print_to_stderr(&format!("the client tries its list again: {error}")),
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let metadata = client.start().await.unwrap();
+}
+
+async fn try_start(
+    addresses: &[SocketAddrV4],
+    subscriptions: &[Subscription],
+    compression: Compression,
+) -> databento::Result<LiveClient> {
+    let addresses: Vec<_> = addresses.iter().copied().map(SocketAddr::V4).collect();
+    let builder = LiveClient::builder().addr(addresses.as_slice()).await?.key(KEY)?;
+    let mut client = builder.dataset("XNAS.ITCH").compression(compression).build().await?;
+    for subscription in subscriptions {
+        client.subscribe(subscription.clone()).await?;
+    }
+    let metadata = client.start().await?;
     assert_eq!((metadata.dataset.as_str(), metadata.schema), ("XNAS.ITCH", None));
-    client
+    Ok(client)
 }
 
 fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription {
