@@ -304,7 +304,7 @@ pub struct ChannelCounters {
     pub gap_messages: u64,
     /// Sessions begun.
     pub sessions: u64,
-    /// Sessions joined after their first message. Earlier messages were not requested.
+    /// Sessions joined after their first message, without a request for the messages from there: books lack them.
     pub late_starts: u64,
     /// Messages accepted without a sequence of their own.
     pub unsequenced: u64,

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p mdgw-tests --features stores --bin groups -- --trials 12 --timing 100/20/20
 //!
-//! `--help` lists the options. The blackout of a group is the longest time between two of its messages at its receiver.
+//! `--help` lists the options. The silence of a group is the longest time between two of its messages at its receiver.
 //! `stall` is the longest time for which a core of this machine could not run a thread. Exit code 1: a stream was not
 //! complete, a promise was broken, or a group moved without need.
 
@@ -23,7 +23,7 @@ use mdgw_tests::{
     testbed::stall::StallMonitor,
 };
 
-/// Kills gateways that share six groups, and reports blackouts and moved groups.
+/// Kills gateways that share six groups, and reports silences and moved groups.
 #[derive(Debug, Parser)]
 #[command(name = "groups")]
 struct GroupsArgs {
@@ -70,11 +70,11 @@ struct GroupsRun {
 struct Trial {
     node: u8,
     moved_groups: BTreeSet<u16>,
-    /// Longest blackout of the groups that moved. `others_blackout`: of the other groups in the same period;
-    /// `others_blackout_before`: of the other groups in an equal period before the kill.
-    blackout: Duration,
-    others_blackout: Duration,
-    others_blackout_before: Duration,
+    /// Longest silence of the groups that moved. `others_silence`: of the other groups in the same period;
+    /// `others_silence_before`: of the other groups in an equal period before the kill.
+    silence: Duration,
+    others_silence: Duration,
+    others_silence_before: Duration,
     stall_ns: u64,
     /// After the kill only groups of the killed gateway moved, and only to surviving gateways. After its restart no
     /// other group moved.
@@ -154,13 +154,13 @@ fn kill(cluster: &mut GroupCluster, consumers: &GroupConsumers, node: u8, stall_
     let moved = moved_groups(&leaders, &without);
     let rest: BTreeSet<u16> = (1..=GROUPS).filter(|group| !moved.contains(group)).collect();
     let longest = |groups: &BTreeSet<u16>, from, until| {
-        groups.iter().map(|group| consumers.longest_blackout(*group, from, until)).max().unwrap_or_default()
+        groups.iter().map(|group| consumers.longest_silence(*group, from, until)).max().unwrap_or_default()
     };
     let mut trial = Trial {
         node,
-        blackout: longest(&moved, killed, end),
-        others_blackout: longest(&rest, killed, end),
-        others_blackout_before: longest(&rest, observation_start, killed),
+        silence: longest(&moved, killed, end),
+        others_silence: longest(&rest, killed, end),
+        others_silence_before: longest(&rest, observation_start, killed),
         stall_ns: stall_monitor.worst_ns(killed_ns, over_ns),
         only_expected_groups_moved: rest.iter().all(|group| without[group] == leaders[group])
             && leaders.iter().all(|(group, (leader, _))| moved.contains(group) == (*leader == node)),
@@ -176,25 +176,25 @@ fn kill(cluster: &mut GroupCluster, consumers: &GroupConsumers, node: u8, stall_
 }
 
 fn table(trials: &[Trial]) -> String {
-    let mut rows = vec!["killed  its groups  blackout, ms  other groups  before  stall  right\n".to_owned()];
+    let mut rows = vec!["killed  its groups  silence, ms  other groups  before  stall  right\n".to_owned()];
     for trial in trials {
         let groups: Vec<String> = trial.moved_groups.iter().map(ToString::to_string).collect();
         rows.push(format!(
             "gw{:<5} {:<11} {:>12} {:>13} {:>7} {:>6} {:>6}\n",
             trial.node,
             groups.join(" "),
-            ms(trial.blackout),
-            ms(trial.others_blackout),
-            ms(trial.others_blackout_before),
+            ms(trial.silence),
+            ms(trial.others_silence),
+            ms(trial.others_silence_before),
             ms(Duration::from_nanos(trial.stall_ns)),
             if trial.only_expected_groups_moved { "yes" } else { "NO" }
         ));
     }
     type Column = (&'static str, fn(&Trial) -> Duration);
     let columns: [Column; 3] = [
-        ("blackout of the killed gateway's groups", |trial| trial.blackout),
-        ("of the other groups", |trial| trial.others_blackout),
-        ("of the other groups before the kill", |trial| trial.others_blackout_before),
+        ("silence of the killed gateway's groups", |trial| trial.silence),
+        ("of the other groups", |trial| trial.others_silence),
+        ("of the other groups before the kill", |trial| trial.others_silence_before),
     ];
     for (name, of) in columns {
         let mut values: Vec<Duration> = trials.iter().map(of).collect();

@@ -6,7 +6,7 @@
 //! `--help` lists the options, `--case list` the cases. With `--results FILE` each played day is kept in that file. The same
 //! command, given again after an interruption, plays only what is missing.
 //!
-//! The blackout runs from the last record of the old epoch to the first new content of the new one, by kernel timestamps at
+//! The silence runs from the last record of the old epoch to the first new content of the new one, by kernel timestamps at
 //! each receiver. For a fault that must not move leadership it is the longest time without new content. Its parts are the
 //! times until the fault, until the sentinel *noticed* the death, until the next leader was *notified*, until it was
 //! *elected* (without a sentinel: from the fault, the rest of the lease included), until its first *packet* was received, and

@@ -304,3 +304,21 @@ impl RetransmissionClient {
         }
     }
 }
+
+#[test]
+fn a_gateway_that_starts_in_mid_session_raises_an_alarm() {
+    for starts_late in [false, true] {
+        let fixture = GatewayFixture::new();
+        let day = TradingDay::of(&fixture, 2_000);
+        let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+        if !starts_late {
+            day.play_first_half(&fixture);
+        }
+        day.play_second_half(&fixture);
+        if starts_late {
+            let _ = gateway.wait_for_stderr("alarm=\"late-start\"");
+        }
+        let ended = gateway.stop_with(Signal::Terminate).expect_code(0);
+        assert_eq!(ended.stderr.contains("late-start"), starts_late, "{}", ended.stderr);
+    }
+}

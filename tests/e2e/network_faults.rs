@@ -125,7 +125,7 @@ fn repeated_output_faults_do_not_wait_for_the_minimum_tenure() {
     let Some(result) = inject_faults(test, &["leader-output-loss"; 3], ElectionBackend::File) else { return };
     for changes in &result.changes {
         assert!(changes.len() >= 3, "{changes:?}");
-        assert!(changes.iter().all(|change| change.blackout_ns() < MINIMUM_TENURE_NS), "{changes:?}");
+        assert!(changes.iter().all(|change| change.silence_ns() < MINIMUM_TENURE_NS), "{changes:?}");
     }
 }
 

@@ -255,7 +255,7 @@ impl GroupConsumers {
 
     /// The longest time between two messages of a group within that period.
     #[must_use]
-    pub fn longest_blackout(&self, group: u16, from: Instant, until: Instant) -> Duration {
+    pub fn longest_silence(&self, group: u16, from: Instant, until: Instant) -> Duration {
         let received = self.consumers[&group].received();
         let pairs = received.windows(2).map(|two| (two[0].0, two[1].0));
         pairs

@@ -351,10 +351,8 @@ impl<C: FeedCore> DataPath<C> {
         self.arbiter.begin_session(expected);
         let next = expected.unwrap_or(packet.first);
         sink.session(session, next);
-        if joins_late {
-            self.counters.late_starts += 1;
-        }
         self.has_missed_input = joins_late && expected != Some(Sequence(1));
+        self.counters.late_starts += u64::from(self.has_missed_input);
         if self.has_missed_input || self.peer_gap_session == Some(session) {
             self.core.on_gap();
         }

@@ -261,6 +261,8 @@ counter_block! {
         gaps: Counter, None, "gaps declared";
         gap_messages: Counter, Messages, "messages in declared gaps";
         sessions: Counter, None, "sessions started";
+        late_starts: Counter, None, "sessions begun in their middle: books lack what came before";
+        input_incomplete: Gauge, None, "1: messages of the current session are missing here, so books are suspect";
         duplicates: Counter, Messages, "messages that another line had delivered before";
         drops: Counter, None, "packets and messages dropped unexpectedly";
         book_faults: Counter, Messages, "messages that contradict a book";
@@ -544,6 +546,8 @@ impl ChannelPipeline {
             gaps: counters.gaps,
             gap_messages: counters.gap_messages,
             sessions: counters.sessions,
+            late_starts: counters.late_starts,
+            input_incomplete: channel.has_missed_input().into(),
             duplicates: arbiter_drops.get(DropReason::Duplicate),
             drops,
             book_faults: channel.book_faults().total(),

@@ -3,9 +3,10 @@
 
     import mdgw_subscriber as mdgw
 
-    lines = [mdgw.LineAddress("239.66.1.1", 31000, "10.1.0.7"), mdgw.LineAddress("239.66.1.2", 31000, "10.1.0.7")]
-    with mdgw.Subscriber(mdgw.Config(group=1), lines, services=[("10.1.0.5", 31100)]) as subscriber:
-        for item in subscriber:
+    lines = [mdgw.LineAddress("239.66.1.1", 31000, "10.20.0.30"), mdgw.LineAddress("239.66.1.2", 31000, "10.20.0.30")]
+    services = [("10.20.0.7", 31100), ("10.20.0.8", 31100)]  # of both gateways of a pair
+    with mdgw.Subscriber(mdgw.Config(group=1), lines, services=services) as subscriber:
+        for item in subscriber:  # raises RivalEpochs where two senders contradict each other at the start
             if type(item) is mdgw.Message:
                 for record in mdgw.records(item.body):
                     ...  # one DBN record, as published

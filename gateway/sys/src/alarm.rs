@@ -39,6 +39,7 @@ macro_rules! alarms {
 alarms! {
     LineSilent = "line-silent", "no packet and no heartbeat arrives on a line";
     GapDeclared = "gap-declared", "messages are missing for good, and consumers were notified";
+    LateStart = "late-start", "a channel began in the middle of a session, so its books lack what came before";
     KernelDrops = "kernel-drops", "the kernel dropped datagrams because a receive buffer was full";
     ChannelFailed = "channel-failed", "a channel is out of service; the others continue";
     LogBehind = "log-behind", "entries of the publication log are missing for its readers";

@@ -434,7 +434,7 @@ pub struct LeadershipChange {
 impl LeadershipChange {
     /// Time without new content, ns.
     #[must_use]
-    pub fn blackout_ns(&self) -> u64 {
+    pub fn silence_ns(&self) -> u64 {
         self.first_content_ns.saturating_sub(self.last_old_ns)
     }
 
@@ -616,7 +616,7 @@ fn joined<R>(check: thread::ScopedJoinHandle<'_, R>) -> R {
 
 /// The longest time within `[from_ns, until_ns)` without a delivery to that receiver, ns.
 #[must_use]
-pub fn longest_blackout_ns(received: &ReceiverLog, from_ns: u64, until_ns: u64) -> u64 {
+pub fn longest_silence_ns(received: &ReceiverLog, from_ns: u64, until_ns: u64) -> u64 {
     let times = received.delivered.iter().map(|delivered| delivered.time_ns);
     let within = times.filter(|time_ns| (from_ns..until_ns).contains(time_ns));
     let times: Vec<u64> = [from_ns].into_iter().chain(within).chain([until_ns]).collect();

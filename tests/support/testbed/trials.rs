@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    checker::{DeliveryErrors, LeadershipChange, RunResult, longest_blackout_ns},
+    checker::{DeliveryErrors, LeadershipChange, RunResult, longest_silence_ns},
     faults::{FaultCase, InjectedFault},
     slowness::Slowness,
     stall::StallMonitor,
@@ -15,7 +15,7 @@ use crate::failover::ms;
 /// One change of leadership at one receiver, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FaultTrial {
-    blackout_ns: u64,
+    silence_ns: u64,
     /// From the last record of the old epoch until the fault.
     before_ns: u64,
     /// From the fault until a sentinel noticed the death.
@@ -63,7 +63,7 @@ pub struct FaultTrials {
     unprovoked_changes: Vec<UnprovokedChange>,
     /// Warnings that were logged on days with an unprovoked change.
     warnings: Vec<String>,
-    /// For faults that must change nothing: the longest blackout during the fault, and in an equal time before it, ns.
+    /// For faults that must change nothing: the longest silence during the fault, and in an equal time before it, ns.
     stable_intervals: Vec<(u64, u64)>,
     /// Warnings about wrong books.
     book_warnings: Vec<String>,
@@ -88,8 +88,8 @@ impl FaultTrials {
                 Some(until_ns) => {
                     let length_ns = until_ns - fault.injected_ns;
                     self.stable_intervals.extend(result.received.iter().map(|received| {
-                        let blackout = |from_ns| longest_blackout_ns(received, from_ns, from_ns + length_ns);
-                        (blackout(fault.injected_ns), blackout(fault.injected_ns - length_ns))
+                        let silence = |from_ns| longest_silence_ns(received, from_ns, from_ns + length_ns);
+                        (silence(fault.injected_ns), silence(fault.injected_ns - length_ns))
                     }));
                     until_ns
                 }
@@ -117,7 +117,7 @@ impl FaultTrials {
             let from_ns = change.last_old_ns.saturating_sub(LOOKBACK_NS);
             let until_ns = change.first_content_ns;
             UnprovokedChange {
-                blackout_ns: change.blackout_ns(),
+                silence_ns: change.silence_ns(),
                 stall_ns: stall_monitor.worst_ns(from_ns, until_ns),
                 slowness: stall_monitor.slowness(from_ns, until_ns),
             }
@@ -210,35 +210,35 @@ impl FaultTrials {
             self.unprovoked_changes.len()
         );
         let during = self.stable_intervals.iter().map(|(during, _)| *during).collect();
-        text += &row("longest blackout during the fault", during);
+        text += &row("longest silence during the fault", during);
         text += &row("  in an equal time before it", self.stable_intervals.iter().map(|(_, before)| *before).collect());
-        let blackout = |trial: &FaultTrial| Some(trial.blackout_ns);
-        text += &row("blackout", self.times(&blackout, None));
-        text += &row("  without a stall", self.times(&blackout, Some(false)));
-        text += &row("  with a stall", self.times(&blackout, Some(true)));
+        let silence = |trial: &FaultTrial| Some(trial.silence_ns);
+        text += &row("silence", self.times(&silence, None));
+        text += &row("  without a stall", self.times(&silence, Some(false)));
+        text += &row("  with a stall", self.times(&silence, Some(true)));
         text += &row("last record to the fault", self.times(&|trial| Some(trial.before_ns), None));
         text += &row("fault to the sentinel's notice", self.times(&|trial| trial.sentinel_notice_ns, None));
         text += &row("  to its notice at the next leader", self.times(&|trial| trial.notified_ns, None));
         text += &row("  (or from the fault) to leadership", self.times(&|trial| trial.elected_ns, None));
         text += &row("  to its first packet", self.times(&|trial| trial.packet_ns, None));
         text += &row("  to its first new content", self.times(&|trial| Some(trial.content_ns), None));
-        if let Some(trial) = self.trials.iter().max_by_key(|trial| trial.blackout_ns) {
+        if let Some(trial) = self.trials.iter().max_by_key(|trial| trial.silence_ns) {
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "the longest blackout: elected {}, packet {}, content {}; a core stalled for at most {}",
+                "the longest silence: elected {}, packet {}, content {}; a core stalled for at most {}",
                 trial.elected_ns.map(ms).unwrap_or_default(),
                 trial.packet_ns.map(ms).unwrap_or_default(),
                 ms(trial.content_ns),
                 ms(trial.stall_ns)
             );
         }
-        for UnprovokedChange { blackout_ns, stall_ns, slowness } in &self.unprovoked_changes {
-            let [blackout, stall, stolen, worst] =
-                [*blackout_ns, *stall_ns, slowness.steal_ns, slowness.worst_ns].map(ms);
+        for UnprovokedChange { silence_ns, stall_ns, slowness } in &self.unprovoked_changes {
+            let [silence, stall, stolen, worst] =
+                [*silence_ns, *stall_ns, slowness.steal_ns, slowness.worst_ns].map(ms);
             let _ = writeln!(
                 text,
-                "an unprovoked change: {blackout} without content; a core stalled for at most {stall}; a hypervisor took \
+                "an unprovoked change: {silence} without content; a core stalled for at most {stall}; a hypervisor took \
                  {stolen} of one; {} of {} probes of the same work took over ten times as long, {worst} at the worst",
                 slowness.slow_probes, slowness.probes
             );
@@ -271,11 +271,11 @@ impl FaultTrials {
     /// The report as one row of the table under [`TABLE_HEAD`].
     #[must_use]
     pub fn table_row(&self, title: &str) -> String {
-        let blackout = |trial: &FaultTrial| Some(trial.blackout_ns);
+        let silence = |trial: &FaultTrial| Some(trial.silence_ns);
         let (all, stable_intervals) =
-            (self.times(&blackout, None), self.stable_intervals.iter().map(|(during, _)| *during).collect());
+            (self.times(&silence, None), self.stable_intervals.iter().map(|(during, _)| *during).collect());
         let shown = if all.is_empty() { stable_intervals } else { all };
-        let without_stall = self.times(&blackout, Some(false));
+        let without_stall = self.times(&silence, Some(false));
         let split = [
             self.times(&|trial| Some(trial.before_ns), None),
             self.times(&|trial| trial.sentinel_notice_ns, None),
@@ -313,7 +313,7 @@ impl FaultTrials {
 /// Head of a table with a [`FaultTrials::table_row`] for each kind of fault. Times are in ms, over all receivers; the
 /// split columns are medians.
 pub const TABLE_HEAD: &str = "\
-| fault | trials | with a stall | unexpected outcome | blackout | worst | without a stall | worst | before | noticed | notified | elected | \
+| fault | trials | with a stall | unexpected outcome | silence | worst | without a stall | worst | before | noticed | notified | elected | \
 packet | content | lost | duplicated | out of order | overlaps | other faults | in doubt | unprovoked changes | late packets | republished |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
@@ -324,7 +324,7 @@ fn trial(fault: &InjectedFault, change: &LeadershipChange, result: &RunResult, s
     let noticed = result.sentinel_notices_ns.range(fault.injected_ns..before.max(fault.injected_ns)).next().copied();
     let notified = result.death_notices_ns.range(fault.injected_ns..before.max(fault.injected_ns)).next().copied();
     FaultTrial {
-        blackout_ns: change.blackout_ns(),
+        silence_ns: change.silence_ns(),
         before_ns: fault.injected_ns.saturating_sub(change.last_old_ns),
         sentinel_notice_ns: noticed.map(|noticed| noticed - fault.injected_ns),
         notified_ns: notified.zip(noticed).map(|(notified, noticed)| notified.saturating_sub(noticed)),
@@ -345,10 +345,10 @@ fn row(name: &str, times: Vec<u64>) -> String {
     format!("{name:<35} {count:>5} {median:>8} {worst:>8}\n")
 }
 
-/// A leadership change that no fault caused: its blackout, and what the machine did meanwhile.
+/// A leadership change that no fault caused: its silence, and what the machine did meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct UnprovokedChange {
-    blackout_ns: u64,
+    silence_ns: u64,
     stall_ns: u64,
     slowness: Slowness,
 }
@@ -374,7 +374,7 @@ mod tests {
     fn day(seed: u64) -> FaultTrials {
         let count = usize::try_from(seed).unwrap();
         let trial = FaultTrial {
-            blackout_ns: seed * 1_000_000,
+            silence_ns: seed * 1_000_000,
             before_ns: 1,
             sentinel_notice_ns: Some(seed),
             notified_ns: None,
@@ -396,7 +396,7 @@ mod tests {
             verdicts: format!("verdict {seed}\n"),
             fenced: 7 * seed,
             republished: 8 * seed,
-            unprovoked_changes: vec![UnprovokedChange { blackout_ns: seed, stall_ns: 1, slowness }],
+            unprovoked_changes: vec![UnprovokedChange { silence_ns: seed, stall_ns: 1, slowness }],
             warnings: vec![format!("warning {seed}")],
             stable_intervals: vec![(seed, seed + 1)],
             book_warnings: vec![format!("book {seed}")],

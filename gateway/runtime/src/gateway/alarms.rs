@@ -49,6 +49,13 @@ fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCou
             "gaps declared: no line and no server delivered the messages"
         );
     }
+    if growth(last.late_starts, now.late_starts).is_some() {
+        tracing::warn!(
+            alarm = Alarm::LateStart.name(),
+            channel,
+            "the channel began in the middle of a session: its books are suspect until the next session"
+        );
+    }
     let changed = last.silent_lines_mask ^ now.silent_lines_mask;
     for line in (0..8).map(Line).filter(|line| changed >> line.0 & 1 == 1) {
         if now.silent_lines_mask >> line.0 & 1 == 1 {

@@ -360,7 +360,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "lease_ms",
                 limits::LEASE_MS,
-                "L, the lease: another gateway that learned of no end waits this long after the last renewal before it leads. The default is that of the profile `default`; `fast` has 40, `calm` 1000. Shorter: faster takeovers, and leadership is lost by shorter stalls. Times that could let two leases overlap are refused.",
+                "L, the lease: a standby that was not informed of the leader's end waits this long, counted from when it learned of the last renewal, before it leads. The default is that of the profile `default`; `fast` has 40, `calm` 1000. Shorter: faster takeovers, and leadership is lost by shorter stalls. Times that could let two leases overlap are refused.",
             ),
             number(
                 "renew_ms",
@@ -370,7 +370,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "margin_ms",
                 limits::MARGIN_MS,
-                "M, the margin: a leader stops this long before its lease ends. At least 2 x `rate_error_ppm` (600 if that is less) of the lease + `send_us_max` + 1 us, and less than the lease. The default is that of the profile `default`; `fast` has 8, `calm` 200.",
+                "M, the margin: a leader stops this long before its lease ends. At least 2 x lease x `rate_error_ppm` (counted as 600 if it is less) + `send_us_max` + 1 us, and less than the lease. The default is that of the profile `default`; `fast` has 8, `calm` 200.",
             ),
             key(
                 "send_us_max",
@@ -387,7 +387,7 @@ pub(super) const TABLES: [Table; 21] = [
                 "on_suspended",
                 Allowed::OneOf(&["hold", "stop"]),
                 Absent::Value("\"hold\""),
-                "What a leader does while its connection to the store is in doubt. `hold`: it publishes until its deadline; over a record it also asks the other gateways for promises, which extend the deadline. `stop`: it closes its fence at once, thus also when one node hangs. Only for backends with a store.",
+                "What a leader does while its connection to the store is in doubt. `hold`: it publishes until its deadline; with `etcd` or `zookeeper` (not in latch mode) it also asks the other gateways for promises, which extend the deadline. `stop`: it closes its fence at once, thus also when one node hangs. Only for these two backends.",
             ),
             number(
                 "revision",
@@ -415,7 +415,7 @@ pub(super) const TABLES: [Table; 21] = [
                 "core",
                 Allowed::Number(limits::CORE),
                 Absent::Depends("any core"),
-                "Core of the election threads; never a core of a pool.",
+                "Core of the threads `mdgw-elect-N` of all groups; never a core of a pool. Other threads of an election do not run there by themselves.",
             ),
             number(
                 "priority",
