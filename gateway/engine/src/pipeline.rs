@@ -274,7 +274,7 @@ counter_block! {
         silent_lines_mask: Mask, None, "bit n: line n is silent";
         log_segments_not_ready: Counter, None, "times no log segment was ready";
         log_entries_missing: Counter, Entries, "entries published but not written to the log";
-        sends_slow: Counter, None, "sends slower than the fence's margin allows";
+        sends_slow: Counter, None, "sends that took longer than `send_us_max`";
         frames_refused: Counter, Messages, "messages too large for a packet, published as gaps";
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A gateway counts each alarm that it raises, for its admin listener; the counts belong to the process.
 //!
-//! Each alarm has a page `ops/runbooks/NAME.md` and each page an alarm; a test in `tests/tidy` compares the two.
+//! Each alarm has a page `ops/runbooks/NAME.md`; a test in `tests/tidy` compares the two.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

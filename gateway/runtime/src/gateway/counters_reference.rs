@@ -31,7 +31,7 @@ fn markdown() -> String {
         - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate` and `answer_unrequested`.\n\n\
         What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
-        the heading of `mdgw top` `kernel_drops` of `mdgw top --json`, `mdgw_kernel_drops_total` of the admin listener, and the table at the end of `mdgw run`.\n\n\
+        the heading of `mdgw top`, `kernel_drops` of `mdgw top --json`, `mdgw_kernel_drops_total` of the admin listener, and the table at the end of `mdgw run`.\n\n\
         Of a channel, `messages_refused`, `sessions`, `expected_sequence` and `recovery_requests` are shown by the admin listener alone.\n"
         .to_owned();
     let blocks = [
