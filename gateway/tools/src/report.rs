@@ -17,7 +17,9 @@ pub mod quantity;
 mod statistics;
 mod summary;
 pub mod table;
+pub mod takeovers;
 mod timeline;
+pub mod week;
 
 pub use chart::escape;
 pub use difference::{Change, ChangeVerdict, Comparison, Difference, Group, Samples};

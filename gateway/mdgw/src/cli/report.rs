@@ -3,11 +3,16 @@
 use std::{fmt, fs, path::PathBuf};
 
 use anyhow::{Context as _, bail};
-use mdgw_feeds::{identity::ChannelId, time::UnixNs};
+use mdgw_feeds::{
+    identity::ChannelId,
+    time::{TradingDate, UnixNs},
+};
 use mdgw_tools::report::{
-    Comparison, Group, Report, csv,
-    grouping::{self, CompareBy, LogArgument},
+    Comparison, Group, LogDamage, Report, csv,
+    grouping::{self, CompareBy, LogArgument, NamedLogs},
     hgrm, html, json, table,
+    takeovers::{self, Takeover},
+    week::{DAYS, Week},
 };
 
 use super::{Outcome, print, warn};
@@ -15,12 +20,14 @@ use super::{Outcome, print, warn};
 /// Report latency logs, or compare groups of logs.
 ///
 /// Groups are runs, hosts or days: either named (NAME=LOG, the name may be repeated), or formed by --compare. The first
-/// group is the baseline.
+/// group is the baseline. Without groups, logs of both gateways of a pair are one day: each message counts once.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   mdgw report /var/log/mdgw/*.hlog --html latency.html
   mdgw report old='/var/log/mdgw/*0129T*' new='/var/log/mdgw/*0130T*' --html difference.html
-  mdgw report /var/log/mdgw --compare day --csv > latency.csv")]
+  mdgw report /var/log/mdgw --compare day --csv > latency.csv
+  mdgw report gw1/*.hlog gw2/*.hlog --audit gw1/audit --audit gw2/audit --html day.html
+  mdgw report /var/log/mdgw --week --audit /var/lib/mdgw/audit")]
 pub(super) struct Args {
     /// Interval logs (`*.hlog`), or directories of them; NAME=LOG assigns them to a group.
     #[arg(required = true, value_name = "[NAME=]LOG")]
@@ -43,6 +50,13 @@ pub(super) struct Args {
     /// Only this channel, by number.
     #[arg(long, value_name = "NUMBER")]
     channel: Option<u16>,
+    /// Print a row for each day and channel: the last seven days (UTC) up to the last log.
+    #[arg(long, conflicts_with_all = ["compare", "html", "hgrm", "csv"])]
+    week: bool,
+    /// Audit file of a gateway (`gateway.audit_file`); repeat it for the other gateways of the pair. Its takeovers
+    /// are listed, and marked in the page's timelines.
+    #[arg(long, value_name = "FILE", conflicts_with = "compare")]
+    audit: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -66,28 +80,86 @@ impl From<Compare> for CompareBy {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let (takeovers, mut damage_count) = read_takeovers(&args.audit)?;
+    if args.week {
+        return week(args, &takeovers, damage_count);
+    }
     let mut groups = Vec::new();
     for named in grouping::groups(&args.logs, args.compare.map(CompareBy::from))? {
-        let mut files = Vec::new();
-        for path in named.logs {
-            let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-            files.push((path, bytes));
-        }
-        let report = Report::of(&files, args.channel.map(ChannelId));
-        report.damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
+        let mut report = read_report(&named, args)?;
         if report.end == UnixNs(0) {
             // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
             let logs: Vec<String> = report.logs.iter().map(|path| path.display().to_string()).collect();
             bail!("report: no interval{channel} in {}", logs.join(", "));
         }
+        report.mark_takeovers(&takeovers);
         groups.push(Group { name: named.name, report });
     }
-    let damage_count: usize = groups.iter().map(|group| group.report.damage.len()).sum();
+    damage_count += groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
     match groups.len() {
         1 => groups.iter().try_for_each(|group| show(args, group))?,
         _ => show_comparison(args, &Comparison::of(groups))?,
     }
+    refuse_damage(damage_count)
+}
+
+/// Prints the last seven days.
+fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Result<Outcome> {
+    let mut reports = Vec::new();
+    // The days that the week shows are known before the logs are read.
+    let days = grouping::by_day(&args.logs)?;
+    for named in &days[days.len().saturating_sub(DAYS)..] {
+        let date: TradingDate = named
+            .name
+            .parse()
+            .with_context(|| format!("report: {}: no time in it says of which day it is", named.logs[0].display()))?;
+        reports.push((date, read_report(named, args)?));
+    }
+    let week = Week::of(reports, takeovers);
+    if week.is_empty() {
+        bail!("report: no interval in the logs of these days");
+    }
+    let mut text = String::new();
+    if args.json {
+        text = format!("{}\n", week.json());
+    } else {
+        week.write(&mut text)?;
+    }
+    print(&text)?;
+    refuse_damage(audit_damage + week.damage().len())
+}
+
+fn read_report(named: &NamedLogs, args: &Args) -> anyhow::Result<Report> {
+    let mut files = Vec::new();
+    for path in &named.logs {
+        let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        files.push((path.clone(), bytes));
+    }
+    let report = Report::of(&files, args.channel.map(ChannelId));
+    warn_of(&report.damage);
+    Ok(report)
+}
+
+/// The takeovers of all audit files, and the number of damaged lines.
+fn read_takeovers(paths: &[PathBuf]) -> anyhow::Result<(Vec<Takeover>, usize)> {
+    let (mut all, mut damage_count) = (Vec::new(), 0);
+    for path in paths {
+        let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let (takeovers, damage) = takeovers::read(path, &bytes);
+        warn_of(&damage);
+        damage_count += damage.len();
+        all.extend(takeovers);
+    }
+    Ok((all, damage_count))
+}
+
+fn warn_of(damage: &[LogDamage]) {
+    damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
+}
+
+/// What could be read was printed; the exit code says that it was not all.
+fn refuse_damage(damage_count: usize) -> anyhow::Result<Outcome> {
     if damage_count > 0 {
         let lines = if damage_count == 1 { "line" } else { "lines" };
         bail!("report: {damage_count} damaged {lines} skipped");

@@ -43,6 +43,8 @@ pub(super) enum BandKind {
     Pause,
     /// Messages missing on all lines.
     Gap,
+    /// Another gateway has become the leader.
+    Takeover,
 }
 
 impl BandKind {
@@ -52,6 +54,7 @@ impl BandKind {
             Self::Burst => "burst",
             Self::Pause => "idle",
             Self::Gap => "gap declared",
+            Self::Takeover => "takeover",
         }
     }
 
@@ -61,6 +64,7 @@ impl BandKind {
             Self::Burst => "burst",
             Self::Pause => "idle",
             Self::Gap => "gap",
+            Self::Takeover => "takeover",
         }
     }
 }

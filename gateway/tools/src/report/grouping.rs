@@ -137,6 +137,19 @@ pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<Na
     }
 }
 
+/// The logs of each day (UTC) on which they begin, in order: also if there is only one day. Names of groups are ignored.
+///
+/// # Errors
+/// See [`GroupingError`].
+pub fn by_day(arguments: &[LogArgument]) -> Result<Vec<NamedLogs>, GroupingError> {
+    let unnamed: Vec<_> = arguments.iter().map(|argument| LogArgument { group: None, ..argument.clone() }).collect();
+    match groups(&unnamed, Some(CompareBy::Day)) {
+        Err(GroupingError::OneGroup { name, .. }) => groups(&unnamed, None)
+            .map(|all| all.into_iter().map(|group| NamedLogs { name: name.clone(), ..group }).collect()),
+        other => other,
+    }
+}
+
 impl CompareBy {
     fn text(self) -> &'static str {
         match self {

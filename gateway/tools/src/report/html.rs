@@ -121,7 +121,7 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
             escape(&series.name)
         )?;
     }
-    for kind in [BandKind::Burst, BandKind::Pause, BandKind::Gap] {
+    for kind in [BandKind::Burst, BandKind::Pause, BandKind::Gap, BandKind::Takeover] {
         if chart.bands.iter().any(|band| band.kind == kind) {
             let class = kind.class();
             writeln!(

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Change, ChannelCounts, Comparison, LatencyStatistics, LineReport, Report, StageReport};
+use super::{
+    Change, ChannelCounts, Comparison, LatencyStatistics, LineReport, Report, StageReport, takeovers::Takeover,
+};
 
 /// The report as the object that `mdgw report --json` prints.
 #[must_use]
@@ -22,8 +24,10 @@ pub fn value(report: &Report) -> Value {
                 .collect();
             let pauses: Vec<Value> =
                 channel.pauses.iter().map(|(from, until)| json!({ "from_ns": from.0, "until_ns": until.0 })).collect();
+            let by_host: Map<String, Value> =
+                channel.counted_by_host.iter().map(|(host, counts)| (host.clone(), counted_value(counts))).collect();
             json!({ "id": channel.id.0, "name": channel.name, "stages": stages, "pauses": pauses, "rate_unit": channel.rate_unit.name(),
-                "counted": counted_value(&channel.counted), "gaps": gaps, "lines": lines })
+                "counted": counted_value(&channel.counted), "counted_by_host": by_host, "gaps": gaps, "lines": lines })
         })
         .collect();
     let disclosures: Vec<Value> = report
@@ -40,6 +44,7 @@ pub fn value(report: &Report) -> Value {
         "begin_ns": report.begin.0,
         "end_ns": report.end.0,
         "channels": channels,
+        "takeovers": report.takeovers.iter().map(takeover_value).collect::<Vec<_>>(),
         "disclosures": disclosures,
         "damage": damage,
     })
@@ -81,6 +86,15 @@ pub fn comparison(comparison: &Comparison) -> Value {
     json!({ "base": comparison.groups.first().map(|group| &group.name), "groups": groups, "differences": differences })
 }
 
+pub(super) fn takeover_value(takeover: &Takeover) -> Value {
+    let channels: Vec<Value> = takeover
+        .channels
+        .iter()
+        .map(|cost| json!({ "channel": cost.channel, "blackout_ns": cost.blackout_ns, "republished_packets": cost.republished_packets }))
+        .collect();
+    json!({ "time_ns": takeover.time.0, "group": takeover.group, "node": takeover.node, "cause": takeover.cause, "channels": channels })
+}
+
 fn stage_value(stage: &StageReport) -> Value {
     let mut fields = Map::new();
     fields.insert("stage".to_owned(), json!(stage.stage.name()));
@@ -112,7 +126,7 @@ fn stage_value(stage: &StageReport) -> Value {
     Value::Object(fields)
 }
 
-fn counted_value(counted: &ChannelCounts) -> Value {
+pub(super) fn counted_value(counted: &ChannelCounts) -> Value {
     let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = *counted;
     json!({
         "datagrams": datagrams,

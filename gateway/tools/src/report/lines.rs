@@ -1,6 +1,6 @@
 //! Lines of a channel: which is faster, by how much and at which time of day. Also gaps and total counts.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::Line, time::UnixNs};
@@ -8,7 +8,7 @@ use mdgw_status::interval_log::LeadTag;
 use mdgw_telemetry::channel_metrics::{ChannelCount, LineCount};
 
 use super::{
-    log::{Counts, Interval, LinePosition, LogDamage},
+    log::{Counts, Interval, LogDamage},
     statistics::{LatencyStatistics, add, empty_histogram},
     timeline::NS_PER_DAY,
 };
@@ -56,7 +56,9 @@ pub struct DeclaredGaps {
     pub messages: u64,
 }
 
-/// Counts of a channel over the whole report; all 0 if the log has no counts.
+/// Counts of a channel over the whole report; all 0 if the log has no counts. Gateways of a pair receive the same messages:
+/// where several hosts have counted at a time, datagrams and messages are those of one of them. Gaps and drops are those of
+/// all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelCounts {
     /// Datagrams of all lines.
@@ -78,17 +80,50 @@ pub(super) struct ChannelInputs<'a> {
     pub(super) leads: Vec<(&'a Path, Interval<'a, LeadTag>)>,
 }
 
+/// Name of the host that wrote each log.
+pub(super) type Hosts<'a> = BTreeMap<&'a Path, String>;
+
 impl ChannelInputs<'_> {
-    /// Sums of the channel's own counts.
-    pub(super) fn total_counts(&self) -> ChannelCounts {
-        let sum = |key: ChannelCount| self.of_channel().map(|counts| counts.value(key)).fold(0, u64::saturating_add);
-        ChannelCounts {
-            datagrams: sum(ChannelCount::datagrams),
-            messages: sum(ChannelCount::messages),
-            gaps: sum(ChannelCount::gaps),
-            gap_messages: sum(ChannelCount::gap_messages),
-            drops: sum(ChannelCount::drops),
+    /// Sums of the channel's own counts, host by host.
+    pub(super) fn counts_by_host(&self, hosts: &Hosts<'_>) -> BTreeMap<String, ChannelCounts> {
+        let mut by_host: BTreeMap<String, ChannelCounts> = BTreeMap::new();
+        for (path, counts) in self.intervals() {
+            let host = by_host.entry(hosts.get(path).cloned().unwrap_or_default()).or_default();
+            for (sum, key) in [
+                (&mut host.datagrams, ChannelCount::datagrams),
+                (&mut host.messages, ChannelCount::messages),
+                (&mut host.gaps, ChannelCount::gaps),
+                (&mut host.gap_messages, ChannelCount::gap_messages),
+                (&mut host.drops, ChannelCount::drops),
+            ] {
+                *sum = sum.saturating_add(counts.value(key));
+            }
         }
+        by_host
+    }
+
+    /// Leaves the counts of one host at a time: those of the host with most messages, and those of the others from when that
+    /// one has none.
+    pub(super) fn keep_one_host_at_a_time(&mut self, hosts: &Hosts<'_>, by_host: &BTreeMap<String, ChannelCounts>) {
+        let mut ranked: Vec<(&str, u64)> =
+            by_host.iter().map(|(host, counts)| (host.as_str(), counts.messages)).collect();
+        ranked.sort_by_key(|(host, messages)| (Reverse(*messages), *host));
+        let mut covered: Vec<(u64, u64)> = Vec::new();
+        let mut kept: Vec<bool> = vec![false; self.counts.len()];
+        for (host, _) in ranked {
+            let mut of_host = Vec::new();
+            for ((path, counts), is_kept) in self.counts.iter().zip(&mut kept) {
+                if hosts.get(path).map(String::as_str).unwrap_or_default() == host {
+                    let (start, middle) = (counts.start.0, counts.start.0.saturating_add(counts.length_ns / 2));
+                    let before = covered.partition_point(|(from, _)| *from <= middle);
+                    *is_kept = before.checked_sub(1).is_none_or(|last| covered[last].1 <= middle);
+                    of_host.push((start, start.saturating_add(counts.length_ns)));
+                }
+            }
+            covered = union(covered, of_host);
+        }
+        let mut kept = kept.into_iter();
+        self.counts.retain(|_| kept.next().unwrap_or(true));
     }
 
     /// Declared gaps in time order.
@@ -155,8 +190,7 @@ impl ChannelInputs<'_> {
                     add(slice, &histogram);
                 }
                 Err(reason) => {
-                    let LinePosition { line, offset_bytes } = interval.place;
-                    damage.push(LogDamage { path: (*path).to_owned(), line, offset_bytes, reason });
+                    damage.push(LogDamage::at(path, interval.place, reason));
                 }
             }
         }
@@ -175,6 +209,20 @@ impl ChannelInputs<'_> {
         }
         lines.into_values().collect()
     }
+}
+
+/// Ranges of time, sorted and without overlaps.
+fn union(some: Vec<(u64, u64)>, more: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut all = [some, more].concat();
+    all.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::with_capacity(all.len());
+    for (from, until) in all {
+        match merged.last_mut().filter(|last| from <= last.1) {
+            Some(last) => last.1 = last.1.max(until),
+            None => merged.push((from, until)),
+        }
+    }
+    merged
 }
 
 impl LineReport {

@@ -1,7 +1,8 @@
 //! Latency against load: the rate during each measured interval.
 //!
 //! The load of an interval is the rate of all threads of the channel together at that time. It is a mean over the
-//! interval, so shorter bursts don't show.
+//! interval, so shorter bursts don't show. Gateways of a pair receive the same load: of several hosts the one with the highest
+//! rate counts.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -23,10 +24,10 @@ pub struct LoadBucket {
     pub statistics: LatencyStatistics,
 }
 
-/// Counts over intervals of time, one track per thread.
+/// Counts over intervals of time, by host, one track per thread.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    tracks: BTreeMap<String, Vec<RateInterval>>,
+    hosts: BTreeMap<String, BTreeMap<String, Vec<RateInterval>>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -37,30 +38,28 @@ struct RateInterval {
 }
 
 impl Rates {
-    /// Adds `count` events over `length_ns` from `start` to this track. Intervals of a track don't overlap.
+    /// Adds `count` events over `length_ns` from `start` to this track of a host. Intervals of a track don't overlap.
     #[allow(clippy::cast_precision_loss, reason = "a rate")]
-    pub(super) fn add(&mut self, track: &str, start: UnixNs, length_ns: u64, count: u64) {
+    pub(super) fn add(&mut self, (host, track): (&str, &str), start: UnixNs, length_ns: u64, count: u64) {
         if length_ns == 0 {
             return;
         }
         let end = UnixNs(start.0.saturating_add(length_ns));
         let interval = RateInterval { start, end, per_s: count as f64 * 1e9 / length_ns as f64 };
-        match self.tracks.get_mut(track) {
-            Some(intervals) => intervals.push(interval),
-            None => drop(self.tracks.insert(track.to_owned(), vec![interval])),
-        }
+        self.hosts.entry(host.to_owned()).or_default().entry(track.to_owned()).or_default().push(interval);
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.tracks.is_empty()
+        self.hosts.is_empty()
     }
 
     /// Sorts the intervals. Call it after the last [`Self::add`].
     pub(super) fn sort(&mut self) {
-        self.tracks.values_mut().for_each(|intervals| intervals.sort_by_key(|interval| interval.start));
+        let tracks = self.hosts.values_mut().flat_map(BTreeMap::values_mut);
+        tracks.for_each(|intervals| intervals.sort_by_key(|interval| interval.start));
     }
 
-    /// Rate per second in the middle of that interval, all tracks together.
+    /// Rate per second in the middle of that interval, all tracks of a host together; the highest of all hosts.
     pub(super) fn rate_at(&self, start: UnixNs, length_ns: u64) -> f64 {
         let middle = UnixNs(start.0.saturating_add(length_ns / 2));
         let at = |intervals: &Vec<RateInterval>| {
@@ -68,13 +67,13 @@ impl Rates {
             let interval = intervals.get(after.checked_sub(1)?)?;
             (interval.end > middle).then_some(interval.per_s)
         };
-        self.tracks.values().filter_map(at).sum()
+        self.hosts.values().map(|tracks| tracks.values().filter_map(at).sum()).fold(0.0, f64::max)
     }
 
     /// Median of the rates of all intervals with events; 0 if there are none. Empty intervals are left out: otherwise
     /// every message of a mostly silent channel would count as a burst.
     pub(super) fn median(&self) -> f64 {
-        let intervals = self.tracks.values().flatten();
+        let intervals = self.hosts.values().flat_map(BTreeMap::values).flatten();
         let mut rates: Vec<f64> = intervals
             .map(|interval| self.rate_at(interval.start, interval.end.0 - interval.start.0))
             .filter(|rate| *rate > 0.0)
@@ -151,10 +150,10 @@ mod tests {
     #[test]
     fn a_rate_is_the_sum_over_all_threads_at_that_time() {
         let mut rates = Rates::default();
-        rates.add("a", UnixNs(2_000_000_000), 1_000_000_000, 500);
-        rates.add("a", UnixNs(1_000_000_000), 1_000_000_000, 100);
-        rates.add("b", UnixNs(1_500_000_000), 2_000_000_000, 600);
-        rates.add("b", UnixNs(9_000_000_000), 0, 600);
+        rates.add(("", "a"), UnixNs(2_000_000_000), 1_000_000_000, 500);
+        rates.add(("", "a"), UnixNs(1_000_000_000), 1_000_000_000, 100);
+        rates.add(("", "b"), UnixNs(1_500_000_000), 2_000_000_000, 600);
+        rates.add(("", "b"), UnixNs(9_000_000_000), 0, 600);
         rates.sort();
         let rate_at =
             |start_ms: u64, length_ms: u64| rates.rate_at(UnixNs(start_ms * 1_000_000), length_ms * 1_000_000);
@@ -169,7 +168,7 @@ mod tests {
     fn silent_intervals_do_not_lower_the_burst_baseline() {
         let mut rates = Rates::default();
         for (second, count) in (0..20).zip([30, 100, 110, 120].into_iter().chain(std::iter::repeat(0))) {
-            rates.add("a", UnixNs(second * 1_000_000_000), 1_000_000_000, count);
+            rates.add(("", "a"), UnixNs(second * 1_000_000_000), 1_000_000_000, count);
         }
         rates.sort();
         assert_eq!(rates.median(), 110.0);

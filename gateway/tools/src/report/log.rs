@@ -76,6 +76,22 @@ pub struct LogDamage {
     pub reason: String,
 }
 
+impl LogDamage {
+    pub(super) fn at(path: &Path, LinePosition { line, offset_bytes }: LinePosition, reason: String) -> Self {
+        Self { path: path.to_owned(), line, offset_bytes, reason }
+    }
+}
+
+/// The lines of a file with their ends, and where they are. Only the last one may lack its end.
+pub(super) fn lines_of(bytes: &[u8]) -> impl Iterator<Item = (LinePosition, &[u8])> {
+    let mut offset_bytes = 0;
+    (1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')).map(move |(number, line)| {
+        let place = LinePosition { line: number, offset_bytes };
+        offset_bytes += line.len();
+        (place, line)
+    })
+}
+
 impl fmt::Display for LogDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {} (line at byte {})", self.path.display(), self.line, self.reason, self.offset_bytes)
@@ -92,20 +108,16 @@ impl<'a> Log<'a> {
             log.damage.push(LogDamage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
             return log;
         }
-        let mut offset_bytes = 0;
-        let lines = bytes.split_inclusive(|byte| *byte == b'\n');
-        for (number, line) in (1..).zip(lines) {
+        for (place, line) in lines_of(bytes) {
             let is_whole = line.ends_with(b"\n");
-            let place = LinePosition { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
                 Ok(_) if !is_whole => Err("truncated line".to_owned()),
                 Ok(text) => log.line(place, text.trim_end()),
                 Err(_) => Err("not valid UTF-8".to_owned()),
             };
             if let Err(reason) = outcome {
-                log.damage.push(LogDamage { path: path.to_owned(), line: number, offset_bytes, reason });
+                log.damage.push(LogDamage::at(path, place, reason));
             }
-            offset_bytes += line.len();
         }
         log
     }

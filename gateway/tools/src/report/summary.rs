@@ -11,10 +11,11 @@ use mdgw_telemetry::{channel_metrics::ChannelCount, stages::Stage};
 
 use super::{
     difference::BATCH_COUNT,
-    lines::{ChannelCounts, ChannelInputs, DeclaredGaps, LineReport},
+    lines::{ChannelCounts, ChannelInputs, DeclaredGaps, Hosts, LineReport},
     load::{ByLoad, LoadBucket, Rates},
-    log::{Interval, LinePosition, Log, LogDamage},
+    log::{Interval, Log, LogDamage},
     statistics::{LatencyStatistics, add, empty_histogram},
+    takeovers::Takeover,
     timeline::{NS_PER_DAY, Timeline, TimelinePoint},
 };
 
@@ -31,6 +32,8 @@ pub struct Report {
     pub end: UnixNs,
     /// Channels by number.
     pub channels: Vec<ChannelReport>,
+    /// Takeovers within the time of the report, in time order: see [`Report::mark_takeovers`].
+    pub takeovers: Vec<Takeover>,
     /// Unreadable lines.
     pub damage: Vec<LogDamage>,
 }
@@ -57,6 +60,8 @@ pub struct ChannelReport {
     pub rate_unit: RateUnit,
     /// Counts over the whole report.
     pub counted: ChannelCounts,
+    /// The counts of each host by its name, where several hosts wrote the logs.
+    pub counted_by_host: BTreeMap<String, ChannelCounts>,
     /// Intervals with declared gaps.
     pub gaps: Vec<DeclaredGaps>,
     /// One report per line of the channel.
@@ -145,12 +150,15 @@ impl Report {
             begin: UnixNs(u64::MAX),
             end: UnixNs(0),
             channels: Vec::new(),
+            takeovers: Vec::new(),
             damage: Vec::new(),
         };
+        let mut hosts = Hosts::new();
         let mut cells: BTreeMap<(ChannelId, Stage), StageInputs<'_>> = BTreeMap::new();
         let mut channels: BTreeMap<ChannelId, ChannelInputs<'_>> = BTreeMap::new();
         for (path, bytes) in files {
             let mut log = Log::read(path, bytes);
+            hosts.insert(path, host_of(&log.disclosure).to_owned());
             report.disclose(path, std::mem::take(&mut log.disclosure));
             report.damage.append(&mut log.damage);
             for interval in log.intervals.into_iter().filter(|interval| wanted(interval.tag.channel)) {
@@ -173,15 +181,15 @@ impl Report {
             }
         }
         report.begin = report.begin.min(report.end);
-        for (id, channel) in &channels {
-            report.describe(*id, channel);
+        for (id, channel) in &mut channels {
+            report.describe(*id, channel, &hosts);
         }
         // One cell after the other, so that only its own histograms are in memory.
         let mut channel_rates: Option<(ChannelId, Rates)> = None;
         for ((id, stage), cell) in cells {
             let rates = match channel_rates.take().filter(|(known, _)| *known == id) {
                 Some((_, rates)) => rates,
-                None => report.begin_channel(id, &cell, channels.get(&id)),
+                None => report.begin_channel(id, &cell, channels.get(&id), &hosts),
             };
             let stage = report.merge(stage, cell, &rates);
             report.channel(id).stages.push(stage);
@@ -199,31 +207,63 @@ impl Report {
         }
     }
 
+    /// Marks the takeovers that lie within the time of the report.
+    pub fn mark_takeovers(&mut self, takeovers: &[Takeover]) {
+        let within = |takeover: &&Takeover| (self.begin..=self.end).contains(&takeover.time);
+        self.takeovers = takeovers.iter().filter(within).cloned().collect();
+        self.takeovers.sort_by_key(|takeover| takeover.time);
+    }
+
     /// Adds counts and leads of a channel.
-    fn describe(&mut self, id: ChannelId, cell: &ChannelInputs<'_>) {
+    fn describe(&mut self, id: ChannelId, cell: &mut ChannelInputs<'_>, hosts: &Hosts<'_>) {
+        let by_host = cell.counts_by_host(hosts);
+        let gaps = cell.gaps();
+        if by_host.len() > 1 {
+            cell.keep_one_host_at_a_time(hosts, &by_host);
+        }
         let mut damage = Vec::new();
         let lines = cell.lines(self.begin, self.end, &mut damage);
         self.damage.append(&mut damage);
+        let of_all = |value: fn(&ChannelCounts) -> u64| by_host.values().map(value).fold(0, u64::saturating_add);
+        let one_at_a_time = cell.counts_by_host(hosts);
+        let of_one = |value: fn(&ChannelCounts) -> u64| one_at_a_time.values().map(value).fold(0, u64::saturating_add);
         let channel = self.channel(id);
-        (channel.counted, channel.gaps, channel.lines) = (cell.total_counts(), cell.gaps(), lines);
+        channel.counted = ChannelCounts {
+            datagrams: of_one(|counts| counts.datagrams),
+            messages: of_one(|counts| counts.messages),
+            gaps: of_all(|counts| counts.gaps),
+            gap_messages: of_all(|counts| counts.gap_messages),
+            drops: of_all(|counts| counts.drops),
+        };
+        (channel.gaps, channel.lines) = (gaps, lines);
+        if by_host.len() > 1 {
+            channel.counted_by_host = by_host;
+        }
         if cell.intervals().any(|(_, counts)| counts.length_ns > 0) {
             channel.rate_unit = RateUnit::Messages;
         }
     }
 
     /// Rates over time and intervals without data: from the channel's own counts, else from the first of its stages.
-    fn begin_channel(&mut self, id: ChannelId, first: &StageInputs<'_>, cell: Option<&ChannelInputs<'_>>) -> Rates {
+    fn begin_channel(
+        &mut self,
+        id: ChannelId,
+        first: &StageInputs<'_>,
+        cell: Option<&ChannelInputs<'_>>,
+        hosts: &Hosts<'_>,
+    ) -> Rates {
+        let host = |path| hosts.get(path).map(String::as_str).unwrap_or_default();
         let mut rates = Rates::default();
         for (path, counts) in cell.into_iter().flat_map(ChannelInputs::intervals) {
             rates.add(
-                &path.display().to_string(),
+                (host(path), &path.display().to_string()),
                 counts.start,
                 counts.length_ns,
                 counts.value(ChannelCount::messages),
             );
         }
         if rates.is_empty() {
-            rates = first.rates();
+            rates = first.rates(hosts);
         }
         rates.sort();
         self.channel(id).pauses = first.pauses();
@@ -255,8 +295,7 @@ impl Report {
             let histogram = match interval.histogram(&mut deserializer) {
                 Ok(histogram) => histogram,
                 Err(reason) => {
-                    let LinePosition { line, offset_bytes } = interval.place;
-                    self.damage.push(LogDamage { path: path.to_owned(), line, offset_bytes, reason });
+                    self.damage.push(LogDamage::at(path, interval.place, reason));
                     continue;
                 }
             };
@@ -307,14 +346,15 @@ impl StageInputs<'_> {
     }
 
     /// Rate of values per second, thread by thread of each log.
-    fn rates(&self) -> Rates {
+    fn rates(&self, hosts: &Hosts<'_>) -> Rates {
         let mut rates = Rates::default();
         let mut deserializer = Deserializer::new();
         for (path, interval) in &self.intervals {
             // Damage is reported when the histogram's values are read.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let track = format!("{} {}", path.display(), interval.tag.thread);
-                rates.add(&track, interval.start, interval.length_ns, histogram.len());
+                let host = hosts.get(path).map(String::as_str).unwrap_or_default();
+                rates.add((host, &track), interval.start, interval.length_ns, histogram.len());
             }
         }
         rates
@@ -381,6 +421,11 @@ impl StageInputs<'_> {
 /// Number of usual intervals without a value that make an idle period. During a shorter time a channel may just be
 /// quiet.
 const PAUSE_INTERVALS: u64 = 3;
+
+/// Name of the host that wrote a log; empty where the log does not say it.
+pub(super) fn host_of(disclosure: &[(String, String)]) -> &str {
+    disclosure.iter().find(|(key, _)| key == "host").map_or("", |(_, host)| host)
+}
 
 /// Name of a channel, from the disclosure's entry `config.channel.NAME.id = ID`.
 fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String> {

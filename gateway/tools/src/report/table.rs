@@ -9,6 +9,7 @@ use super::{
     difference::SPREAD_NOTE,
     lines::{lead_count, percent},
     quantity::{Latency, QUANTILES, Share, Span, Timestamp},
+    takeovers::Takeover,
 };
 
 /// Writes the table: percentiles of every stage, channel by channel.
@@ -33,6 +34,7 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
         }
     }
     report.channels.iter().try_for_each(|channel| lines(channel, out))?;
+    takeovers(&report.takeovers, out)?;
     if report.channels.is_empty() {
         writeln!(out, "\nno data recorded")?;
     }
@@ -44,6 +46,26 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
         Some((_, build)) if build.starts_with("debug") => writeln!(out, "\nbuild: {build}"),
         _ => Ok(()),
     }
+}
+
+/// Each takeover with its cost.
+pub(super) fn takeovers(takeovers: &[Takeover], out: &mut impl Write) -> fmt::Result {
+    if takeovers.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:<24}{:>8}{:>6}{:>10}{:>13}  cause",
+        "takeovers (UTC)", "group", "node", "blackout", "republished"
+    )?;
+    for takeover in takeovers {
+        let Takeover { time, group, node, cause, channels } = takeover;
+        let blackout = takeover.blackout_ns(None).map_or_else(|| "–".to_owned(), |ns| Latency(ns).to_string());
+        let republished: u64 = channels.iter().map(|cost| cost.republished_packets).fold(0, u64::saturating_add);
+        let time = Timestamp(*time).to_string();
+        writeln!(out, "  {time:<22}{group:>8}{node:>6}{blackout:>10}{:>13}  {cause}", Count(republished))?;
+    }
+    Ok(())
 }
 
 /// Messages and leads of each line.
@@ -84,7 +106,16 @@ fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         Count(gaps),
         Count(gap_messages),
         Count(drops)
-    )
+    )?;
+    for (host, counts) in &channel.counted_by_host {
+        let ChannelCounts { messages, gaps, gap_messages, drops, .. } = *counts;
+        let [messages, gaps, gap_messages, drops] = [messages, gaps, gap_messages, drops].map(Count);
+        writeln!(
+            out,
+            "    of them {host}: {messages} messages, {gaps} gaps ({gap_messages} messages), {drops} dropped"
+        )?;
+    }
+    Ok(())
 }
 
 /// Writes the differences between the groups of a comparison, percentile by percentile.

@@ -69,7 +69,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     }
     let wire_to_wire = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
     if let Some(stage) = wire_to_wire.filter(|stage| stage.timeline.len() > 1) {
-        let span = TimeSpan::of(report.begin, &stage.timeline, channel);
+        let span = TimeSpan::of(report, &stage.timeline, channel);
         let caption = format!("{}, over time (UTC)", stage_title(stage.stage));
         figure(&caption, &charts::timeline(stage.stage, &stage.timeline, &span), out)?;
         figure("Rate, over time (UTC)", &charts::rates(channel.rate_unit, &stage.timeline, &span), out)?;

@@ -1,16 +1,20 @@
 //! Charts of a page.
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_feeds::{
+    identity::ChannelId,
+    time::{TradingDate, UnixNs},
+};
 use mdgw_status::quantity::Count;
 use mdgw_telemetry::stages::Stage;
 
 use super::{latency, stage_title};
 use crate::report::{
-    ChannelReport, LineReport, LoadBucket, RateUnit, TimelinePoint,
+    ChannelReport, LineReport, LoadBucket, RateUnit, Report, TimelinePoint,
     chart::{Axis, Band, BandKind, Chart, Series, Size},
     quantity::TimeOfDay,
     statistics::LatencyStatistics,
+    takeovers::Takeover,
     timeline::NS_PER_DAY,
 };
 
@@ -60,9 +64,10 @@ pub(super) struct TimeSpan {
 }
 
 impl TimeSpan {
-    /// Time range of one stage's timeline, with the pauses, bursts and gaps of its channel.
+    /// Time range of one stage's timeline, with the pauses, bursts, gaps and takeovers of its channel.
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-    pub(super) fn of(begin: UnixNs, points: &[TimelinePoint], channel: &ChannelReport) -> Self {
+    pub(super) fn of(report: &Report, points: &[TimelinePoint], channel: &ChannelReport) -> Self {
+        let begin = report.begin;
         let length_ns = points.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
         let at = |time: UnixNs| time.0.saturating_sub(begin.0) as f64;
         let unit = channel.rate_unit.name();
@@ -84,7 +89,13 @@ impl TimeSpan {
             until: at(gap.start),
             note: format!("{} gaps declared: {}, {} messages", TimeOfDay(gap.start), gap.gaps, Count(gap.messages)),
         });
-        Self { begin, length_ns, bands: pauses.chain(bursts).chain(gaps).collect() }
+        let takeovers = report.takeovers.iter().filter(|takeover| takeover.concerns(channel.id)).map(|takeover| Band {
+            kind: BandKind::Takeover,
+            from: at(takeover.time),
+            until: at(takeover.time),
+            note: takeover_text(takeover, channel.id),
+        });
+        Self { begin, length_ns, bands: pauses.chain(bursts).chain(gaps).chain(takeovers).collect() }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
@@ -96,6 +107,13 @@ impl TimeSpan {
     fn at(&self, point: &TimelinePoint) -> f64 {
         point.start.0.saturating_sub(self.begin.0) as f64
     }
+}
+
+/// A takeover of a channel in words.
+fn takeover_text(takeover: &Takeover, channel: ChannelId) -> String {
+    let blackout = takeover.blackout_ns(Some(channel)).map(|ns| format!(", blackout {}", latency(ns)));
+    let (time, node, cause) = (TimeOfDay(takeover.time), takeover.node, &takeover.cause);
+    format!("{time} node {node} took over ({cause}){}", blackout.unwrap_or_default())
 }
 
 /// Longest distance between joined points. Over a longer distance, nothing was recorded for some slices.

@@ -1,0 +1,376 @@
+//! The summary of a week: one row for each day and channel.
+
+use std::fmt::{self, Write};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::{
+    identity::ChannelId,
+    time::{TradingDate, UnixNs},
+};
+use mdgw_status::quantity::Count;
+use mdgw_telemetry::stages::Stage;
+use serde_json::{Value, json};
+
+use super::{
+    ChannelCounts, ChannelReport, LatencyStatistics, LogDamage, Report,
+    json::{counted_value, takeover_value},
+    quantity::{Latency, TimeOfDay},
+    statistics::{add, empty_histogram},
+    table,
+    takeovers::Takeover,
+};
+
+/// Up to seven consecutive days, the last one that has a log at the end.
+#[derive(Debug)]
+pub struct Week {
+    /// Days from the first one that has a log, at most [`DAYS`].
+    days: Vec<Day>,
+    /// All channels of these days, by number.
+    channels: Vec<WeekChannel>,
+    takeovers: Vec<Takeover>,
+    damage: Vec<LogDamage>,
+}
+
+/// Days of a week.
+pub const DAYS: usize = 7;
+
+#[derive(Debug)]
+struct Day {
+    date: TradingDate,
+    has_logs: bool,
+}
+
+#[derive(Debug)]
+struct WeekChannel {
+    id: ChannelId,
+    title: String,
+    /// One for each day; `None` where the channel was not logged.
+    days: Vec<Option<Figures>>,
+    week: Figures,
+}
+
+/// What a row shows.
+#[derive(Clone, Debug, Default)]
+struct Figures {
+    counted: ChannelCounts,
+    /// Highest rate of messages (of packets, where messages were not counted) in an interval, per second.
+    per_s_max: f64,
+    /// All values of `wire_to_wire`, or of the last stage that was recorded.
+    latency: LatencyStatistics,
+    /// The slice of the day with the highest 99th percentile: begin, and that percentile, ns.
+    slowest: Option<(UnixNs, u64)>,
+    takeovers: usize,
+}
+
+impl Week {
+    /// From one report for each day on which logs begin, in order of the days, and all known takeovers.
+    #[must_use]
+    pub fn of(reports: Vec<(TradingDate, Report)>, takeovers: &[Takeover]) -> Self {
+        let last = reports.last().map(|(date, _)| *date);
+        let reports: Vec<_> = reports
+            .into_iter()
+            .filter(|(date, _)| last.is_some_and(|last| days_between(*date, last).len() <= DAYS))
+            .collect();
+        let days: Vec<Day> = match (reports.first(), last) {
+            (Some((first, _)), Some(last)) => days_between(*first, last)
+                .into_iter()
+                .map(|date| Day { date, has_logs: reports.iter().any(|(logged, _)| *logged == date) })
+                .collect(),
+            _ => Vec::new(),
+        };
+        let is_within = |takeover: &&Takeover| days.iter().any(|day| day.date == TradingDate::in_utc(takeover.time));
+        let mut takeovers: Vec<Takeover> = takeovers.iter().filter(is_within).cloned().collect();
+        takeovers.sort_by_key(|takeover| takeover.time);
+        let mut ids: Vec<ChannelId> =
+            reports.iter().flat_map(|(_, report)| &report.channels).map(|channel| channel.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let channels = ids.into_iter().map(|id| WeekChannel::of(id, &days, &reports, &takeovers)).collect();
+        let damage = reports.into_iter().flat_map(|(_, report)| report.damage).collect();
+        Self { days, channels, takeovers, damage }
+    }
+
+    /// Unreadable lines of the logs of these days.
+    #[must_use]
+    pub fn damage(&self) -> &[LogDamage] {
+        &self.damage
+    }
+
+    /// Whether a log of any day holds an interval.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.channels.is_empty()
+    }
+
+    /// Writes the table.
+    ///
+    /// # Errors
+    /// Errors of `out`.
+    pub fn write(&self, out: &mut impl Write) -> fmt::Result {
+        let (Some(first), Some(last)) = (self.days.first(), self.days.last()) else { return Ok(()) };
+        writeln!(out, "{} to {}, days in UTC; latencies are wire to wire", first.date, last.date)?;
+        for channel in &self.channels {
+            write!(
+                out,
+                "\n{:<16}{:>16}{:>10}{:>6}{:>12}{:>10}",
+                channel.title, "messages", "peak/s", "gaps", "(messages)", "drops"
+            )?;
+            writeln!(
+                out,
+                "{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}",
+                "p50", "p99", "p99.9", "max", "slowest", "takeovers"
+            )?;
+            for (day, figures) in self.days.iter().zip(&channel.days) {
+                let name = format!("  {} {}", weekday(day.date), day.date);
+                match figures {
+                    Some(figures) => figures.write(&name, out)?,
+                    None if day.has_logs => writeln!(out, "{name:<16}  not logged")?,
+                    None => writeln!(out, "{name:<16}  no log")?,
+                }
+            }
+            channel.week.write("  all", out)?;
+        }
+        table::takeovers(&self.takeovers, out)
+    }
+
+    /// The object that `mdgw report --week --json` prints. Times are nanoseconds.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let channels: Vec<Value> = self
+            .channels
+            .iter()
+            .map(|channel| {
+                let days: Vec<Value> = self
+                    .days
+                    .iter()
+                    .zip(&channel.days)
+                    .map(|(day, figures)| json!({ "date": day.date.to_string(), "figures": figures.as_ref().map(Figures::json) }))
+                    .collect();
+                json!({ "id": channel.id.0, "title": channel.title, "days": days, "all": channel.week.json() })
+            })
+            .collect();
+        let takeovers: Vec<Value> = self.takeovers.iter().map(takeover_value).collect();
+        let damage: Vec<String> = self.damage.iter().map(ToString::to_string).collect();
+        json!({ "channels": channels, "takeovers": takeovers, "damage": damage })
+    }
+}
+
+impl WeekChannel {
+    fn of(id: ChannelId, days: &[Day], reports: &[(TradingDate, Report)], takeovers: &[Takeover]) -> Self {
+        let mut title = format!("channel {}", id.0);
+        let (mut week, mut all) = (Figures::default(), empty_histogram());
+        let figures = days.iter().map(|day| {
+            let (_, report) = reports.iter().find(|(date, _)| *date == day.date)?;
+            let channel = report.channels.iter().find(|channel| channel.id == id)?;
+            title = channel.title();
+            let mut figures = Figures::of(channel, &mut all);
+            let of_day = |takeover: &&Takeover| TradingDate::in_utc(takeover.time) == day.date && takeover.concerns(id);
+            figures.takeovers = takeovers.iter().filter(of_day).count();
+            week.add(&figures);
+            Some(figures)
+        });
+        let days = figures.collect();
+        week.latency = LatencyStatistics::of(&all);
+        Self { id, title, days, week }
+    }
+}
+
+impl Figures {
+    /// Adds the values to `all`.
+    fn of(channel: &ChannelReport, all: &mut Histogram<u64>) -> Self {
+        let stage = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
+        let timeline = stage.map_or(&[][..], |stage| &stage.timeline);
+        if let Some(stage) = stage {
+            add(all, &stage.histogram);
+        }
+        Self {
+            counted: channel.counted,
+            per_s_max: timeline.iter().map(|point| point.per_s_max).fold(0.0, f64::max),
+            latency: stage.map(|stage| LatencyStatistics::of(&stage.histogram)).unwrap_or_default(),
+            slowest: timeline.iter().max_by_key(|point| point.p99_ns).map(|point| (point.start, point.p99_ns)),
+            takeovers: 0,
+        }
+    }
+
+    fn add(&mut self, day: &Self) {
+        let (sum, more) = (&mut self.counted, &day.counted);
+        sum.datagrams = sum.datagrams.saturating_add(more.datagrams);
+        sum.messages = sum.messages.saturating_add(more.messages);
+        sum.gaps = sum.gaps.saturating_add(more.gaps);
+        sum.gap_messages = sum.gap_messages.saturating_add(more.gap_messages);
+        sum.drops = sum.drops.saturating_add(more.drops);
+        self.per_s_max = self.per_s_max.max(day.per_s_max);
+        self.takeovers += day.takeovers;
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, shown without decimals")]
+    fn write(&self, name: &str, out: &mut impl Write) -> fmt::Result {
+        let ChannelCounts { messages, gaps, gap_messages, drops, .. } = self.counted;
+        let [messages, per_s, gaps, gap_messages, drops] =
+            [messages, self.per_s_max as u64, gaps, gap_messages, drops].map(|count| Count(count).to_string());
+        write!(out, "{name:<16}{messages:>16}{per_s:>10}{gaps:>6}{gap_messages:>12}{drops:>10}")?;
+        let [p50_ns, _, p99_ns, p999_ns, _] = self.latency.percentiles_ns;
+        let latency = |ns| if self.latency.count == 0 { "–".to_owned() } else { Latency(ns).to_string() };
+        let slowest = self.slowest.map_or_else(|| "–".to_owned(), |(start, _)| TimeOfDay(start).to_string());
+        for value in [latency(p50_ns), latency(p99_ns), latency(p999_ns), latency(self.latency.max_ns), slowest] {
+            write!(out, "{value:>10}")?;
+        }
+        writeln!(out, "{:>11}", self.takeovers)
+    }
+
+    fn json(&self) -> Value {
+        let latency: serde_json::Map<String, Value> =
+            self.latency.named().map(|(name, ns)| (format!("{name}_ns"), json!(ns))).collect();
+        json!({
+            "counted": counted_value(&self.counted),
+            "per_s_max": self.per_s_max,
+            "count": self.latency.count,
+            "wire_to_wire": latency,
+            "slowest": self.slowest.map(|(start, p99_ns)| json!({ "from_ns": start.0, "p99_ns": p99_ns })),
+            "takeovers": self.takeovers,
+        })
+    }
+}
+
+/// All days from one to the other, both included.
+fn days_between(first: TradingDate, last: TradingDate) -> Vec<TradingDate> {
+    // Logs of years apart need no longer list than tells that they are apart.
+    std::iter::successors(Some(first), |day| Some(day.next_day()))
+        .take_while(|day| *day <= last)
+        .take(DAYS + 1)
+        .collect()
+}
+
+/// Three letters, English.
+fn weekday(date: TradingDate) -> &'static str {
+    const NAMES: [&str; DAYS] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+    let days = date.midnight_utc().0 / super::timeline::NS_PER_DAY;
+    // The first of January 1970 was a Thursday.
+    NAMES[usize::try_from(days % DAYS as u64).unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use mdgw_feeds::identity::Line;
+    use mdgw_status::{
+        disclosure::Disclosure,
+        interval_log::{CountsTag, IntervalLogWriter, IntervalTag},
+    };
+    use mdgw_sys::handle::ChannelIndex;
+    use mdgw_telemetry::stages::StageHistograms;
+
+    use super::*;
+    use crate::report::takeovers::TakenOverChannel;
+
+    const NS_PER_S: u64 = 1_000_000_000;
+
+    fn date(number: u32) -> TradingDate {
+        TradingDate::from_yyyymmdd(number).unwrap()
+    }
+
+    /// Ten seconds of channel 1 from 14:30 UTC: 100 messages a second on two lines; in the sixth second packets take 90 us, else 5.
+    fn log(date: TradingDate, host: &str, seconds: std::ops::Range<u64>, gaps: u64) -> Vec<u8> {
+        let mut disclosure = Disclosure::default();
+        disclosure.push("host", host);
+        let base = UnixNs(date.midnight_utc().0 + 52_200 * NS_PER_S);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &disclosure).unwrap();
+        for second in seconds {
+            let start = UnixNs(base.0 + second * NS_PER_S);
+            let mut set = StageHistograms::new(1, 3);
+            set.record_n(ChannelIndex(0), Stage::WireToWire, if second == 5 { 90_000 } else { 5_000 }, 50);
+            let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToWire, thread: "main-0".to_owned() };
+            set.recorded().for_each(|recorded| log.write(&tag, start, NS_PER_S, recorded.histogram).unwrap());
+            let mut write = |line, counts: &[(&str, u64)]| {
+                log.write_counts(&CountsTag { channel: ChannelId(1), line }, start, NS_PER_S, counts).unwrap();
+            };
+            write(None, &[("datagrams", 100), ("messages", 100), ("gaps", if second == 0 { gaps } else { 0 })]);
+            write(Some(Line::A), &[("packets", 50), ("won_messages", 60), ("duplicate_messages", 40)]);
+        }
+        log.into_inner().unwrap()
+    }
+
+    fn report(files: &[Vec<u8>]) -> Report {
+        let files: Vec<_> =
+            (0..).zip(files).map(|(index, file)| (PathBuf::from(format!("{index}.hlog")), file.clone())).collect();
+        Report::of(&files, None)
+    }
+
+    fn takeover(date: TradingDate, second: u64) -> Takeover {
+        let cost = TakenOverChannel { channel: 1, blackout_ns: Some(1_200_000), republished_packets: 4 };
+        let time = UnixNs(date.midnight_utc().0 + second * NS_PER_S);
+        Takeover { time, group: 1, node: 2, cause: "process died".to_owned(), channels: vec![cost] }
+    }
+
+    #[test]
+    fn two_hosts_that_logged_the_same_time_are_one_day() {
+        let day = date(20_190_130);
+        // The second host starts later and runs longer.
+        let report = report(&[log(day, "gw1", 0..8, 1), log(day, "gw2", 4..10, 2)]);
+        let channel = &report.channels[0];
+        assert_eq!((channel.counted.messages, channel.counted.datagrams, channel.counted.gaps), (1_000, 1_000, 1));
+        let by_host: Vec<_> =
+            channel.counted_by_host.iter().map(|(host, counts)| (host.as_str(), counts.messages)).collect();
+        assert_eq!(by_host, [("gw1", 800), ("gw2", 600)]);
+        assert_eq!((channel.lines[0].packets, channel.lines[0].messages()), (500, 1_000), "each message once");
+        let rates = channel.stages[0].timeline.iter().map(|point| point.per_s_max);
+        assert!(rates.clone().all(|per_s| (per_s - 100.0).abs() < 1.0), "{:?}", rates.collect::<Vec<_>>());
+        // One host alone: as ever.
+        let alone = self::report(&[log(day, "gw1", 0..8, 1), log(day, "gw1", 8..10, 0)]);
+        assert_eq!((alone.channels[0].counted.messages, alone.channels[0].counted_by_host.len()), (1_000, 0));
+    }
+
+    #[test]
+    fn a_week_has_a_row_for_each_day_and_takeovers_in_it() {
+        let (first, last) = (date(20_190_128), date(20_190_130));
+        let reports = vec![
+            (date(20_190_110), report(&[log(date(20_190_110), "gw1", 0..10, 0)])),
+            (first, report(&[log(first, "gw1", 0..10, 0)])),
+            (last, report(&[log(last, "gw1", 0..10, 2), log(last, "gw2", 0..10, 0)])),
+        ];
+        let takeovers = [takeover(last, 52_203), takeover(date(20_190_110), 52_203)];
+        let week = Week::of(reports, &takeovers);
+        let mut text = String::new();
+        week.write(&mut text).unwrap();
+        expect_test::expect![[r#"
+            2019-01-28 to 2019-01-30, days in UTC; latencies are wire to wire
+
+            channel 1               messages    peak/s  gaps  (messages)     drops       p50       p99     p99.9       max   slowest  takeovers
+              Mon 2019-01-28           1,000       100     0           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          0
+              Tue 2019-01-29  no log
+              Wed 2019-01-30           1,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          1
+              all                      2,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us         –          1
+
+            takeovers (UTC)            group  node  blackout  republished  cause
+              2019-01-30 14:30:03          1     2   1.20 ms            4  process died
+        "#]].assert_eq(&text);
+        let json = week.json();
+        let days = json["channels"][0]["days"].as_array().unwrap();
+        assert_eq!(days.len(), 3, "the tenth is not of this week");
+        assert_eq!((&days[1]["date"], &days[1]["figures"]), (&json!("2019-01-29"), &Value::Null));
+        assert_eq!(days[2]["figures"]["counted"]["messages"], 1_000);
+        assert_eq!(json["channels"][0]["all"]["counted"]["messages"], 2_000);
+        assert_eq!(json["takeovers"].as_array().unwrap().len(), 1);
+        assert!(Week::of(Vec::new(), &[]).is_empty());
+    }
+
+    #[test]
+    fn takeovers_are_marked_within_the_time_of_the_report() {
+        let day = date(20_190_130);
+        let mut report = report(&[log(day, "gw1", 0..10, 0)]);
+        report.mark_takeovers(&[takeover(day, 52_230), takeover(day, 52_203)]);
+        assert_eq!(report.takeovers.len(), 1, "the other one is later than the logs");
+        let mut page = String::new();
+        crate::report::html::write(&report, &mut page).unwrap();
+        assert!(page.contains("14:30:03 node 2 took over (process died), blackout 1.20"), "{page}");
+        assert!(page.contains("class=\"takeover\"") && page.contains(">takeover</li>"));
+    }
+
+    #[test]
+    fn weekdays_and_days_between() {
+        assert_eq!([20_190_128, 20_190_130, 20_240_229].map(|number| weekday(date(number))), ["Mon", "Wed", "Thu"]);
+        assert_eq!(days_between(date(20_190_130), date(20_190_202)).len(), 4);
+        assert_eq!(days_between(date(20_190_130), date(20_190_130)), [date(20_190_130)]);
+    }
+}
