@@ -150,7 +150,7 @@ impl Pictures {
             self.take(browser, tab, name);
         }
         // The guide's.
-        browser.screenshot_of_top(tab, 900, 0.75, &self.folder.join("page.png"));
+        browser.screenshot_of_top(tab, 835, 0.75, &self.folder.join("page.png"));
         let printed = self.folder.join("page.pdf");
         browser.print(tab, &printed);
         assert!(fs::read(printed).unwrap().starts_with(b"%PDF"));
