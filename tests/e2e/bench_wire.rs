@@ -71,3 +71,19 @@ fn two_lines_several_channels_readers_and_an_election_lose_nothing() {
     assert!(case["subjects"]["gateway"]["log_entries_read"].as_u64().unwrap() > 0, "{case}");
     assert_eq!(case["subjects"]["bare"]["log_entries_read"], 0, "{case}");
 }
+
+#[test]
+fn a_gateway_whose_admin_listener_is_asked_is_a_row_of_its_own() {
+    let result = wire("--rates 200 --channels 3 --admin none,scrape,page");
+    let subjects = &result["cases"][0]["subjects"];
+    for name in ["gateway", "gateway-scrape", "gateway-page"] {
+        assert_eq!(subjects[name]["lost_messages"], 0, "{name}: {result}");
+    }
+    assert_eq!(subjects["gateway"]["admin"], Value::Null, "{result}");
+    for name in ["gateway-scrape", "gateway-page"] {
+        let admin = &subjects[name]["admin"];
+        assert!(admin["answer_bytes"].as_u64() > Some(2_000), "{name}: {result}");
+        assert!(admin["cpu_ms_per_answer"].as_f64() > Some(0.0), "{name}: {result}");
+        assert!(admin["ratio_to_unasked"]["p99"]["median"].as_f64() > Some(0.0), "{name}: {result}");
+    }
+}

@@ -5,5 +5,6 @@ mod election;
 mod forged_epochs;
 mod mixed_versions;
 mod monitoring;
+mod page;
 mod rejoin;
 mod takeover;

@@ -2,6 +2,7 @@
 
 pub mod bound_child;
 pub mod captures;
+pub mod chromium;
 pub mod conformance;
 pub mod counting_allocator;
 pub mod elected_pair;

@@ -5,11 +5,14 @@
 //! the same round, `bench/peers/resend.c` passes the same packets on: epoll, `recvmmsg`, one `send` each, nothing else.
 //! The bare loop runs twice in each round, so that bare over bare shows the noise.
 //!
+//! Beside it a client may ask the gateway's admin listener (`admin_client`).
+//!
 //! - `case`: what one run is; `input`, `schedule`: its packets and their times
 //! - `network`, `cores`, `subject`: where the programs run, and with which configuration
 //! - `drive`: one run; `sender`, `receiver`, `matching`, `log_readers`, `thread_use`: its parts
 //! - `outcome`, `statistics`, `table`, `page`: its results; `search`: the highest rate without loss
 
+mod admin_client;
 mod case;
 mod cores;
 mod drive;
@@ -37,7 +40,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use self::{
-    case::{Case, Election, LatencyLog},
+    case::{AdminUse, Case, Election, LatencyLog},
     drive::Rig,
     input::{Input, InputShape},
     network::{Link, Network},
@@ -81,6 +84,9 @@ pub(crate) struct WireOptions {
     /// Whether the gateway writes latency logs.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
     latency_log: Vec<LatencyLog>,
+    /// What asks the gateway's admin listener, once a second. Each is a row of its own in the same rounds, and compared with `none`.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "none")]
+    admin: Vec<AdminUse>,
     /// What carries the packets. `veth` takes root.
     #[arg(long, value_enum, default_value = "loopback")]
     link: Link,
@@ -253,7 +259,12 @@ fn combine<T: Copy>(cases: &mut Vec<Case>, values: &[T], with: impl Fn(Case, T) 
 /// The bare loop, once more the bare loop, and the gateways.
 fn subjects(options: &WireOptions, directory: &Path) -> Result<Vec<Subject>> {
     let program = compile_bare(directory)?;
-    let bare = |name: &str| Subject { name: name.to_owned(), program: program.clone(), kind: SubjectKind::Bare };
+    let bare = |name: &str| Subject {
+        name: name.to_owned(),
+        program: program.clone(),
+        kind: SubjectKind::Bare,
+        admin: AdminUse::None,
+    };
     let mut subjects = vec![bare("bare"), bare("bare-again")];
     let default = env::current_exe()?.with_file_name("mdgw");
     let given = if options.programs.is_empty() {
@@ -264,7 +275,10 @@ fn subjects(options: &WireOptions, directory: &Path) -> Result<Vec<Subject>> {
     for (name, program) in given {
         ensure!(program.exists(), "there is no {}: build the whole workspace first", program.display());
         ensure!(subjects.iter().all(|subject| subject.name != name), "--program: two programs named {name}");
-        subjects.push(Subject { name, program, kind: SubjectKind::Gateway });
+        for admin in &options.admin {
+            let (name, program) = (format!("{name}{}", admin.suffix()), program.clone());
+            subjects.push(Subject { name, program, kind: SubjectKind::Gateway, admin: *admin });
+        }
     }
     Ok(subjects)
 }

@@ -1,17 +1,24 @@
-//! The admin listener: metrics in the OpenMetrics format, and health by status codes. Read-only.
+//! The admin listener: metrics in the OpenMetrics format, health by status codes, and a page for a browser. Read-only.
 //!
 //! | path | answers |
 //! | --- | --- |
+//! | `/` | the page |
+//! | `/status.json`, `/history.json` | what the page shows |
+//! | `/runbooks/NAME.md` | the runbook of an alarm |
 //! | `/metrics` | all metrics |
 //! | `/live`, `/ready`, `/leader` | 200 or 503, with the reason as text |
 //!
-//! This package knows no gateway: [`Sources`] are two functions, which are called on the listener's only thread. Each request
+//! This package knows no gateway: [`Sources`] are functions, which are called on the listener's only thread. Each request
 //! has a connection of its own. What a client can cost is bounded by [`limits`].
 
 #![forbid(unsafe_code)]
 
+mod host;
 pub mod limits;
 pub mod metric;
+mod page;
+mod runbooks;
 mod server;
 
+pub use runbooks::runbook;
 pub use server::{AdminServer, Health, Listener, Probe, Sources};

@@ -14,3 +14,5 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Metrics are collected at most once in this time; requests in between get the same text.
 pub const METRICS_AGE_MAX: Duration = Duration::from_millis(100);
+/// A status is made at most once in this time; requests in between get the same text, however many pages are open.
+pub const STATUS_AGE_MAX: Duration = Duration::from_millis(500);

@@ -7,14 +7,17 @@ use std::{
     os::unix::net::UnixListener,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
-    header::{ALLOW, CONTENT_TYPE, HeaderValue},
+    header::{
+        ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue,
+        REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    },
     server::conn::http1,
     service::service_fn,
 };
@@ -25,8 +28,10 @@ use tokio::{
 };
 
 use crate::{
-    limits,
+    host, limits,
     metric::{self, Metric},
+    page::Page,
+    runbooks::runbook,
 };
 
 /// A socket that listens.
@@ -58,12 +63,16 @@ pub struct Health {
     pub text: String,
 }
 
-/// Where answers come from. Both functions run on the listener's thread and may take some milliseconds.
+/// Where answers come from. The functions run on the listener's thread and may take some milliseconds.
 pub struct Sources {
     /// All metrics.
     pub metrics: Box<dyn Fn() -> Vec<Metric> + Send + Sync>,
     /// Health.
     pub health: Box<dyn Fn(Probe) -> Health + Send + Sync>,
+    /// The status of the gateway, as JSON.
+    pub status: Box<dyn Fn() -> String + Send + Sync>,
+    /// The newest lines of the audit, as JSON; an error if they cannot be read.
+    pub history: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
 impl fmt::Debug for Sources {
@@ -85,10 +94,16 @@ impl AdminServer {
     /// # Errors
     /// If the thread or its event loop cannot be made.
     pub fn start(listener: Listener, sources: Sources) -> io::Result<Self> {
-        match &listener {
-            Listener::Tcp(listener) => listener.set_nonblocking(true)?,
-            Listener::Unix(listener) => listener.set_nonblocking(true)?,
-        }
+        let is_on_loopback = match &listener {
+            Listener::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                listener.local_addr()?.ip().is_loopback()
+            }
+            Listener::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                false
+            }
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let accepting = {
             let _entered = runtime.enter();
@@ -99,7 +114,13 @@ impl AdminServer {
         };
         let stop = Arc::new(Notify::new());
         let thread_stop = Arc::clone(&stop);
-        let answers = Arc::new(Answers { sources, collected: Mutex::new(None) });
+        let answers = Arc::new(Answers {
+            sources,
+            is_on_loopback,
+            page: PageAnswer::new(&Page::new())?,
+            metrics: Recent::default(),
+            status: Recent::default(),
+        });
         let thread = std::thread::Builder::new().name("mdgw-admin".to_owned()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
@@ -160,11 +181,11 @@ enum Stream {
 }
 
 /// After an error of accept(2), such as too many open files.
-const PAUSE_AFTER_ERROR: std::time::Duration = std::time::Duration::from_millis(100);
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answers.answer(request.method(), request.uri().path(), request.uri().query());
+        let answer = answers.answer(&request);
         async move { Ok::<_, Infallible>(answer) }
     });
     let connection = http1::Builder::new()
@@ -180,19 +201,70 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers
 
 struct Answers {
     sources: Sources,
-    /// The last text of the metrics, and when it was made.
-    collected: Mutex<Option<(Instant, Bytes)>>,
+    is_on_loopback: bool,
+    page: PageAnswer,
+    metrics: Recent,
+    status: Recent,
 }
 
+/// The page as it is sent.
+struct PageAnswer {
+    html: Bytes,
+    policy: HeaderValue,
+}
+
+impl PageAnswer {
+    fn new(page: &Page) -> io::Result<Self> {
+        let policy = HeaderValue::from_str(&page.policy).map_err(io::Error::other)?;
+        Ok(Self { html: Bytes::copy_from_slice(page.html.as_bytes()), policy })
+    }
+}
+
+/// A text that several requests get, and when it was made.
+#[derive(Debug, Default)]
+struct Recent(Mutex<Option<(Instant, Bytes)>>);
+
+impl Recent {
+    /// The text, if it is younger than `age_max`; else a new one.
+    fn get<E>(&self, age_max: Duration, make: impl FnOnce() -> Result<String, E>) -> Result<Bytes, E> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, text)) = held.as_ref().filter(|(at, _)| at.elapsed() < age_max) {
+            return Ok(text.clone());
+        }
+        let text = Bytes::from(make()?);
+        *held = Some((Instant::now(), text.clone()));
+        Ok(text)
+    }
+}
+
+const JSON: &str = "application/json";
+const HTML: &str = "text/html; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
+
 impl Answers {
-    fn answer(&self, method: &Method, path: &str, query: Option<&str>) -> Response<Full<Bytes>> {
+    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let mut response = self.content(request);
+        // A browser takes an answer as what it says it is, keeps no copy, and shows it in no frame of another page.
+        for (name, value) in [
+            (CACHE_CONTROL, "no-store"),
+            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (X_FRAME_OPTIONS, "DENY"),
+            (REFERRER_POLICY, "no-referrer"),
+            (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        ] {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+
+    fn content(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let (method, path, query) = (request.method(), request.uri().path(), request.uri().query());
         if method != Method::GET && method != Method::HEAD {
             let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
             refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return refused;
         }
         let probe = match path {
-            "/metrics" => return self.metrics(),
             "/live" => Probe::Live,
             "/ready" => Probe::Ready,
             "/leader" => match query.map(|query| query.strip_prefix("group=").map(str::parse)) {
@@ -200,33 +272,61 @@ impl Answers {
                 Some(Some(Ok(group))) => Probe::Leader(Some(group)),
                 Some(_) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
             },
-            _ => return text(StatusCode::NOT_FOUND, "/metrics /live /ready /leader\n"),
+            // Health is one line that says little, and load balancers ask for it under names of their own.
+            _ if self.is_on_loopback && !is_meant_for_this_host(request.headers()) => {
+                return text(StatusCode::MISDIRECTED_REQUEST, FOREIGN_HOST);
+            }
+            _ => return self.document(path),
         };
         let health = (self.sources.health)(probe);
         let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(status, format!("{}\n", health.text))
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
-        let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
-        let recent = collected.as_ref().filter(|(at, _)| at.elapsed() < limits::METRICS_AGE_MAX);
-        let body = if let Some((_, body)) = recent {
-            body.clone()
-        } else {
-            let metrics = (self.sources.metrics)();
-            let Ok(encoded) = metric::encode(metrics) else {
-                return text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n");
-            };
-            let body = Bytes::from(encoded);
-            *collected = Some((Instant::now(), body.clone()));
-            body
-        };
-        response(StatusCode::OK, metric::CONTENT_TYPE, body)
+    fn document(&self, path: &str) -> Response<Full<Bytes>> {
+        let runbook = |path: &str| runbook(path.strip_prefix("/runbooks/")?.strip_suffix(".md")?);
+        match path {
+            "/" => {
+                let mut answer = response(StatusCode::OK, HTML, self.page.html.clone());
+                answer.headers_mut().insert(CONTENT_SECURITY_POLICY, self.page.policy.clone());
+                answer
+            }
+            "/status.json" => {
+                let status = self.status.get(limits::STATUS_AGE_MAX, || Ok::<_, Infallible>((self.sources.status)()));
+                let Ok(status) = status;
+                response(StatusCode::OK, JSON, status)
+            }
+            "/history.json" => match (self.sources.history)() {
+                Ok(history) => response(StatusCode::OK, JSON, history),
+                Err(reason) => text(StatusCode::NOT_FOUND, format!("{reason}\n")),
+            },
+            "/metrics" => {
+                let encoded = self.metrics.get(limits::METRICS_AGE_MAX, || metric::encode((self.sources.metrics)()));
+                match encoded {
+                    Ok(encoded) => response(StatusCode::OK, metric::CONTENT_TYPE, encoded),
+                    Err(fmt::Error) => {
+                        text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n")
+                    }
+                }
+            }
+            _ => match runbook(path) {
+                Some(runbook) => text(StatusCode::OK, runbook),
+                None => text(StatusCode::NOT_FOUND, "/ /status.json /history.json /metrics /live /ready /leader\n"),
+            },
+        }
     }
 }
 
+/// A request without the header is no browser's.
+fn is_meant_for_this_host(headers: &HeaderMap) -> bool {
+    headers.get_all(HOST).iter().all(|host| host.to_str().is_ok_and(host::is_own))
+}
+
+const FOREIGN_HOST: &str = "this listener is on loopback and answers to an address, localhost or a name without a dot only; \
+                            a proxy in front of it must send such a Host header\n";
+
 fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    response(status, "text/plain; charset=utf-8", body)
+    response(status, TEXT, body)
 }
 
 fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
@@ -241,7 +341,6 @@ mod tests {
     use std::{
         io::{Read as _, Write as _},
         net::{SocketAddr, TcpStream},
-        time::Duration,
     };
 
     use super::*;
@@ -260,6 +359,8 @@ mod tests {
         let sources = Sources {
             metrics: Box::new(move || vec![metric()]),
             health: Box::new(|probe| Health { is_ok: probe != Probe::Leader(Some(2)), text: format!("{probe:?}") }),
+            status: Box::new(|| "{\"a\":1}".to_owned()),
+            history: Box::new(|| Err("no audit file".to_owned())),
         };
         (AdminServer::start(Listener::Tcp(listener), sources).unwrap(), address)
     }
@@ -289,6 +390,15 @@ mod tests {
             ("GET /leader?group=70000", "400", "expected"),
             ("GET /leader?x", "400", "expected"),
             ("GET /../../etc/passwd", "404", "/metrics /live"),
+            ("GET /", "200", "<!DOCTYPE html>"),
+            ("GET /status.json", "200", "{\"a\":1}"),
+            ("GET /history.json", "404", "no audit file"),
+            ("GET /runbooks/gap-declared.md", "200", "# Gap declared"),
+            ("GET /runbooks/README.md", "404", "/metrics /live"),
+            ("GET /runbooks/../runbooks/gap-declared.md", "404", "/metrics /live"),
+            ("POST /", "405", "only GET"),
+            ("PUT /status.json", "405", "only GET"),
+            ("OPTIONS /status.json", "405", "only GET"),
             ("POST /metrics", "405", "only GET"),
             ("DELETE /live", "405", "only GET"),
         ] {
@@ -301,6 +411,41 @@ mod tests {
         }
         let head = exchange(address, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(head.starts_with("HTTP/1.1 200") && head.contains("openmetrics") && !head.contains("x 7"), "{head}");
+    }
+
+    #[test]
+    fn a_browser_loads_nothing_else_and_frames_nothing() {
+        let (_server, address) = start();
+        let page = exchange(address, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").to_lowercase();
+        let head = page.split("\r\n\r\n").next().unwrap();
+        for header in [
+            "content-security-policy: default-src 'none'; style-src 'sha256-",
+            "frame-ancestors 'none'",
+            "x-frame-options: deny",
+            "x-content-type-options: nosniff",
+            "cache-control: no-store",
+            "cross-origin-resource-policy: same-origin",
+        ] {
+            assert!(head.contains(header), "no {header} in {head}");
+        }
+        assert!(!head.contains("set-cookie") && !head.contains("access-control"), "{head}");
+    }
+
+    #[test]
+    fn a_foreign_name_reads_health_only() {
+        let (_server, address) = start();
+        for (path, status) in [
+            ("/", "421"),
+            ("/status.json", "421"),
+            ("/history.json", "421"),
+            ("/metrics", "421"),
+            ("/runbooks/gap-declared.md", "421"),
+            ("/live", "200"),
+            ("/leader", "200"),
+        ] {
+            let answer = exchange(address, format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n").as_bytes());
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+        }
     }
 
     #[test]

@@ -250,6 +250,17 @@ pub struct View {
     pub can_lead: bool,
     /// The last reported states of the other gateways.
     pub peers: BTreeMap<NodeId, PeerView>,
+    /// The voters of a `quorum`, this gateway among them. Empty with other backends.
+    pub voters: BTreeMap<NodeId, VoterView>,
+}
+
+/// A voter, as a candidate knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct VoterView {
+    /// Of a gateway its configured name, of a witness `witness-NODE`.
+    pub name: NodeName,
+    /// When the voter last answered this gateway; `None`: not yet.
+    pub answered_at: Option<MonoNs>,
 }
 
 /// The last reported state of another gateway.

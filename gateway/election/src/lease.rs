@@ -698,6 +698,7 @@ impl Core for Lease {
             fitness: self.fitness,
             can_lead: self.could_lead(),
             peers: self.peers.iter().map(|(node, peer)| (*node, self.peer_view(peer))).collect(),
+            voters: BTreeMap::new(),
         }
     }
 }

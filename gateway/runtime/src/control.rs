@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use mdgw_election::{
-    core::{Pin, Role, View},
+    core::{Pin, Role, View, VoterView},
     identity::{Member, NodeId, NodeName},
     latch::LeaderLatch,
 };
@@ -18,6 +18,7 @@ use mdgw_status::{
     control::{Request, Response},
     snapshot::{ListenerSnapshot, Snapshot},
 };
+use mdgw_sys::clock::mono_now;
 use serde_json::{Value, json};
 
 use crate::audit::{
@@ -74,7 +75,8 @@ impl PairControl {
         })
     }
 
-    fn status(&self) -> Value {
+    /// The answer to [`Request::Status`].
+    pub(crate) fn status(&self) -> Value {
         let groups: Vec<Value> = self
             .groups
             .iter()
@@ -90,8 +92,21 @@ impl PairControl {
     }
 
     fn history(&self, count: usize) -> Result<Value, String> {
+        self.history_of(AuditHistory::read, count)
+    }
+
+    /// The newest lines, as the answer to [`Request::History`]. However long the file is, reading it takes milliseconds.
+    pub(crate) fn recent_history(&self, count: usize) -> Result<Value, String> {
+        self.history_of(AuditHistory::read_end, count)
+    }
+
+    fn history_of(
+        &self,
+        read: impl FnOnce(&Path) -> Result<AuditHistory, AuditError>,
+        count: usize,
+    ) -> Result<Value, String> {
         let path = self.audit.as_ref().ok_or("no audit file: gateway.audit_file is not set")?;
-        let history = AuditHistory::read(path).map_err(|error: AuditError| error.to_string())?;
+        let history = read(path).map_err(|error| error.to_string())?;
         let from = history.entries.len().saturating_sub(count.min(HISTORY_MAX));
         Ok(json!({ "entries": history.entries[from..], "damaged_lines": history.damaged_lines }))
     }
@@ -200,7 +215,14 @@ fn view_value(view: &View) -> Value {
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,
         "ineligible_reason": view.obstacle.as_ref().map(ToString::to_string),
+        "ineligible_lasting": view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary()),
+        "voters": view.voters.iter().map(|(node, voter)| voter_value(*node, voter)).collect::<Vec<_>>(),
     })
+}
+
+fn voter_value(node: NodeId, voter: &VoterView) -> Value {
+    let answered_ms_ago = voter.answered_at.map(|at| mono_now().since(at) / 1_000_000);
+    json!({ "node": node.0, "name": voter.name, "answered_ms_ago": answered_ms_ago })
 }
 
 fn member_value(member: &Member) -> Value {

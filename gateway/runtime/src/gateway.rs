@@ -15,6 +15,7 @@ mod listeners;
 mod load;
 mod log_maintenance;
 mod metrics;
+mod page_status;
 mod placement;
 mod report;
 mod sentinel_handle;
@@ -87,6 +88,7 @@ use self::{
     listeners::{Listeners, RefusalLog},
     load::{LoadSample, LoadWatch},
     metrics::AdminSource,
+    page_status::{GatewayIdentity, PageSource},
     placement::{PlacementInputs, PlacementThread},
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
@@ -412,6 +414,14 @@ impl Gateway {
     /// When the socket cannot be created.
     pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
+        let pair = self.pair_control(config);
+        let served = ControlServer::start(path, move |request| pair.handle(request));
+        self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
+        Ok(())
+    }
+
+    /// What answers about the gateway's groups, counters and history.
+    fn pair_control(&self, config: &Resolved) -> PairControl {
         let backend = config.election.as_ref().map(|election| &election.backend);
         let groups =
             self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, backend)));
@@ -420,33 +430,49 @@ impl Gateway {
         let snapshot = Arc::new(move || watch.snapshot());
         let listeners = self.listeners.clone();
         let listeners = Arc::new(move || listeners.snapshots());
-        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners };
-        let served = ControlServer::start(path, move |request| pair.handle(request));
-        self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
-        Ok(())
+        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners }
     }
 
-    /// Opens the admin listener for metrics and health, if it is configured. To be called after the links, so that
+    /// Opens the admin listener for metrics, health and the page, if it is configured. To be called after the links, so that
     /// all listeners are counted.
     ///
     /// # Errors
     /// When it cannot listen.
     pub fn serve_admin(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(listen_at) = &config.admin else { return Ok(()) };
-        let peers = config.election.as_ref().map(|election| election.peers.iter().map(|peer| peer.node.0).collect());
+        let election = config.election.as_ref();
+        let peers: Option<Vec<_>> = election.map(|election| election.peers.iter().map(|peer| peer.node.0).collect());
+        let link = self.link.as_ref().map(|link| Arc::clone(link.handle())).zip(peers);
+        let page = Arc::new(PageSource {
+            identity: GatewayIdentity {
+                node: self.node,
+                name: election.map(|election| election.name.clone()),
+                version: env!("CARGO_PKG_VERSION"),
+                epoch_count: self.epoch().count(),
+                // A start is named by its time in microseconds.
+                started_ns: self.this_start.incarnation.0.saturating_mul(1_000),
+                backend: election.map(|election| election.backend.name()),
+                lease_ms: election.map_or(0, |election| election.timing.lease_ns / 1_000_000),
+            },
+            pair: self.pair_control(config),
+            link: link.clone(),
+            audit: self.audit().cloned(),
+        });
         let source = Arc::new(AdminSource {
             watch: self.watch(),
             elections: self.elections.clone(),
             channels: config.channels.iter().map(|setup| (setup.id, setup.name.clone())).collect(),
             node: self.node,
             epoch_count: self.epoch().count(),
-            link: self.link.as_ref().map(|link| Arc::clone(link.handle())).zip(peers),
+            link,
             main_turned_at: Arc::clone(&self.main_turned_at),
         });
-        let health = Arc::clone(&source);
+        let (health, history) = (Arc::clone(&source), Arc::clone(&page));
         let sources = Sources {
             metrics: Box::new(move || source.metrics()),
             health: Box::new(move |probe| health.health(probe)),
+            status: Box::new(move || page.status()),
+            history: Box::new(move || history.history()),
         };
         let listener = match listen_at {
             AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     sync::{Mutex, PoisonError},
 };
 
@@ -82,6 +83,25 @@ struct MergedStage {
     /// When the first thread began to record, and when the last one returned its set.
     span: (MonoNs, MonoNs),
     histogram: Histogram<u64>,
+    /// Computed once for all readers: a percentile takes a pass over the histogram.
+    summary: Option<StageSnapshot>,
+}
+
+impl MergedStage {
+    fn summary(&mut self, stage: Stage) -> StageSnapshot {
+        let Self { span: (begin, end), histogram, summary, .. } = self;
+        let of = |histogram: &Histogram<u64>| StageSnapshot {
+            stage: stage.name().to_owned(),
+            begin_ns: begin.0,
+            end_ns: end.0,
+            count: histogram.len(),
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+            p999_ns: histogram.value_at_quantile(0.999),
+            max_ns: histogram.max(),
+        };
+        summary.get_or_insert_with(|| of(histogram)).clone()
+    }
 }
 
 /// Metrics without an update for this many intervals are removed. A thread without a batch returns its set an interval
@@ -107,7 +127,9 @@ impl RecentIntervals {
                 number,
                 span,
                 histogram: empty(histogram.sigfig()),
+                summary: None,
             });
+            merged.summary = None;
             if merged.number != number {
                 merged.histogram.reset();
                 (merged.number, merged.span) = (number, span);
@@ -144,7 +166,7 @@ impl RecentIntervals {
     #[must_use]
     pub fn line_counts(&self, channel: ChannelId) -> Vec<(Line, LineCounts)> {
         self.with(|intervals| {
-            let of_channel = intervals.line_counts.iter().filter(|((id, _), _)| *id == channel);
+            let of_channel = intervals.line_counts.range(lines_of(channel));
             of_channel.map(|((_, line), counts)| (*line, *counts)).collect()
         })
     }
@@ -153,7 +175,7 @@ impl RecentIntervals {
     #[must_use]
     pub fn totals(&self, channel: ChannelId) -> Vec<(Stage, BucketTotals)> {
         self.with(|intervals| {
-            let of_channel = intervals.totals.iter().filter(|((id, _), _)| *id == channel);
+            let of_channel = intervals.totals.range(stages_of(channel));
             of_channel.map(|((_, stage), totals)| (*stage, *totals)).collect()
         })
     }
@@ -162,19 +184,8 @@ impl RecentIntervals {
     #[must_use]
     pub fn stages(&self, channel: ChannelId) -> Vec<StageSnapshot> {
         self.with(|intervals| {
-            let of_channel = intervals.stages.iter().filter(|((id, _), _)| *id == channel);
-            of_channel
-                .map(|((_, stage), MergedStage { span: (begin, end), histogram, .. })| StageSnapshot {
-                    stage: stage.name().to_owned(),
-                    begin_ns: begin.0,
-                    end_ns: end.0,
-                    count: histogram.len(),
-                    p50_ns: histogram.value_at_quantile(0.5),
-                    p99_ns: histogram.value_at_quantile(0.99),
-                    p999_ns: histogram.value_at_quantile(0.999),
-                    max_ns: histogram.max(),
-                })
-                .collect()
+            let of_channel = intervals.stages.range_mut(stages_of(channel));
+            of_channel.map(|((_, stage), merged)| merged.summary(*stage)).collect()
         })
     }
 
@@ -182,7 +193,7 @@ impl RecentIntervals {
     #[must_use]
     pub fn lines(&self, channel: ChannelId) -> Vec<LineSnapshot> {
         self.with(|intervals| {
-            let of_channel = intervals.lines.iter().filter(|((id, _), _)| *id == channel);
+            let of_channel = intervals.lines.range(lines_of(channel));
             of_channel.map(|(_, (_, line))| line.clone()).collect()
         })
     }
@@ -190,6 +201,17 @@ impl RecentIntervals {
     fn with<T>(&self, change: impl FnOnce(&mut Intervals) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// The keys of all stages of a channel.
+fn stages_of(channel: ChannelId) -> RangeInclusive<(ChannelId, Stage)> {
+    let [first, .., last] = Stage::ALL;
+    (channel, first)..=(channel, last)
+}
+
+/// The keys of all lines of a channel.
+fn lines_of(channel: ChannelId) -> RangeInclusive<(ChannelId, Line)> {
+    (channel, Line(u8::MIN))..=(channel, Line(u8::MAX))
 }
 
 fn empty(digits: u8) -> Histogram<u64> {
@@ -246,11 +268,16 @@ mod tests {
             stages.iter().map(|stage| (stage.count, stage.begin_ns, stage.end_ns)).collect::<Vec<_>>()
         };
         assert_eq!(shown(), [(3, 10, 70)]);
+        recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(15), MonoNs(71)), &values(&[5]));
+        assert_eq!(shown(), [(4, 10, 71)], "what was read before is counted anew");
         recent.begin();
-        assert_eq!(shown(), [(3, 10, 70)], "until there is something newer");
+        assert_eq!(shown(), [(4, 10, 71)], "until there is something newer");
         recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(70), MonoNs(80)), &values(&[5]));
         assert_eq!(shown(), [(1, 70, 80)]);
-        assert!(recent.stages(ChannelId(8)).is_empty());
+        recent.add_stage(ChannelId(8), Stage::WireToWire, (MonoNs(70), MonoNs(80)), &values(&[5]));
+        recent.add_stage(ChannelId(6), Stage::WireToUser, (MonoNs(70), MonoNs(80)), &values(&[5]));
+        assert_eq!(shown(), [(1, 70, 80)], "of this channel alone");
+        assert!(recent.stages(ChannelId(9)).is_empty());
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct ChannelSnapshot {
     pub datagrams: u64,
     /// Messages in sequence, each once.
     pub messages: u64,
+    /// Sequence of the message that the channel expects next; 0 before the first packet.
+    pub next_sequence: u64,
     /// DBN records produced.
     pub records: u64,
     /// Packets published.
@@ -214,6 +216,7 @@ mod tests {
             failed: Some("no room".to_owned()),
             datagrams: 12,
             messages: 13,
+            next_sequence: 0,
             records: 14,
             packets_sent: 15,
             gaps: 16,

@@ -50,6 +50,43 @@ pub(super) enum LatencyLog {
     Off,
 }
 
+/// What asks the gateway's admin listener during the run, once a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum AdminUse {
+    /// Nobody; the listener is open.
+    None,
+    /// A monitoring system: `/metrics`.
+    Scrape,
+    /// An open page: `/status.json`.
+    Page,
+}
+
+impl AdminUse {
+    /// The path that is asked for.
+    pub(super) fn path(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Scrape => Some("/metrics"),
+            Self::Page => Some("/status.json"),
+        }
+    }
+
+    /// What distinguishes the name of a gateway that is asked.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Scrape => "-scrape",
+            Self::Page => "-page",
+        }
+    }
+
+    /// Index of the same gateway, not asked by anybody, if this one is asked.
+    pub(super) fn unasked(names: &[String], subject: usize) -> Option<usize> {
+        let name = [Self::Scrape, Self::Page].iter().find_map(|admin| names[subject].strip_suffix(admin.suffix()))?;
+        names.iter().position(|other| other == name)
+    }
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/s, {}", self.packets_per_s, Setting(self))

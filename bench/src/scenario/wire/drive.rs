@@ -6,13 +6,14 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use mdgw_sys::{affinity::pin_to, clock::unix_now};
 
 use super::{
+    admin_client::AdminClient,
     case::Case,
     cores::Cores,
     input::Input,
@@ -86,9 +87,14 @@ impl Run<'_> {
         let logs = (0..case.channels)
             .map_while(|channel| Some((running.log_directory(channel)?, u16::try_from(channel + 1).ok()?)));
         let readers = LogReaders::start(case.log_readers, &logs.collect::<Vec<_>>())?;
-        let before = ThreadUse::of(running.process(), self.pool_prefix())?;
+        let client = running.admin_address.zip(self.subject.admin.path());
+        let client =
+            client.map(|(address, path)| network.run_inside(|| AdminClient::start(address, path))).transpose()?;
+        let (before, begun) = (ThreadUse::of(running.process(), self.pool_prefix())?, Instant::now());
         let times = self.send_measured(&sender, &mut receiver)?;
         let threads = ThreadUse::of(running.process(), self.pool_prefix())?.since(before);
+        let measured_ns = u64::try_from(begun.elapsed().as_nanos())?;
+        let answers = client.map(AdminClient::stop).transpose()?.unwrap_or_default();
         let ends: Vec<u64> = self.ends(&times);
         wait_until_quiet(&mut receiver, &ends)?;
         let log_entries_read = readers.stop()?;
@@ -99,6 +105,8 @@ impl Run<'_> {
         outcome.received = receiver.counts;
         outcome.threads = threads;
         outcome.log_entries_read = log_entries_read;
+        outcome.answers = answers;
+        outcome.measured_ns = measured_ns;
         Ok(outcome)
     }
 

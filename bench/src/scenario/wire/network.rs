@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     os::fd::{AsFd as _, AsRawFd as _},
     path::Path,
     process::{self, Command, Stdio},
@@ -98,6 +98,11 @@ impl Network {
     /// The group of the published packets.
     pub(super) fn output_group(&self) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::new(239, 254, 0, 1), self.port)
+    }
+
+    /// The address of the gateway's admin listener, where the gateway is.
+    pub(super) fn admin_address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
     pub(super) fn description(&self) -> &'static str {

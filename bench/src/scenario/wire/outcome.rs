@@ -2,7 +2,7 @@
 
 use hdrhistogram::Histogram;
 
-use super::{matching::PacketOutcome, receiver::ReceiveCounts, thread_use::ThreadUse};
+use super::{admin_client::Answer, matching::PacketOutcome, receiver::ReceiveCounts, thread_use::ThreadUse};
 
 /// Latencies and losses of one run.
 #[derive(Clone, Debug)]
@@ -26,6 +26,10 @@ pub(super) struct Outcome {
     pub(super) achieved_per_s: f64,
     pub(super) threads: ThreadUse,
     pub(super) log_entries_read: u64,
+    /// Of the admin listener.
+    pub(super) answers: Vec<Answer>,
+    /// Time of the measured packets, ns.
+    pub(super) measured_ns: u64,
 }
 
 /// Send times of an input packet, ns since 1970 UTC.
@@ -49,6 +53,8 @@ impl Outcome {
             achieved_per_s,
             threads: ThreadUse::default(),
             log_entries_read: 0,
+            answers: Vec::new(),
+            measured_ns: 0,
         }
     }
 

@@ -2,13 +2,28 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{case::Case, outcome::Outcome};
+use super::{
+    case::{AdminUse, Case},
+    outcome::Outcome,
+};
 use crate::report::Spread;
 
 /// The runs of one case: for each subject, its outcome in each round. The first subject is the bare loop.
 pub(super) struct CaseRounds {
     pub(super) case: Case,
     pub(super) outcomes: Vec<Vec<Outcome>>,
+}
+
+/// What it costs to ask the admin listener once a second.
+#[derive(Clone, Copy)]
+pub(super) struct AdminCost {
+    /// From the connection to the last byte.
+    pub(super) answer_ms: Spread,
+    /// Of the largest answer.
+    pub(super) answer_bytes: u64,
+    /// Time of the listener's thread on a core.
+    pub(super) cpu_ms_per_answer: f64,
+    pub(super) core_percent: f64,
 }
 
 /// A latency that is compared.
@@ -43,9 +58,29 @@ impl CaseRounds {
 
     /// A latency of a subject over that of the bare loop, round by round.
     pub(super) fn ratio(&self, subject: usize, percentile: Percentile) -> Spread {
+        self.ratio_to(0, subject, percentile)
+    }
+
+    /// A latency of a subject over that of another one, round by round.
+    pub(super) fn ratio_to(&self, base: usize, subject: usize, percentile: Percentile) -> Spread {
         let of = |outcome: &Outcome| outcome.from_intended.value_at_quantile(percentile.quantile) as f64;
-        let pairs = self.outcomes[subject].iter().zip(&self.outcomes[0]);
-        Spread::of(pairs.map(|(outcome, bare)| of(outcome) / of(bare)).collect())
+        let pairs = self.outcomes[subject].iter().zip(&self.outcomes[base]);
+        Spread::of(pairs.map(|(outcome, base)| of(outcome) / of(base)).collect())
+    }
+
+    /// Of a subject whose admin listener was asked, over all rounds.
+    pub(super) fn admin_cost(&self, subject: usize) -> Option<AdminCost> {
+        let outcomes = &self.outcomes[subject];
+        let answers: Vec<_> = outcomes.iter().flat_map(|outcome| &outcome.answers).collect();
+        let cpu_ns: u64 = outcomes.iter().map(|outcome| outcome.threads.admin_cpu_ns).sum();
+        let measured_ns: u64 = outcomes.iter().map(|outcome| outcome.measured_ns).sum();
+        let bytes = answers.iter().map(|answer| answer.bytes).max()?;
+        Some(AdminCost {
+            answer_ms: Spread::of(answers.iter().map(|answer| answer.took_ns as f64 / 1e6).collect()),
+            answer_bytes: bytes,
+            cpu_ms_per_answer: cpu_ns as f64 / 1e6 / answers.len() as f64,
+            core_percent: 100.0 * cpu_ns as f64 / measured_ns.max(1) as f64,
+        })
     }
 
     pub(super) fn lost_messages(&self, subject: usize) -> u64 {
@@ -67,7 +102,8 @@ impl CaseRounds {
     }
 
     pub(super) fn to_json(&self, names: &[String]) -> Value {
-        let subjects = names.iter().enumerate().map(|(subject, name)| (name.clone(), self.subject_json(subject)));
+        let subjects =
+            names.iter().enumerate().map(|(subject, name)| (name.clone(), self.subject_json(names, subject)));
         json!({
             "case": self.case.to_string(),
             "packets_per_s": self.case.packets_per_s,
@@ -84,7 +120,7 @@ impl CaseRounds {
         })
     }
 
-    fn subject_json(&self, subject: usize) -> Value {
+    fn subject_json(&self, names: &[String], subject: usize) -> Value {
         let percentiles = PERCENTILES.map(|percentile| {
             let from_send =
                 self.spread(subject, |outcome| outcome.from_send.value_at_quantile(percentile.quantile) as f64 / 1e3);
@@ -95,9 +131,25 @@ impl CaseRounds {
             });
             (percentile.name.to_owned(), value)
         });
+        let admin = self.admin_cost(subject).map(|cost| {
+            let ratios = AdminUse::unasked(names, subject).map(|base| {
+                let ratio = |percentile: Percentile| self.ratio_to(base, subject, percentile).to_json();
+                Value::Object(
+                    PERCENTILES.map(|percentile| (percentile.name.to_owned(), ratio(percentile))).into_iter().collect(),
+                )
+            });
+            json!({
+                "answer_ms": cost.answer_ms.to_json(),
+                "answer_bytes": cost.answer_bytes,
+                "cpu_ms_per_answer": cost.cpu_ms_per_answer,
+                "core_percent": cost.core_percent,
+                "ratio_to_unasked": ratios,
+            })
+        });
         let sum = |value: fn(&Outcome) -> u64| self.outcomes[subject].iter().map(value).sum::<u64>();
         json!({
             "latency": Value::Object(Map::from_iter(percentiles)),
+            "admin": admin,
             "sustained": self.is_sustained(subject),
             "rate_reached": self.is_rate_reached(subject),
             "lost_messages": self.lost_messages(subject),

@@ -3,6 +3,7 @@
 use std::{
     fmt::Write as _,
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -13,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{
-    case::{Case, Election, LatencyLog},
+    case::{AdminUse, Case, Election, LatencyLog},
     cores::Cores,
     input::STOCK_COUNT,
     network::Network,
@@ -26,6 +27,8 @@ pub(super) struct Subject {
     pub(super) name: String,
     pub(super) program: PathBuf,
     pub(super) kind: SubjectKind,
+    /// What asks its admin listener.
+    pub(super) admin: AdminUse,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +64,7 @@ impl Subject {
     ) -> Result<RunningSubject> {
         // In memory, as the gateway's logs are by default.
         let directory = tempfile::Builder::new().prefix("mdgw-wire").tempdir_in("/dev/shm")?;
+        let admin_address = (self.kind == SubjectKind::Gateway).then(|| network.admin_address());
         let mut command = Command::new(&self.program);
         match self.kind {
             SubjectKind::Bare => {
@@ -68,7 +72,11 @@ impl Subject {
             }
             SubjectKind::Gateway => {
                 let config = directory.path().join("gateway.toml");
-                fs::write(&config, configuration(case, cores, network, settings, directory.path()))?;
+                let mut text = configuration(case, cores, network, settings, directory.path());
+                if let Some(address) = admin_address {
+                    let _ = write!(text, "\n[admin]\nlisten = \"{address}\"\n");
+                }
+                fs::write(&config, text)?;
                 command.arg("run").arg(config);
             }
         }
@@ -77,7 +85,7 @@ impl Subject {
         command.stderr(fs::File::options().append(true).open(&output)?);
         let started = network.run_inside(|| command.spawn())?;
         let child = started.with_context(|| format!("start {}", self.program.display()))?;
-        let mut running = RunningSubject { child, directory, kind: self.kind };
+        let mut running = RunningSubject { child, directory, kind: self.kind, admin_address };
         let ready = match (self.kind, case.election) {
             (SubjectKind::Bare, _) => "ready",
             (SubjectKind::Gateway, Election::None) => "gateway running",
@@ -94,6 +102,8 @@ pub(super) struct RunningSubject {
     child: Child,
     directory: TempDir,
     kind: SubjectKind,
+    /// Where the gateway's admin listener is.
+    pub(super) admin_address: Option<SocketAddr>,
 }
 
 impl RunningSubject {

@@ -2,7 +2,10 @@
 
 use std::fmt::{self, Write};
 
-use super::statistics::{CaseRounds, PERCENTILES};
+use super::{
+    case::AdminUse,
+    statistics::{CaseRounds, PERCENTILES},
+};
 use crate::report::Spread;
 
 /// Writes the rows of one case: one for each subject.
@@ -28,6 +31,26 @@ pub(super) fn write_case(rounds: &CaseRounds, names: &[String], out: &mut impl W
         let lost = rounds.lost_messages(subject);
         write!(out, "{:>10.1} {:>9.1} {:>8.1} {lost:>8}", late.median, waited.median, cold.median)?;
         writeln!(out, "{}", remarks(rounds, subject))?;
+    }
+    for (subject, name) in names.iter().enumerate() {
+        let Some(cost) = rounds.admin_cost(subject) else { continue };
+        writeln!(
+            out,
+            "  {name}: an answer of {:.0} kB takes {:.1} ms ({:.1} to {:.1}), {:.2} ms of a core; {:.2} % of a core",
+            cost.answer_bytes as f64 / 1e3,
+            cost.answer_ms.median,
+            cost.answer_ms.min,
+            cost.answer_ms.max,
+            cost.cpu_ms_per_answer,
+            cost.core_percent,
+        )?;
+        if let Some(base) = AdminUse::unasked(names, subject) {
+            write!(out, "  {name} over {}:", names[base])?;
+            for percentile in percentiles {
+                write!(out, " {} {}", percentile.name, ratio_text(rounds.ratio_to(base, subject, *percentile)))?;
+            }
+            writeln!(out)?;
+        }
     }
     Ok(())
 }

@@ -9,6 +9,8 @@ pub(super) struct ThreadUse {
     pub(super) pool_wait_ns: u64,
     /// Time on a core of all other threads.
     pub(super) cold_cpu_ns: u64,
+    /// Of these, the time of the admin listener.
+    pub(super) admin_cpu_ns: u64,
 }
 
 impl ThreadUse {
@@ -20,18 +22,19 @@ impl ThreadUse {
             // A thread that has ended meanwhile has no files.
             let Ok(name) = fs::read_to_string(thread.join("comm")) else { continue };
             let Ok(times) = fs::read_to_string(thread.join("schedstat")) else { continue };
-            all.add(name.starts_with(pool_prefix), &times);
+            all.add(name.starts_with(pool_prefix), name.trim_end() == ADMIN_THREAD, &times);
         }
         Ok(all)
     }
 
-    fn add(&mut self, is_pool: bool, schedstat: &str) {
+    fn add(&mut self, is_pool: bool, is_admin: bool, schedstat: &str) {
         let mut fields = schedstat.split_whitespace().map_while(|field| field.parse::<u64>().ok());
         let (cpu_ns, wait_ns) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
         if is_pool {
             self.pool_wait_ns += wait_ns;
         } else {
             self.cold_cpu_ns += cpu_ns;
+            self.admin_cpu_ns += if is_admin { cpu_ns } else { 0 };
         }
     }
 
@@ -39,9 +42,12 @@ impl ThreadUse {
         Self {
             pool_wait_ns: self.pool_wait_ns.saturating_sub(before.pool_wait_ns),
             cold_cpu_ns: self.cold_cpu_ns.saturating_sub(before.cold_cpu_ns),
+            admin_cpu_ns: self.admin_cpu_ns.saturating_sub(before.admin_cpu_ns),
         }
     }
 }
+
+const ADMIN_THREAD: &str = "mdgw-admin";
 
 #[cfg(test)]
 mod tests {
@@ -52,10 +58,10 @@ mod tests {
     #[test]
     fn pool_threads_count_by_their_waits_and_others_by_their_work() {
         let mut all = ThreadUse::default();
-        all.add(true, "1000 200 7\n");
-        all.add(false, "30 4 1\n");
-        all.add(false, "5 0 1\n");
-        assert_eq!(all, ThreadUse { pool_wait_ns: 200, cold_cpu_ns: 35 });
+        all.add(true, false, "1000 200 7\n");
+        all.add(false, false, "30 4 1\n");
+        all.add(false, true, "5 0 1\n");
+        assert_eq!(all, ThreadUse { pool_wait_ns: 200, cold_cpu_ns: 35, admin_cpu_ns: 5 });
     }
 
     #[test]

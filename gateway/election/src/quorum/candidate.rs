@@ -26,6 +26,7 @@ use super::{
 use crate::{
     core::{
         CloseReason, ConnectionState, Core, GroupPlacement, Input, Notice, Obstacle, Output, Pin, Progress, Role, View,
+        VoterView,
     },
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName, next_epoch},
@@ -432,6 +433,13 @@ impl Candidate {
         self.config.member.node
     }
 
+    fn voter_views(&self) -> BTreeMap<NodeId, VoterView> {
+        let view = |(node, name): (&NodeId, &NodeName)| {
+            (*node, VoterView { name: name.clone(), answered_at: self.answered_at.get(node).copied() })
+        };
+        self.config.voters.iter().map(view).collect()
+    }
+
     fn voters(&self) -> Vec<NodeId> {
         self.config.voters.keys().copied().collect()
     }
@@ -526,6 +534,7 @@ impl Core for Candidate {
             fitness: self.fitness,
             can_lead: self.lasting_obstacle().is_none() && !self.is_closing(),
             peers: self.peer_views(),
+            voters: self.voter_views(),
         }
     }
 }
@@ -632,8 +641,8 @@ mod tests {
     use super::*;
     use crate::record::tests::member;
 
-    #[test]
-    fn a_gateway_that_no_majority_answers_is_not_eligible_for_its_own_voter_either() {
+    /// Of five voters, two of them gateways.
+    fn candidate() -> Candidate {
         let names: BTreeMap<_, _> = (1..=5).map(|node| (NodeId(node), member(node, 1).name)).collect();
         let timing = LeaseTiming::from_ms(20, 4, 4);
         let config = CandidateConfig {
@@ -646,7 +655,21 @@ mod tests {
             vote_ns_max: vote_ns_max(&timing),
             nonce: 7,
         };
-        let mut candidate = Candidate::new(MonoNs(1), config, DurableVote::default(), Epoch::default());
+        Candidate::new(MonoNs(1), config, DurableVote::default(), Epoch::default())
+    }
+
+    #[test]
+    fn a_view_has_each_voter_and_when_it_last_answered() {
+        let mut candidate = candidate();
+        candidate.answered_at.insert(NodeId(4), MonoNs(17));
+        let answered: Vec<_> =
+            candidate.view().voters.iter().map(|(node, voter)| (node.0, voter.answered_at)).collect();
+        assert_eq!(answered, [(1, None), (2, None), (3, None), (4, Some(MonoNs(17))), (5, None)]);
+    }
+
+    #[test]
+    fn a_gateway_that_no_majority_answers_is_not_eligible_for_its_own_voter_either() {
+        let mut candidate = candidate();
         for (connection, stated) in
             [(ConnectionState::Connected, Eligibility::Eligible), (ConnectionState::Lost, Eligibility::Joining)]
         {

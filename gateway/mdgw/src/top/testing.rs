@@ -77,6 +77,7 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
         failed: is_failed.then(|| "cannot read a line's socket".to_owned()),
         datagrams: messages / 3,
         messages,
+        next_sequence: messages + 1,
         records: messages + messages / 5,
         packets_sent: messages / 2,
         gaps: if is_recovering { 2 } else { 0 },

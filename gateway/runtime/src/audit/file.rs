@@ -9,7 +9,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -178,6 +178,27 @@ impl AuditHistory {
         Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))
     }
 
+    /// Reads the end of a file, which may be in use: at most [`END_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read_end(path: &Path) -> Result<Self, AuditError> {
+        let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
+        let metadata = path.metadata().map_err(io("stat"))?;
+        if !metadata.is_file() {
+            return Err(AuditError::NotARegularFile { path: path.to_owned() });
+        }
+        let mut file = File::open(path).map_err(io("open"))?;
+        let begin = metadata.len().saturating_sub(END_BYTES_MAX);
+        // One byte earlier: if a line begins at `begin`, only the newline before that line is skipped.
+        file.seek(SeekFrom::Start(begin.saturating_sub(1))).map_err(io("read"))?;
+        let mut input = BufReader::new(file.take(END_BYTES_MAX + 1));
+        if begin > 0 {
+            skip_line(&mut input).map_err(io("read"))?;
+        }
+        Self::of(input).map_err(io("read"))
+    }
+
     fn of(file: impl io::Read) -> io::Result<Self> {
         let mut history = Self::default();
         let mut input = BufReader::new(file);
@@ -245,6 +266,9 @@ fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
 
 const CHECKSUM_FIELD: &str = ",\"crc32c\":";
 const CHECKSUM_DIGITS_MAX: usize = 10;
+/// How much of the end of a file [`AuditHistory::read_end`] reads: some thousand changes of leadership of a few channels, or a
+/// few tens of a large gateway.
+const END_BYTES_MAX: u64 = 1 << 20;
 /// Longest line that is read. An entry with all channels of a large gateway has some hundred kilobytes.
 const LINE_BYTES_MAX: u64 = 4 << 20;
 
@@ -364,6 +388,36 @@ mod tests {
         let without: String =
             text.lines().map(|line| format!("{}}}\n", &line[..line.rfind(CHECKSUM_FIELD).unwrap()])).collect();
         assert!(undetected_changes(without.as_bytes()) > 100);
+    }
+
+    #[test]
+    fn the_end_of_a_long_file_has_its_newest_lines_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let (mut file, _) = AuditFile::open(&path).unwrap();
+        file.append(&draft(1)).unwrap();
+        drop(file);
+        assert_eq!(AuditHistory::read_end(&path).unwrap(), AuditHistory::read(&path).unwrap());
+        let line = fs::read_to_string(&path).unwrap();
+        // Lines of one length, then one byte more before them in each turn: the cut falls at each place of a line.
+        let newest = u64::try_from(line.len()).unwrap();
+        let count = usize::try_from(END_BYTES_MAX / newest).unwrap() + 3;
+        for more in 0..=line.len() {
+            let filler = "x".repeat(more) + "\n";
+            // Equal lines in a row count once, so that a line written again after a failed sync counts once.
+            let last = with_number(&line, 2);
+            fs::write(&path, filler + &line.repeat(count) + &last).unwrap();
+            let end = AuditHistory::read_end(&path).unwrap();
+            assert_eq!((end.entries.len(), end.damaged_lines, end.torn_bytes), (2, 0, 0), "{more}");
+            assert_eq!(end.entries.last().unwrap().number, 2);
+        }
+        assert!(matches!(AuditHistory::read_end(Path::new("/dev/zero")), Err(AuditError::NotARegularFile { .. })));
+    }
+
+    /// The line with another number of as many digits, and the checksum made anew.
+    fn with_number(line: &str, number: u64) -> String {
+        let entry = Entry { number, ..parse_line(line.as_bytes()).unwrap() };
+        with_checksum(&serde_json::to_string(&entry).unwrap()) + "\n"
     }
 
     #[test]

@@ -377,7 +377,7 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         )?;
     }
     if let Some(admin) = &config.admin {
-        writeln!(out, "admin        {admin}: /metrics, /live, /ready, /leader")?;
+        writeln!(out, "admin        {admin}: / (the page), /metrics, /live, /ready, /leader")?;
     }
     let latency = &config.latency;
     match &latency.directory {

@@ -584,6 +584,18 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// The value of `election.backend`.
+    #[must_use]
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Etcd(_) => "etcd",
+            Self::ZooKeeper(_) => "zookeeper",
+            Self::Quorum(_) => "quorum",
+            Self::Emergent(_) => "emergent",
+        }
+    }
+
     /// Whether leaders under this backend hand over automatically, so that groups can be balanced.
     #[must_use]
     pub(crate) fn can_move_groups(&self) -> bool {

@@ -94,6 +94,7 @@ impl Watch {
             failed: pool.pool.failed(index).map(|reason| reason.to_string()),
             datagrams: counters.datagrams,
             messages: counters.messages,
+            next_sequence: counters.expected_sequence,
             records: counters.records,
             packets_sent: counters.packets_sent,
             gaps: counters.gaps,

@@ -333,7 +333,7 @@ pub(super) const TABLES: [Table; 21] = [
     },
     Table {
         header: "[admin]",
-        about: "[Metrics and health](metrics.md) over HTTP. Leave the table out to run without.",
+        about: "[Metrics, health and a page](metrics.md) over HTTP. Leave the table out to run without.",
         keys: &[required(
             "listen",
             "IPv4 address and port, or the path of a socket",

@@ -16,7 +16,7 @@ impl Resolver<'_> {
             self.add_problem(&table, "listen: a multicast address cannot accept connections");
         } else if !address.ip().is_loopback() {
             self.warnings.push(format!(
-                "admin.listen {address} is not on loopback: every host that reaches it reads metrics and health; let the packet filter admit monitoring hosts only"
+                "admin.listen {address} is not on loopback: every host that reaches it reads metrics, health and the page; let the packet filter admit monitoring hosts and operators only"
             ));
         }
         AdminListen::Tcp(address)

@@ -32,6 +32,7 @@ fn channel_snapshot(replayed: ReplayedChannel<'_>) -> ChannelSnapshot {
         state: format!("{:?}", channel.state()).to_lowercase(),
         datagrams: counters.datagrams,
         messages: counters.messages,
+        next_sequence: channel.position().map_or(0, |(_, expected)| expected.0),
         records: counters.records,
         gaps: counters.gaps,
         gap_messages: counters.gap_messages,

@@ -1,0 +1,128 @@
+//! What the page of the admin listener shows. It discloses nothing of its own: the document consists of the control socket's
+//! answers for `mdgw ha status` and `mdgw top`, and of what the metrics have of alarms and links.
+
+use std::{fmt, sync::Arc};
+
+use mdgw_election::identity::NodeName;
+use mdgw_pair::pair_link::LinkHandle;
+use mdgw_status::snapshot::Snapshot;
+use mdgw_sys::alarm::Alarm;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{audit::AuditSender, control::PairControl};
+
+/// The sources of the page.
+pub(super) struct PageSource {
+    pub(super) identity: GatewayIdentity,
+    pub(super) pair: PairControl,
+    /// The link to the gateways with these node numbers, if there is one.
+    pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
+    /// Counts the lines of the history.
+    pub(super) audit: Option<AuditSender>,
+}
+
+/// Which gateway the page shows.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct GatewayIdentity {
+    /// Node number.
+    pub(super) node: u8,
+    /// `election.name`; `None` without an election.
+    pub(super) name: Option<NodeName>,
+    pub(super) version: &'static str,
+    /// Count of the epoch of this start.
+    pub(super) epoch_count: u64,
+    /// When the gateway started, ns since 1970 UTC.
+    pub(super) started_ns: u64,
+    /// `election.backend`; `None` without an election.
+    pub(super) backend: Option<&'static str>,
+    /// Lease, ms; 0 without an election.
+    pub(super) lease_ms: u64,
+}
+
+/// The document. Fields are added without a new number; a field that changes its meaning or goes takes a new number.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    format: u32,
+    gateway: &'a GatewayIdentity,
+    /// As of `mdgw ha status --json`.
+    status: Value,
+    /// As the control socket's `snapshot`.
+    snapshot: Snapshot,
+    /// All alarms, in the order of the runbooks' table.
+    alarms: Vec<AlarmStatus>,
+    /// `None` without a pair link.
+    links: Option<Vec<LinkStatus>>,
+    /// Lines written to the audit since the start; a change means that there is a new history. `None` without an audit file.
+    audit_lines: Option<u64>,
+}
+
+/// As `mdgw_alarms_total`.
+#[derive(Debug, Serialize)]
+struct AlarmStatus {
+    alarm: &'static str,
+    about: &'static str,
+    /// Since the start of the process.
+    count: u64,
+    /// ns since 1970 UTC; 0 if never.
+    last_ns: u64,
+}
+
+/// As `mdgw_pair_link_up`.
+#[derive(Debug, Serialize)]
+struct LinkStatus {
+    node: u8,
+    is_up: bool,
+}
+
+/// Number of the document's format.
+const FORMAT: u32 = 1;
+/// Lines of the history.
+const HISTORY_LINES: usize = 50;
+
+impl PageSource {
+    /// The document as JSON.
+    pub(super) fn status(&self) -> String {
+        let alarm = |alarm: &Alarm| {
+            let raised = alarm.raised();
+            AlarmStatus { alarm: alarm.name(), about: alarm.about(), count: raised.count, last_ns: raised.last.0 }
+        };
+        let links = self.link.as_ref().map(|(link, nodes)| {
+            nodes.iter().map(|node| LinkStatus { node: *node, is_up: link.is_linked_to(*node) }).collect()
+        });
+        let document = Document {
+            format: FORMAT,
+            gateway: &self.identity,
+            status: self.pair.status(),
+            snapshot: (self.pair.snapshot)(),
+            alarms: Alarm::ALL.iter().map(alarm).collect(),
+            links,
+            audit_lines: self.audit.as_ref().map(|audit| audit.counts().written),
+        };
+        serde_json::to_string(&document).unwrap_or_else(|_| unreachable!("names and numbers"))
+    }
+
+    /// The newest lines of the audit as JSON, as of `mdgw ha history --json`.
+    pub(super) fn history(&self) -> Result<String, String> {
+        self.pair.recent_history(HISTORY_LINES).map(|history| history.to_string())
+    }
+}
+
+impl fmt::Debug for PageSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageSource").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_alarm_has_a_runbook_in_the_program() {
+        for alarm in Alarm::ALL {
+            let text = mdgw_admin::runbook(alarm.name()).unwrap_or_else(|| panic!("{}", alarm.name()));
+            assert!(text.starts_with("# "), "{}", alarm.name());
+        }
+    }
+}

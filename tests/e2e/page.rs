@@ -1,0 +1,190 @@
+//! The page of the admin listener in a real browser: what it shows of a pair that loses messages and then its leader.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{env, fs, net::TcpStream, path::PathBuf};
+
+use mdgw_tests::{
+    chromium::{self, Chromium, Screen, Tab},
+    elected_pair::ElectedPair,
+    gateway_fixture::GatewayFixture,
+    gateway_fixture::{GatewayOptions, free_address, text},
+    http::{exchange, get_at},
+    process::{self, Signal},
+    skip::skip,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const NOT_INSTALLED: &str = "chromium is not installed";
+
+fn pair() -> ElectedPair {
+    // No server fills a gap, so what both lines lose is declared.
+    let wanted = GatewayOptions { has_recovery: false, latency: "interval_ms = 200", ..GatewayOptions::itch() };
+    let mut pair = ElectedPair::new(wanted).with_admin_listeners();
+    pair.start(1);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    pair.wait_until_eligible(2);
+    pair
+}
+
+#[test]
+fn the_page_shows_who_leads_a_gap_its_alarm_and_a_takeover() {
+    if !chromium::is_installed() {
+        return skip("the page in a browser", NOT_INSTALLED);
+    }
+    let mut pair = pair();
+    let url = |node| format!("http://{}/", pair.admin_address(node));
+    let origins = [url(1), url(2)];
+    let mut browser = Chromium::start();
+    let [leader, standby] = [browser.open(&origins[0]), browser.open(&origins[1])];
+    browser.wait_for_text(&leader, "header", &["gw1", "leads", "node 1"]);
+    browser.wait_for_text(&standby, "header", &["gw2", "standby", "node 2"]);
+    for tab in [&leader, &standby] {
+        browser.wait_for_text(tab, "#summary", &["gw1 node 1", "leads"]);
+        browser.wait_for_text(
+            tab,
+            "#pair",
+            &["gw1 (node 1)", "leads group 1", "gw2 (node 2)", "this gateway", "pair link up"],
+        );
+    }
+    browser.wait_for_text(&standby, "#pair", &["would take over"]);
+
+    // Each line loses a tenth, so a hundredth is missing on both. The session lasts longer than the test.
+    let damage = ["--messages", "10000000", "--rate", "1000", "--loss", "0.1"];
+    let _venue = pair.gateways.fixture(1).sim(&damage);
+    browser.wait_for_text(&leader, "#alarms", &["gap-declared", "recent", "messages are missing for good"]);
+    browser.wait_for_text(&leader, "[data-filter=gaps]", &["with gaps (1)"]);
+    let status: Value = serde_json::from_str(&get_at(pair.admin_address(1), "/status.json").1).unwrap();
+    let channel = &status["snapshot"]["channels"][0];
+    assert!(channel["gaps"].as_u64() > Some(0), "{channel}");
+    browser.wait_for_text(&leader, "#channels [data-channel=one]", &["one", "live"]);
+    let shown = "Number(document.querySelector('#channels .c-gaps.warn-text').textContent.replaceAll(',', ''))";
+    assert!(browser.evaluate(&leader, shown).as_u64() > Some(0));
+    browser.wait_for_text(&leader, "#latency", &["wire to wire", "decode and book", "µs"]);
+    browser.wait_for_text(&leader, "#history", &["this gateway leads, epoch", "the gateway started"]);
+
+    // The runbook is in the gateway.
+    browser.evaluate(&leader, "document.querySelector('[data-alarm=gap-declared] summary').click()");
+    browser.wait_for_text(&leader, "[data-alarm=gap-declared]", &["# Gap declared", "ops/runbooks/gap-declared.md"]);
+    browser.evaluate(&leader, "document.querySelector('[data-alarm=gap-declared] summary').click()");
+
+    text_of_a_gateway_stays_text(&mut browser, &leader);
+    let pictures = Pictures::new();
+    pictures.take_all(&mut browser, &leader);
+
+    pair.gateways.kill(1);
+    browser.wait_for_text(&standby, "header", &["gw2", "leads"]);
+    browser.wait_for_text(&standby, "#summary", &["gw2 node 2"]);
+    browser.wait_for_text(&standby, "#alarms", &["pair-link-down", "now", "node 1"]);
+    browser.wait_for_text(&standby, "#history", &["takeover complete", "this gateway leads"]);
+    browser.wait_for_text(&leader, "#stale", &["No answer from this gateway for", "Everything below is from", "UTC"]);
+    browser.wait_for_text(&leader, "#role", &["no answer"]);
+    pictures.take(&mut browser, &leader, "page-stale");
+    pictures.take(&mut browser, &standby, "page-survivor");
+
+    assert_eq!(browser.complaints(), [""; 0]);
+    let requested = browser.requested();
+    assert!(requested.iter().any(|address| address.ends_with("/status.json")));
+    for address in requested {
+        assert!(origins.iter().any(|origin| address.starts_with(origin)) || address == "data:,", "{address}");
+    }
+}
+
+/// Markup in anything that a gateway reports is shown as it is written.
+fn text_of_a_gateway_stays_text(browser: &mut Chromium, tab: &Tab) {
+    let hostile = "<img id=injected src=x onerror=alert(1)>";
+    let shown = browser.evaluate(
+        tab,
+        &format!(
+            "(() => {{
+                const hostile = {hostile:?};
+                const answer = structuredClone(last);
+                const channel = answer.snapshot.channels[0];
+                Object.assign(answer.gateway, {{ name: hostile, version: hostile, backend: hostile }});
+                Object.assign(channel, {{ name: hostile, failed: hostile, drop_reasons: {{ [hostile]: 1 }}, silent_lines: [hostile] }});
+                Object.assign(answer.status.groups[0], {{ ineligible_reason: hostile, ineligible_lasting: true, connection: hostile }});
+                answer.status.groups[0].leader.name = hostile;
+                answer.snapshot.pools[0].name = hostile;
+                answer.alarms[0].about = hostile;
+                const kept = last;
+                accept(answer);
+                const text = document.body.innerText;
+                const found = document.querySelectorAll('#injected, img').length;
+                accept(kept);
+                return [found, text.split(hostile).length - 1];
+            }})()"
+        ),
+    );
+    assert_eq!(shown[0], 0, "markup became an element");
+    assert!(shown[1].as_u64() > Some(6), "{shown}");
+}
+
+/// Pictures for people; kept if `MDGW_PICTURES` names a directory.
+struct Pictures {
+    folder: PathBuf,
+    _own: TempDir,
+}
+
+impl Pictures {
+    fn new() -> Self {
+        let own = tempfile::tempdir().unwrap();
+        let folder = env::var_os("MDGW_PICTURES").map_or_else(|| own.path().to_owned(), PathBuf::from);
+        Self { folder, _own: own }
+    }
+
+    fn take(&self, browser: &mut Chromium, tab: &Tab, name: &str) {
+        let path = self.folder.join(format!("{name}.png"));
+        browser.screenshot(tab, &path);
+        assert!(fs::metadata(&path).unwrap().len() > 20_000, "{name}");
+    }
+
+    /// Of all forms. The page fits each screen.
+    fn take_all(&self, browser: &mut Chromium, tab: &Tab) {
+        for (screen, name) in
+            [(Screen::Dark, "page-dark"), (Screen::Phone, "page-phone"), (Screen::Desktop, "page-desktop")]
+        {
+            browser.show_on(tab, screen);
+            let wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+            assert_eq!(browser.evaluate(tab, wider), 0, "{name}: the page is wider than the screen");
+            self.take(browser, tab, name);
+        }
+        // The guide's.
+        browser.screenshot_of_top(tab, 835, 0.75, &self.folder.join("page.png"));
+        let printed = self.folder.join("page.pdf");
+        browser.print(tab, &printed);
+        assert!(fs::read(printed).unwrap().starts_with(b"%PDF"));
+    }
+}
+
+#[test]
+fn the_listener_serves_a_page_that_needs_nothing_else_and_changes_nothing() {
+    let fixture = GatewayFixture::new();
+    let listen = free_address();
+    let config = fixture.config_text(&GatewayOptions::itch());
+    let path = fixture.path("with_page.toml");
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
+    gateway.wait_for_stderr("admin listener");
+
+    let (code, page) = get_at(listen, "/");
+    assert_eq!(code, 200);
+    assert!(page.starts_with("<!DOCTYPE html>") && !page.contains("http:") && !page.contains("https:"));
+    let head = exchange(TcpStream::connect(listen).unwrap(), "/").unwrap();
+    assert!(head.to_lowercase().contains("content-security-policy: default-src 'none'"), "{head}");
+
+    // The same as `mdgw top` and `mdgw ha status` get, of a gateway without control socket, election and audit file.
+    let (code, status) = get_at(listen, "/status.json");
+    assert_eq!(code, 200);
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["format"], 1);
+    assert_eq!(status["gateway"]["name"], Value::Null);
+    assert_eq!(status["status"]["groups"], json!([]));
+    assert_eq!(status["snapshot"]["channels"][0]["name"], "one");
+    assert_eq!((&status["links"], &status["audit_lines"]), (&Value::Null, &Value::Null));
+    let (code, reason) = get_at(listen, "/history.json");
+    assert_eq!((code, reason.as_str()), (404, "no audit file: gateway.audit_file is not set\n"));
+    let (code, runbook) = get_at(listen, "/runbooks/line-silent.md");
+    assert_eq!((code, runbook.starts_with("# ")), (200, true));
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
