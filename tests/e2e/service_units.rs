@@ -63,6 +63,15 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
 }
 
 #[test]
+fn what_the_units_write_is_not_for_every_user() {
+    for name in UNITS {
+        let unit = ServiceUnit::load(name);
+        let mask = unit.get("UMask").and_then(|mask| u32::from_str_radix(mask, 8).ok());
+        assert!(mask.is_some_and(|mask| mask & 0o027 == 0o027), "{name}: {mask:?}");
+    }
+}
+
+#[test]
 fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
     for name in ["mdgw.service", "mdgw-witness.service"] {
         // This filter blocks adjtimex(2), also for reading.

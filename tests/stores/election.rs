@@ -1,6 +1,9 @@
 //! Candidates as processes, over real stores of three nodes. The leader is killed, stopped, or loses the store's nodes:
 //! a candidate leads again, and two never lead at a time.
 
+#[path = "secrets.rs"]
+mod secrets;
+
 use std::{
     fmt::Write as _,
     io::{BufRead, BufReader},

@@ -2,7 +2,6 @@
 //! restored from old data.
 
 use std::{
-    fs,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -20,6 +19,7 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::GroupId;
 use mdgw_tests::{
+    gateway_fixture::write_secret,
     process::TEST_TIMEOUT,
     stores::{
         Certificate, Ensemble, PASSWORD, Store, USER,
@@ -137,7 +137,7 @@ fn etcd_requires_the_password() {
         let files = tempfile::tempdir().expect("a directory for passwords");
         let login = |password: &str| {
             let password_file = files.path().join(password.len().to_string());
-            fs::write(&password_file, format!("{password}\n")).expect("a password can be written");
+            write_secret(&password_file, &format!("{password}\n"));
             Some(Login { user: USER.to_owned(), password_file })
         };
         let with = |login: Option<Login>, prefix: &str| {
@@ -164,7 +164,7 @@ fn zookeeper_denies_other_users() {
         let files = tempfile::tempdir().expect("a directory for passwords");
         let with = |user: &str| {
             let password_file = files.path().join(user);
-            fs::write(&password_file, format!("{PASSWORD}\n")).expect("a password can be written");
+            write_secret(&password_file, &format!("{PASSWORD}\n"));
             let config = zookeeper_config(ensemble);
             let login = Some(Login { user: user.to_owned(), password_file });
             let config = ZooKeeperConfig { access: StoreAccess { login, ..config.access }, ..config };

@@ -270,7 +270,15 @@ pub fn write_key(path: &Path) {
 /// # Panics
 /// When it can't be written.
 pub fn write_key_of(path: &Path, byte: u8) {
-    fs::write(path, format!("{byte:02x}").repeat(32)).expect("the key can be written");
+    write_secret(path, &format!("{byte:02x}").repeat(32));
+}
+
+/// Writes a file that only its owner may read.
+///
+/// # Panics
+/// When it can't be written.
+pub fn write_secret(path: &Path, content: &str) {
+    fs::write(path, content).expect("the file can be written");
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
 }
 

@@ -6,6 +6,7 @@ use std::{
     ffi::OsStr,
     fmt::Write as _,
     io::{BufRead, BufReader, Read},
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
@@ -94,6 +95,8 @@ pub struct ExitedProcess {
     pub command_line: String,
     /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
+    /// Whether the kernel wrote a core dump of it.
+    pub dumped_core: bool,
     /// All of its standard output.
     pub stdout: String,
     /// All of its standard error.
@@ -282,6 +285,7 @@ impl MdgwProcess {
         ExitedProcess {
             command_line: self.command_line.clone(),
             code: status.code(),
+            dumped_core: status.core_dumped(),
             stdout: self.stdout.text(),
             stderr: self.stderr.text(),
         }

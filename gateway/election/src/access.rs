@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use mdgw_keys::{KeyError, SecretFile, read_owner_only};
 use serde::{Deserialize, Serialize};
 
 /// Settings that all stores have.
@@ -88,13 +89,16 @@ impl EtcdConfig {
 }
 
 impl EtcdTls {
-    /// The files to read, each with what it holds, for error texts.
-    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let identity = self.identity.iter().flat_map(|(certificate, key)| [("certificate", certificate), ("key", key)]);
-        [("certificate authority", &self.ca_file)]
-            .into_iter()
-            .chain(identity)
-            .map(|(what, path)| (what, path.as_path()))
+    /// Checks that every file can be read, and that nobody but its owner has access to the private key.
+    ///
+    /// # Errors
+    /// One for each file that the gateway could not use.
+    pub fn check_files(&self) -> Vec<AccessError> {
+        let own = self.identity.as_ref().map(|(certificate, _)| ("certificate", certificate));
+        let certificates = [("certificate authority", &self.ca_file)].into_iter().chain(own);
+        let unread = certificates.filter_map(|(what, path)| read(what, path).err());
+        let refused_key = self.identity.as_ref().and_then(|(_, key)| read_private_key(key).err());
+        unread.chain(refused_key).collect()
     }
 }
 
@@ -111,19 +115,26 @@ impl Login {
     /// Reads the password from [`Self::password_file`], without the end of line.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or others than its owner have access to it.
     pub fn password(&self) -> Result<String, AccessError> {
-        let path = &self.password_file;
-        let text = fs::read_to_string(path).map_err(|source| AccessError::File {
-            what: "password file",
-            path: path.clone(),
-            source,
-        })?;
+        let text = read_owner_only(SecretFile::Password, &self.password_file, PASSWORD_FILE_BYTES_MAX)?;
         Ok(text.trim_end_matches(['\r', '\n']).to_owned())
     }
 }
 
-/// Reads a file of credentials; `what` says what the file holds, for the error text.
+/// Reads the private key of a certificate.
+///
+/// # Errors
+/// When the file cannot be read, or others than its owner have access to it.
+pub fn read_private_key(path: &Path) -> Result<String, AccessError> {
+    Ok(read_owner_only(SecretFile::PrivateKey, path, PRIVATE_KEY_BYTES_MAX)?)
+}
+
+const PASSWORD_FILE_BYTES_MAX: u64 = 4 << 10;
+/// Maximum size of a private key in PEM form. One of RSA with 16,384 bits takes about 13,000 bytes.
+const PRIVATE_KEY_BYTES_MAX: u64 = 64 << 10;
+
+/// Reads a certificate, which is no secret; `what` says what the file holds, for the error text.
 ///
 /// # Errors
 /// When the file cannot be read.
@@ -134,7 +145,10 @@ pub fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, AccessError> {
 /// Why a store could not be opened. Unreachable nodes are no such reason: they may come back.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// A file of credentials cannot be read.
+    /// A password or private key cannot be read, or others may read it.
+    #[error("for the election store: {0}")]
+    Secret(#[from] KeyError),
+    /// A certificate cannot be read.
     #[error("cannot read {what} {} for the election store: {source}", path.display())]
     File {
         /// What the file should hold, for the error text.

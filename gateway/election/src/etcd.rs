@@ -10,7 +10,7 @@ use etcd_client::{
 use mdgw_wire::identity::GroupId;
 
 use super::{
-    access::{AccessError, EtcdConfig, read},
+    access::{AccessError, EtcdConfig, read, read_private_key},
     register::{Outcome, RegisterSender, Version, Versioned},
     store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
@@ -33,7 +33,7 @@ pub fn open(config: &EtcdConfig, group: GroupId, events: RegisterSender) -> Resu
         let ca = Certificate::from_pem(read("certificate authority", &tls.ca_file)?);
         let mut tls_options = TlsOptions::new().ca_certificate(ca);
         if let Some((certificate, key)) = &tls.identity {
-            let identity = Identity::from_pem(read("certificate", certificate)?, read("key", key)?);
+            let identity = Identity::from_pem(read("certificate", certificate)?, read_private_key(key)?);
             tls_options = tls_options.identity(identity);
         }
         options = options.with_tls(tls_options);

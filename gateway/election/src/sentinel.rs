@@ -18,7 +18,7 @@
 //! - [`process_setup`]: memory, priority, process group.
 //!
 //! While a process dumps core, its death cannot be detected. So the gateway switches dumps off unless it is configured
-//! otherwise ([`forbid_core_dumps`]).
+//! otherwise ([`forbid_core_dumps`](mdgw_sys::memory::forbid_core_dumps)).
 
 pub(crate) mod hang;
 pub mod process_setup;
@@ -39,7 +39,6 @@ use std::{
 };
 
 use mdgw_sys::{kernel_fence::KernelFence, pidfd::PidFd};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use self::{registration::WatchRegistration, shared_page::SharedPage};
 
@@ -139,13 +138,4 @@ fn spawn(program: &Path, priority: u8) -> io::Result<(UnixStream, Option<Child>)
         .process_group(0)
         .spawn()?;
     Ok((ours, Some(child)))
-}
-
-/// From now on this process leaves no core dump when it dies, whatever the limits and the system's core pattern are.
-/// Until a dump is written, the death of its process cannot be detected.
-///
-/// # Errors
-/// As prctl(2).
-pub fn forbid_core_dumps() -> io::Result<()> {
-    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }

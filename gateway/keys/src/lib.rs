@@ -1,5 +1,5 @@
-//! Key files. Gateways and consumers read them by the same rules: a file of 64 hexadecimal digits that only its owner may
-//! read.
+//! Key files, and other files that hold a secret. Gateways and consumers read them by the same rule: only the owner may have
+//! access. A key is a file of 64 hexadecimal digits.
 
 #![forbid(unsafe_code)]
 
@@ -25,30 +25,64 @@ impl KeyBytes {
     /// # Errors
     /// When the file cannot be read, others could read or change it, or it holds anything else.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let text = read_owner_only(path, FILE_BYTES_MAX)?;
-        parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what, expected: EXPECTED })
+        let text = read_owner_only(SecretFile::Key, path, FILE_BYTES_MAX)?;
+        parse(&text).map_err(|what| SecretFile::Key.malformed(path, what, EXPECTED))
     }
 }
 
-/// Reads a text file that only its owner may read, up to that many bytes.
+/// What a file of a secret holds, for error texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecretFile {
+    /// One key: 64 hexadecimal digits.
+    Key,
+    /// The keys of live clients.
+    ClientKeys,
+    /// The password of a user.
+    Password,
+    /// The private key of a certificate.
+    PrivateKey,
+}
+
+impl SecretFile {
+    /// The error for a file of this kind whose content is invalid. `what` must hold nothing of the content.
+    #[must_use]
+    pub fn malformed(self, path: &Path, what: String, expected: &'static str) -> KeyError {
+        KeyError::Malformed { kind: self, path: path.to_owned(), what, expected }
+    }
+}
+
+impl fmt::Display for SecretFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Key => "key file",
+            Self::ClientKeys => "file of client keys",
+            Self::Password => "password file",
+            Self::PrivateKey => "private key",
+        })
+    }
+}
+
+/// Reads a text file that only its owner may access.
 ///
 /// # Errors
-/// When the file cannot be read, others could read or change it, or it is no file of text.
-pub fn read_owner_only(path: &Path, bytes_max: u64) -> Result<String, KeyError> {
-    let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+/// When the file cannot be read, others could read or change it, it is no file of text, or it has more than `bytes_max` bytes.
+pub fn read_owner_only(kind: SecretFile, path: &Path, bytes_max: u64) -> Result<String, KeyError> {
+    let io_error = |source| KeyError::Io { kind, path: path.to_owned(), source };
     let mut file = File::open(path).map_err(io_error)?;
     // Checks the opened file, since its name may refer to another file by now.
     let metadata = file.metadata().map_err(io_error)?;
     if !metadata.is_file() {
-        let what = "not a regular file".to_owned();
-        return Err(KeyError::Malformed { path: path.to_owned(), what, expected: "expected a file" });
+        return Err(kind.malformed(path, "not a regular file".to_owned(), "expected a file"));
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(KeyError::TooPermissive { path: path.to_owned(), mode });
+        return Err(KeyError::TooPermissive { kind, path: path.to_owned(), mode });
     }
     let mut text = String::new();
-    file.by_ref().take(bytes_max).read_to_string(&mut text).map_err(io_error)?;
+    file.by_ref().take(bytes_max.saturating_add(1)).read_to_string(&mut text).map_err(io_error)?;
+    if text.len() as u64 > bytes_max {
+        return Err(kind.malformed(path, format!("longer than {bytes_max} bytes"), "expected a shorter file"));
+    }
     Ok(text)
 }
 
@@ -58,31 +92,37 @@ impl fmt::Debug for KeyBytes {
     }
 }
 
-/// Why the key could not be loaded.
+/// Why a secret could not be loaded.
 // By hand: a consumer links this package, and `thiserror` would bring two more.
 #[derive(Debug)]
 pub enum KeyError {
     /// The operating system refused.
     Io {
-        /// Path of the key file.
+        /// What the file should hold.
+        kind: SecretFile,
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: io::Error,
     },
     /// Others than the owner may read or change the file.
     TooPermissive {
-        /// Path of the key file.
+        /// What the file should hold.
+        kind: SecretFile,
+        /// Path of the file.
         path: PathBuf,
         /// The file's permission bits.
         mode: u32,
     },
-    /// The file holds no valid key.
+    /// The content is invalid.
     Malformed {
-        /// Path of the key file.
+        /// What the file should hold.
+        kind: SecretFile,
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong with the content, without any of the content.
         what: String,
-        /// What the file should hold.
+        /// The content that is expected.
         expected: &'static str,
     },
 }
@@ -90,14 +130,16 @@ pub enum KeyError {
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io { path, source } => {
-                write!(f, "cannot read key file {}{}: {source}", path.display(), advice(path, source))
+            Self::Io { kind, path, source } => {
+                write!(f, "cannot read {kind} {}{}: {source}", path.display(), advice(*kind, path, source))
             }
-            Self::TooPermissive { path, mode } => {
+            Self::TooPermissive { kind, path, mode } => {
                 let path = path.display();
-                write!(f, "key file {path}: mode {mode:o} allows access by group or others: chmod 600 {path}")
+                write!(f, "{kind} {path}: mode {mode:o} allows access by group or others: chmod 600 {path}")
             }
-            Self::Malformed { path, what, expected } => write!(f, "key file {}: {what}; {expected}", path.display()),
+            Self::Malformed { kind, path, what, expected } => {
+                write!(f, "{kind} {}: {what}; {expected}", path.display())
+            }
         }
     }
 }
@@ -114,8 +156,8 @@ impl Error for KeyError {
 const EXPECTED: &str = "expected 64 hexadecimal digits, such as openssl rand -hex 32 prints";
 const _: () = assert!(KEY_BYTES == 32);
 
-fn advice(path: &Path, error: &io::Error) -> String {
-    if error.kind() != io::ErrorKind::NotFound {
+fn advice(kind: SecretFile, path: &Path, error: &io::Error) -> String {
+    if kind != SecretFile::Key || error.kind() != io::ErrorKind::NotFound {
         return String::new();
     }
     format!(
@@ -180,8 +222,29 @@ mod tests {
             assert!(matches!(refused, KeyError::Malformed { .. }), "{text:?}");
             assert!(text.len() < 4 || !refused.to_string().contains(text), "a key is never shown");
         }
+        let long = load(&format!("{digits}{}", " ".repeat(2_000)), 0o600).unwrap_err().to_string();
+        assert!(long.contains("longer than 1024 bytes"), "{long}");
         let refused = KeyBytes::load(directory.path()).unwrap_err();
         assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
         assert_eq!(format!("{:?}", KeyBytes([7; 32])), "KeyBytes");
+    }
+
+    #[test]
+    fn every_secret_is_refused_where_others_have_access_and_named_for_what_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        for (kind, name) in [(SecretFile::Password, "password file"), (SecretFile::PrivateKey, "private key")] {
+            let _ = fs::remove_file(&path);
+            let missing = read_owner_only(kind, &path, 64).unwrap_err().to_string();
+            assert!(missing.starts_with(&format!("cannot read {name} ")) && !missing.contains("openssl"), "{missing}");
+            fs::write(&path, "hunter2\n").unwrap();
+            for (mode, is_accepted) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false), (0o610, false)] {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+                let read = read_owner_only(kind, &path, 64);
+                assert_eq!(read.is_ok(), is_accepted, "{mode:o}");
+                let text = read.err().map(|error| format!("{error} {error:?}")).unwrap_or_default();
+                assert!(is_accepted || text.contains(&format!("{name} ")) && !text.contains("hunter2"), "{text}");
+            }
+        }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::{collections::HashSet, path::Path};
 
-use mdgw_keys::{KeyError, read_owner_only};
+use mdgw_keys::{KeyError, SecretFile, read_owner_only};
 
 use crate::protocol::auth;
 
@@ -40,8 +40,8 @@ impl ClientKeys {
     /// # Errors
     /// When the file cannot be read, others could read or change it, or a line is invalid. The text never has a key.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
-        let text = read_owner_only(path, FILE_BYTES_MAX)?;
-        Self::parse(&text).map_err(|what| KeyError::Malformed { path: path.to_owned(), what, expected: EXPECTED })
+        let text = read_owner_only(SecretFile::ClientKeys, path, FILE_BYTES_MAX)?;
+        Self::parse(&text).map_err(|what| SecretFile::ClientKeys.malformed(path, what, EXPECTED))
     }
 
     /// The key that gave this answer to the challenge.

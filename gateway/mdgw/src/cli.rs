@@ -36,7 +36,8 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use mdgw_subscriber::{KeyError, TagPolicy, load_tag_key};
+use mdgw_subscriber::{TagPolicy, load_tag_key};
+use mdgw_sys::memory::forbid_core_dumps;
 
 /// Parses the command line, runs the subcommand, reports its error.
 #[must_use]
@@ -170,8 +171,16 @@ enum Outcome {
     Failed,
 }
 
+/// To be called before a command reads a key or a password: a core dump would hold it.
+fn protect_secrets() -> anyhow::Result<()> {
+    forbid_core_dumps().context("forbid core dumps of this process, which reads keys")
+}
+
 /// The policy of `--tag-key`: packets need a tag under one of these keys. Without a key every packet is accepted.
-fn tag_policy(key_files: &[PathBuf]) -> Result<TagPolicy, KeyError> {
+fn tag_policy(key_files: &[PathBuf]) -> anyhow::Result<TagPolicy> {
+    if !key_files.is_empty() {
+        protect_secrets()?;
+    }
     let keys = key_files.iter().map(|path| load_tag_key(path));
     Ok(TagPolicy { keys: keys.collect::<Result<_, _>>()?, accepts_untagged: false })
 }

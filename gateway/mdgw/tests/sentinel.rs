@@ -24,7 +24,7 @@ use mdgw_election::{
     record_location::RecordLocation,
     register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, RequestId, Version},
     sentinel::{
-        SentinelConnection, SentinelSource, forbid_core_dumps,
+        SentinelConnection, SentinelSource,
         registration::{GroupRegistration, WatchRegistration},
         shared_page::SharedPage,
     },
@@ -33,6 +33,7 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
+use mdgw_sys::memory::forbid_core_dumps;
 use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, kill_process_group, setrlimit};
 use skip::skip;
 

@@ -64,7 +64,7 @@ use rustix::{
 use zerocopy::IntoBytes;
 
 pub use self::{records::ConsumerEdges, services::ServiceSelector};
-pub use mdgw_keys::KeyError;
+pub use mdgw_keys::{KeyError, SecretFile};
 pub use mdgw_wire::published::tag::{TagKey, TagPolicy};
 
 /// Configuration of a subscription to one group.

@@ -1,10 +1,10 @@
-//! Locks the process's memory.
+//! Locks the process's memory, and keeps it out of core dumps.
 
 use std::{fs, io};
 
 use rustix::{
     mm::{MlockAllFlags, mlockall},
-    process::{Resource, getrlimit},
+    process::{DumpableBehavior, Resource, getrlimit, set_dumpable_behavior},
 };
 
 /// Locks the present memory of the process, its program included, and all memory that it touches later. Locked memory
@@ -33,6 +33,15 @@ pub fn check_lockable() -> io::Result<()> {
     }
     let why = format!("at most {limit_bytes} bytes may be locked (RLIMIT_MEMLOCK), and CAP_IPC_LOCK is missing");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// From now on this process leaves no core dump when it dies, whatever the limits and the system's core pattern are. Only root
+/// can attach to it, or read its memory.
+///
+/// # Errors
+/// As prctl(2).
+pub fn forbid_core_dumps() -> io::Result<()> {
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
 /// Whether a process with that `/proc/PID/status` has a capability in effect.

@@ -8,7 +8,7 @@ use mdgw_runtime::config::{
     host::{Findings, Host},
 };
 
-use super::{Outcome, print};
+use super::{Outcome, print, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -25,6 +25,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
+    protect_secrets()?;
     let host = Host::this(&config);
     let findings = host.findings(&config);
     let mut text = verdict_line(&args.config, &findings);

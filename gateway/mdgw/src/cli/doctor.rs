@@ -9,7 +9,7 @@ use mdgw_runtime::config::{
 };
 use serde::Serialize;
 
-use super::{Outcome, print};
+use super::{Outcome, print, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -41,6 +41,7 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config.as_deref().map(Resolved::load).transpose()?;
+    protect_secrets()?;
     let report = config.as_ref().map_or_else(examine_bare_host, examine_host);
     if args.json {
         let json = Json { version: 1, config: args.config.as_deref(), report: &report };

@@ -13,7 +13,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use super::{Outcome, logging, print, warn};
+use super::{Outcome, logging, print, protect_secrets, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -32,6 +32,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let Some(live) = &config.live else { bail!("live {}: the table [live] is missing", args.config.display()) };
     logging::start(config.log.level);
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
+    protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;
     tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
     let mut is_ready = false;

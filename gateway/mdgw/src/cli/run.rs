@@ -21,7 +21,7 @@ use signal_hook::{
 use super::{
     Outcome, error_chain,
     logging::{self, LevelHandle},
-    print, warn,
+    print, protect_secrets, warn,
 };
 
 #[derive(Debug, clap::Args)]
@@ -69,6 +69,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         && let Err(error) = memory::lock_all()
     {
         tracing::warn!(%error, "memory is not locked: pages may be swapped out under memory pressure");
+    }
+    if config.reads_secrets() {
+        protect_secrets()?;
+        tracing::info!("core dumps are disabled: this gateway holds keys or passwords");
     }
     // Before any work that a signal could interrupt halfway.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;

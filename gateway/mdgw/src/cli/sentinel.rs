@@ -1,13 +1,7 @@
 //! `mdgw sentinel`: watches gateway processes of this host and announces their death to the peers.
 
 use std::{
-    os::{
-        fd::AsFd as _,
-        unix::{
-            fs::PermissionsExt as _,
-            net::{UnixListener, UnixStream},
-        },
-    },
+    os::{fd::AsFd as _, unix::net::UnixStream},
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -19,9 +13,10 @@ use mdgw_election::sentinel::{
     watch::{self, GatewayWatch},
 };
 use mdgw_runtime::config::resolved::LogLevel;
+use mdgw_status::control::listen;
 use mdgw_sys::cgroup::enter_sibling;
 
-use super::{Outcome, logging};
+use super::{Outcome, logging, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
@@ -52,6 +47,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for refused in prepare_process(args.priority) {
         tracing::warn!("sentinel: continuing without permission to {refused}");
     }
+    // After the files in /proc were written: from here on they belong to root.
+    protect_secrets()?;
     match &args.source.socket {
         None => {
             // Only a spawned sentinel: systemd starts a service in a cgroup of its own.
@@ -69,15 +66,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Watches each gateway that connects, on one thread per gateway, until the process is killed.
 fn serve(path: &Path) -> anyhow::Result<Outcome> {
     let doing = |act: &str| format!("{act} {}", path.display());
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| doing("remove"));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).with_context(|| doing("listen on"))?;
-    // A client that connects can have a death announced that is signed with the shared key.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(|| doing("protect"))?;
+    // For this user alone: a client that connects can have a death announced that is signed with the shared key.
+    let listener = listen(path).with_context(|| doing("listen on"))?;
     tracing::info!(socket = %path.display(), "sentinel: ready");
     for stream in listener.incoming() {
         let stream = stream.with_context(|| doing("accept on"))?;

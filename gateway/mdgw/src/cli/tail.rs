@@ -36,7 +36,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, print, run::TsRecvArg, tag_policy, warn};
+use super::{Outcome, print, protect_secrets, run::TsRecvArg, tag_policy, warn};
 
 /// What to subscribe to: the output of a configuration, or output lines given one by one.
 ///
@@ -240,7 +240,14 @@ impl Args {
             listen => listen,
         });
         let lines = lines.collect::<anyhow::Result<_>>()?;
-        let tags = if self.tag_keys.is_empty() { output.tag_policy()? } else { TagPolicy::default() };
+        let tags = if self.tag_keys.is_empty() {
+            if !output.tag_key_files.is_empty() {
+                protect_secrets()?;
+            }
+            output.tag_policy()?
+        } else {
+            TagPolicy::default()
+        };
         Ok(Configured { group, lines, services: service.into_iter().collect(), sources, tags })
     }
 }

@@ -28,7 +28,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, logging, print};
+use super::{Outcome, logging, print, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -58,6 +58,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Config::load(&args.config)?;
+    protect_secrets()?;
     let key = SharedKey::load(&config.key_file)?;
     if args.check {
         // Any port, since the witness may be running on the configured one.

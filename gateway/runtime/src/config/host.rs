@@ -8,6 +8,7 @@ use std::{
     fs::{self, File},
     io,
     net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -280,6 +281,9 @@ fn refusals(config: &Resolved) -> Vec<String> {
                 place.display()
             ));
         }
+        if let Some(danger) = foreign_control(directory) {
+            refused.push(format!("directory {} of the {owner}: {danger}", directory.display()));
+        }
     }
     if let Some(audit) = &gateway.audit_file
         && audit.metadata().is_ok_and(|found| !found.is_file())
@@ -339,14 +343,44 @@ pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
     let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     // Permissions are not enough: a file system may be mounted read-only, and root may write where they forbid it.
-    let probe_io_uring = place.join(format!(".mdgw-check-{}", std::process::id()));
-    let made = File::create_new(&probe_io_uring).and_then(|_| fs::remove_file(&probe_io_uring));
-    made.map_err(|error| (place.to_owned(), error))
+    probe(place).map(|_| ()).map_err(|error| (place.to_owned(), error))
 }
+
+/// Makes a file in `directory` and removes it. Returns the user whose file it was: the user of this process.
+fn probe(directory: &Path) -> io::Result<u32> {
+    let path = directory.join(format!(".mdgw-check-{}", std::process::id()));
+    let made = File::create_new(&path)?;
+    fs::remove_file(&path)?;
+    Ok(made.metadata()?.uid())
+}
+
+/// How another user of this host could replace what is in an existing directory. `/dev/shm` is open to every user: who makes
+/// `/dev/shm/mdgw` first owns what the gateway keeps there. Root also checks for the gateway's user, so for root an owner
+/// proves nothing.
+fn foreign_control(directory: &Path) -> Option<String> {
+    let found = directory.metadata().ok()?;
+    let (mode, owner) = (found.mode(), found.uid());
+    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+        return Some(format!(
+            "every user of this host may change it (mode {:o}): chmod o-w {}",
+            mode & 0o7777,
+            directory.display()
+        ));
+    }
+    let own = probe(directory).ok().filter(|own| *own != ROOT)?;
+    (owner != ROOT && owner != own).then(|| {
+        format!("it belongs to user {owner}, who can change it; this process is of user {own}: remove it, or chown it")
+    })
+}
+
+const ROOT: u32 = 0;
+const OTHERS_WRITE: u32 = 0o002;
+/// In such a directory users may only remove files of their own.
+const STICKY: u32 = 0o1000;
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _};
 
     use super::*;
 
@@ -391,6 +425,24 @@ mod tests {
         unpinned.pools.iter_mut().for_each(|pool| pool.threads = Threads::Unpinned(2));
         assert_eq!(host.cold_cores(&unpinned), [2, 3]);
         assert_eq!(host.findings(&unpinned).warnings, [""; 0]);
+    }
+
+    #[test]
+    fn a_directory_that_another_user_could_change_is_a_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let logs = folder.path().join("logs");
+        let mut config = Resolved::shipped();
+        config.gateway.log_dir.clone_from(&logs);
+        let faults =
+            || refusals(&config).into_iter().filter(|fault| fault.contains("publication logs")).collect::<Vec<_>>();
+        assert_eq!(faults(), [""; 0], "the start makes it");
+        fs::create_dir(&logs).unwrap();
+        for (mode, is_fault) in [(0o755, false), (0o775, false), (0o777, true), (0o1777, false)] {
+            fs::set_permissions(&logs, fs::Permissions::from_mode(mode)).unwrap();
+            let found = faults();
+            assert_eq!(found.len(), usize::from(is_fault), "{mode:o}: {found:?}");
+            assert!(found.iter().all(|fault| fault.contains("(mode 777): chmod o-w")), "{found:?}");
+        }
     }
 
     #[test]

@@ -243,6 +243,18 @@ impl Resolver<'_> {
         address
     }
 
+    /// The address of a listener. `owner` is the configuration key of its table, for the warning about an address that is not
+    /// one of this host alone.
+    fn listen_address(&mut self, written: &FileValue<String>, table: &Range<usize>, owner: &str) -> SocketAddrV4 {
+        let address = self.address(written, table, "listen");
+        if address != UNREADABLE_ADDRESS && address.ip().is_unspecified() {
+            self.warnings.push(format!(
+                "{owner}.listen {address}: every network of this host reaches it; name the address of one network"
+            ));
+        }
+        address
+    }
+
     fn interface(&mut self, written: &FileValue<String>, table: &Range<usize>) -> Interface {
         let name = self.required(written, table, "interface").map_or("", String::as_str);
         if let Ok(address) = name.parse() {

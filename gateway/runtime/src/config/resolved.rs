@@ -70,6 +70,13 @@ impl Resolved {
         };
         usable.iter().copied().filter(|core| !is_pinned(core)).collect()
     }
+
+    /// Whether a gateway with this configuration reads a key, a password or a private key.
+    #[must_use]
+    pub fn reads_secrets(&self) -> bool {
+        let has_tag_key = self.outputs.iter().any(|output| !output.tag_key_files.is_empty());
+        has_tag_key || self.election.as_ref().is_some_and(ElectionConfig::reads_secrets)
+    }
 }
 
 /// Settings of the whole gateway.
@@ -513,6 +520,17 @@ impl ElectionConfig {
             Backend::File(_) | Backend::Etcd(_) | Backend::ZooKeeper(_) => None,
         };
         self.link.iter().map(|link| &link.key_file).chain(of_backend).map(PathBuf::as_path).collect()
+    }
+
+    fn reads_secrets(&self) -> bool {
+        let of_store = match &self.backend {
+            Backend::Etcd(etcd) => {
+                etcd.access.login.is_some() || etcd.tls.as_ref().is_some_and(|tls| tls.identity.is_some())
+            }
+            Backend::ZooKeeper(zookeeper) => zookeeper.access.login.is_some(),
+            Backend::File(_) | Backend::Quorum(_) | Backend::Emergent(_) => false,
+        };
+        of_store || !self.key_files().is_empty()
     }
 }
 

@@ -15,7 +15,7 @@ use mdgw_election::{
     identity::Member,
     latch::{LeaderLatch as _, Listener},
     sentinel::{
-        SentinelConnection, SentinelSource, forbid_core_dumps,
+        SentinelConnection, SentinelSource,
         registration::{GroupRegistration, WatchRegistration},
         shared_page::{GroupFenceAtomics, ProgressCounter, SharedPage, THREADS_MAX},
     },
@@ -24,7 +24,7 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::{kernel_fence::KernelFence, scheduler::spawn_short_slice};
+use mdgw_sys::{kernel_fence::KernelFence, memory::forbid_core_dumps, scheduler::spawn_short_slice};
 
 use super::{GatewayError, election::record_place};
 use crate::config::{

@@ -75,7 +75,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
         fs::create_dir_all(directory)?;
     }
     if UnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another gateway"));
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another process"));
     }
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{}", std::process::id()));

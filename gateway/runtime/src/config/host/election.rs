@@ -7,7 +7,7 @@ use std::{
 };
 
 use mdgw_election::{
-    access::{EtcdTls, Login, read},
+    access::{EtcdTls, Login},
     auth::SharedKey,
 };
 use mdgw_sys::clock_rate::check_readable;
@@ -25,8 +25,7 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     }
     let (login, tls) = store_access(&election.backend);
     refused.extend(login.and_then(|login| login.password().err()).map(|error| error.to_string()));
-    let files = tls.into_iter().flat_map(EtcdTls::files);
-    refused.extend(files.filter_map(|(what, path)| read(what, path).err()).map(|error| error.to_string()));
+    refused.extend(tls.into_iter().flat_map(EtcdTls::check_files).map(|error| error.to_string()));
     for (owner, listen) in addresses(election) {
         // Any port: a running gateway may use the configured one.
         if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*listen.ip(), 0)) {
@@ -83,7 +82,7 @@ fn addresses(election: &ElectionConfig) -> impl Iterator<Item = (&'static str, S
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt as _};
 
     use mdgw_election::access::{EtcdConfig, StoreAccess};
 
@@ -164,8 +163,16 @@ mod tests {
         assert_eq!(faults.len(), 4, "{faults:?}");
         for (faults, name) in faults.iter().zip(["password", "ca", "certificate", "certificate_key"]) {
             assert!(faults.contains(&at(name).display().to_string()), "{faults}");
-            fs::write(at(name), "").unwrap();
+            write_key(&at(name), "");
         }
         assert_eq!(refusals(election(&config)), Vec::<String>::new());
+        for name in ["password", "ca", "certificate", "certificate_key"] {
+            fs::set_permissions(at(name), fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        let faults = refusals(election(&config));
+        assert_eq!(faults.len(), 2, "certificates are no secrets: {faults:?}");
+        for (fault, name) in faults.iter().zip(["password", "certificate_key"]) {
+            assert!(fault.contains(&at(name).display().to_string()) && fault.contains("chmod 600"), "{fault}");
+        }
     }
 }

@@ -29,7 +29,8 @@ const KEY_FILE: &str = "path of 64 hexadecimal digits that only the owner may re
 // Keys of both stores, etcd and ZooKeeper.
 const STORE_ENDPOINTS: Key = required("endpoints", "list of 1 to 9 `\"host:port\"`", "Nodes of the store.");
 const STORE_USER: Key = optional("user", "text", "none", "User, with `password_file`.");
-const STORE_PASSWORD_FILE: Key = optional("password_file", PATH, "none", "File that holds the password.");
+const STORE_PASSWORD_FILE: Key =
+    optional("password_file", PATH, "none", "File that holds the password; only its owner may have access.");
 
 pub(super) const TABLES: [Table; 21] = [
     Table {
@@ -463,7 +464,7 @@ pub(super) const TABLES: [Table; 21] = [
             ),
             optional("ca_file", PATH, "no encryption", "Authority of the nodes' certificates."),
             optional("certificate_file", PATH, "none", "Our certificate, with `key_file`; only with `ca_file`."),
-            optional("key_file", PATH, "none", "Key of our certificate."),
+            optional("key_file", PATH, "none", "Key of our certificate; only its owner may have access."),
             STORE_USER,
             STORE_PASSWORD_FILE,
         ],

@@ -62,7 +62,7 @@ impl Resolver<'_> {
             return None;
         };
         let (quorum, table) = (written.get_ref(), written.span());
-        let listen = self.address(&quorum.listen, &table, "listen");
+        let listen = self.listen_address(&quorum.listen, &table, "election.quorum");
         let mut voters = BTreeMap::new();
         for voter in &quorum.voter {
             let (voter, span) = (voter.get_ref(), voter.span());
@@ -105,7 +105,7 @@ impl Resolver<'_> {
             let span = emergent.allow_split.as_ref().map_or_else(|| table.clone(), Spanned::span);
             self.add_problem(&span, EmergentConfigError::SplitNotAllowed.to_string());
         }
-        let listen = self.address(&emergent.listen, &table, "listen");
+        let listen = self.listen_address(&emergent.listen, &table, "election.emergent");
         if let Some(written) = &emergent.listen
             && listen.ip().is_unspecified()
         {
@@ -242,6 +242,12 @@ impl Resolver<'_> {
             user: &zookeeper.user,
             password_file: &zookeeper.password_file,
         });
+        if access.login.is_some() {
+            self.warnings.push(
+                "the ZooKeeper password is sent unencrypted, since there is no TLS: let only the gateways' network reach the ensemble"
+                    .to_owned(),
+            );
+        }
         let path = text(&zookeeper.path).unwrap_or("/mdgw");
         let is_path = path.starts_with('/')
             && path

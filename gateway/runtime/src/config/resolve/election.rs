@@ -148,7 +148,7 @@ impl Resolver<'_> {
     ) -> Option<LinkConfig> {
         let (link, table) = (written.get_ref(), written.span());
         let key_file = self.required(&link.key_file, &table, "key_file")?;
-        let listen = self.address(&link.listen, &table, "listen");
+        let listen = self.listen_address(&link.listen, &table, "election.link");
         let peers = self.peer_endpoints(written, peers);
         if peers.iter().any(|peer| peer.address == listen) {
             self.add_problem(&table, format!("{listen}: `listen` and `peer` are the same"));

@@ -12,7 +12,7 @@ impl Resolver<'_> {
         let timeout_ms: u64 = self.number(&live.handshake_timeout_ms, limits::LIVE_HANDSHAKE_TIMEOUT_MS);
         let stall_seconds: u64 = self.number(&live.stall_seconds, limits::LIVE_STALL_SECONDS);
         LiveSettings {
-            listen: self.address(&live.listen, &table, "listen"),
+            listen: self.listen_address(&live.listen, &table, "live"),
             key_file,
             sessions_max: self.number(&live.sessions_max, limits::LIVE_SESSIONS_MAX),
             handshakes_max: self.number(&live.handshakes_max, limits::LIVE_HANDSHAKES_MAX),

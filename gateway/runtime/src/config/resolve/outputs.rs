@@ -148,7 +148,7 @@ impl Resolver<'_> {
             self.warnings.push("retransmission serves no one: `allowed` is empty".to_owned());
         }
         RetransmissionConfig {
-            listen: self.address(&service.listen, &table, "listen"),
+            listen: self.listen_address(&service.listen, &table, "retransmission"),
             limits: RetransmissionLimits {
                 allowed,
                 requests_per_second: self.number(&service.requests_per_second, limits::REQUESTS_PER_SECOND),

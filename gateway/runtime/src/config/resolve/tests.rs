@@ -893,3 +893,28 @@ fn the_output_fingerprint_depends_only_on_settings_that_change_the_output() {
     }
     assert_eq!(fingerprint(&with_file_election("revision = 7")).revision, 7);
 }
+
+#[test]
+fn a_listener_that_every_network_reaches_is_a_warning() {
+    let text = include_str!("../../../../../ops/config/quorum.toml");
+    let warnings = |text: &str| load(text).unwrap().warnings;
+    assert_eq!(warnings(text), [""; 0]);
+    let live = "[live]\nlisten = \"0.0.0.0:13000\"\nkey_file = \"clients\"\n";
+    let everywhere = warnings(&format!("{}\n{live}", text.replace("listen = \"10.20.0.7:", "listen = \"0.0.0.0:")));
+    for owner in ["retransmission", "election.quorum", "election.link", "live"] {
+        let begin = format!("{owner}.listen 0.0.0.0:");
+        assert!(everywhere.iter().any(|warning| warning.starts_with(&begin)), "{owner}: {everywhere:?}");
+    }
+    assert_eq!(everywhere.len(), 4, "{everywhere:?}");
+}
+
+#[test]
+#[cfg(feature = "zookeeper")]
+fn a_zookeeper_password_is_a_warning_since_it_is_sent_unencrypted() {
+    let warnings = |login: &str| {
+        let table = format!("backend = \"zookeeper\"\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\n{login}");
+        load(&with_election(&table)).unwrap().warnings
+    };
+    let is_warned = |login: &str| warnings(login).iter().any(|warning| warning.contains("ZooKeeper password is sent"));
+    assert!(is_warned("user = \"mdgw\"\npassword_file = \"secret\"\n") && !is_warned(""));
+}
