@@ -22,6 +22,8 @@ use super::{HOST, Host, ISOLATED, UNITS, expect_answer, expect_written, has_syst
 const DATE: (&str, &str) = ("1764185400", "2025-11-26 19:30");
 /// Packages name no commit's tag here, so their version ends in that date.
 const VERSION_END: &str = "~20251126.1930";
+/// The same of the package that the first one is upgraded to.
+const NEXT_VERSION_END: &str = "~20251127.0000";
 
 /// Whether the programs that pack are installed. If not, prints that `test` is skipped.
 fn can_pack(test: &str) -> bool {
@@ -93,7 +95,10 @@ fn a_package_has_its_files_and_the_same_bytes_each_time() {
         let [mode, owner, _size, day, time, path, ..] = words[..] else { panic!("{line}") };
         assert_eq!(owner, "root/root", "{line}");
         assert_eq!(format!("{day} {time}"), DATE.1, "{line}");
-        assert!(mode.starts_with('l') || mode[7..] == *"r-x" || mode[7..] == *"r--" || path.contains("/etc/mdgw"), "{line}");
+        assert!(
+            mode.starts_with('l') || mode[7..] == *"r-x" || mode[7..] == *"r--" || path.contains("/etc/mdgw"),
+            "{line}"
+        );
         found.insert(format!("{mode} {}", path.trim_start_matches('.')));
     }
     let [file, program, private, private_folder, link] =
@@ -200,12 +205,17 @@ impl PackageRoot {
         output_of(self.enter().args(["sh", "-euc", script]))
     }
 
+    /// Whether this root has a file or link of that path.
+    fn has(&self, path: &str) -> bool {
+        let found = self.enter().args(["sh", "-c", "test -e \"$1\" || test -L \"$1\"", "sh", path]).status();
+        found.expect("nsenter runs").success()
+    }
+
     /// Runs dpkg, without the triggers of other packages. What it printed, and what it asked of `systemctl`.
     #[track_caller]
     fn dpkg(&self, arguments: &str) -> (String, Vec<String>) {
-        let printed = self.run(&format!(
-            ": >/run/systemctl.calls; dpkg --no-triggers --force-confold {arguments} 2>&1; cat /run/systemctl.calls >&2"
-        ));
+        let printed =
+            self.run(&format!(": >/run/systemctl.calls; dpkg --no-triggers --force-confold {arguments} 2>&1"));
         let calls = self.run("cat /run/systemctl.calls").lines().map(str::to_owned).collect();
         (printed, calls)
     }
@@ -219,7 +229,15 @@ impl PackageRoot {
     /// A host with the interfaces of the shipped configuration, on which the installed units start.
     fn host(&self) -> Host {
         let mut command = self.enter();
-        command.arg("unshare").args(ISOLATED).args(["sh", "-euc", HOST, "sh", "/usr/bin/mdgw", "/mnt/restricted", "mdgw"]);
+        command.arg("unshare").args(ISOLATED).args([
+            "sh",
+            "-euc",
+            HOST,
+            "sh",
+            "/usr/bin/mdgw",
+            "/mnt/restricted",
+            "mdgw",
+        ]);
         let uid = self.run("id -u mdgw").trim().to_owned();
         let user = "mdgw".to_owned();
         Host { holder: hold(command), user, uid, program: "/usr/bin/mdgw", is_configured: true }
@@ -231,7 +249,7 @@ fn next_version(package: &Path, folder: &Path) -> PathBuf {
     let [tree, next] = ["tree", "packages/next.deb"].map(|name| folder.join(name));
     output_of(Command::new("dpkg-deb").arg("--raw-extract").arg(package).arg(&tree));
     let [control, config] = ["DEBIAN/control", "etc/mdgw/mdgw.toml"].map(|path| tree.join(path));
-    let text = read(&control).replace(VERSION_END, "~20251127.0000");
+    let text = read(&control).replace(VERSION_END, NEXT_VERSION_END);
     fs::write(&control, text).expect("the control file can be written");
     fs::write(&config, format!("{}# Of the next version.\n", read(&config))).expect("the configuration can be written");
     let mut command = Command::new("dpkg-deb");
@@ -242,7 +260,8 @@ fn next_version(package: &Path, folder: &Path) -> PathBuf {
 
 /// What this host has of the package's most prominent files: device, inode and time of change of each that is there.
 fn host_files() -> Vec<Option<(u64, u64, i64)>> {
-    let files = ["/usr/bin/mdgw", "/etc/mdgw", "/etc/mdgw/mdgw.toml", "/usr/share/mdgw", "/etc/passwd", "/var/lib/mdgw"];
+    let files =
+        ["/usr/bin/mdgw", "/etc/mdgw", "/etc/mdgw/mdgw.toml", "/usr/share/mdgw", "/etc/passwd", "/var/lib/mdgw"];
     let found = files.map(|path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.ctime())));
     found.to_vec()
 }
@@ -294,7 +313,7 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
     assert!(printed.contains("mdgw: nothing was restarted") && printed.contains(&running), "{printed}");
     assert!(!printed.contains("no service is enabled"), "{printed}");
     assert_eq!(calls, ["daemon-reload"]);
-    assert!(root.run("dpkg-query --show mdgw").trim_end().ends_with("~20251127.0000"));
+    assert!(root.run("dpkg-query --show mdgw").contains(NEXT_VERSION_END));
     assert_eq!(root.run("cat /etc/mdgw/mdgw.toml"), edited);
     assert_eq!(root.modes("/etc/mdgw /etc/mdgw/mdgw.toml"), "750 root mdgw\n640 root mdgw\n");
     assert!(root.run("cat /etc/mdgw/mdgw.toml.dpkg-dist").ends_with("# Of the next version.\n"));
@@ -308,22 +327,26 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
     assert_eq!(calls.last().map(String::as_str), Some("daemon-reload"));
     assert_eq!(root.run("cat /etc/mdgw/mdgw.toml"), edited);
     assert_eq!(root.run("cat /var/lib/mdgw/votes"), "votes\n");
-    root.run("! test -e /usr/bin/mdgw; ! test -e /usr/share/mdgw; ! test -e /usr/lib/systemd/system/mdgw.service");
+    for removed in ["/usr/bin/mdgw", "/usr/share/mdgw", "/usr/lib/systemd/system/mdgw.service"] {
+        assert!(!root.has(removed), "{removed}");
+    }
 
     // Purged while the gateway runs: its state stays. Purged again: it goes, and the operator's own files stay.
     let (printed, _) = root.dpkg("--purge mdgw");
     assert!(printed.contains(&format!("which processes may use: {}", gateway.id())), "{printed}");
-    root.run("test -e /var/lib/mdgw/votes; ! test -e /etc/mdgw/mdgw.toml");
+    assert!(root.has("/var/lib/mdgw/votes") && !root.has("/etc/mdgw/mdgw.toml"));
     expect_answer(&gateway, 0);
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
     root.dpkg(&format!("--install /mnt/{name}"));
-    root.run("ln -s /usr/lib/systemd/system/mdgw.service /etc/systemd/system/multi-user.target.wants/");
+    let wanted = "/etc/systemd/system/multi-user.target.wants/mdgw.service";
+    root.run(&format!("mkdir -p $(dirname {wanted}); ln -s /usr/lib/systemd/system/mdgw.service {wanted}"));
     let (printed, _) = root.dpkg("--purge mdgw");
     assert!(printed.contains("mdgw: kept are the user mdgw"), "{printed}");
-    root.run(
-        "! test -e /var/lib/mdgw; ! test -e /var/log/mdgw; ! test -e /etc/mdgw/mdgw.toml; test -e /etc/mdgw/key; \
-         ! test -L /etc/systemd/system/multi-user.target.wants/mdgw.service; getent passwd mdgw",
-    );
+    for removed in ["/var/lib/mdgw", "/var/log/mdgw", "/etc/mdgw/mdgw.toml", wanted] {
+        assert!(!root.has(removed), "{removed}");
+    }
+    assert!(root.has("/etc/mdgw/key"));
+    root.run("getent passwd mdgw");
     assert_eq!(host_files(), before, "the host itself has changed");
 }
 
@@ -332,6 +355,6 @@ fn expect_dissected(test: &str, root: &PackageRoot) {
     if !root.enter().args(["tshark", "--version"]).output().is_ok_and(|output| output.status.success()) {
         return skip(test, "tshark is not installed: the dissector");
     }
-    let shown = root.run("tshark -r /usr/share/mdgw/tests/data/output/sample.pcap -Y mdgw.frame -c 4 2>/dev/null");
+    let shown = root.run("tshark -r /usr/share/mdgw/tests/data/output/sample.pcap -Y mdgw.frame.kind -c 4 2>/dev/null");
     assert!(shown.lines().count() > 0 && shown.lines().all(|line| line.contains(" MDGW ")), "{shown}");
 }
