@@ -1,6 +1,6 @@
 -- Wireshark dissector for what mdgw publishes: packets, frames, records, retransmission requests and answers.
 -- ops/guide/output-protocol.md is the specification.
--- Install to the folder of Lua plugins (Help, About Wireshark, Folders); on Debian /usr/lib/x86_64-linux-gnu/wireshark/plugins for all users.
+-- The Debian package installs it for all users. Elsewhere copy it to the folder of Lua plugins (Help, About Wireshark, Folders).
 --
 -- Packets are recognised by their first four bytes on any UDP port. A packet that a receiver refuses is shown as far as it can be
 -- read, with the reason in mdgw.refused. Tags are shown, not checked.

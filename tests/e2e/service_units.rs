@@ -1,6 +1,8 @@
 //! The systemd units of `ops/systemd` with the shipped configurations: systemd accepts the units, their directories
 //! cover the configured paths, and their programs run as the unprivileged user under the units' restrictions, filters of
-//! system calls included.
+//! system calls included. [`debian_package`] installs the units with all else, and runs one from there.
+
+mod debian_package;
 
 use std::{
     fs,
@@ -110,7 +112,7 @@ const USER: &str = "65534";
 
 /// Script that creates a host: a network namespace with the interfaces and addresses of the shipped configurations, and a
 /// read-only file system whose parents of the units' directories are empty. Arguments: mdgw, the program that installs
-/// filters of system calls.
+/// filters of system calls, the user.
 const HOST: &str = r#"
 for number in 1 2 3 4; do
     ip link add "eth$number" type veth peer name "far$number"
@@ -142,7 +144,7 @@ exec sleep infinity
 /// user, below parents that are read-only and otherwise empty. Then the script switches to the user, the unit's
 /// capabilities and the unit's filters of system calls, runs the unit's check, and executes the program. Arguments: user,
 /// capabilities (for setpriv), filters, configuration and its path, the arguments of the check and of the start, the
-/// directory of the unit's cgroup or nothing, paths that are read-only, and the unit's directories.
+/// directory of the unit's cgroup or nothing, paths that are read-only, the program, and the unit's directories.
 ///
 /// Applied are: user and group, capabilities, `NoNewPrivileges`, `ProtectSystem`, `ProtectHome`, `PrivateTmp`,
 /// `ProtectKernelTunables`, `ProtectControlGroups`, the directories, the filters of system calls (`SystemCallFilter`,
@@ -150,8 +152,8 @@ exec sleep infinity
 /// `RestrictSUIDSGID`, `LockPersonality`), and the limits as far as the machine allows. Not applied are
 /// `ProtectKernelModules`, whose calls `SystemCallFilter` refuses, `PrivateDevices` and `OOMScoreAdjust`.
 const START: &str = r#"
-user=$1 capabilities=$2 filters=$3 config=$4 config_path=$5 check=$6 start=$7 cgroup=$8 read_only=$9
-shift 9
+user=$1 capabilities=$2 filters=$3 config=$4 config_path=$5 check=$6 start=$7 cgroup=$8 read_only=$9 program=${10}
+shift 10
 for parent in /var/lib /var/log; do mount -t tmpfs -o mode=755 tmpfs "$parent"; done
 for hidden in /home /root; do mount -t tmpfs -o ro,mode=755 tmpfs "$hidden"; done
 mount -t tmpfs -o mode=1777 tmpfs /tmp
@@ -175,7 +177,7 @@ for limit in --memlock=unlimited --nofile=65536 --rtprio=99; do prlimit --pid $$
 become() {
     exec setpriv --reuid "$user" --regid "$user" --clear-groups --no-new-privs \
         --bounding-set "$capabilities" --inh-caps "$capabilities" --ambient-caps "$capabilities" \
-        /run/mdgw.restricted "$filters" /run/mdgw.program "$@"
+        /run/mdgw.restricted "$filters" "$program" "$@"
 }
 [ -z "$check" ] || (become $check)
 become $start
@@ -185,6 +187,14 @@ become $start
 struct Host {
     /// Holds the namespaces.
     holder: MdgwProcess,
+    /// Name or number of the units' user and group.
+    user: String,
+    /// Number of that user.
+    uid: String,
+    /// The program as the host sees it.
+    program: &'static str,
+    /// Whether units read their configuration where they name it. If not, they read the one that a test gives them.
+    is_configured: bool,
 }
 
 impl Host {
@@ -206,9 +216,8 @@ impl Host {
         let mut command = Command::new("unshare");
         command.args(ISOLATED).args(["sh", "-euc", HOST, "sh"]).arg(program());
         command.arg(env!("CARGO_BIN_EXE_restricted")).arg(USER);
-        let holder = process::spawn(command);
-        holder.wait_for_stdout("ready");
-        Some(Self { holder })
+        let (user, uid) = (USER.to_owned(), USER.to_owned());
+        Some(Self { holder: hold(command), user, uid, program: "/run/mdgw.program", is_configured: false })
     }
 
     /// Starts a unit with this configuration, after the unit's check of it.
@@ -226,7 +235,8 @@ impl Host {
             if let Some(program) = words.next_if(|program| !program.is_empty()) {
                 assert_eq!(program, "/usr/bin/mdgw", "{name}");
             }
-            let words = words.map(|word| if word.starts_with("/etc/mdgw/") { config_path.as_str() } else { word });
+            let is_replaced = |word: &str| word.starts_with("/etc/mdgw/") && !self.is_configured;
+            let words = words.map(|word| if is_replaced(word) { config_path.as_str() } else { word });
             words.collect::<Vec<_>>().join(" ")
         };
         let filters = unit.system_call_filters().to_string();
@@ -240,11 +250,12 @@ impl Host {
         let holder = self.holder.id().to_string();
         let mut command = Command::new("nsenter");
         command.args(["--target", &holder, "--mount", "--net", "unshare", "--mount", "--propagation", "private"]);
-        command.args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &filters, config, &config_path]);
+        command.args(["sh", "-euc", START, "sh", &self.user, &capabilities.join(","), &filters, config, &config_path]);
         command.args([arguments("ExecStartPre"), arguments("ExecStart")]);
         command
             .arg(cgroup.map_or_else(|| Path::new(""), |cgroup| &cgroup.path))
             .arg(read_only.join(" "))
+            .arg(self.program)
             .args(unit.writable());
         process::spawn(command)
     }
@@ -256,11 +267,18 @@ impl Host {
         let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let uids = field("Uid:").expect("the status has the user ids");
-        assert!(uids.split_whitespace().all(|uid| uid == USER), "{uids}");
+        assert!(uids.split_whitespace().all(|uid| uid == self.uid), "{uids}");
         let filters = compile_filters(&unit.system_call_filters().to_string()).expect("filters compile");
         assert_eq!(field("Seccomp_filters:"), Some(filters.len().to_string().as_str()), "{status}");
         process
     }
+}
+
+/// Starts a script that creates a host and then waits.
+fn hold(command: Command) -> MdgwProcess {
+    let holder = process::spawn(command);
+    holder.wait_for_stdout("ready");
+    holder
 }
 
 const ISOLATED: [&str; 4] = ["--mount", "--net", "--propagation", "private"];
@@ -328,13 +346,18 @@ fn expect_written(process: &MdgwProcess, files: &[&str]) {
     }
 }
 
-/// Checks that the gateway answers as `node` on its control socket and has written these files, and stops it.
-fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
-    let socket = root_of(&gateway).join("run/mdgw/control");
+/// Checks that the gateway answers as `node` on its control socket.
+fn expect_answer(gateway: &MdgwProcess, node: u8) {
+    let socket = root_of(gateway).join("run/mdgw/control");
     process::wait_until("the control socket is there", || socket.exists());
     let socket = socket.to_str().expect("a path of digits and letters");
     let answer = process::run(["ha", "status", "--json", "--socket", socket]).expect_code(0).json();
     assert_eq!(answer["node"], node, "{answer}");
+}
+
+/// Checks that the gateway answers as `node` on its control socket and has written these files, and stops it.
+fn expect_gateway(gateway: MdgwProcess, node: u8, files: &[&str]) {
+    expect_answer(&gateway, node);
     expect_written(&gateway, files);
     let _ended = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
