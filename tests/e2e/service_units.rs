@@ -12,6 +12,7 @@ use std::{
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     process::{self, MdgwProcess, Signal, program},
+    notify_socket::NotifySocket,
     service_unit::{ServiceUnit, compile_filters, ops},
     skip::skip,
 };
@@ -60,6 +61,23 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
         let (is_below, text) = analyze(&["security", "--offline=true", "--threshold", exposure_max], &unit);
         assert!(is_below, "{name}: {text}");
     }
+}
+
+#[test]
+fn systemd_waits_for_the_start_of_each_unit_and_watches_the_gateway() {
+    for name in UNITS {
+        assert_eq!(ServiceUnit::load(name).get("Type"), Some("notify"), "{name}");
+    }
+    let gateway = ServiceUnit::load("mdgw.service");
+    let seconds = |key: &str| gateway.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or_default();
+    // The sentinel that the gateway starts inherits the socket.
+    assert_eq!(gateway.get("NotifyAccess"), Some("main"));
+    assert!((5..=30).contains(&seconds("WatchdogSec")), "{}", seconds("WatchdogSec"));
+    // A stalled gateway starts again, and takes no time for a core dump.
+    assert_eq!((gateway.get("Restart"), gateway.get("WatchdogSignal")), (Some("on-failure"), Some("SIGKILL")));
+    // Longer than any stop with the shipped profiles: `calm` has a lease of a second, of which a group takes six.
+    assert!(seconds("TimeoutStopSec") >= 20 + 6, "{}", seconds("TimeoutStopSec"));
+    assert!(seconds("TimeoutStartSec") >= 60, "{}", seconds("TimeoutStartSec"));
 }
 
 #[test]
@@ -113,6 +131,7 @@ for host in 5 9; do ip address add "10.20.0.$host/32" dev eth3; done
 ip link set lo up
 mount -o remount,bind,ro /
 mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/systemd
 # The programs may lie below /tmp and /root, which the units hide.
 : >/run/mdgw.program
 mount --bind "$1" /run/mdgw.program
@@ -176,6 +195,7 @@ become $start
 struct Host {
     /// Holds the namespaces.
     holder: MdgwProcess,
+    started: AtomicU32,
 }
 
 impl Host {
@@ -199,11 +219,11 @@ impl Host {
         command.arg(env!("CARGO_BIN_EXE_restricted")).arg(USER);
         let holder = process::spawn(command);
         holder.wait_for_stdout("ready");
-        Some(Self { holder })
+        Some(Self { holder, started: AtomicU32::new(0) })
     }
 
-    /// Starts a unit with this configuration, after the unit's check of it.
-    fn start(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>) -> MdgwProcess {
+    /// Starts a unit with this configuration, after the unit's check of it. Also returns the socket for its notifications.
+    fn start(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>) -> (MdgwProcess, NotifySocket) {
         let name = &unit.name;
         let wanted: Vec<_> = unit.words("CapabilityBoundingSet").collect();
         assert!(unit.get("CapabilityBoundingSet").is_some(), "{name} limits capabilities");
@@ -229,7 +249,11 @@ impl Host {
             read_only.extend(cgroup_mount().map(|mount| mount.display().to_string()));
         }
         let holder = self.holder.id().to_string();
+        // Where systemd has its own: an unprivileged program below a read-only /run must reach it.
+        let socket = format!("/run/systemd/notify-{}", self.started.fetch_add(1, Ordering::Relaxed));
+        let manager = NotifySocket::bind(&root_of(&self.holder).join(&socket[1..]));
         let mut command = Command::new("nsenter");
+        command.env("NOTIFY_SOCKET", &socket);
         command.args(["--target", &holder, "--mount", "--net", "unshare", "--mount", "--propagation", "private"]);
         command.args(["sh", "-euc", START, "sh", USER, &capabilities.join(","), &filters, config, &config_path]);
         command.args([arguments("ExecStartPre"), arguments("ExecStart")]);
@@ -237,13 +261,16 @@ impl Host {
             .arg(cgroup.map_or_else(|| Path::new(""), |cgroup| &cgroup.path))
             .arg(read_only.join(" "))
             .args(unit.writable());
-        process::spawn(command)
+        (process::spawn(command), manager)
     }
 
-    /// Starts a unit, waits for `running` in its log, and checks that the restrictions are in force.
+    /// Starts a unit, waits for `running` in its log, and checks that its notifications arrive and the restrictions are in force.
     fn run(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>, running: &str) -> MdgwProcess {
-        let process = self.start(unit, config, cgroup);
+        let (process, mut manager) = self.start(unit, config, cgroup);
         process.wait_for_stderr(running);
+        // A gateway is ready only when its lines have been silent for their time.
+        let notified = if unit.name == "mdgw.service" { "STATUS=" } else { "READY=1" };
+        manager.wait_for(notified, 1);
         let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let uids = field("Uid:").expect("the status has the user ids");
@@ -427,7 +454,8 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     ];
     for (unit, needed, config, error) in cases {
         let without = unit.clone().with("SystemCallFilter", &format!("~{needed}"));
-        let ended = host.start(&without, &config, None).end();
+        let (process, _manager) = host.start(&without, &config, None);
+        let ended = process.end();
         // A check writes its answer to standard output.
         let text = ended.stdout + &ended.stderr;
         assert!(ended.code != Some(0) && text.contains(error), "{}: {text}", unit.name);

@@ -21,7 +21,7 @@ use mdgw_election::sentinel::{
 use mdgw_runtime::config::resolved::LogLevel;
 use mdgw_sys::cgroup::enter_sibling;
 
-use super::{Outcome, logging};
+use super::{Outcome, logging, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
@@ -79,6 +79,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
     // A client that connects can have a death announced that is signed with the shared key.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(|| doing("protect"))?;
     tracing::info!(socket = %path.display(), "sentinel: ready");
+    ServiceManager::new().ready();
     for stream in listener.incoming() {
         let stream = stream.with_context(|| doing("accept on"))?;
         let name = "mdgw-watch".to_owned();

@@ -28,7 +28,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, logging, print};
+use super::{Outcome, logging, print, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -86,6 +86,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let witness = Witness::new(link, options).map_err(anyhow::Error::msg)?;
     tracing::info!(node = config.node, %listen, groups = witness.group_count(), "witness: ready");
+    ServiceManager::new().ready();
     let ended = witness.run(&stop).context("receive");
     tracing::info!("witness: {}", counts(witness.counters()));
     ended.map(|()| Outcome::Done)
