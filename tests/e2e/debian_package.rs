@@ -8,6 +8,7 @@ use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    sync::atomic::AtomicU32,
 };
 
 use mdgw_tests::{
@@ -240,7 +241,14 @@ impl PackageRoot {
         ]);
         let uid = self.run("id -u mdgw").trim().to_owned();
         let user = "mdgw".to_owned();
-        Host { holder: hold(command), user, uid, program: "/usr/bin/mdgw", is_configured: true }
+        Host {
+            holder: hold(command),
+            user,
+            uid,
+            program: "/usr/bin/mdgw",
+            is_configured: true,
+            started: AtomicU32::new(0),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ mod metrics;
 mod multi_channel;
 mod output_failures;
 mod overload;
+mod service_manager;
 mod top;
 mod until_loss;
 mod witness_check;

@@ -6,7 +6,6 @@ use std::{
     net::{Ipv4Addr, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -14,6 +13,7 @@ use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions},
+    held_thread::{HeldThreads, has_strace},
     process::{self, MdgwProcess, Signal, TEST_TIMEOUT, wait_until},
     skip::skip,
 };
@@ -115,7 +115,7 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
     let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let old = next_epoch(&listener);
 
-    let mut tracer = hold_threads_at_send(&gateway);
+    let held = HeldThreads::all(gateway.id(), "sendmmsg");
     // A thread that has just sent also shows sendmmsg(2) for a moment.
     let mut observations = 0;
     wait_until("a thread is held in sendmmsg(2)", || {
@@ -133,8 +133,7 @@ fn packets_sent_after_deadline(kernel_fence: bool) -> usize {
     assert!(epochs_before_deadline.iter().all(|epoch| *epoch == old), "{epochs_before_deadline:?}");
     assert!(threads(&gateway).iter().any(ThreadStatus::is_sending), "the thread is still held");
 
-    tracer.kill().expect("the tracer is a child of the test");
-    let _ended = tracer.wait();
+    held.release();
     wait_until("the held thread has sent and stopped", || {
         threads(&gateway).iter().all(|thread| thread.state == STOPPED)
     });
@@ -156,22 +155,12 @@ fn the_kernel_fence_drops_sends_after_the_deadline() {
     if let Err(error) = KernelFence::probe() {
         return skip("the_kernel_fence_drops_sends_after_the_deadline", &error.to_string());
     }
-    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+    if !has_strace() {
         return skip("the_kernel_fence_drops_sends_after_the_deadline", "no strace");
     }
     assert_eq!(packets_sent_after_deadline(true), 0);
     let leaks_without_fence = (0..3).any(|_| packets_sent_after_deadline(false) > 0);
     assert!(leaks_without_fence, "without the kernel fence the packets are sent");
-}
-
-/// Attaches strace, which holds each thread at its entry into sendmmsg(2) until strace is killed.
-fn hold_threads_at_send(gateway: &MdgwProcess) -> Child {
-    Command::new("strace")
-        .args(["-f", "-q", "-e", "trace=sendmmsg", "-e", "inject=sendmmsg:delay_enter=600000000:when=1", "-p"])
-        .arg(gateway.id().to_string())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("strace starts")
 }
 
 struct ThreadStatus {

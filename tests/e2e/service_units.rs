@@ -13,6 +13,7 @@ use std::{
 
 use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
+    notify_socket::NotifySocket,
     process::{self, MdgwProcess, Signal, program},
     service_unit::{ServiceUnit, compile_filters, ops},
     skip::skip,
@@ -74,6 +75,23 @@ fn what_the_units_write_is_not_for_every_user() {
 }
 
 #[test]
+fn systemd_waits_for_the_start_of_each_unit_and_watches_the_gateway() {
+    for name in UNITS {
+        assert_eq!(ServiceUnit::load(name).get("Type"), Some("notify"), "{name}");
+    }
+    let gateway = ServiceUnit::load("mdgw.service");
+    let seconds = |key: &str| gateway.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or_default();
+    // The sentinel that the gateway starts inherits the socket.
+    assert_eq!(gateway.get("NotifyAccess"), Some("main"));
+    assert!((5..=30).contains(&seconds("WatchdogSec")), "{}", seconds("WatchdogSec"));
+    // A stalled gateway starts again, and takes no time for a core dump.
+    assert_eq!((gateway.get("Restart"), gateway.get("WatchdogSignal")), (Some("on-failure"), Some("SIGKILL")));
+    // Longer than any stop with the shipped profiles: `calm` has a lease of a second, of which a group takes six.
+    assert!(seconds("TimeoutStopSec") >= 20 + 6, "{}", seconds("TimeoutStopSec"));
+    assert!(seconds("TimeoutStartSec") >= 60, "{}", seconds("TimeoutStartSec"));
+}
+
+#[test]
 fn no_unit_keeps_the_election_from_reading_the_clock_rate() {
     for name in ["mdgw.service", "mdgw-witness.service"] {
         // This filter blocks adjtimex(2), also for reading.
@@ -124,6 +142,7 @@ for host in 5 9; do ip address add "10.20.0.$host/32" dev eth3; done
 ip link set lo up
 mount -o remount,bind,ro /
 mount -t tmpfs -o mode=755 tmpfs /run
+mkdir -p /run/systemd
 # The programs may lie below /tmp and /root, which the units hide.
 : >/run/mdgw.program
 mount --bind "$1" /run/mdgw.program
@@ -195,6 +214,7 @@ struct Host {
     program: &'static str,
     /// Whether units read their configuration where they name it. If not, they read the one that a test gives them.
     is_configured: bool,
+    started: AtomicU32,
 }
 
 impl Host {
@@ -217,11 +237,18 @@ impl Host {
         command.args(ISOLATED).args(["sh", "-euc", HOST, "sh"]).arg(program());
         command.arg(env!("CARGO_BIN_EXE_restricted")).arg(USER);
         let (user, uid) = (USER.to_owned(), USER.to_owned());
-        Some(Self { holder: hold(command), user, uid, program: "/run/mdgw.program", is_configured: false })
+        Some(Self {
+            holder: hold(command),
+            user,
+            uid,
+            program: "/run/mdgw.program",
+            is_configured: false,
+            started: AtomicU32::new(0),
+        })
     }
 
-    /// Starts a unit with this configuration, after the unit's check of it.
-    fn start(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>) -> MdgwProcess {
+    /// Starts a unit with this configuration, after the unit's check of it. Also returns the socket for its notifications.
+    fn start(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>) -> (MdgwProcess, NotifySocket) {
         let name = &unit.name;
         let wanted: Vec<_> = unit.words("CapabilityBoundingSet").collect();
         assert!(unit.get("CapabilityBoundingSet").is_some(), "{name} limits capabilities");
@@ -248,7 +275,11 @@ impl Host {
             read_only.extend(cgroup_mount().map(|mount| mount.display().to_string()));
         }
         let holder = self.holder.id().to_string();
+        // Where systemd has its own: an unprivileged program below a read-only /run must reach it.
+        let socket = format!("/run/systemd/notify-{}", self.started.fetch_add(1, Ordering::Relaxed));
+        let manager = NotifySocket::bind(&root_of(&self.holder).join(&socket[1..]));
         let mut command = Command::new("nsenter");
+        command.env("NOTIFY_SOCKET", &socket);
         command.args(["--target", &holder, "--mount", "--net", "unshare", "--mount", "--propagation", "private"]);
         command.args(["sh", "-euc", START, "sh", &self.user, &capabilities.join(","), &filters, config, &config_path]);
         command.args([arguments("ExecStartPre"), arguments("ExecStart")]);
@@ -257,13 +288,16 @@ impl Host {
             .arg(read_only.join(" "))
             .arg(self.program)
             .args(unit.writable());
-        process::spawn(command)
+        (process::spawn(command), manager)
     }
 
-    /// Starts a unit, waits for `running` in its log, and checks that the restrictions are in force.
+    /// Starts a unit, waits for `running` in its log, and checks that its notifications arrive and the restrictions are in force.
     fn run(&self, unit: &ServiceUnit, config: &str, cgroup: Option<&Cgroup>, running: &str) -> MdgwProcess {
-        let process = self.start(unit, config, cgroup);
+        let (process, mut manager) = self.start(unit, config, cgroup);
         process.wait_for_stderr(running);
+        // A gateway is ready only when its lines have been silent for their time.
+        let notified = if unit.name == "mdgw.service" { "STATUS=" } else { "READY=1" };
+        manager.wait_for(notified, 1);
         let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let uids = field("Uid:").expect("the status has the user ids");
@@ -459,7 +493,8 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     ];
     for (unit, needed, config, error) in cases {
         let without = unit.clone().with("SystemCallFilter", &format!("~{needed}"));
-        let ended = host.start(&without, &config, None).end();
+        let (process, _manager) = host.start(&without, &config, None);
+        let ended = process.end();
         // A check writes its answer to standard output.
         let text = ended.stdout + &ended.stderr;
         assert!(ended.code != Some(0) && text.contains(error), "{}: {text}", unit.name);

@@ -12,7 +12,7 @@
 //!
 //! - [`shared_page`]: the shared memory; new for each incarnation.
 //! - [`registration`]: the gateway's registration with its sentinel.
-//! - [`watch`]: the sentinel's side. [`hang`]: detects a running gateway that makes no progress; opt-in.
+//! - [`watch`]: the sentinel's side. [`hang`]: detects a thread that makes no progress; the sentinel does so only if it is asked to.
 //! - [`announcement`](crate::announcement): the signed notice on the wire. [`release_on_behalf`]: releases the record
 //!   if no gateway has taken over by then.
 //! - [`process_setup`]: memory, priority, process group.
@@ -20,7 +20,7 @@
 //! While a process dumps core, its death cannot be detected. So the gateway switches dumps off unless it is configured
 //! otherwise ([`forbid_core_dumps`](mdgw_sys::memory::forbid_core_dumps)).
 
-pub(crate) mod hang;
+pub mod hang;
 pub mod process_setup;
 pub mod registration;
 pub mod release_on_behalf;

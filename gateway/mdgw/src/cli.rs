@@ -23,6 +23,7 @@ mod replay;
 mod report;
 mod run;
 mod sentinel;
+mod service_manager;
 mod sim;
 mod tail;
 mod top;

@@ -17,22 +17,25 @@ mod log_maintenance;
 mod metrics;
 mod page_status;
 mod placement;
+mod readiness;
 mod report;
 mod sentinel_handle;
 mod state_copy;
 mod takeovers;
+mod thread_watch;
 mod venue_replay;
 mod watch;
 mod wiring;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::TcpListener,
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use mdgw_admin::{AdminServer, Listener, Sources};
@@ -49,7 +52,7 @@ use mdgw_engine::{
     channel_pool::{ChannelPool, PoolError},
     dispatch::{FailReason, roles::Gauges},
     handle_set::backend_choice::MissingIoUring,
-    pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests},
+    pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests, PipelineCounters},
 };
 use mdgw_feeds::{
     consumer_edge::TsRecvMode,
@@ -78,6 +81,7 @@ use thiserror::Error;
 pub use self::group::GroupHandle;
 pub use self::health::beginning;
 pub use self::metrics::sample_names;
+pub use self::readiness::Readiness;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
 use self::{
     alarms::Alarms,
@@ -90,8 +94,10 @@ use self::{
     metrics::AdminSource,
     page_status::{GatewayIdentity, PageSource},
     placement::{PlacementInputs, PlacementThread},
+    readiness::ChannelReadiness,
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
+    thread_watch::{ProgressCounters, ThreadWatch},
     watch::{Watch, WatchedPool},
     wiring::Wiring,
 };
@@ -144,6 +150,8 @@ pub struct Gateway {
     listeners: Listeners,
     refusal_log: RefusalLog,
     load: LoadWatch,
+    thread_watch: Option<ThreadWatch>,
+    has_stalled_thread: bool,
     audit: Option<Audit>,
     control: Option<ControlServer>,
     admin: Option<Admin>,
@@ -188,6 +196,8 @@ pub struct Overrides {
     /// Whether the gateway first tries to copy the state: from the configured peers, and failing that by a replay of
     /// the session in which the local log ends, from the venue's server.
     pub copy_peer_state: bool,
+    /// How long a hot thread may work without progress until [`Gateway::check_threads`] reports it; `None`: nobody calls that.
+    pub stall_limit: Option<Duration>,
 }
 
 /// What a gateway that starts in mid-session begins with.
@@ -291,14 +301,13 @@ impl Gateway {
         // Before any socket is opened: a socket belongs to the cgroup in which it was opened.
         let kernel = KernelGuard::start(config)?;
         let shared_page = HeldSharedPage::of(config)?;
+        let progress = ProgressCounters::new(config, shared_page.as_ref(), overrides.stall_limit.is_some());
+        let thread_watch = overrides.stall_limit.map(|limit| ThreadWatch::new(config, &progress, limit));
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let this_start = wiring.this_start();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
-            let progress = shared_page
-                .as_ref()
-                .map_or_else(Vec::new, |shared_page| shared_page.pool_progress_counters(config, number));
-            let started = wiring.start_pool(number, pool, &progress);
+            let started = wiring.start_pool(number, pool, progress.of_pool(config, number));
             match started {
                 Ok(Some(pool)) => pools.push(pool),
                 // A pool without channels has nothing to do.
@@ -338,7 +347,7 @@ impl Gateway {
                     link_slot: &link_slot,
                     causes: takeovers.causes(),
                     kernel: kernel.as_ref(),
-                    shared_page: shared_page.as_ref(),
+                    progress: &progress,
                 };
                 let mut hand_out = |name, counters: &Arc<_>| listeners.add(name, counters);
                 election::start(config, election, this_start.incarnation, &groups, &context, &mut hand_out)
@@ -394,6 +403,8 @@ impl Gateway {
             listeners,
             refusal_log: RefusalLog::default(),
             load,
+            thread_watch,
+            has_stalled_thread: false,
         };
         gateway.record_all(&AuditEvent::Started);
         if overrides.leadership == Leadership::Standalone {
@@ -702,7 +713,8 @@ impl Gateway {
     /// some times a second; before the first call no group is eligible.
     pub fn update_health(&mut self) {
         self.main_turned_at.store(mono_now().0, Ordering::Relaxed);
-        let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
+        let progress =
+            if self.fault().is_some() || self.has_stalled_thread { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
         // With a link, the link's thread forwards declared gaps sooner.
         if self.link.is_none() {
@@ -726,6 +738,45 @@ impl Gateway {
             }
             election.set_progress(progress);
         }
+    }
+
+    /// Whether each hot thread makes progress or waits for work; one that does not is an alarm. To be called some times a
+    /// second. With a stalled thread the gateway gives up leadership. Always true without [`Overrides::stall_limit`].
+    pub fn check_threads(&mut self) -> bool {
+        self.has_stalled_thread = self.thread_watch.as_mut().is_some_and(|watch| !watch.check(mono_now()));
+        !self.has_stalled_thread
+    }
+
+    /// Whether the start is complete, and one line about roles and channels.
+    #[must_use]
+    pub fn readiness(&self, config: &Resolved) -> Readiness {
+        let counters = self.watch().channel_counters();
+        let unknown = PipelineCounters::default();
+        let channels = config.channels.iter().map(|setup| {
+            let counters = counters.get(&setup.name).unwrap_or(&unknown);
+            ChannelReadiness::new(&setup.name, setup.lines.len(), counters)
+        });
+        readiness::readiness(&channels.collect::<Vec<_>>(), self.elections.iter())
+    }
+
+    /// Hands over each group that this gateway leads to the fittest other gateway, and waits until that one leads. Without an
+    /// eligible gateway the group stays here, and [`Self::stop`] releases it.
+    pub fn hand_over(&self) {
+        for (group, election) in self.elections.iter().filter(|(_, election)| election.has_leadership()) {
+            match election.hand_over(None) {
+                Ok(leader) => tracing::info!(group = group.0, %leader, "handed over before the stop"),
+                Err(error) => tracing::warn!(group = group.0, %error, "stops as the leader"),
+            }
+        }
+    }
+
+    /// How long [`Self::hand_over`] and [`Self::stop`] may take at most, apart from disks that do not answer.
+    #[must_use]
+    pub fn stop_limit(config: &Resolved) -> Duration {
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|setup| setup.group).collect();
+        let lease_ns = config.election.as_ref().map_or(0, |election| election.timing.lease_ns);
+        let per_group = Duration::from_nanos(lease_ns.saturating_mul(LEASES_TO_STOP));
+        STOP_TIME.saturating_add(per_group.saturating_mul(u32::try_from(groups.len()).unwrap_or(u32::MAX)))
     }
 
     /// Applies what may change at run time: see [`Resolved::diff_reloadable`].
@@ -812,6 +863,11 @@ fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
     let session = Session::from_bytes(progress.session)?;
     Some(ShutdownPosition { session, next: progress.covered_through, has_ended: progress.has_ended })
 }
+
+/// Leases that a group's election may take to stop: four for a hand-over that nobody answers, two for the release.
+const LEASES_TO_STOP: u64 = 6;
+/// Time for all other parts to stop.
+const STOP_TIME: Duration = Duration::from_secs(20);
 
 /// Longest interval of position reports, ns, however long the lease is. From these reports a peer judges whether it
 /// receives the leader's output.

@@ -1,4 +1,4 @@
-//! Progress of a hot thread, as another process on the host sees it.
+//! Progress of a hot thread, as a cold thread or another process on the host sees it.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -11,6 +11,12 @@ impl ProgressCounter {
     #[must_use]
     pub fn new(counter: &'static AtomicU64) -> Self {
         Self(counter)
+    }
+
+    /// A counter that only this process sees. Its memory is never freed, since its thread may outlive all other users.
+    #[must_use]
+    pub fn private() -> Self {
+        Self(&Box::leak(Box::new(OwnCacheLines(AtomicU64::new(0)))).0)
     }
 
     /// The thread starts work, or has made progress with it.
@@ -35,6 +41,10 @@ impl ProgressCounter {
     }
 }
 
+/// Two cache lines, since neighbouring lines are fetched in pairs.
+#[repr(align(128))]
+struct OwnCacheLines(AtomicU64);
+
 impl PartialEq for ProgressCounter {
     /// Whether both are the same atomic in memory.
     fn eq(&self, other: &Self) -> bool {
@@ -43,3 +53,20 @@ impl PartialEq for ProgressCounter {
 }
 
 impl Eq for ProgressCounter {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_counters_are_apart_from_each_other() {
+        let [first, second] = [(); 2].map(|()| ProgressCounter::private());
+        first.mark_busy();
+        first.mark_busy();
+        second.mark_idle();
+        assert_eq!((first.count(), second.count()), (3, 0));
+        first.mark_idle();
+        assert_eq!(first.count(), 4);
+        assert_ne!(first, second);
+    }
+}

@@ -1,14 +1,15 @@
 //! Detects a hung gateway: its fence is open, a hot thread has pending work, and the thread's progress count has not
-//! changed over several checks in a row.
+//! changed over several checks in a row. The sentinel uses it from outside, and the gateway itself for the watchdog of its
+//! service manager.
 //!
-//! The limit is a number of checks, not a time. If the whole machine was stopped, the sentinel was stopped too, and
+//! The limit is a number of checks, not a time. If the whole machine was stopped, the checking thread was stopped too, and
 //! makes one check afterwards, not many at once.
 
 use std::time::Duration;
 
 /// The last observed progress counts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct HangDetector {
+pub struct HangDetector {
     samples: Vec<CounterSample>,
 }
 
@@ -22,12 +23,12 @@ struct CounterSample {
 impl HangDetector {
     /// The pause between checks, so that [`CHECKS_UNTIL_HANG`] of them take the limit.
     #[must_use]
-    pub(crate) fn interval(limit: Duration) -> Duration {
+    pub fn interval(limit: Duration) -> Duration {
         limit / CHECKS_UNTIL_HANG
     }
 
     /// Checks all threads' counts once, in the same order each time. Returns the index of a thread that hangs.
-    pub(crate) fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
+    pub fn check(&mut self, fence: FenceState, counts: impl IntoIterator<Item = u64>) -> Option<usize> {
         let mut hung = None;
         for (index, count) in counts.into_iter().enumerate() {
             if self.samples.len() <= index {
@@ -50,7 +51,7 @@ impl HangDetector {
 
 /// Whether any group's fence is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FenceState {
+pub enum FenceState {
     /// A fence is open, so a hang delays receivers.
     Open,
     /// The gateway publishes nothing, so a hang delays no receiver.
@@ -58,7 +59,7 @@ pub(crate) enum FenceState {
 }
 
 /// Checks without progress that make a hang. The first observation of a count is not one of them.
-pub(crate) const CHECKS_UNTIL_HANG: u32 = 5;
+pub const CHECKS_UNTIL_HANG: u32 = 5;
 
 #[cfg(test)]
 mod tests {

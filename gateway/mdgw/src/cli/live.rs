@@ -13,7 +13,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use super::{Outcome, logging, print, protect_secrets, warn};
+use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -35,26 +35,31 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;
     tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
+    let mut service = ServiceManager::new();
     let mut is_ready = false;
     'running: loop {
         if !is_ready && server.is_current() {
             is_ready = true;
             tracing::info!("live: ready, all logs are read");
+            service.ready();
         }
         for signal in signals.pending() {
             if signal != SIGHUP {
                 break 'running;
             }
-            match server.reload_keys() {
+            service.reload(|| match server.reload_keys() {
                 Ok(count) => tracing::info!(count, "live: keys reloaded"),
                 Err(error) => warn(&format!("live: reload failed, the keys stay as they were: {error}")),
-            }
+            });
         }
+        // A start that is not complete reads logs, which may take long.
+        service.feed();
         if server.has_failed() {
             bail!("live: a thread that reads a log stopped unexpectedly");
         }
         std::thread::sleep(SIGNAL_INTERVAL);
     }
+    service.stopping("stopping: ends its sessions", STOP_TIME);
     let counts = server.counts();
     server.stop();
     print(&format!(
@@ -71,6 +76,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 
 /// Interval at which pending signals are checked.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// `TimeoutStopSec=` of the unit.
+const STOP_TIME: Duration = Duration::from_secs(10);
 
 fn server_config(config: &Resolved, live: &LiveSettings) -> LiveConfig {
     let channels = config.channels.iter().map(|channel| ChannelSource {

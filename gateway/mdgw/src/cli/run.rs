@@ -21,7 +21,9 @@ use signal_hook::{
 use super::{
     Outcome, error_chain,
     logging::{self, LevelHandle},
-    print, protect_secrets, warn,
+    print, protect_secrets,
+    service_manager::ServiceManager,
+    warn,
 };
 
 #[derive(Debug, clap::Args)]
@@ -76,7 +78,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     // Before any work that a signal could interrupt halfway.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
+    let mut service = ServiceManager::new();
     let overrides = Overrides {
+        stall_limit: service.stall_limit(),
         date: args.date,
         ts_recv: args.ts_recv.into(),
         beginning: gateway::beginning(&config),
@@ -88,12 +92,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_admin(&config).with_context(|| format!("start {}", args.config.display()))?;
     let mut alarms_checked = Instant::now();
+    let mut readiness_checked = None::<Instant>;
     let fault = 'running: loop {
         for signal in signals.pending() {
             if signal != SIGHUP {
                 break 'running None;
             }
-            reload(args, &mut config, &gateway, &level);
+            service.reload(|| reload(args, &mut config, &gateway, &level));
         }
         gateway.update_health();
         if let Some(fault) = gateway.fault() {
@@ -103,9 +108,21 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             gateway.log_alarms();
             alarms_checked = Instant::now();
         }
+        if gateway.check_threads() {
+            service.feed();
+        }
+        if readiness_checked.is_none_or(|at| at.elapsed() >= READINESS_INTERVAL) {
+            service.update(&gateway.readiness(&config));
+            readiness_checked = Some(Instant::now());
+        }
         std::thread::sleep(SIGNAL_INTERVAL);
     };
     gateway.log_alarms();
+    service.stopping("stopping", Gateway::stop_limit(&config));
+    // A gateway with a fault cannot finish its sends, which a hand-over waits for.
+    if fault.is_none() {
+        gateway.hand_over();
+    }
     let stopped = gateway.stop().context("stop");
     if let Ok(report) = &stopped {
         print(&summary(report)?)?;
@@ -130,6 +147,9 @@ fn outcome_of_run(failure: Option<String>) -> Outcome {
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval at which alarms are checked.
 const ALARM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which readiness and the status line are evaluated.
+const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Applies the settings that may change at run time. Any other change is refused and its key is named.
 fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {

@@ -16,7 +16,7 @@ use mdgw_runtime::config::resolved::LogLevel;
 use mdgw_status::control::listen;
 use mdgw_sys::cgroup::enter_sibling;
 
-use super::{Outcome, logging, protect_secrets};
+use super::{Outcome, logging, protect_secrets, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
@@ -69,6 +69,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
     // For this user alone: a client that connects can have a death announced that is signed with the shared key.
     let listener = listen(path).with_context(|| doing("listen on"))?;
     tracing::info!(socket = %path.display(), "sentinel: ready");
+    ServiceManager::new().ready();
     for stream in listener.incoming() {
         let stream = stream.with_context(|| doing("accept on"))?;
         let name = "mdgw-watch".to_owned();

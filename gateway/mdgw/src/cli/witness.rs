@@ -28,7 +28,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, logging, print, protect_secrets};
+use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -87,6 +87,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let witness = Witness::new(link, options).map_err(anyhow::Error::msg)?;
     tracing::info!(node = config.node, %listen, groups = witness.group_count(), "witness: ready");
+    ServiceManager::new().ready();
     let ended = witness.run(&stop).context("receive");
     tracing::info!("witness: {}", counts(witness.counters()));
     ended.map(|()| Outcome::Done)

@@ -58,8 +58,8 @@ use super::{
     health::{PeerFitness, lock},
     kernel_guard::KernelGuard,
     listeners,
-    sentinel_handle::HeldSharedPage,
     takeovers::GroupTakeoverCauses,
+    thread_watch::ProgressCounters,
 };
 use crate::{
     audit::{AuditListener, AuditSender, entry::AuditEvent},
@@ -102,7 +102,7 @@ pub(super) fn start(
             causes: Arc::clone(context.causes),
             sender: context.audit.cloned(),
             kernel: context.kernel.and_then(|kernel| kernel.slot(*group)),
-            progress_counter: context.shared_page.and_then(|shared_page| shared_page.election_progress_counter(index)),
+            progress_counter: context.progress.of_election(index),
         };
         let started = start_one(config, election, &transport, incarnation, hooks, context.audit);
         match started {
@@ -325,7 +325,7 @@ struct GroupElectionHooks {
     sender: Option<AuditSender>,
     /// The fence in the kernel, if there is one.
     kernel: Option<KernelFenceSlot>,
-    /// The progress counter that the sentinel watches.
+    /// The progress counter that the sentinel and the service manager's watchdog depend on.
     progress_counter: Option<ProgressCounter>,
 }
 
@@ -335,7 +335,7 @@ pub(super) struct ElectionContext<'a> {
     pub(super) link_slot: &'a LinkSlot,
     pub(super) causes: &'a GroupTakeoverCauses,
     pub(super) kernel: Option<&'a KernelGuard>,
-    pub(super) shared_page: Option<&'a HeldSharedPage>,
+    pub(super) progress: &'a ProgressCounters,
 }
 
 /// The link to the peers; empty until [`Gateway::link`](super::Gateway::link) has set it.

@@ -43,6 +43,7 @@ use mdgw_telemetry::{
 use self::declared::Declared;
 use super::{
     log_maintenance::LogCounters,
+    readiness::is_received,
     takeovers::TakeoverCounters,
     watch::{Watch, channel_state, state_name},
 };
@@ -92,9 +93,7 @@ impl AdminSource {
             .channels
             .iter()
             .map(|(_, name)| (name, counters.get(name).map_or_else(ChannelState::default, channel_state)));
-        let others = states.filter(|(_, state)| {
-            !matches!(state, ChannelState::Live | ChannelState::Gap | ChannelState::Recovering | ChannelState::Ended)
-        });
+        let others = states.filter(|(_, state)| !is_received(*state));
         let others: Vec<_> = others.map(|(name, state)| format!("{name} is {}", state_name(state))).collect();
         if others.is_empty() {
             healthy(format!("{} channels", self.channels.len()))

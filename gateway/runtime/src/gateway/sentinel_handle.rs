@@ -2,7 +2,7 @@
 //! and the epochs under which the gateway leads.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::{Arc, mpsc},
@@ -26,7 +26,7 @@ use mdgw_feeds::{
 };
 use mdgw_sys::{kernel_fence::KernelFence, memory::forbid_core_dumps, scheduler::spawn_short_slice};
 
-use super::{GatewayError, election::record_place};
+use super::{GatewayError, election::record_place, thread_watch::hot_threads};
 use crate::config::{
     Resolved,
     resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
@@ -42,7 +42,6 @@ pub(super) struct HeldSharedPage {
     /// Number of threads whose progress the page shows: the election threads first, then the threads of the pools. 0 if
     /// no hang limit is configured.
     thread_count: usize,
-    group_count: usize,
 }
 
 impl HeldSharedPage {
@@ -53,33 +52,20 @@ impl HeldSharedPage {
     pub(super) fn of(config: &Resolved) -> Result<Option<Self>, GatewayError> {
         let link = config.election.as_ref().and_then(|election| election.link.as_ref());
         let Some(link) = link.filter(|link| link.sentinel != SentinelChoice::None) else { return Ok(None) };
-        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
-        let all_threads = groups.len() + config.pools.iter().map(|pool| pool.threads.count()).sum::<usize>();
-        let thread_count = if link.hang_limit_ns.is_some() { all_threads } else { 0 };
+        let thread_count = if link.hang_limit_ns.is_some() { hot_threads(config).len() } else { 0 };
         if thread_count > THREADS_MAX {
             let why = format!("{thread_count} election and pool threads; the sentinel watches at most {THREADS_MAX}");
             return Err(GatewayError::io("apply election.link.hang_limit_ms")(io::Error::other(why)));
         }
         let (shared_page, end, holder_thread) =
             hold_shared_page().map_err(GatewayError::io("create the sentinel's shared memory"))?;
-        let group_count = groups.len();
-        Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count, group_count }))
+        Ok(Some(Self { shared_page, end: Some(end), holder_thread: Some(holder_thread), thread_count }))
     }
 
-    /// Progress counter of the election thread of the group with that index; `None` without a hang limit.
-    pub(super) fn election_progress_counter(&self, index: usize) -> Option<ProgressCounter> {
-        (index < self.thread_count).then(|| self.shared_page.thread(index))
-    }
-
-    /// Progress counters of the threads of the pool with that number; empty without a hang limit.
-    pub(super) fn pool_progress_counters(&self, config: &Resolved, number: usize) -> Vec<ProgressCounter> {
-        let counts = || config.pools.iter().map(|pool| pool.threads.count());
-        let first = self.group_count + counts().take(number).sum::<usize>();
-        let count = counts().nth(number).unwrap_or(0);
-        (first..first + count)
-            .filter(|index| *index < self.thread_count)
-            .map(|index| self.shared_page.thread(index))
-            .collect()
+    /// Progress counters that the sentinel watches: of the election threads first, then of the threads of the pools. Empty
+    /// without a hang limit.
+    pub(super) fn progress_counters(&self) -> Vec<ProgressCounter> {
+        (0..self.thread_count).map(|index| self.shared_page.thread(index)).collect()
     }
 }
 

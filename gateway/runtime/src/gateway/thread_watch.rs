@@ -1,0 +1,200 @@
+//! Watches whether the hot threads make progress, for the watchdog of a service manager.
+//!
+//! Each hot thread has a progress counter, which it writes with plain stores. A thread that waits for work is idle, however
+//! long it waits. A thread that works and whose count stays the same over several checks has stalled.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use mdgw_election::sentinel::hang::{FenceState, HangDetector};
+use mdgw_feeds::{identity::GroupId, time::MonoNs};
+use mdgw_sys::{alarm::Alarm, progress::ProgressCounter};
+
+use super::sentinel_handle::HeldSharedPage;
+use crate::config::Resolved;
+
+/// A hot thread, by its task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum HotThread {
+    /// The election thread of a group.
+    Election(GroupId),
+    /// A thread of a pool, by its name.
+    Pool(String),
+}
+
+impl fmt::Display for HotThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Election(group) => write!(f, "election of group {}", group.0),
+            Self::Pool(name) => write!(f, "pool thread {name}"),
+        }
+    }
+}
+
+/// All hot threads of the configured gateway: the election threads first, then the threads of the pools.
+pub(super) fn hot_threads(config: &Resolved) -> Vec<HotThread> {
+    let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+    let groups = groups.into_iter().filter(|_| config.election.is_some()).map(HotThread::Election);
+    let of_pools = config
+        .pools
+        .iter()
+        .flat_map(|pool| (0..pool.threads.count()).map(|thread| HotThread::Pool(pool.thread_name(thread))));
+    groups.chain(of_pools).collect()
+}
+
+/// The progress counters of all hot threads, in the order of [`hot_threads`]. Empty if nobody watches them.
+#[derive(Debug)]
+pub(super) struct ProgressCounters {
+    counters: Vec<ProgressCounter>,
+    election_count: usize,
+}
+
+impl ProgressCounters {
+    /// Counters in the page that the sentinel watches; without one, and if `is_watched`, counters of this process.
+    pub(super) fn new(config: &Resolved, shared_page: Option<&HeldSharedPage>, is_watched: bool) -> Self {
+        let threads = hot_threads(config);
+        let mut counters = shared_page.map(HeldSharedPage::progress_counters).unwrap_or_default();
+        if counters.is_empty() && is_watched {
+            counters = threads.iter().map(|_| ProgressCounter::private()).collect();
+        }
+        let is_election = |thread: &&HotThread| matches!(thread, HotThread::Election(_));
+        Self { counters, election_count: threads.iter().filter(is_election).count() }
+    }
+
+    /// Counter of the election thread of the group with that index.
+    pub(super) fn of_election(&self, index: usize) -> Option<ProgressCounter> {
+        self.counters.get(index).copied().filter(|_| index < self.election_count)
+    }
+
+    /// Counters of the threads of the pool with that number.
+    pub(super) fn of_pool(&self, config: &Resolved, number: usize) -> &[ProgressCounter] {
+        let counts = || config.pools.iter().map(|pool| pool.threads.count());
+        let first = self.election_count + counts().take(number).sum::<usize>();
+        let count = counts().nth(number).unwrap_or(0);
+        self.counters.get(first..first + count).unwrap_or_default()
+    }
+}
+
+/// Checks the progress of all hot threads at regular intervals.
+#[derive(Debug)]
+pub(super) struct ThreadWatch {
+    threads: Vec<WatchedThread>,
+    interval_ns: u64,
+    next_at: MonoNs,
+}
+
+#[derive(Debug)]
+struct WatchedThread {
+    thread: HotThread,
+    counter: ProgressCounter,
+    detector: HangDetector,
+    has_stalled: bool,
+}
+
+impl ThreadWatch {
+    /// Watches all threads that have a counter. A thread has stalled when it works without progress for `limit`.
+    pub(super) fn new(config: &Resolved, progress: &ProgressCounters, limit: Duration) -> Self {
+        let threads = hot_threads(config).into_iter().zip(progress.counters.iter().copied());
+        Self::of(threads.collect(), limit)
+    }
+
+    fn of(threads: Vec<(HotThread, ProgressCounter)>, limit: Duration) -> Self {
+        let watched = threads.into_iter().map(|(thread, counter)| WatchedThread {
+            thread,
+            counter,
+            detector: HangDetector::default(),
+            has_stalled: false,
+        });
+        let interval_ns = u64::try_from(HangDetector::interval(limit).as_nanos()).unwrap_or(u64::MAX);
+        Self { threads: watched.collect(), interval_ns, next_at: MonoNs(0) }
+    }
+
+    /// Checks the threads if a check is due, and logs which of them stall or work again. Returns whether all make progress or
+    /// wait for work.
+    pub(super) fn check(&mut self, now: MonoNs) -> bool {
+        if now >= self.next_at {
+            self.next_at = now.plus(self.interval_ns);
+            self.threads.iter_mut().for_each(WatchedThread::check);
+        }
+        !self.threads.iter().any(|thread| thread.has_stalled)
+    }
+}
+
+impl WatchedThread {
+    fn check(&mut self) {
+        // As if the fence were open: a standby with a stalled thread could not take over.
+        let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some();
+        if has_stalled == self.has_stalled {
+            return;
+        }
+        self.has_stalled = has_stalled;
+        match &self.thread {
+            thread if !has_stalled => tracing::warn!(%thread, "makes progress again"),
+            HotThread::Election(group) => tracing::error!(
+                alarm = Alarm::ElectionThreadStall.name(),
+                group = group.0,
+                "the election thread makes no progress: the service manager's watchdog is not fed"
+            ),
+            HotThread::Pool(thread) => tracing::error!(
+                alarm = Alarm::PoolThreadStall.name(),
+                thread,
+                "a thread of a pool makes no progress with its work: the service manager's watchdog is not fed"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_election::sentinel::hang::CHECKS_UNTIL_HANG;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+    const INTERVAL_NS: u64 = 1_000_000_000;
+
+    fn watched() -> (ThreadWatch, [ProgressCounter; 2]) {
+        let counters = [(); 2].map(|()| ProgressCounter::private());
+        let threads = [HotThread::Election(GroupId(1)), HotThread::Pool("main-0".to_owned())];
+        (ThreadWatch::of(threads.into_iter().zip(counters).collect(), LIMIT), counters)
+    }
+
+    #[test]
+    fn a_thread_that_works_without_progress_stalls_and_the_next_progress_ends_the_stall() {
+        let (mut watch, [election, pool]) = watched();
+        pool.mark_busy();
+        // The first check only takes the counts.
+        for second in 0..=u64::from(CHECKS_UNTIL_HANG) {
+            election.mark_busy();
+            let is_stalled = second == u64::from(CHECKS_UNTIL_HANG);
+            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), !is_stalled, "{second}");
+        }
+        election.mark_busy();
+        pool.mark_idle();
+        assert!(watch.check(MonoNs(100 * INTERVAL_NS)));
+    }
+
+    #[test]
+    fn threads_that_wait_for_work_never_stall() {
+        let (mut watch, [election, pool]) = watched();
+        pool.mark_busy();
+        pool.mark_idle();
+        for second in 0..1_000 {
+            election.mark_busy();
+            assert!(watch.check(MonoNs(second * INTERVAL_NS)), "{second}");
+        }
+    }
+
+    #[test]
+    fn a_pause_of_the_whole_process_is_one_check() {
+        let (mut watch, [election, pool]) = watched();
+        pool.mark_busy();
+        election.mark_busy();
+        for turn in 0..4 {
+            assert!(watch.check(MonoNs(turn * 3_600 * INTERVAL_NS)));
+        }
+        // Between two checks nothing is counted.
+        for _ in 0..100 {
+            assert!(watch.check(MonoNs(3 * 3_600 * INTERVAL_NS + 1)));
+        }
+    }
+}
