@@ -19,13 +19,13 @@ use mdgw_election::{
     auth::SharedKey,
     identity::{Incarnation, Member, NodeId, NodeName},
     sentinel::{
-        SentinelConnection, SentinelSource, forbid_core_dumps,
+        SentinelConnection, SentinelSource,
         registration::{GroupRegistration, WatchRegistration},
         shared_page::SharedPage,
     },
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
-use mdgw_sys::pidfd::PidFd;
+use mdgw_sys::{memory::forbid_core_dumps, pidfd::PidFd};
 use serde_json::json;
 
 #[derive(clap::Args, Clone, Debug)]
