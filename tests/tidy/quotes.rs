@@ -5,12 +5,15 @@ use super::{SourceFile, assert_none, files, sources};
 const PAGES: [&str; 2] = ["ops/guide/", "ops/runbooks/"];
 
 /// First words of commands: a quote that begins with one is typed, not printed.
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 22] = [
+    "apt",
     "cargo",
     "cat",
     "chown",
     "chronyc",
+    "cp",
     "df",
+    "dpkg",
     "etcdctl",
     "ethtool",
     "ip",
