@@ -3,6 +3,7 @@
 //! changed.
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     fs,
     os::unix::fs::MetadataExt as _,
@@ -248,6 +249,7 @@ impl PackageRoot {
             program: "/usr/bin/mdgw",
             is_configured: true,
             started: AtomicU32::new(0),
+            managers: RefCell::default(),
         }
     }
 }

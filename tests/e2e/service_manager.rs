@@ -13,7 +13,7 @@ use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     held_thread::{HeldThreads, has_strace},
     notify_socket::NotifySocket,
-    process::{self, MdgwProcess, Signal},
+    process::{self, MdgwProcess, Signal, wait_until},
     skip::skip,
 };
 
@@ -137,7 +137,7 @@ fn a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not()
 
 #[test]
 fn a_leader_that_is_stopped_hands_over_before_it_ends() {
-    let mut pair = ElectedPair::new(options(200));
+    let pair = ElectedPair::new(options(200));
     let mut manager = NotifySocket::new();
     let mut standby_manager = NotifySocket::new();
     let [first, second] = [(1, &manager), (2, &standby_manager)].map(|(node, manager)| {
@@ -151,6 +151,9 @@ fn a_leader_that_is_stopped_hands_over_before_it_ends() {
     standby_manager.wait_for("STATUS=standby of group 1; ", 1);
     standby_manager.wait_for("READY=1", 1);
     pair.wait_until_eligible(2);
+    wait_until("the leader knows that its peer is eligible", || {
+        pair.status(1).is_some_and(|status| status["successor"] == 2)
+    });
 
     let stopped = first.stop_with(Signal::Terminate).expect_code(0);
     let [handed_over, lost] = ["handed over before the stop", "leadership lost"].map(|event| {

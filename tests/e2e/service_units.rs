@@ -5,6 +5,7 @@
 mod debian_package;
 
 use std::{
+    cell::RefCell,
     fs,
     path::{Path, PathBuf},
     process::{self as std_process, Command, Stdio},
@@ -215,6 +216,8 @@ struct Host {
     /// Whether units read their configuration where they name it. If not, they read the one that a test gives them.
     is_configured: bool,
     started: AtomicU32,
+    /// Where running units send their notifications.
+    managers: RefCell<Vec<NotifySocket>>,
 }
 
 impl Host {
@@ -244,6 +247,7 @@ impl Host {
             program: "/run/mdgw.program",
             is_configured: false,
             started: AtomicU32::new(0),
+            managers: RefCell::default(),
         })
     }
 
@@ -298,6 +302,7 @@ impl Host {
         // A gateway is ready only when its lines have been silent for their time.
         let notified = if unit.name == "mdgw.service" { "STATUS=" } else { "READY=1" };
         manager.wait_for(notified, 1);
+        self.managers.borrow_mut().push(manager);
         let status = read(&Path::new("/proc").join(process.id().to_string()).join("status"));
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let uids = field("Uid:").expect("the status has the user ids");

@@ -59,6 +59,7 @@ pub fn start_gateway(config: &Path, beginning: StartMode) -> Gateway {
         leadership: Leadership::Elected,
         beginning,
         copy_peer_state: false,
+        stall_limit: None,
     };
     Gateway::start(&config, overrides).expect("the gateway starts")
 }

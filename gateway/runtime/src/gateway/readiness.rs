@@ -40,9 +40,9 @@ impl<'a> ChannelReadiness<'a> {
         Self { name, state: channel_state(counters), is_silent: silent_count >= line_count }
     }
 
-    /// Whether the start need not wait for this channel any longer.
-    fn is_settled(&self) -> bool {
-        is_received(self.state) || self.state == ChannelState::Failed || self.is_silent
+    /// Whether the start waits for this channel.
+    fn is_awaited(&self) -> bool {
+        !is_received(self.state) && self.state != ChannelState::Failed && !self.is_silent
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) fn readiness<'e>(
     elections: impl Iterator<Item = (&'e GroupId, &'e Election)>,
 ) -> Readiness {
     let all_failed = channels.iter().all(|channel| channel.state == ChannelState::Failed);
-    let is_ready = !all_failed && channels.iter().all(ChannelReadiness::is_settled);
+    let is_ready = !all_failed && !channels.iter().any(ChannelReadiness::is_awaited);
     let roles = elections.map(|(group, election)| (group.0, election.has_leadership()));
     Readiness { is_ready, status: format!("{}; {}", role_text(roles), channel_text(channels)) }
 }
