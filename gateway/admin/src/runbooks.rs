@@ -11,6 +11,7 @@ macro_rules! runbooks {
 runbooks! {
     "line-silent"
     "gap-declared"
+    "late-start"
     "kernel-drops"
     "channel-failed"
     "log-behind"
@@ -27,6 +28,7 @@ runbooks! {
     "not-eligible"
     "duplicate-gateway-id"
     "election-thread-stall"
+    "pool-thread-stall"
     "outranked"
     "tag-refused"
     "epoch-jump"
