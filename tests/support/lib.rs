@@ -27,6 +27,7 @@ pub mod skip;
 pub mod stalling_relay;
 pub mod storage;
 pub mod stores;
+pub mod systemd;
 pub mod tap;
 pub mod testbed;
 pub mod tmpfs;

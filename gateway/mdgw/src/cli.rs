@@ -194,9 +194,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 const WRITE_STDOUT: &str = "write to standard output";
 
-/// Writes a line to standard error. A failure is ignored, since there is no other place to report it.
+/// Writes a line to standard error, or reports it as this process's log does. A failure is ignored, since there is no other
+/// place to report it.
 fn warn(text: &str) {
-    let _ = writeln!(io::stderr(), "mdgw: {text}");
+    if !logging::report(text) {
+        let _ = writeln!(io::stderr(), "mdgw: {text}");
+    }
 }
 
 fn is_closed_pipe(error: &anyhow::Error) -> bool {

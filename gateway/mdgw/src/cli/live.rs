@@ -30,7 +30,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
     let Some(live) = &config.live else { bail!("live {}: the table [live] is missing", args.config.display()) };
-    logging::start(config.log.level);
+    let _log = logging::start(&config.log, Vec::new());
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;

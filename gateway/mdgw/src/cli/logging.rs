@@ -1,42 +1,88 @@
-//! Log lines on standard error, for long-running subcommands. Alarms are counted whether or not their lines are written.
+//! The log of long-running subcommands. A thread that logs puts an event into a bounded queue. A thread of its own (`mdgw-log`)
+//! writes the events as text, as JSON or to journald, so a log that is slow or stuck delays no election. Alarms are counted whether or not
+//! their lines are written.
 
-use std::{fmt::Debug, io::IsTerminal as _};
+mod alarm_limiter;
+mod event;
+mod output;
+mod writer;
 
-use mdgw_runtime::config::resolved::LogLevel;
+use std::{
+    fmt::Debug,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use mdgw_runtime::config::resolved::{LogConfig, LogLevel};
 use mdgw_sys::{alarm::Alarm, clock::unix_now};
 use tracing::{
-    Event, Subscriber,
+    Event, Level, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
     Layer, Registry,
     filter::LevelFilter,
-    fmt,
     layer::{Context, SubscriberExt as _},
     reload,
     util::SubscriberInitExt as _,
 };
 
-/// Changes the level while the program runs.
-pub(super) struct LevelHandle(reload::Handle<LevelFilter, Registry>);
+use self::{
+    event::LogEvent,
+    output::Output,
+    writer::{LogWriter, QueueEnd, start_writer},
+};
 
-/// Starts logging at this level.
-pub(super) fn start(level: LogLevel) -> LevelHandle {
-    let (filter, handle) = reload::Layer::new(filter(level));
-    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal()).with_target(false);
+/// The running log. Dropping it writes what waits.
+#[must_use = "dropping it ends the log"]
+pub(super) struct Log {
+    level: reload::Handle<LevelFilter, Registry>,
+    alarm_interval_ms: Arc<AtomicU64>,
+    _writer: Option<LogWriter>,
+}
+
+/// How this process writes its log, for errors that are reported without the queue.
+static OUTPUT: OnceLock<Output> = OnceLock::new();
+
+/// Starts the log. Its thread keeps to `cores`, if there are any.
+pub(super) fn start(config: &LogConfig, cores: Vec<usize>) -> Log {
+    let output = Output::choose(config.format);
+    let alarm_interval_ms = Arc::new(AtomicU64::new(config.alarm_interval_ms));
+    let (level_filter, level) = reload::Layer::new(filter(config.level));
+    let started = start_writer(output, Arc::clone(&alarm_interval_ms), cores);
+    let (queue, writer) = match started {
+        Ok((queue, writer)) => (Some(queue), Some(writer)),
+        Err(error) => {
+            super::warn(&format!("start the log's thread: {error}"));
+            (None, None)
+        }
+    };
     let subscriber = tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
+        .with(queue.map(|queue| Lines { queue }.with_filter(level_filter)))
         // Alarms are warnings and errors; the level of the lines does not hide them from the count.
         .with(AlarmCounter.with_filter(LevelFilter::WARN));
     // A second call in one process fails, and the first subscriber stays.
     let _ = subscriber.try_init();
-    LevelHandle(handle)
+    if OUTPUT.set(output).is_ok() && output.is_structured() {
+        // Other programs read each line.
+        std::panic::set_hook(Box::new(move |panic| output.write(&LogEvent::plain(Level::ERROR, &panic.to_string()))));
+    }
+    Log { level, alarm_interval_ms, _writer: writer }
 }
 
-impl LevelHandle {
-    /// Changes the level from now on.
-    pub(super) fn set(&self, level: LogLevel) {
-        let _ = self.0.reload(filter(level));
+/// Reports an error at once, in the form of this process's log; `false`: it has none, or a log of plain text.
+pub(super) fn report(text: &str) -> bool {
+    let structured = OUTPUT.get().filter(|output| output.is_structured());
+    structured.inspect(|output| output.write(&LogEvent::plain(Level::ERROR, text))).is_some()
+}
+
+impl Log {
+    /// Applies what may change while the program runs.
+    pub(super) fn set(&self, config: &LogConfig) {
+        let _ = self.level.reload(filter(config.level));
+        self.alarm_interval_ms.store(config.alarm_interval_ms, Relaxed);
     }
 }
 
@@ -47,6 +93,17 @@ fn filter(level: LogLevel) -> LevelFilter {
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
+    }
+}
+
+/// Puts events into the queue.
+struct Lines {
+    queue: QueueEnd,
+}
+
+impl<S: Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        self.queue.push(LogEvent::of(event));
     }
 }
 
@@ -78,6 +135,8 @@ impl Visit for AlarmName {
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::fmt;
+
     use super::*;
 
     #[test]

@@ -12,7 +12,7 @@ use mdgw_runtime::{
     config::Resolved,
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
-use mdgw_sys::{drops::ReceiveBufferUse, memory};
+use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, memory};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -20,7 +20,7 @@ use signal_hook::{
 
 use super::{
     Outcome, error_chain,
-    logging::{self, LevelHandle},
+    logging::{self, Log},
     print, protect_secrets,
     service_manager::ServiceManager,
     warn,
@@ -65,7 +65,7 @@ impl From<TsRecvArg> for TsRecvMode {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
-    let level = logging::start(config.log.level);
+    let log = logging::start(&config.log, config.cold_cores(&usable_cores()));
     // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
         && let Err(error) = memory::lock_all()
@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if signal != SIGHUP {
                 break 'running None;
             }
-            service.reload(|| reload(args, &mut config, &gateway, &level));
+            service.reload(|| reload(args, &mut config, &gateway, &log));
         }
         gateway.update_health();
         if let Some(fault) = gateway.fault() {
@@ -152,14 +152,14 @@ const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Applies the settings that may change at run time. Any other change is refused and its key is named.
-fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {
+fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, log: &Log) {
     let new = match Resolved::load(&args.config) {
         Ok(new) => new,
         Err(error) => return warn(&format!("reload {} failed, nothing changed: {error}", args.config.display())),
     };
     match Resolved::diff_reloadable(config, &new) {
         Ok(_) => {
-            level.set(new.log.level);
+            log.set(&new.log);
             gateway.reload(&new);
             *config = new;
             tracing::info!(config = %args.config.display(), "configuration reloaded");

@@ -12,7 +12,7 @@ use mdgw_election::sentinel::{
     process_setup::prepare_process,
     watch::{self, GatewayWatch},
 };
-use mdgw_runtime::config::resolved::LogLevel;
+use mdgw_runtime::config::resolved::{LogConfig, LogFormat};
 use mdgw_status::control::listen;
 use mdgw_sys::cgroup::enter_sibling;
 
@@ -43,7 +43,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    logging::start(LogLevel::Info);
+    // The journal counts a line on the gateway's standard error as the gateway's unit's, but an entry as that of the cgroup.
+    let format = if args.source.inherited { LogFormat::Text } else { LogFormat::Auto };
+    let _log = logging::start(&LogConfig { format, ..LogConfig::default() }, Vec::new());
     for refused in prepare_process(args.priority) {
         tracing::warn!("sentinel: continuing without permission to {refused}");
     }

@@ -19,7 +19,7 @@ use mdgw_election::{
     },
     timing::{RATE_ERROR_PPM, RATE_ERROR_PPM_MAX},
 };
-use mdgw_runtime::config::{host::check_writable, resolved::LogLevel};
+use mdgw_runtime::config::{host::check_writable, resolved::LogConfig};
 use mdgw_status::snapshot::ListenerSnapshot;
 use mdgw_sys::{clock_rate::CRYSTAL_ERROR_PPM, listener_counters::ListenerCounters};
 use serde::Deserialize;
@@ -71,7 +71,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         print(&config.explanation())?;
         return Ok(Outcome::Done);
     }
-    logging::start(LogLevel::Info);
+    let _log = logging::start(&LogConfig::default(), Vec::new());
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;

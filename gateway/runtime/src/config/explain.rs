@@ -390,7 +390,12 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         )?,
         None => writeln!(out, "latency      in memory only (no latency.directory)")?,
     }
-    writeln!(out, "log          {}", config.log.level)
+    let log = &config.log;
+    write!(out, "log          {}, format {}, each alarm ", log.level, log.format)?;
+    match log.alarm_interval_ms {
+        0 => writeln!(out, "whenever it is raised"),
+        interval_ms => writeln!(out, "at most once in {}", Nanoseconds(interval_ms * 1_000_000)),
+    }
 }
 
 /// Name of the row with the input history. Only gateways of a linked pair have an input history.
@@ -471,7 +476,7 @@ mod tests {
 
             retransmit   10.20.0.5:31100, for 10.20.0.0/16: 1000 requests/s and 11.9 MiB/s per requester, up to 256 packets per request
             latency      every 10 s to /var/log/mdgw, 2 significant digits
-            log          info
+            log          info, format auto, each alarm at most once in 10 s
 
             memory, estimated (locked if permitted)
               books                 320.4 MiB

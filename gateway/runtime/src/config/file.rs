@@ -459,4 +459,8 @@ pub(crate) struct Latency {
 pub(crate) struct Log {
     /// `error`, `warn`, `info`, `debug` or `trace`.
     pub level: FileValue<String>,
+    /// `auto`, `text`, `json` or `journald`.
+    pub format: FileValue<String>,
+    /// Least interval between two lines of one alarm.
+    pub alarm_interval_ms: FileValue<i64>,
 }

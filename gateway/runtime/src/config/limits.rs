@@ -161,6 +161,9 @@ pub(crate) const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "mil
 /// Significant digits of latency histograms. Two digits keep every percentile within 1 %; three take eight times the
 /// memory.
 pub(crate) const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
+/// How long an alarm is held back after it was written. The default leaves a person time to read, and shows a change of the
+/// condition within seconds. 0: each alarm is written.
+pub(crate) const ALARM_INTERVAL_MS: Bound = bound(0, 3_600_000, 10_000, "milliseconds");
 /// Lines of one channel; one number is reserved for the retransmission server's answers.
 pub(crate) const LINES_MAX: usize = 7;
 /// Nodes of a store.

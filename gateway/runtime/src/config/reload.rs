@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::resolved::{LogLevel, Resolved, RetransmissionLimits};
+use super::resolved::{LogConfig, Resolved, RetransmissionLimits};
 
 /// Keys that may change while the gateway runs. All other keys are fixed at the start.
-pub(crate) const RELOADABLE: [&str; 7] = [
+pub(crate) const RELOADABLE: [&str; 8] = [
     "log.level",
+    "log.alarm_interval_ms",
     "latency.interval_ms",
     "retransmission.allowed",
     "retransmission.requests_per_second",
@@ -18,8 +19,8 @@ pub(crate) const RELOADABLE: [&str; 7] = [
 /// The changes of a reload; `None`: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// New log level.
-    pub log_level: Option<LogLevel>,
+    /// New level and alarm interval of the log.
+    pub log: Option<LogConfig>,
     /// New length of latency intervals.
     pub latency_interval_ns: Option<u64>,
     /// New limits of the retransmission service.
@@ -72,7 +73,7 @@ impl Resolved {
         }
         let limits = |of: &Self| of.retransmission.as_ref().map(|service| service.limits.clone());
         Ok(Changes {
-            log_level: (old.log != new.log).then_some(new.log.level),
+            log: (old.log != new.log).then_some(new.log),
             latency_interval_ns: (old.latency != new.latency).then_some(new.latency.interval_ns),
             retransmission: if limits(old) == limits(new) { None } else { limits(new) },
         })

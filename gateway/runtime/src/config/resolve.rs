@@ -17,7 +17,7 @@ use super::{
     error::{ConfigError, Problem},
     file::{self, FileValue},
     limits::{self, Bound},
-    resolved::{GatewayConfig, Interface, LatencyConfig, LogConfig, LogLevel, Resolved},
+    resolved::{GatewayConfig, Interface, LatencyConfig, LogConfig, LogFormat, LogLevel, Resolved},
     source::{Source, nearest},
 };
 
@@ -79,8 +79,13 @@ impl Resolver<'_> {
         let election = file.election.as_ref().and_then(|written| self.election(written, &gateway, &pools));
         let none = file::Latency::default();
         let latency = self.latency(file.latency.as_ref().unwrap_or(&none));
-        let level = file.log.as_ref().and_then(|log| log.level.as_ref());
-        let log = LogConfig { level: self.one_of(level, LogLevel::NAMES).unwrap_or_default() };
+        let none = file::Log::default();
+        let written = file.log.as_ref().unwrap_or(&none);
+        let log = LogConfig {
+            level: self.one_of(written.level.as_ref(), LogLevel::NAMES).unwrap_or_default(),
+            format: self.one_of(written.format.as_ref(), LogFormat::NAMES).unwrap_or_default(),
+            alarm_interval_ms: self.number(&written.alarm_interval_ms, limits::ALARM_INTERVAL_MS),
+        };
         let warnings = std::mem::take(&mut self.warnings);
         let path = self.source.path.to_owned();
         Resolved {

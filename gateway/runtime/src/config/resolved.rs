@@ -29,6 +29,8 @@ use mdgw_feeds::{
 use mdgw_pair::pair_link::PeerEndpoint;
 use mdgw_sys::sockets::Stamps;
 
+use super::limits;
+
 pub(crate) use mdgw_sys::sockets::Interface;
 
 /// A configuration that was checked, with defaults filled in: what a gateway is built from.
@@ -64,7 +66,7 @@ impl Resolved {
     /// Cores for cold threads: the `usable` ones less those of the pools. Empty if the pools have all of them. An
     /// election's thread may have a configured core instead.
     #[must_use]
-    pub(crate) fn cold_cores(&self, usable: &[usize]) -> Vec<usize> {
+    pub fn cold_cores(&self, usable: &[usize]) -> Vec<usize> {
         let is_pinned = |core: &usize| {
             self.pools.iter().any(|pool| matches!(&pool.threads, Threads::Pinned(cores) if cores.contains(core)))
         };
@@ -684,6 +686,32 @@ pub struct LatencyConfig {
 pub struct LogConfig {
     /// The least important level that is written.
     pub level: LogLevel,
+    /// How events are written.
+    pub format: LogFormat,
+    /// Least interval between two lines of one alarm about one thing, ms; 0: no limit.
+    pub alarm_interval_ms: u64,
+}
+
+impl Default for LogConfig {
+    /// As without the table `[log]`.
+    fn default() -> Self {
+        let alarm_interval_ms = u64::try_from(limits::ALARM_INTERVAL_MS.default).unwrap_or(0);
+        Self { level: LogLevel::default(), format: LogFormat::default(), alarm_interval_ms }
+    }
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Entries of the journal if standard error is connected to it, and text otherwise.
+    #[default]
+    Auto,
+    /// Lines of text on standard error.
+    Text,
+    /// Lines of JSON on standard error.
+    Json,
+    /// Entries of the journal, with fields.
+    Journald,
 }
 
 /// Log level; each includes the levels before it.
@@ -725,6 +753,7 @@ macro_rules! named {
 
 named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
 named!(OrderStoreKind { Hash = "hash", Window = "window" });
+named!(LogFormat { Auto = "auto", Text = "text", Json = "json", Journald = "journald" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
 
 /// What a leader does while its connection is suspended, with the names that the configuration uses.

@@ -66,6 +66,8 @@ impl Resolved {
         list.push("latency.interval_ms", latency.interval_ns / 1_000_000);
         list.push("latency.significant_digits", latency.significant_digits);
         list.push("log.level", quoted(self.log.level));
+        list.push("log.format", quoted(self.log.format));
+        list.push("log.alarm_interval_ms", self.log.alarm_interval_ms);
         list.settings
     }
 }

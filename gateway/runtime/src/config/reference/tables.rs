@@ -596,12 +596,26 @@ pub(super) const TABLES: [Table; 21] = [
     },
     Table {
         header: "[log]",
-        about: "The gateway's own log.",
-        keys: &[key(
-            "level",
-            Allowed::OneOf(&["error", "warn", "info", "debug", "trace"]),
-            Absent::Value("\"info\""),
-            "Least severity that is logged.",
-        )],
+        about: "The log of `mdgw run` and `mdgw live`. [The log](install.md#the-log) describes the formats and their fields.",
+        keys: &[
+            key(
+                "level",
+                Allowed::OneOf(&["error", "warn", "info", "debug", "trace"]),
+                Absent::Value("\"info\""),
+                "Least severity that is logged.",
+            ),
+            key(
+                "format",
+                Allowed::OneOf(&["auto", "text", "json", "journald"]),
+                Absent::Value("\"auto\""),
+                "`auto`: `journald` where standard error is connected to the journal, and `text` otherwise. `text` and `json` write one \
+                 line for each event to standard error.",
+            ),
+            number(
+                "alarm_interval_ms",
+                limits::ALARM_INTERVAL_MS,
+                "Each alarm about one thing is written at once, and then at most once in this interval. 0: whenever it is raised.",
+            ),
+        ],
     },
 ];

@@ -432,7 +432,10 @@ fn a_reload_changes_only_reloadable_keys() {
     ))
     .unwrap();
     let changes = Resolved::diff_reloadable(&old, &new).unwrap();
-    assert_eq!((changes.log_level, changes.latency_interval_ns), (Some(LogLevel::Debug), Some(500_000_000)));
+    assert_eq!(
+        (changes.log.map(|log| log.level), changes.latency_interval_ns),
+        (Some(LogLevel::Debug), Some(500_000_000))
+    );
     assert_eq!(changes.retransmission.unwrap().allowed, ["10.0.0.0/8".parse().unwrap()]);
 
     let new = load(&with_edit("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();

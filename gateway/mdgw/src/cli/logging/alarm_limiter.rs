@@ -1,0 +1,163 @@
+//! Limits how often each alarm is written: at most once in an interval for each thing that it names. The last one that was
+//! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
+//! began and how it is now, however often it is raised.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use super::event::{FieldValue, LogEvent};
+
+/// What was written and what is held back, by alarm and what it names.
+#[derive(Debug, Default)]
+pub(super) struct AlarmLimiter {
+    alarms: BTreeMap<String, Written>,
+}
+
+#[derive(Debug)]
+struct Written {
+    at: Instant,
+    /// The last alarm since then, and how many came before it.
+    held: Option<(LogEvent, u64)>,
+}
+
+/// Fields that say which thing an alarm is about. The others say how it is.
+const NAMING_FIELDS: [&str; 8] = ["channel", "line", "group", "node", "peer", "thread", "listener", "gateway"];
+/// Most things at a time. An alarm beyond them is written without a limit.
+const THINGS_MAX: usize = 4_096;
+
+impl AlarmLimiter {
+    /// Returns the event if it is to be written now. An event that is no alarm always is.
+    pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Option<LogEvent> {
+        let Some(alarm) = event.field("alarm").filter(|_| !interval.is_zero()) else { return Some(event) };
+        let mut thing = alarm.text();
+        for value in NAMING_FIELDS.iter().filter_map(|name| event.field(name)) {
+            thing.push('\0');
+            thing.push_str(&value.text());
+        }
+        if let Some(written) = self.alarms.get_mut(&thing) {
+            let earlier = written.held.take().map_or(0, |(_, earlier)| earlier + 1);
+            written.held = Some((event, earlier));
+            return None;
+        }
+        if self.alarms.len() < THINGS_MAX {
+            self.alarms.insert(thing, Written { at: now, held: None });
+        }
+        Some(event)
+    }
+
+    /// Takes the alarms whose interval has ended.
+    pub(super) fn take_due(&mut self, now: Instant, interval: Duration) -> Vec<LogEvent> {
+        let mut due = Vec::new();
+        self.alarms.retain(|_, written| {
+            if now.saturating_duration_since(written.at) < interval {
+                return true;
+            }
+            let Some(held) = written.held.take() else { return false };
+            due.push(with_count(held));
+            written.at = now;
+            true
+        });
+        due
+    }
+
+    /// Takes all alarms that are held back.
+    pub(super) fn take_all(&mut self) -> Vec<LogEvent> {
+        std::mem::take(&mut self.alarms).into_values().filter_map(|written| written.held).map(with_count).collect()
+    }
+
+    /// Whether an alarm is held back, or an interval has not ended.
+    pub(super) fn is_idle(&self) -> bool {
+        self.alarms.is_empty()
+    }
+}
+
+fn with_count((mut event, earlier): (LogEvent, u64)) -> LogEvent {
+    if earlier > 0 {
+        event.fields.push(("suppressed", FieldValue::Plain(earlier.into())));
+    }
+    event
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_sys::alarm::Alarm;
+
+    use super::{super::event::tests::logged, *};
+
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    fn alarm(channel: &str, more: u64) -> LogEvent {
+        logged(|| tracing::warn!(alarm = Alarm::GapDeclared.name(), channel, more, "gaps")).remove(0)
+    }
+
+    /// Texts of the events that are written at that second.
+    fn written(limiter: &mut AlarmLimiter, start: Instant, second: u64, events: Vec<LogEvent>) -> Vec<String> {
+        let now = start + Duration::from_secs(second);
+        let due = limiter.take_due(now, INTERVAL);
+        let admitted: Vec<_> = events.into_iter().filter_map(|event| limiter.admit(event, now, INTERVAL)).collect();
+        due.iter().chain(&admitted).map(LogEvent::text).collect()
+    }
+
+    #[test]
+    fn each_alarm_is_written_once_in_an_interval_and_its_last_state_at_the_end() {
+        let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
+        let first = written(&mut limiter, start, 0, vec![alarm("one", 1), alarm("two", 7)]);
+        assert_eq!(
+            first,
+            [
+                "gaps alarm=\"gap-declared\" channel=\"one\" more=1",
+                "gaps alarm=\"gap-declared\" channel=\"two\" more=7"
+            ]
+        );
+        for second in 1..10 {
+            assert!(written(&mut limiter, start, second, vec![alarm("one", second)]).is_empty(), "{second}");
+        }
+        let last = written(&mut limiter, start, 10, Vec::new());
+        assert_eq!(last, ["gaps alarm=\"gap-declared\" channel=\"one\" more=9 suppressed=8"]);
+        // The next interval began with that.
+        assert!(written(&mut limiter, start, 15, vec![alarm("one", 20)]).is_empty());
+        assert_eq!(
+            written(&mut limiter, start, 20, Vec::new()),
+            ["gaps alarm=\"gap-declared\" channel=\"one\" more=20"]
+        );
+        assert!(!limiter.is_idle());
+        assert!(written(&mut limiter, start, 30, Vec::new()).is_empty() && limiter.is_idle());
+    }
+
+    #[test]
+    fn what_is_held_back_at_the_end_is_written_then() {
+        let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
+        for more in 1..=3 {
+            let _ = written(&mut limiter, start, 0, vec![alarm("one", more)]);
+        }
+        let held: Vec<_> = limiter.take_all().iter().map(LogEvent::text).collect();
+        assert_eq!(held, ["gaps alarm=\"gap-declared\" channel=\"one\" more=3 suppressed=1"]);
+        assert!(limiter.take_all().is_empty());
+    }
+
+    #[test]
+    fn other_events_and_an_interval_of_zero_are_not_limited() {
+        let mut limiter = AlarmLimiter::default();
+        let now = Instant::now();
+        for _ in 0..3 {
+            let event = logged(|| tracing::info!(channel = "one", "line receives packets again")).remove(0);
+            assert!(limiter.admit(event, now, INTERVAL).is_some());
+            assert!(limiter.admit(alarm("one", 1), now, Duration::ZERO).is_some());
+        }
+        assert!(limiter.is_idle());
+    }
+
+    #[test]
+    fn alarms_beyond_the_limit_of_things_are_written() {
+        let (mut limiter, now) = (AlarmLimiter::default(), Instant::now());
+        let one = alarm("one", 1);
+        for number in 0..THINGS_MAX + 10 {
+            let mut event = one.clone();
+            event.fields[1].1 = FieldValue::Quoted(number.to_string());
+            assert!(limiter.admit(event, now, INTERVAL).is_some());
+        }
+        assert_eq!(limiter.alarms.len(), THINGS_MAX);
+    }
+}
