@@ -45,13 +45,13 @@ struct WeekChannel {
     id: ChannelId,
     title: String,
     /// One for each day; `None` where the channel was not logged.
-    days: Vec<Option<Figures>>,
-    week: Figures,
+    days: Vec<Option<DayValues>>,
+    week: DayValues,
 }
 
 /// What a row shows.
 #[derive(Clone, Debug, Default)]
-struct Figures {
+struct DayValues {
     counted: ChannelCounts,
     /// Highest rate of messages (of packets, where messages were not counted) in an interval, per second.
     per_s_max: f64,
@@ -120,10 +120,10 @@ impl Week {
                 "{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}",
                 "p50", "p99", "p99.9", "max", "slowest", "takeovers"
             )?;
-            for (day, figures) in self.days.iter().zip(&channel.days) {
+            for (day, values) in self.days.iter().zip(&channel.days) {
                 let name = format!("  {} {}", weekday(day.date), day.date);
-                match figures {
-                    Some(figures) => figures.write(&name, out)?,
+                match values {
+                    Some(values) => values.write(&name, out)?,
                     None if day.has_logs => writeln!(out, "{name:<16}  not logged")?,
                     None => writeln!(out, "{name:<16}  no log")?,
                 }
@@ -144,7 +144,7 @@ impl Week {
                     .days
                     .iter()
                     .zip(&channel.days)
-                    .map(|(day, figures)| json!({ "date": day.date.to_string(), "figures": figures.as_ref().map(Figures::json) }))
+                    .map(|(day, values)| json!({ "date": day.date.to_string(), "values": values.as_ref().map(DayValues::json) }))
                     .collect();
                 json!({ "id": channel.id.0, "title": channel.title, "days": days, "all": channel.week.json() })
             })
@@ -158,24 +158,24 @@ impl Week {
 impl WeekChannel {
     fn of(id: ChannelId, days: &[Day], reports: &[(TradingDate, Report)], takeovers: &[Takeover]) -> Self {
         let mut title = format!("channel {}", id.0);
-        let (mut week, mut all) = (Figures::default(), empty_histogram());
-        let figures = days.iter().map(|day| {
+        let (mut week, mut all) = (DayValues::default(), empty_histogram());
+        let values = days.iter().map(|day| {
             let (_, report) = reports.iter().find(|(date, _)| *date == day.date)?;
             let channel = report.channels.iter().find(|channel| channel.id == id)?;
             title = channel.title();
-            let mut figures = Figures::of(channel, &mut all);
+            let mut values = DayValues::of(channel, &mut all);
             let of_day = |takeover: &&Takeover| TradingDate::in_utc(takeover.time) == day.date && takeover.concerns(id);
-            figures.takeovers = takeovers.iter().filter(of_day).count();
-            week.add(&figures);
-            Some(figures)
+            values.takeovers = takeovers.iter().filter(of_day).count();
+            week.add(&values);
+            Some(values)
         });
-        let days = figures.collect();
+        let days = values.collect();
         week.latency = LatencyStatistics::of(&all);
         Self { id, title, days, week }
     }
 }
 
-impl Figures {
+impl DayValues {
     /// Adds the values to `all`.
     fn of(channel: &ChannelReport, all: &mut Histogram<u64>) -> Self {
         let stage = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
@@ -348,8 +348,8 @@ mod tests {
         let json = week.json();
         let days = json["channels"][0]["days"].as_array().unwrap();
         assert_eq!(days.len(), 3, "the tenth is not of this week");
-        assert_eq!((&days[1]["date"], &days[1]["figures"]), (&json!("2019-01-29"), &Value::Null));
-        assert_eq!(days[2]["figures"]["counted"]["messages"], 1_000);
+        assert_eq!((&days[1]["date"], &days[1]["values"]), (&json!("2019-01-29"), &Value::Null));
+        assert_eq!(days[2]["values"]["counted"]["messages"], 1_000);
         assert_eq!(json["channels"][0]["all"]["counted"]["messages"], 2_000);
         assert_eq!(json["takeovers"].as_array().unwrap().len(), 1);
         assert!(Week::of(Vec::new(), &[]).is_empty());
