@@ -55,7 +55,7 @@ impl Secret {
             let encoded = STANDARD_NO_PAD.encode([vec![0; shift], bytes.to_vec()].concat());
             forms.push(encoded[(shift * 8).div_ceil(6)..(shift + bytes.len()) * 8 / 6].into());
         }
-        assert!(forms.iter().all(|form| form.len() >= 12), "{name}: too short to be told from chance");
+        assert!(forms.iter().all(|form| form.len() >= 12), "{name}: too short: it may occur by chance");
         Self { name, forms }
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use mdgw_feeds::time::{TradingDate, UnixNs};
 
-use super::log::Log;
+use super::{log::Log, summary::host_of};
 
 /// One argument: `PATH`, or `NAME=PATH`. A path is a log, a directory (all its `*.hlog`), or a name with `*` in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +83,8 @@ pub enum GroupingError {
         /// A log without group name.
         path: PathBuf,
     },
-    /// Both names and a criterion were given.
-    #[error("report: use either NAME=PATH or --compare, not both")]
+    /// Names were given, and a criterion too.
+    #[error("report: use either NAME=PATH or one of --compare and --week, not both")]
     NamedAndCompared,
     /// There is only one group.
     #[error("report: all logs have the same {what} ({name}): nothing to compare")]
@@ -108,6 +108,32 @@ pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<Na
     if is_named && by.is_some() {
         return Err(GroupingError::NamedAndCompared);
     }
+    let mut groups = logs_by(arguments, by)?;
+    match (by, groups.as_slice()) {
+        (Some(by), [only]) => Err(GroupingError::OneGroup { what: by.text(), name: only.name.clone() }),
+        (Some(CompareBy::Day), _) => {
+            groups.sort_by(|one, other| one.name.cmp(&other.name));
+            Ok(groups)
+        }
+        _ => Ok(groups),
+    }
+}
+
+/// The logs of each day (UTC) on which they begin, in order of the days. One day is enough.
+///
+/// # Errors
+/// See [`GroupingError`].
+pub fn by_day(arguments: &[LogArgument]) -> Result<Vec<NamedLogs>, GroupingError> {
+    if arguments.iter().any(|argument| argument.group.is_some()) {
+        return Err(GroupingError::NamedAndCompared);
+    }
+    let mut days = logs_by(arguments, Some(CompareBy::Day))?;
+    days.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(days)
+}
+
+/// Finds the logs, grouped by that property or else by the names that were given, in order of first appearance.
+fn logs_by(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
     let mut groups: Vec<NamedLogs> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for LogArgument { group, path } in arguments {
@@ -127,27 +153,7 @@ pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<Na
             }
         }
     }
-    match (by, groups.as_slice()) {
-        (Some(by), [only]) => Err(GroupingError::OneGroup { what: by.text(), name: only.name.clone() }),
-        (Some(CompareBy::Day), _) => {
-            groups.sort_by(|one, other| one.name.cmp(&other.name));
-            Ok(groups)
-        }
-        _ => Ok(groups),
-    }
-}
-
-/// The logs of each day (UTC) on which they begin, in order: also if there is only one day. Names of groups are ignored.
-///
-/// # Errors
-/// See [`GroupingError`].
-pub fn by_day(arguments: &[LogArgument]) -> Result<Vec<NamedLogs>, GroupingError> {
-    let unnamed: Vec<_> = arguments.iter().map(|argument| LogArgument { group: None, ..argument.clone() }).collect();
-    match groups(&unnamed, Some(CompareBy::Day)) {
-        Err(GroupingError::OneGroup { name, .. }) => groups(&unnamed, None)
-            .map(|all| all.into_iter().map(|group| NamedLogs { name: name.clone(), ..group }).collect()),
-        other => other,
-    }
+    Ok(groups)
 }
 
 impl CompareBy {
@@ -167,7 +173,7 @@ impl CompareBy {
         let log = Log::read(path, &head);
         Ok(match self {
             Self::Day => log.base.map(|base: UnixNs| TradingDate::in_utc(base).to_string()),
-            _ => log.disclosure.into_iter().find(|(key, _)| key == "host").map(|(_, host)| host),
+            _ => Some(host_of(&log.disclosure)).filter(|host| !host.is_empty()).map(str::to_owned),
         }
         .unwrap_or_else(|| format!("unknown {}", self.text())))
     }

@@ -81,14 +81,22 @@ pub(super) struct ChannelInputs<'a> {
 }
 
 /// Name of the host that wrote each log.
-pub(super) type Hosts<'a> = BTreeMap<&'a Path, String>;
+#[derive(Debug, Default)]
+pub(super) struct Hosts<'a>(pub(super) BTreeMap<&'a Path, String>);
+
+impl Hosts<'_> {
+    /// The host of that log; empty where the log does not name it.
+    pub(super) fn of(&self, log: &Path) -> &str {
+        self.0.get(log).map(String::as_str).unwrap_or_default()
+    }
+}
 
 impl ChannelInputs<'_> {
     /// Sums of the channel's own counts, host by host.
     pub(super) fn counts_by_host(&self, hosts: &Hosts<'_>) -> BTreeMap<String, ChannelCounts> {
         let mut by_host: BTreeMap<String, ChannelCounts> = BTreeMap::new();
         for (path, counts) in self.intervals() {
-            let host = by_host.entry(hosts.get(path).cloned().unwrap_or_default()).or_default();
+            let host = by_host.entry(hosts.of(path).to_owned()).or_default();
             for (sum, key) in [
                 (&mut host.datagrams, ChannelCount::datagrams),
                 (&mut host.messages, ChannelCount::messages),
@@ -113,7 +121,7 @@ impl ChannelInputs<'_> {
         for (host, _) in ranked {
             let mut of_host = Vec::new();
             for ((path, counts), is_kept) in self.counts.iter().zip(&mut kept) {
-                if hosts.get(path).map(String::as_str).unwrap_or_default() == host {
+                if hosts.of(path) == host {
                     let (start, middle) = (counts.start.0, counts.start.0.saturating_add(counts.length_ns / 2));
                     let before = covered.partition_point(|(from, _)| *from <= middle);
                     *is_kept = before.checked_sub(1).is_none_or(|last| covered[last].1 <= middle);

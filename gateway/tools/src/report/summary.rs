@@ -153,12 +153,12 @@ impl Report {
             takeovers: Vec::new(),
             damage: Vec::new(),
         };
-        let mut hosts = Hosts::new();
+        let mut hosts = Hosts::default();
         let mut cells: BTreeMap<(ChannelId, Stage), StageInputs<'_>> = BTreeMap::new();
         let mut channels: BTreeMap<ChannelId, ChannelInputs<'_>> = BTreeMap::new();
         for (path, bytes) in files {
             let mut log = Log::read(path, bytes);
-            hosts.insert(path, host_of(&log.disclosure).to_owned());
+            hosts.0.insert(path, host_of(&log.disclosure).to_owned());
             report.disclose(path, std::mem::take(&mut log.disclosure));
             report.damage.append(&mut log.damage);
             for interval in log.intervals.into_iter().filter(|interval| wanted(interval.tag.channel)) {
@@ -252,11 +252,10 @@ impl Report {
         cell: Option<&ChannelInputs<'_>>,
         hosts: &Hosts<'_>,
     ) -> Rates {
-        let host = |path| hosts.get(path).map(String::as_str).unwrap_or_default();
         let mut rates = Rates::default();
         for (path, counts) in cell.into_iter().flat_map(ChannelInputs::intervals) {
             rates.add(
-                (host(path), &path.display().to_string()),
+                (hosts.of(path), &path.display().to_string()),
                 counts.start,
                 counts.length_ns,
                 counts.value(ChannelCount::messages),
@@ -353,8 +352,7 @@ impl StageInputs<'_> {
             // Damage is reported when the histogram's values are read.
             if let Ok(histogram) = interval.histogram(&mut deserializer) {
                 let track = format!("{} {}", path.display(), interval.tag.thread);
-                let host = hosts.get(path).map(String::as_str).unwrap_or_default();
-                rates.add((host, &track), interval.start, interval.length_ns, histogram.len());
+                rates.add((hosts.of(path), &track), interval.start, interval.length_ns, histogram.len());
             }
         }
         rates

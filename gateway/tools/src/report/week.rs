@@ -96,7 +96,7 @@ impl Week {
         &self.damage
     }
 
-    /// Whether a log of any day holds an interval.
+    /// Whether no log of these days holds an interval.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.channels.is_empty()
@@ -234,7 +234,7 @@ impl DayValues {
 
 /// All days from one to the other, both included.
 fn days_between(first: TradingDate, last: TradingDate) -> Vec<TradingDate> {
-    // Logs of years apart need no longer list than tells that they are apart.
+    // One day more than a week is enough to see that the two are too far apart.
     std::iter::successors(Some(first), |day| Some(day.next_day()))
         .take_while(|day| *day <= last)
         .take(DAYS + 1)

@@ -67,7 +67,7 @@ impl AlarmLimiter {
         std::mem::take(&mut self.alarms).into_values().filter_map(|written| written.held).map(with_count).collect()
     }
 
-    /// Whether an alarm is held back, or an interval has not ended.
+    /// Whether no alarm is held back and each interval has ended.
     pub(super) fn is_idle(&self) -> bool {
         self.alarms.is_empty()
     }
