@@ -24,13 +24,13 @@ use databento::{
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds,
-    gateway_fixture::GatewayFixture,
-    process::{Signal, TEST_TIMEOUT},
-    trading_day,
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    process::{self, Signal, TEST_TIMEOUT, wait_until},
+    trading_day::{self, DATE},
 };
 use time::OffsetDateTime;
 
-use super::{KEY, LivePair, replay_offline, serve_whole_day};
+use super::{KEY, LivePair, replay_offline, serve_whole_day, start_live_with};
 
 /// The schemas, each with the type of its records.
 const SCHEMAS: [(Schema, u8); 6] = [
@@ -77,6 +77,46 @@ fn a_rust_client_gets_every_schema_as_offline_replay_makes_it() {
     assert_same_records(&received.records, &wanted.into_iter().cloned().collect::<Vec<_>>());
 
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// A client that subscribes and starts is in both lists, and no longer after it has gone.
+#[test]
+fn open_sessions_are_shown_to_operators() {
+    let fixture = GatewayFixture::new();
+    let options = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let _config_of_live = fixture.config(&options);
+    let (gateway, control) = fixture.controlled_gateway(&options, &["--date", DATE]);
+    let sessions = fixture.path("live_control");
+    let (live, address) = start_live_with(&fixture, &format!("control_socket = \"{}\"\n", text(&sessions)));
+    let sockets = ["--socket", text(&control), "--live", text(&sessions)];
+    let shown = |command: &[&str]| process::run(command.iter().chain(&sockets)).expect_code(0).stdout;
+    let is_listed = |command: &[&str]| shown(command).contains("XNAS.ITCH");
+    let commands: [&[&str]; 2] = [&["top", "--once", "--interval", "10ms"], &["ha", "status"]];
+    for command in commands {
+        assert!(!is_listed(command), "{}", shown(command));
+    }
+    let mbo = Subscription::builder().symbols(Symbols::All).schema(Schema::Mbo).build();
+    run(async {
+        let client = start(&[address], vec![mbo], Compression::None).await;
+        for command in commands {
+            let expected = "XNAS.ITCH mbo of all symbols, live, warn, 0 KiB behind (0 % of the limit)";
+            wait_until("the session is shown", || shown(command).contains(expected));
+            let shown = shown(command);
+            assert!(shown.contains(" test 127.0.0.1:"), "the key and the peer: {shown}");
+        }
+        drop(client);
+    });
+    for command in commands {
+        wait_until("the session is gone", || !is_listed(command));
+    }
+
+    // A process that was killed leaves its socket: there are no clients, and that is no error.
+    let _ = live.stop_with(Signal::Kill);
+    assert!(sessions.exists());
+    for command in commands {
+        assert!(!is_listed(command));
+    }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

@@ -16,6 +16,7 @@ use tokio::{
 
 use crate::{
     control,
+    open_sessions::{SessionProgress, Subscribed},
     outgoing::Outgoing,
     protocol::{
         AuthRequest, LineBuffer, Session, SlowReader, Step, SubscribeRequest, SymbolType, Symbols, UnsubscribeRequest,
@@ -41,6 +42,8 @@ pub(crate) struct Connection {
     pub(crate) auth: AuthRequest,
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) limits: ConnectionLimits,
+    /// What operators see of the session.
+    pub(crate) progress: Arc<SessionProgress>,
     /// Turns true when the server stops.
     pub(crate) stop: watch::Receiver<bool>,
 }
@@ -139,6 +142,7 @@ struct Served {
     began_after_end: bool,
     snapshot: Option<PendingSnapshot>,
     warned: Option<Instant>,
+    progress: Arc<SessionProgress>,
 }
 
 /// Requests that wait for the start or for a snapshot.
@@ -150,11 +154,11 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves a client until either side ends the session.
 pub(crate) async fn serve(connection: Connection) -> Ending {
-    let Connection { stream, mut lines, mut protocol, auth, dataset, limits, mut stop } = connection;
+    let Connection { stream, mut lines, mut protocol, auth, dataset, limits, progress, mut stop } = connection;
     let Ok(outgoing) = Outgoing::new(auth.compression, auth.ts_out) else { return Ending::Failed };
     let heartbeat = Duration::from_secs(auth.heartbeat_interval_s.into());
     let mut chunks = dataset.ring.subscribe();
-    let mut served = Served::new(dataset, auth, limits, outgoing);
+    let mut served = Served::new(dataset, auth, limits, outgoing, progress);
     let mut last_sent = Instant::now();
     let mut received = [0; 4 << 10];
     loop {
@@ -175,6 +179,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
         if let Err((ending, reason)) = served.fill() {
             return served.close(&stream, reason, ending).await;
         }
+        served.show_position();
         let has_unsent = !served.outgoing.unsent().is_empty();
         tokio::select! {
             biased;
@@ -182,6 +187,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
                 match writable.and_then(|()| stream.try_write(served.outgoing.unsent())) {
                     Ok(bytes) => {
                         served.outgoing.advance(bytes);
+                        served.progress.add_sent(bytes);
                         last_sent = Instant::now();
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -207,7 +213,13 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
 }
 
 impl Served {
-    fn new(dataset: Arc<Dataset>, auth: AuthRequest, limits: ConnectionLimits, outgoing: Outgoing) -> Self {
+    fn new(
+        dataset: Arc<Dataset>,
+        auth: AuthRequest,
+        limits: ConnectionLimits,
+        outgoing: Outgoing,
+        progress: Arc<SessionProgress>,
+    ) -> Self {
         Self {
             dataset,
             auth,
@@ -221,6 +233,35 @@ impl Served {
             began_after_end: false,
             snapshot: None,
             warned: None,
+            progress,
+        }
+    }
+
+    /// Shows operators where the session is.
+    fn show_position(&self) {
+        match self.source {
+            Source::None => {}
+            Source::Ring(chunk) => self.progress.set_live(chunk),
+            Source::Replay(_) => self.progress.set_replaying(),
+        }
+        self.progress.set_unsent(self.outgoing.unsent().len());
+    }
+
+    /// Shows operators what the session has subscribed to.
+    fn show_subscribed(&self) {
+        let has_all = self.subscriptions.has_all_of_any();
+        self.progress.set_subscribed(Subscribed {
+            schemas: self.subscriptions.schemas(),
+            symbols: (!has_all).then(|| self.subscriptions.count()),
+            policy: if self.is_skipping() { SlowReader::Skip } else { SlowReader::Warn },
+        });
+    }
+
+    /// Whether records are skipped when the client is too slow: its own choice, else by its schemas.
+    fn is_skipping(&self) -> bool {
+        match self.auth.slow_reader {
+            Some(policy) => policy == SlowReader::Skip,
+            None => Schemas::SKIPPED_WHEN_SLOW.contains(self.subscriptions.schemas()),
         }
     }
 
@@ -334,6 +375,7 @@ impl Served {
                 }
             }
         }
+        self.show_subscribed();
     }
 
     fn resolve(&self, symbol_type: SymbolType, text: &str) -> Option<u32> {
@@ -409,6 +451,7 @@ impl Served {
                 }
             }
         }
+        self.show_subscribed();
         let now = now_ns();
         self.outgoing.push(control::unsubscription_acknowledgement(now, request.schema_name).as_ref(), now);
     }
@@ -558,10 +601,7 @@ impl Served {
         if behind.is_some_and(|behind| behind <= limit / 2) {
             return Ok(());
         }
-        let is_skipping = match self.auth.slow_reader {
-            Some(policy) => policy == SlowReader::Skip,
-            None => Schemas::SKIPPED_WHEN_SLOW.contains(self.subscriptions.schemas()),
-        };
+        let is_skipping = self.is_skipping();
         if behind.is_some_and(|behind| behind <= limit) {
             let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= WARNING_INTERVAL);
             if !is_skipping && is_due {
@@ -581,6 +621,7 @@ impl Served {
     fn skip_to_end(&mut self) -> Result<(), (Ending, Option<&'static str>)> {
         let end = self.dataset.ring.end();
         self.source = Source::Ring(end.chunk);
+        self.progress.add_skip();
         self.error(ErrorCode::SkippedRecordsAfterSlowReading, "Records were skipped after slow reading", true);
         if end.is_ended {
             return Err((Ending::EndOfSession, None));

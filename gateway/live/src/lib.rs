@@ -5,6 +5,7 @@
 //!
 //! Invariants:
 //! - A session that does not read holds nothing back: sessions read shared chunks at positions of their own.
+//! - What an operator sees of the sessions ([`open_sessions`]) is written by them and never waited for.
 //! - Everything a client sends is bounded: lines, symbols, requests, handshakes, sessions.
 //! - Nothing here runs on the hot path or writes to a log.
 #![forbid(unsafe_code)]
@@ -13,6 +14,7 @@ mod admissions;
 mod connection;
 mod control;
 pub mod keys;
+pub mod open_sessions;
 mod outgoing;
 pub mod protocol;
 pub mod schema;

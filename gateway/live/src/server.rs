@@ -26,6 +26,7 @@ use crate::{
     admissions::{Admission, Admissions, NoRoom},
     connection::{self, Connection, ConnectionLimits},
     keys::ClientKeys,
+    open_sessions::{Entry, OpenSessions, SessionProgress, SessionStatus},
     protocol::{self, AuthRequest, LineBuffer, ProtocolLimits, Session, Step, auth},
     stream::{channel::ChannelSource, dataset::Dataset, feeder},
 };
@@ -128,6 +129,26 @@ pub struct LiveServer {
     runtime: Option<Runtime>,
 }
 
+/// Shows a server to operators. It may outlive the server.
+#[derive(Clone, Debug)]
+pub struct LiveMonitor {
+    shared: Arc<ServerState>,
+}
+
+impl LiveMonitor {
+    /// The open sessions, the oldest first.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        self.shared.open_sessions.status()
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn counts(&self) -> LiveCounts {
+        self.shared.counts()
+    }
+}
+
 #[derive(Debug)]
 struct ServerState {
     config: LiveConfig,
@@ -138,6 +159,7 @@ struct ServerState {
     handshakes: Arc<Admissions<IpAddr>>,
     /// By name of key.
     sessions: Arc<Admissions<String>>,
+    open_sessions: OpenSessions,
     failures: Mutex<HashMap<IpAddr, (Instant, u32)>>,
     session_id: AtomicU64,
 }
@@ -169,6 +191,7 @@ impl LiveServer {
             keys: RwLock::new(Arc::new(keys)),
             counters: Counters::default(),
             sessions: Admissions::new(config.limits.sessions_max),
+            open_sessions: OpenSessions::default(),
             failures: Mutex::default(),
             session_id: AtomicU64::new(connection::now_ns()),
             config,
@@ -213,18 +236,16 @@ impl LiveServer {
         self.feeders.iter().any(JoinHandle::is_finished)
     }
 
+    /// What shows the server to operators.
+    #[must_use]
+    pub fn monitor(&self) -> LiveMonitor {
+        LiveMonitor { shared: Arc::clone(&self.shared) }
+    }
+
     /// Counts so far.
     #[must_use]
     pub fn counts(&self) -> LiveCounts {
-        let counters = &self.shared.counters;
-        LiveCounts {
-            connections: counters.connections.load(Relaxed),
-            sessions: counters.sessions.load(Relaxed),
-            refused_rate: counters.refused_rate.load(Relaxed),
-            refused_address: counters.refused_address.load(Relaxed),
-            failed_handshakes: counters.failed_handshakes.load(Relaxed),
-            too_slow: counters.too_slow.load(Relaxed),
-        }
+        self.shared.counts()
     }
 
     /// Ends all sessions with an error record, so that their clients reconnect, and stops.
@@ -433,7 +454,17 @@ async fn serve(
         queue_bytes_max: limits.queue_bytes_max,
         stall: Duration::from_nanos(limits.stall_ns),
     };
-    let connection = Connection { stream, lines, protocol, auth, dataset, limits, stop };
+    let progress = Arc::new(SessionProgress::new());
+    let entry = Entry {
+        peer,
+        key: key.clone(),
+        client: auth.client.clone(),
+        dataset: Arc::clone(&dataset),
+        began_ns: connection::now_ns(),
+        progress: Arc::clone(&progress),
+    };
+    let _listed = shared.open_sessions.list(session_id, entry);
+    let connection = Connection { stream, lines, protocol, auth, dataset, limits, progress, stop };
     let ending = connection::serve(connection).await;
     if ending == connection::Ending::TooSlow {
         shared.counters.too_slow.fetch_add(1, Relaxed);
@@ -442,6 +473,18 @@ async fn serve(
 }
 
 impl ServerState {
+    fn counts(&self) -> LiveCounts {
+        let counters = &self.counters;
+        LiveCounts {
+            connections: counters.connections.load(Relaxed),
+            sessions: counters.sessions.load(Relaxed),
+            refused_rate: counters.refused_rate.load(Relaxed),
+            refused_address: counters.refused_address.load(Relaxed),
+            failed_handshakes: counters.failed_handshakes.load(Relaxed),
+            too_slow: counters.too_slow.load(Relaxed),
+        }
+    }
+
     /// Decides about an authentication request, and counts the session.
     fn admit(&self, challenge: &str, request: &AuthRequest) -> Result<(Admission<String>, Arc<Dataset>), Refusal> {
         let keys = self.keys();

@@ -143,6 +143,11 @@ impl Subscriptions {
         self.any
     }
 
+    /// Whether all instruments of some schema are subscribed to.
+    pub(crate) fn has_all_of_any(&self) -> bool {
+        !self.all.schemas.is_empty()
+    }
+
     /// Whether all instruments of any of the schemas are subscribed to.
     pub(crate) fn has_all(&self, schema: Schemas) -> bool {
         self.all.schemas.contains(schema)

@@ -25,6 +25,7 @@ mod run;
 mod sentinel;
 mod service_manager;
 mod sim;
+mod subscribers;
 mod tail;
 mod top;
 mod witness;

@@ -27,6 +27,69 @@ pub struct Snapshot {
     pub channels: Vec<ChannelSnapshot>,
     /// The gateway's listeners beside the data path.
     pub listeners: Vec<ListenerSnapshot>,
+    /// Sessions of live clients, the oldest first. `mdgw live` reports them, at a control socket of its own.
+    pub subscribers: Vec<SubscriberSnapshot>,
+}
+
+/// The session of one live client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SubscriberSnapshot {
+    /// Address and port of the client.
+    pub peer: String,
+    /// Name of its key.
+    pub key: String,
+    /// The client's name of itself.
+    pub client: String,
+    /// The dataset that it named at its authentication.
+    pub dataset: String,
+    /// Schemas that it subscribed to, separated by commas.
+    pub schemas: String,
+    /// Number of its symbols; `None`: all.
+    pub symbols: Option<u64>,
+    /// `waiting` (not started by the client), `replaying` or `live`.
+    pub phase: String,
+    /// What happens if it is too slow: `warn` or `skip`.
+    pub policy: String,
+    /// Bytes of the latest records that it has not got; `None`: it replays, or is further behind than they reach.
+    pub behind_bytes: Option<u64>,
+    /// Bytes that it may be behind.
+    pub behind_bytes_max: u64,
+    /// Bytes that wait for its socket.
+    pub unsent_bytes: u64,
+    /// Bytes that its socket has taken since the session began.
+    pub sent_bytes: u64,
+    /// How often records were skipped.
+    pub skips: u64,
+    /// When the session began, ns since 1970 UTC.
+    pub began_ns: u64,
+}
+
+/// One line: who, what, and how far behind.
+impl fmt::Display for SubscriberSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, key, dataset, schemas, phase, policy, .. } = self;
+        write!(f, "{key} {peer} {dataset} {} of ", if schemas.is_empty() { "nothing" } else { schemas })?;
+        match self.symbols {
+            None => write!(f, "all symbols")?,
+            Some(1) => write!(f, "1 symbol")?,
+            Some(count) => write!(f, "{count} symbols")?,
+        }
+        write!(f, ", {phase}, {policy}, ")?;
+        match self.behind_bytes {
+            Some(bytes) => {
+                let percent = bytes.saturating_mul(100) / self.behind_bytes_max.max(1);
+                write!(f, "{} KiB behind ({percent} % of the limit)", bytes.div_ceil(1_024))?;
+            }
+            None if phase == "replaying" => write!(f, "not there yet")?,
+            None => write!(f, "behind by more than is kept")?,
+        }
+        match self.skips {
+            0 => Ok(()),
+            1 => write!(f, ", skipped once"),
+            skips => write!(f, ", skipped {skips} times"),
+        }
+    }
 }
 
 /// One listener beside the data path: the pair link, votes, the retransmission service, the peers' output.
@@ -196,6 +259,35 @@ mod tests {
     }
 
     #[test]
+    fn a_subscriber_is_shown_in_one_line() {
+        let subscriber = SubscriberSnapshot {
+            peer: "10.0.0.9:4711".to_owned(),
+            key: "research".to_owned(),
+            dataset: "XNAS.ITCH".to_owned(),
+            schemas: "mbo,trades".to_owned(),
+            phase: "live".to_owned(),
+            policy: "warn".to_owned(),
+            behind_bytes: Some(1_536),
+            behind_bytes_max: 6_144,
+            ..SubscriberSnapshot::default()
+        };
+        assert_eq!(
+            subscriber.to_string(),
+            "research 10.0.0.9:4711 XNAS.ITCH mbo,trades of all symbols, live, warn, 2 KiB behind (25 % of the limit)"
+        );
+        let slow = SubscriberSnapshot { symbols: Some(1), behind_bytes: None, skips: 3, ..subscriber };
+        assert!(slow.to_string().ends_with("of 1 symbol, live, warn, behind by more than is kept, skipped 3 times"));
+        let new = SubscriberSnapshot {
+            schemas: String::new(),
+            symbols: Some(0),
+            phase: "replaying".to_owned(),
+            skips: 0,
+            ..slow
+        };
+        assert!(new.to_string().ends_with("nothing of 0 symbols, replaying, warn, not there yet"), "{new}");
+    }
+
+    #[test]
     fn a_snapshot_written_by_0_1_0_is_read() {
         let line = LineSnapshot { line: "A".to_owned(), lead_count: 1, lead_p50_ns: 2, lead_p99_ns: 3 };
         let stage = StageSnapshot {
@@ -245,6 +337,7 @@ mod tests {
             pools: vec![pool],
             channels: vec![channel],
             listeners: Vec::new(),
+            subscribers: Vec::new(),
         };
         let fixture = include_str!("../../../tests/data/formats/snapshot.json");
         assert_eq!(serde_json::from_str::<Snapshot>(fixture).unwrap(), snapshot);

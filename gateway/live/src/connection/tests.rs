@@ -9,6 +9,7 @@ use tokio::{
 
 use super::*;
 use crate::{
+    open_sessions::{Entry, OpenSessions, SessionPhase},
     protocol::{Compression, ProtocolLimits},
     stream::{
         channel::{ChannelSource, tests::TestLog},
@@ -54,7 +55,7 @@ fn auth(slow_reader: SlowReader) -> AuthRequest {
 
 fn served(dataset: &Arc<Dataset>, slow_reader: SlowReader) -> Served {
     let outgoing = Outgoing::new(Compression::None, false).unwrap();
-    Served::new(Arc::clone(dataset), auth(slow_reader), limits(), outgoing)
+    Served::new(Arc::clone(dataset), auth(slow_reader), limits(), outgoing, Arc::new(SessionProgress::new()))
 }
 
 fn mbo(symbols: Symbols) -> SubscribeRequest {
@@ -134,6 +135,46 @@ fn records(bytes: &[u8]) -> Vec<Sent> {
 const ACKNOWLEDGED: Sent = Sent::System(SystemCode::SubscriptionAck as u8);
 const SKIPPED: Sent = Sent::Error(ErrorCode::SkippedRecordsAfterSlowReading as u8);
 const INVALID: Sent = Sent::Error(ErrorCode::InvalidSubscription as u8);
+
+#[test]
+fn operators_see_what_a_session_gets_and_how_far_it_is_behind() {
+    let dataset = dataset();
+    let mut served = served(&dataset, SlowReader::Skip);
+    let sessions = OpenSessions::default();
+    let entry = Entry {
+        peer: ([10, 0, 0, 9], 4_711).into(),
+        key: "research".to_owned(),
+        client: String::new(),
+        dataset: Arc::clone(&dataset),
+        began_ns: 17,
+        progress: Arc::clone(&served.progress),
+    };
+    let listed = sessions.list(1, entry);
+    let status = |served: &Served| {
+        served.show_position();
+        sessions.status().remove(0)
+    };
+    assert_eq!((status(&served).phase, status(&served).subscribed.symbols), (SessionPhase::Waiting, Some(0)));
+
+    served.accept(Step::Subscribe(mbo(Symbols::All)));
+    served.accept(Step::Start);
+    let expected = Subscribed { schemas: Schemas::MBO, symbols: None, policy: SlowReader::Skip };
+    assert_eq!((status(&served).phase, status(&served).subscribed), (SessionPhase::Live, expected));
+    assert_eq!((status(&served).behind_bytes, status(&served).skips), (Some(0), 0));
+
+    let bytes_before = dataset.ring.bytes_behind(0);
+    push_chunk(&dataset, Some((7, "A")), &[order(7, 1)]);
+    assert!(bytes_before < status(&served).behind_bytes, "a chunk that it has not read");
+    sent(&mut served).unwrap();
+    assert_eq!(status(&served).behind_bytes, Some(0));
+
+    let many = vec![order(7, 1); 100];
+    push_chunk(&dataset, None, &many);
+    assert!(sent(&mut served).unwrap().contains(&SKIPPED), "the limit of its queue is 1,000 bytes");
+    assert_eq!(status(&served).skips, 1);
+    drop(listed);
+    assert_eq!(sessions.status(), []);
+}
 
 #[test]
 fn an_instrument_named_while_a_snapshot_is_taken_is_mapped_before_its_records() {
@@ -269,6 +310,7 @@ async fn connect(
         auth: auth(SlowReader::Warn),
         dataset: Arc::clone(dataset),
         limits,
+        progress: Arc::new(SessionProgress::new()),
         stop,
     };
     (tokio::spawn(serve(connection)), client, stop_sender)

@@ -40,6 +40,17 @@ pub enum SlowReader {
     Skip,
 }
 
+impl SlowReader {
+    /// `warn` or `skip`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Warn => "warn",
+            Self::Skip => "skip",
+        }
+    }
+}
+
 /// A subscription, from one or several lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscribeRequest {

@@ -20,7 +20,7 @@ enum Tool {
     Verify(verify::Args),
     /// Show the leader and epoch of each group, and why a gateway is not eligible.
     #[command(after_help = "Examples:\n  mdgw ha status --socket /run/mdgw/control\n  mdgw ha status --json")]
-    Status(control::Socket),
+    Status(control::StatusArgs),
     /// Show the last changes of leadership, from the audit file.
     #[command(after_help = "Examples:\n  mdgw ha history -n 5")]
     History(control::HistoryArgs),

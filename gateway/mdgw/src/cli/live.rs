@@ -1,13 +1,23 @@
 //! `mdgw live`: serves official DBN live clients from the publication logs.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use mdgw_live::{
     ChannelSource,
-    server::{LiveConfig, LiveLimits, LiveServer},
+    open_sessions::SessionStatus,
+    server::{LiveConfig, LiveLimits, LiveMonitor, LiveServer},
 };
 use mdgw_runtime::config::{Resolved, resolved::LiveSettings};
+use mdgw_status::{
+    control::{ControlServer, Request, Response},
+    snapshot::{ListenerSnapshot, Snapshot, SubscriberSnapshot},
+};
+use mdgw_sys::clock::{mono_now, unix_now};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -34,6 +44,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;
+    let _control = live.control_socket.as_ref().map(|path| serve_control(path, &server, &config)).transpose()?;
     tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
     let mut service = ServiceManager::new();
     let mut is_ready = false;
@@ -72,6 +83,64 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         counts.too_slow
     ))?;
     Ok(Outcome::Done)
+}
+
+/// Shows the sessions to `mdgw top` and `mdgw ha status`.
+fn serve_control(path: &Path, server: &LiveServer, config: &Resolved) -> anyhow::Result<ControlServer> {
+    let monitor = server.monitor();
+    let node = config.gateway.node;
+    let behind_bytes_max = config.live.as_ref().map_or(0, |live| live.queue_bytes_max);
+    let answer = move |request| match request {
+        Request::Snapshot {} => match serde_json::to_value(snapshot(&monitor, node, behind_bytes_max)) {
+            Ok(snapshot) => Response::Ok(snapshot),
+            Err(error) => Response::Refused(error.to_string()),
+        },
+        _ => Response::Refused("this is mdgw live: it shows its sessions, and the gateway answers the rest".to_owned()),
+    };
+    ControlServer::start(path, answer).with_context(|| format!("listen at {}", path.display()))
+}
+
+fn snapshot(monitor: &LiveMonitor, node: u8, behind_bytes_max: u64) -> Snapshot {
+    let counts = monitor.counts();
+    let refused = [
+        ("rate", counts.refused_rate),
+        ("address", counts.refused_address),
+        ("failed_handshakes", counts.failed_handshakes),
+        ("too_slow", counts.too_slow),
+    ];
+    let refused = refused.into_iter().filter(|(_, count)| *count > 0);
+    let listener = ListenerSnapshot {
+        name: "live".to_owned(),
+        received: counts.connections,
+        refused: refused.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+    };
+    Snapshot {
+        source: format!("live clients of gateway {node}"),
+        time_ns: unix_now().0,
+        clock_ns: mono_now().0,
+        listeners: vec![listener],
+        subscribers: monitor.sessions().into_iter().map(|session| subscriber(session, behind_bytes_max)).collect(),
+        ..Snapshot::default()
+    }
+}
+
+fn subscriber(session: SessionStatus, behind_bytes_max: u64) -> SubscriberSnapshot {
+    SubscriberSnapshot {
+        peer: session.peer.to_string(),
+        key: session.key,
+        client: session.client,
+        dataset: session.dataset.to_owned(),
+        schemas: session.subscribed.schemas.to_string(),
+        symbols: session.subscribed.symbols.map(|count| count as u64),
+        phase: session.phase.name().to_owned(),
+        policy: session.subscribed.policy.name().to_owned(),
+        behind_bytes: session.behind_bytes,
+        behind_bytes_max,
+        unsent_bytes: session.unsent_bytes,
+        sent_bytes: session.sent_bytes,
+        skips: session.skips,
+        began_ns: session.began_ns,
+    }
 }
 
 /// Interval at which pending signals are checked.

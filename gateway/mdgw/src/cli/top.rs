@@ -16,7 +16,7 @@ use mdgw_status::{
     snapshot::Snapshot,
 };
 
-use super::{Outcome, print, quantity::parse_duration_ns};
+use super::{Outcome, print, quantity::parse_duration_ns, subscribers::LiveSocket, warn};
 use crate::top::{self, SortBy, Top};
 
 #[derive(Debug, clap::Args)]
@@ -24,6 +24,7 @@ use crate::top::{self, SortBy, Top};
 Keys: q quit, space freeze, s sort, r reverse, / filter, up and down scroll, h help.
 
 The socket is gateway.control_socket of a gateway, or --control of `mdgw replay --offline`.
+The clients of `mdgw live` are listed below the channels, the one farthest behind first.
 If standard output is not a terminal, one table is printed, as with --once.
 
 Examples:
@@ -35,6 +36,8 @@ pub(super) struct Args {
     /// Control socket of the gateway, or of the replay.
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
     socket: PathBuf,
+    #[command(flatten)]
+    live: LiveSocket,
     /// Refresh interval; rates are averages over it.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration_ns)]
     interval: u64,
@@ -63,9 +66,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if !args.once && !args.json && args.svg.is_none() && io::stdout().is_terminal() {
         return screen::run(args, top);
     }
-    top.update(read_snapshot(&args.socket)?);
+    top.update(read_sample(&args.socket, &args.live)?.snapshot);
     std::thread::sleep(args.interval());
-    top.update(read_snapshot(&args.socket)?);
+    let Sample { snapshot, problem } = read_sample(&args.socket, &args.live)?;
+    top.update(snapshot);
+    if let Some(problem) = problem {
+        warn(&problem);
+    }
     if let Some(path) = &args.svg {
         let Size { columns, rows } = args.size;
         fs::write(path, top::svg(&top, columns, rows)).with_context(|| format!("write {}", path.display()))?;
@@ -83,11 +90,29 @@ impl Args {
     }
 }
 
-/// Requests a snapshot.
-fn read_snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
+/// A snapshot with the sessions of live clients.
+struct Sample {
+    snapshot: Snapshot,
+    /// Why the sessions are not known.
+    problem: Option<String>,
+}
+
+/// Requests a snapshot, and the sessions of live clients.
+fn read_sample(socket: &Path, live: &LiveSocket) -> anyhow::Result<Sample> {
     let value = send_request(socket, &Request::Snapshot {})?;
-    serde_json::from_value(value)
-        .map_err(|error| anyhow!("{}: the answer is not a snapshot: {error}", socket.display()))
+    let mut snapshot: Snapshot = serde_json::from_value(value)
+        .map_err(|error| anyhow!("{}: the answer is not a snapshot: {error}", socket.display()))?;
+    let problem = match live.read() {
+        Ok(clients) => {
+            // The socket may be that of `mdgw live` itself, which has reported its sessions.
+            if let Some(clients) = clients.filter(|_| snapshot.subscribers.is_empty()) {
+                snapshot.subscribers = clients.subscribers;
+            }
+            None
+        }
+        Err(problem) => Some(problem),
+    };
+    Ok(Sample { snapshot, problem })
 }
 
 /// Size of a screen, in character cells.

@@ -1,6 +1,7 @@
 //! The screen: header, pools with their threads, table of channels, and a footer with keys.
 
 use mdgw_feeds::time::UnixNs;
+use mdgw_status::snapshot::SubscriberSnapshot;
 use mdgw_tools::report::quantity::{Latency, Timestamp};
 use ratatui::{
     buffer::Buffer,
@@ -23,11 +24,14 @@ pub(crate) fn draw(top: &Top, area: Rect, buffer: &mut Buffer) {
     let pool_rows = u16::try_from(pool_lines.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(4) / 2);
     let failures = failures(top);
     let failure_rows = u16::try_from(failures.len()).unwrap_or(u16::MAX);
-    let [head, of_pools, of_failures, of_channels, foot] = Layout::vertical([
+    let subscribers = subscriber_lines(top, area.height);
+    let subscriber_rows = u16::try_from(subscribers.len()).unwrap_or(u16::MAX);
+    let [head, of_pools, of_failures, of_channels, of_subscribers, foot] = Layout::vertical([
         Constraint::Length(2),
         Constraint::Length(pool_rows),
         Constraint::Length(failure_rows),
         Constraint::Min(0),
+        Constraint::Length(subscriber_rows),
         Constraint::Length(1),
     ])
     .areas(area);
@@ -35,6 +39,7 @@ pub(crate) fn draw(top: &Top, area: Rect, buffer: &mut Buffer) {
     Paragraph::new(pool_lines).render(of_pools, buffer);
     Paragraph::new(failures).style(ALARM).render(of_failures, buffer);
     channels(top, of_channels, buffer);
+    Paragraph::new(subscribers).render(of_subscribers, buffer);
     Paragraph::new(footer(top)).render(foot, buffer);
     if top.mode() == Mode::Help {
         help(area, buffer);
@@ -99,6 +104,22 @@ fn failures(top: &Top) -> Vec<Line<'static>> {
     let channels = top.snapshot().map_or(&[][..], |snapshot| &snapshot.channels);
     let failed = channels.iter().filter_map(|channel| Some((&channel.name, channel.failed.as_ref()?)));
     failed.map(|(name, reason)| Line::from(format!("{name} is out of service: {reason}"))).take(FAILURES_MAX).collect()
+}
+
+/// A line with the number of live clients, then those that are farthest behind: at most a quarter of the screen.
+fn subscriber_lines(top: &Top, height: u16) -> Vec<Line<'static>> {
+    let rows = top.subscribers();
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let shown = usize::from(height / 4).saturating_sub(1).min(rows.len());
+    let head = format!("live clients {}, the {shown} farthest behind:", rows.len());
+    let head = if shown == rows.len() { format!("live clients {shown}:") } else { head };
+    let line = |row: &&SubscriberSnapshot| {
+        let is_late = row.phase == "live" && row.behind_bytes.is_none_or(|bytes| bytes > row.behind_bytes_max / 2);
+        Line::from(Span::styled(format!("  {row}"), if is_late || row.skips > 0 { ALARM } else { Style::new() }))
+    };
+    std::iter::once(Line::from(head).style(BOLD)).chain(rows.iter().take(shown).map(line)).collect()
 }
 
 fn channels(top: &Top, area: Rect, buffer: &mut Buffer) {

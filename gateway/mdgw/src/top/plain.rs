@@ -72,7 +72,11 @@ fn write(top: &Top, out: &mut String) -> fmt::Result {
             writeln!(out, "  out of service: {reason}")?;
         }
     }
-    Ok(())
+    let subscribers = top.subscribers();
+    if !subscribers.is_empty() {
+        writeln!(out, "live clients {}:", subscribers.len())?;
+    }
+    subscribers.into_iter().try_for_each(|subscriber| writeln!(out, "  {subscriber}"))
 }
 
 /// The current snapshot with its rates.
@@ -115,5 +119,6 @@ pub(crate) fn json(top: &Top) -> Value {
         "kernel_drops": snapshot.kernel_drops,
         "pools": pools,
         "channels": channels,
+        "subscribers": snapshot.subscribers,
     })
 }

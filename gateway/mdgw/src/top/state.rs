@@ -1,7 +1,7 @@
 //! State of the view: snapshot, sort order, filter and scroll position. Keys change the state; no terminal is used
 //! here.
 
-use mdgw_status::snapshot::Snapshot;
+use mdgw_status::snapshot::{Snapshot, SubscriberSnapshot};
 
 use super::rows::{ChannelRow, PoolRow, SortBy, channel_rows, pool_rows};
 
@@ -183,6 +183,14 @@ impl Top {
     #[must_use]
     pub(crate) fn pools(&self) -> Vec<PoolRow> {
         self.shown.as_ref().map_or_else(Vec::new, |(now, before)| pool_rows(now, before.as_ref()))
+    }
+
+    /// Sessions of live clients, the one farthest behind first.
+    #[must_use]
+    pub(crate) fn subscribers(&self) -> Vec<&SubscriberSnapshot> {
+        let mut rows: Vec<_> = self.snapshot().map_or(&[][..], |snapshot| &snapshot.subscribers).iter().collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.behind_bytes.unwrap_or(u64::MAX)));
+        rows
     }
 
     /// Number of rows scrolled off the top.

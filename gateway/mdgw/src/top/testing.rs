@@ -37,6 +37,7 @@ pub(super) fn earlier_snapshot() -> Snapshot {
             channel(4, "iex-tops", "failed", 60_000),
         ],
         listeners: Vec::new(),
+        subscribers: Vec::new(),
     }
 }
 

@@ -224,6 +224,8 @@ pub(crate) struct Live {
     pub listen: FileValue<String>,
     /// File of the clients' keys.
     pub key_file: FileValue<String>,
+    /// Unix socket for `mdgw top` and `mdgw ha status`.
+    pub control_socket: FileValue<String>,
     /// Sessions at a time.
     pub sessions_max: FileValue<i64>,
     /// Connections that are not authenticated yet.

@@ -372,6 +372,8 @@ pub struct LiveSettings {
     pub listen: SocketAddrV4,
     /// File of the clients' keys.
     pub key_file: PathBuf,
+    /// Unix socket for `mdgw top` and `mdgw ha status`, if there is one.
+    pub control_socket: Option<PathBuf>,
     /// Sessions at a time.
     pub sessions_max: usize,
     /// Connections that are not authenticated yet, at a time.

@@ -231,6 +231,9 @@ impl SettingList {
         self.with_prefix("live.".to_owned(), |list| {
             list.push("listen", quoted(live.listen));
             list.push("key_file", quoted(live.key_file.display()));
+            if let Some(path) = &live.control_socket {
+                list.push("control_socket", quoted(path.display()));
+            }
             list.push("sessions_max", live.sessions_max);
             list.push("handshakes_max", live.handshakes_max);
             list.push("handshakes_per_second", live.handshakes_per_second);

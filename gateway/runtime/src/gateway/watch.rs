@@ -59,6 +59,8 @@ impl Watch {
             pools: self.pools.iter().map(|pool| pool_snapshot(&pool.name, &pool.pool.gauges())).collect(),
             channels,
             listeners: self.listeners.snapshots(),
+            // `mdgw live`, another process, has them.
+            subscribers: Vec::new(),
         }
     }
 

@@ -4,12 +4,16 @@ use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
 use mdgw_status::{
     control::{ControlError, Request, send_request},
-    snapshot::ListenerSnapshot,
+    snapshot::{ListenerSnapshot, SubscriberSnapshot},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use crate::cli::{Outcome, print, warn};
+use crate::cli::{
+    Outcome, print,
+    subscribers::{LiveClients, LiveSocket},
+    warn,
+};
 
 /// How to reach the gateway, and how to print its answer.
 #[derive(Debug, clap::Args)]
@@ -20,6 +24,14 @@ pub(super) struct Socket {
     /// One line of JSON instead of a table.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    socket: Socket,
+    #[command(flatten)]
+    live: LiveSocket,
 }
 
 #[derive(Debug, clap::Args)]
@@ -61,14 +73,26 @@ pub(super) struct AdmitArgs {
     name: String,
 }
 
-pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
-    print_answer(args, &Request::Status {}, |value, text| {
+pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
+    let live = args.live.read();
+    let add_live_clients = |value: &mut Value| match live {
+        Ok(None) => {}
+        Ok(Some(LiveClients { subscribers, listener })) => {
+            value["subscribers"] = json!(subscribers);
+            if let (Some(listeners), Some(listener)) = (value["listeners"].as_array_mut(), listener) {
+                listeners.push(json!(listener));
+            }
+        }
+        Err(problem) => warn(&problem),
+    };
+    print_completed(&args.socket, &Request::Status {}, add_live_clients, |value, text| {
         if value["groups"].as_array().is_none_or(Vec::is_empty) {
             writeln!(text, "node {} runs standalone: no election is configured", value["node"])?;
         } else {
             write_groups(value, text)?;
         }
-        write_refusals(value, text)
+        write_refusals(value, text)?;
+        write_subscribers(value, text)
     })
 }
 
@@ -77,6 +101,15 @@ fn write_refusals(value: &Value, text: &mut String) -> anyhow::Result<()> {
     let listeners: Vec<ListenerSnapshot> = serde_json::from_value(value["listeners"].clone()).unwrap_or_default();
     for listener in listeners.iter().filter(|listener| !listener.refused.is_empty()) {
         writeln!(text, "listener {listener}")?;
+    }
+    Ok(())
+}
+
+/// Writes one line for each session of a live client.
+fn write_subscribers(value: &Value, text: &mut String) -> anyhow::Result<()> {
+    let subscribers: Vec<SubscriberSnapshot> = serde_json::from_value(value["subscribers"].clone()).unwrap_or_default();
+    for subscriber in &subscribers {
+        writeln!(text, "live client {subscriber}")?;
     }
     Ok(())
 }
@@ -242,7 +275,17 @@ fn print_answer(
     request: &Request,
     table: impl FnOnce(&Value, &mut String) -> anyhow::Result<()>,
 ) -> anyhow::Result<Outcome> {
-    let value = match send_request(&args.socket, request) {
+    print_completed(args, request, |_| {}, table)
+}
+
+/// [`print_answer`] for an answer that `complete` adds to.
+fn print_completed(
+    args: &Socket,
+    request: &Request,
+    complete: impl FnOnce(&mut Value),
+    table: impl FnOnce(&Value, &mut String) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
+    let mut value = match send_request(&args.socket, request) {
         Ok(value) => value,
         Err(ControlError::Refused(reason)) => {
             warn(&reason);
@@ -250,6 +293,7 @@ fn print_answer(
         }
         Err(error) => return Err(error.into()),
     };
+    complete(&mut value);
     let mut text = String::new();
     if args.json {
         writeln!(text, "{value}")?;
@@ -283,8 +327,6 @@ const COLUMN_KEYS: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_cou
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

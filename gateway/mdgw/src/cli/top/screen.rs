@@ -12,7 +12,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use mdgw_status::snapshot::Snapshot;
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
@@ -22,9 +21,9 @@ use signal_hook::{
     flag,
 };
 
-use super::{Args, read_snapshot};
+use super::{Args, Sample, read_sample};
 use crate::{
-    cli::Outcome,
+    cli::{Outcome, subscribers::LiveSocket},
     top::{self, Flow, Key, Top},
 };
 
@@ -34,7 +33,8 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
-    let updates = start_polling(args.socket.clone(), args.interval()).context("start the polling thread")?;
+    let updates =
+        start_polling(args.socket.clone(), args.live.clone(), args.interval()).context("start the polling thread")?;
     let mut screen = Screen::open().context("take over the terminal")?;
     let silence_max = ANSWER_TIMEOUT.max(3 * args.interval());
     let mut last_update = Instant::now();
@@ -42,7 +42,10 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
         for update in updates.try_iter() {
             last_update = Instant::now();
             match update {
-                Ok(snapshot) => top.update(snapshot),
+                Ok(Sample { snapshot, problem }) => {
+                    top.update(snapshot);
+                    problem.into_iter().for_each(|problem| top.set_problem(problem));
+                }
                 Err(error) => top.set_problem(format!("{error:#}; retrying")),
             }
         }
@@ -90,14 +93,24 @@ fn restore_terminal() {
 }
 
 /// Polls for snapshots on a separate thread, so that a gateway that hangs does not block the keys.
-fn start_polling(socket: PathBuf, interval: Duration) -> io::Result<Receiver<anyhow::Result<Snapshot>>> {
+fn start_polling(
+    socket: PathBuf,
+    live: LiveSocket,
+    interval: Duration,
+) -> io::Result<Receiver<anyhow::Result<Sample>>> {
     let (updates, last_update) = sync_channel(1);
-    std::thread::Builder::new().name("mdgw-top".to_owned()).spawn(move || poll_forever(&socket, interval, &updates))?;
+    let poll = move || poll_forever(&socket, &live, interval, &updates);
+    std::thread::Builder::new().name("mdgw-top".to_owned()).spawn(poll)?;
     Ok(last_update)
 }
 
-fn poll_forever(socket: &std::path::Path, interval: Duration, updates: &SyncSender<anyhow::Result<Snapshot>>) {
-    while updates.send(read_snapshot(socket)).is_ok() {
+fn poll_forever(
+    socket: &std::path::Path,
+    live: &LiveSocket,
+    interval: Duration,
+    updates: &SyncSender<anyhow::Result<Sample>>,
+) {
+    while updates.send(read_sample(socket, live)).is_ok() {
         std::thread::sleep(interval);
     }
 }

@@ -291,6 +291,12 @@ pub(super) const TABLES: [Table; 21] = [
                 "path",
                 "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again on SIGHUP.",
             ),
+            optional(
+                "control_socket",
+                PATH,
+                "no socket",
+                "Unix socket at which `mdgw top` and `mdgw ha status` find the sessions, for this user alone. They look at `/run/mdgw-live/control`.",
+            ),
             number(
                 "sessions_max",
                 limits::LIVE_SESSIONS_MAX,

@@ -2,7 +2,7 @@
 
 use toml::Spanned;
 
-use super::{NS_PER_MS, NS_PER_SECOND, Resolver};
+use super::{NS_PER_MS, NS_PER_SECOND, Resolver, text};
 use crate::config::{file, limits, resolved::LiveSettings};
 
 impl Resolver<'_> {
@@ -14,6 +14,7 @@ impl Resolver<'_> {
         LiveSettings {
             listen: self.listen_address(&live.listen, &table, "live"),
             key_file,
+            control_socket: text(&live.control_socket).map(Into::into),
             sessions_max: self.number(&live.sessions_max, limits::LIVE_SESSIONS_MAX),
             handshakes_max: self.number(&live.handshakes_max, limits::LIVE_HANDSHAKES_MAX),
             handshakes_per_second: self.number(&live.handshakes_per_second, limits::LIVE_HANDSHAKES_PER_SECOND),
