@@ -9,14 +9,15 @@ use mdgw_tests::{
     gateway_fixture::GatewayOptions,
     pair::{log_entries, messages_of},
     process::{self, TEST_TIMEOUT, wait_until},
+    testbed::faults::PREVIOUS_PROGRAM,
 };
 
 use crate::rejoin::RejoinScenario;
 
-/// A built `mdgw` of another version: `MDGW_PREVIOUS_PROGRAM`, which tests/mixed_versions sets. If there is none, prints
+/// A built `mdgw` of another version, which tests/mixed_versions names. If there is none, prints
 /// that `test` is skipped.
 fn previous_program(test: &str) -> Option<PathBuf> {
-    let program = env::var_os("MDGW_PREVIOUS_PROGRAM").map(PathBuf::from);
+    let program = env::var_os(PREVIOUS_PROGRAM).map(PathBuf::from);
     if program.is_none() {
         print_to_stderr(&format!("SKIPPED: {test}: run tests/mixed_versions COMMIT"));
     }

@@ -171,6 +171,18 @@ fn both_gateways_restart_with_correct_books() {
 }
 
 #[test]
+fn a_pair_is_upgraded_by_the_steps_of_the_guide() {
+    let test = "a_pair_is_upgraded_by_the_steps_of_the_guide";
+    let _judged = inject_faults(test, &["upgrade"], ElectionBackend::File);
+}
+
+#[test]
+fn a_pair_with_a_witness_is_upgraded_by_the_steps_of_the_guide() {
+    let test = "a_pair_with_a_witness_is_upgraded_by_the_steps_of_the_guide";
+    let _judged = inject_faults(test, &["upgrade"], ElectionBackend::Quorum);
+}
+
+#[test]
 fn a_leader_continues_without_its_store() {
     let test = "a_leader_continues_without_its_store";
     if cfg!(feature = "stores") {

@@ -138,14 +138,26 @@ pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<
     start_with(directory, &[], arguments)
 }
 
-/// Starts `mdgw` in a cgroup: `members` is the file that processes join it by. All of its memory is counted there.
+/// Starts that version of `mdgw`, in a cgroup if there is one: `members` is the file that processes join it by. All of
+/// its memory is counted there.
 ///
 /// # Panics
 /// When it can't be started.
-pub fn start_in_cgroup<A: AsRef<OsStr>>(members: &Path, arguments: impl IntoIterator<Item = A>) -> MdgwProcess {
-    let mut command = Command::new("sh");
-    // The process that becomes mdgw moves itself.
-    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(members).arg(program()).args(arguments);
+pub fn start_version<A: AsRef<OsStr>>(
+    program: &Path,
+    members: Option<&Path>,
+    arguments: impl IntoIterator<Item = A>,
+) -> MdgwProcess {
+    let mut command = match members {
+        Some(members) => {
+            let mut command = Command::new("sh");
+            // The process that becomes mdgw moves itself.
+            command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(members).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.args(arguments);
     spawn(command)
 }
 

@@ -51,7 +51,7 @@ use crate::{
     memory_cgroup::MemoryCgroup,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP},
-    process::{self, MdgwProcess, Signal, wait_until},
+    process::{self, ExitedProcess, MdgwProcess, Signal, wait_until},
     stores::{Ensemble, Store},
     tmpfs::TmpfsMount,
     trading_day::DATE,
@@ -67,6 +67,8 @@ pub struct Testbed {
     gateways: Vec<Host>,
     witnesses: Vec<(Host, Option<MdgwProcess>)>,
     store: Option<(Vec<Host>, Ensemble)>,
+    /// The `mdgw` of each gateway, from its next start on.
+    programs: Vec<PathBuf>,
     running: Vec<Option<MdgwProcess>>,
     /// Killed gateways. Their standard error is read later, since their sentinels may still write to it.
     killed: Vec<MdgwProcess>,
@@ -128,7 +130,9 @@ impl Testbed {
         for node in nodes.clone().filter(|_| plan.has_memory_limit) {
             memory_cgroups.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
+        let first_program = plan.previous_program.as_deref().unwrap_or_else(|| process::program());
         let mut testbed = Self {
+            programs: nodes.clone().map(|_| first_program.to_owned()).collect(),
             plan,
             switch,
             venue,
@@ -223,14 +227,27 @@ impl Testbed {
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
         let ts_recv: &[_] = if self.plan.keeps_summaries { &[] } else { &["--ts-recv", "none"] };
         let arguments = [["run", text(&path), "--date", DATE].as_slice(), ts_recv].concat();
-        let start = || match self.memory_cgroups.get(index(node)) {
-            Some(memory) => process::start_in_cgroup(&memory.procs_file(), &arguments),
-            None => process::start(&arguments),
-        };
+        let program = &self.programs[index(node)];
+        let cgroup = self.memory_cgroups.get(index(node)).map(MemoryCgroup::procs_file);
+        let start = || process::start_version(program, cgroup.as_deref(), &arguments);
         let gateway = self.host(node).namespace.run(start);
-        gateway.wait_for_stderr("gateway running");
+        // Another version may word it differently.
+        if program == process::program() {
+            gateway.wait_for_stderr("gateway running");
+        }
         self.running[index(node)] = Some(gateway);
         wait_until("the control socket answers", || self.status(node).is_some());
+    }
+
+    /// Makes that gateway the program under test from its next start on, as the installation of a new version does.
+    pub fn upgrade_gateway(&mut self, node: u8) {
+        process::program().clone_into(&mut self.programs[index(node)]);
+    }
+
+    /// Runs the program under test on that gateway's host, with these arguments.
+    #[must_use]
+    pub fn run_on(&self, node: u8, arguments: &[&str]) -> ExitedProcess {
+        self.host(node).namespace.run(|| process::run(arguments))
     }
 
     fn start_witnesses(&mut self) {
@@ -246,9 +263,22 @@ impl Testbed {
     /// Starts or restarts all witnesses.
     pub fn restart_witnesses(&mut self) {
         let paths: Vec<_> = self.witness_nodes().map(|node| self.path(&format!("witness{node}.toml"))).collect();
+        let first_program = self.plan.previous_program.as_deref().unwrap_or_else(|| process::program());
         for ((host, witness), path) in self.witnesses.iter_mut().zip(paths) {
-            *witness = Some(host.namespace.run(|| process::start(["witness", text(&path)])));
+            let start = || process::start_version(first_program, None, ["witness", text(&path)]);
+            *witness = Some(host.namespace.run(start));
         }
+    }
+
+    /// Ends all witnesses in order, and starts the program under test in their place.
+    ///
+    /// # Panics
+    /// When one fails.
+    pub fn upgrade_witnesses(&mut self) {
+        let outputs = self.end_witnesses();
+        self.outputs.extend(outputs);
+        self.plan.previous_program = None;
+        self.restart_witnesses();
     }
 
     /// Kills all witnesses as a crash does.
@@ -401,6 +431,12 @@ impl Testbed {
     /// When there is none.
     pub fn store(&mut self) -> &mut Ensemble {
         &mut self.store.as_mut().expect("the backend is a store").1
+    }
+
+    /// Standard error of that gateway so far; empty if it doesn't run.
+    #[must_use]
+    pub fn stderr_of(&self, node: u8) -> String {
+        self.running[index(node)].as_ref().map(MdgwProcess::stderr_so_far).unwrap_or_default()
     }
 
     /// That gateway's status of its group; `None` if it doesn't answer.
@@ -595,7 +631,9 @@ impl Testbed {
         self.nodes().map(|node| self.config_path(node)).collect()
     }
 
-    fn config_path(&self, node: u8) -> PathBuf {
+    /// Path of that gateway's configuration file.
+    #[must_use]
+    pub fn config_path(&self, node: u8) -> PathBuf {
         self.path(&format!("gateway{node}.toml"))
     }
 
@@ -631,7 +669,9 @@ impl Testbed {
         VenueInput { messages: self.plan.messages, channel: self.plan.channel.clone(), config: self.config_text(1) }
     }
 
-    fn control_socket(&self, node: u8) -> PathBuf {
+    /// Path of that gateway's control socket.
+    #[must_use]
+    pub fn control_socket(&self, node: u8) -> PathBuf {
         self.path(&format!("control{node}"))
     }
 

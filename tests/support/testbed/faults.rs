@@ -4,7 +4,7 @@ mod lease_authority;
 mod network;
 mod processes;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mdgw_feeds::identity::Epoch;
 
@@ -78,7 +78,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 51] = {
+pub const CASES: [FaultCase; 52] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -117,6 +117,14 @@ pub const CASES: [FaultCase; 51] = {
             PeerLeads,
             processes::upgrade_configuration,
         ),
+        FaultCase::new(
+            "upgrade",
+            "both gateways and the witness are upgraded by the steps of ops/guide/upgrade.md (to the same program, unless tests/mixed_versions names another one to begin with)",
+            PeerLeads,
+            processes::upgrade_by_the_guide,
+        )
+        .with_backend(Quorum)
+        .with_plan(|plan| plan.previous_program = std::env::var_os(PREVIOUS_PROGRAM).map(PathBuf::from)),
         FaultCase::new(
             "kill-in-split-message",
             "packets are so small that messages are split into parts; the leader's output is dropped from some packet on, and the leader is killed",
@@ -340,6 +348,9 @@ pub const CASES: [FaultCase; 51] = {
 pub fn case_named(name: &str) -> Option<FaultCase> {
     CASES.into_iter().find(|case| case.name == name)
 }
+
+/// Environment variable: a built `mdgw` of another version.
+pub const PREVIOUS_PROGRAM: &str = "MDGW_PREVIOUS_PROGRAM";
 
 /// Publishes each change of the best ten levels, so that the output shows the content of every book.
 fn publish_books(plan: &mut Plan) {

@@ -94,6 +94,9 @@ pub struct Plan {
     /// Whether receivers keep summaries instead of every delivery, so that a run may last for hours. It ends with
     /// [`Testbed::finish_summaries`](super::Testbed::finish_summaries).
     pub keeps_summaries: bool,
+    /// The `mdgw` that gateways and witnesses are until they are upgraded, see
+    /// [`Testbed::upgrade_gateway`](super::Testbed::upgrade_gateway). `None`: the program under test.
+    pub previous_program: Option<PathBuf>,
 }
 
 /// Bursts of the venue.
@@ -134,6 +137,7 @@ impl Plan {
             fast_dir: std::env::temp_dir(),
             bursts: None,
             keeps_summaries: false,
+            previous_program: None,
         }
     }
 }

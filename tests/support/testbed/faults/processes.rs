@@ -6,9 +6,9 @@ use mdgw_feeds::identity::Epoch;
 
 use super::{super::OUTPUT, InjectedFault, hold_fault, now_ns, quiescent_leader, wait_for_failover};
 use crate::{
-    process::Signal,
-    process::wait_until,
-    testbed::{LINES, Testbed},
+    gateway_fixture::text,
+    process::{ExitedProcess, Signal, wait_until},
+    testbed::{LINES, Testbed, plan::ElectionBackend},
 };
 
 pub(super) fn kill(testbed: &mut Testbed, trial: u64) -> InjectedFault {
@@ -116,6 +116,74 @@ pub(super) fn upgrade_configuration(testbed: &mut Testbed, _trial: u64) -> Injec
     testbed.wait_until_eligible(leader);
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
+
+/// The steps of `ops/guide/upgrade.md`, with its commands. Where the two versions do not speak the same pair link or votes,
+/// the way that the guide names for that.
+pub(super) fn upgrade_by_the_guide(testbed: &mut Testbed, _trial: u64) -> InjectedFault {
+    let leader = testbed.leader();
+    let standby = 3 - leader;
+    testbed.end(standby);
+    upgrade_and_start(testbed, standby);
+    let epoch_before = testbed.epoch();
+    let log = testbed.stderr_of(standby);
+    let injected_ns = if log.contains(VOTES_DIFFER) {
+        let injected_ns = now_ns();
+        testbed.upgrade_witnesses();
+        wait_for_failover(testbed, epoch_before);
+        testbed.end(leader);
+        injected_ns
+    } else if log.contains(LINKS_DIFFER) {
+        let injected_ns = testbed.end(leader);
+        wait_for_failover(testbed, epoch_before);
+        injected_ns
+    } else {
+        let mut injected_ns = 0;
+        // The leader refuses until it knows that the other one is eligible, which takes longer on a crowded machine.
+        wait_until("the leader hands over", || {
+            injected_ns = now_ns();
+            ha(testbed, leader, &["hand-over"]).code == Some(0)
+        });
+        wait_for_failover(testbed, epoch_before);
+        testbed.end(leader);
+        injected_ns
+    };
+    upgrade_and_start(testbed, leader);
+    if testbed.plan.backend == ElectionBackend::Quorum {
+        testbed.upgrade_witnesses();
+    }
+    wait_until("both gateways know one leader of one epoch", || {
+        let [first, second] = [1, 2].map(|node| testbed.status(node).unwrap_or_default());
+        let mut roles = [&first, &second].map(|status| status["role"].as_str().unwrap_or_default());
+        roles.sort_unstable();
+        roles == ["candidate", "leader"] && first["epoch"] == second["epoch"]
+    });
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+/// Step 1 of the guide on a gateway that has been stopped, and step 2.
+fn upgrade_and_start(testbed: &mut Testbed, node: u8) {
+    testbed.upgrade_gateway(node);
+    let config = testbed.config_path(node);
+    let _warnings = testbed.run_on(node, &["check", text(&config)]).expect_code(0);
+    testbed.start_gateway(node);
+    wait_until("the gateway is shown as a candidate and eligible", || {
+        let status = ha(testbed, node, &["status"]).stdout;
+        // A gateway whose peer stalled may lead already.
+        (status.contains(" candidate ") || status.contains(" leader ")) && !status.contains("not eligible")
+    });
+    testbed.wait_until_eligible(node);
+}
+
+/// `mdgw ha` with these arguments, at that gateway's control socket.
+fn ha(testbed: &Testbed, node: u8, arguments: &[&str]) -> ExitedProcess {
+    let socket = testbed.control_socket(node);
+    let arguments: Vec<_> = ["ha"].iter().chain(arguments).copied().chain(["--socket", text(&socket)]).collect();
+    testbed.run_on(node, &arguments)
+}
+
+/// Logged where votes of another version arrive, and where the pair link of the peer has another version.
+const VOTES_DIFFER: &str = "a message of a different protocol version";
+const LINKS_DIFFER: &str = "of the pair link, and this gateway speaks version";
 
 pub(super) fn kill_inside_a_message(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
