@@ -35,9 +35,8 @@ fn each_row_names_a_check_or_says_that_there_is_none() {
 
 #[test]
 fn each_command_names_a_suite_that_exists() {
-    let manifests = ["tests", "tests/model", "tests/simulation"].map(|package| -> toml::Table {
-        read(&format!("{package}/Cargo.toml")).parse().expect("a manifest")
-    });
+    let manifests = ["tests", "tests/model", "tests/simulation"]
+        .map(|package| -> toml::Table { read(&format!("{package}/Cargo.toml")).parse().expect("a manifest") });
     let tests = manifests.iter().flat_map(|manifest| manifest["test"].as_array().expect("tests"));
     let known: BTreeSet<_> = tests.map(|test| test["name"].as_str().expect("a name")).collect();
     let text = read(DOCUMENT);

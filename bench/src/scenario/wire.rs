@@ -9,7 +9,7 @@
 //!
 //! - `case`: what one run is; `input`, `schedule`: its packets and their times
 //! - `network`, `cores`, `subject`: where the programs run, and with which configuration
-//! - `drive`: one run; `sender`, `receiver`, `matching`, `log_readers`, `thread_use`: its parts
+//! - `drive`: one run; `sender`, `receiver`, `matching`, `log_readers`, `thread_use`, `own_latency`: its parts
 //! - `outcome`, `statistics`, `table`, `page`: its results; `search`: the highest rate without loss
 
 mod admin_client;
@@ -21,6 +21,7 @@ mod log_readers;
 mod matching;
 mod network;
 mod outcome;
+mod own_latency;
 mod page;
 mod receiver;
 mod schedule;

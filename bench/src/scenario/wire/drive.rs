@@ -21,10 +21,11 @@ use super::{
     matching::ChannelMatching,
     network::Network,
     outcome::{Outcome, SentPacket},
+    own_latency,
     receiver::{ReceiveCounts, Receiver},
     schedule::Schedule,
     sender::{BetweenSends, SendTimes, Sender},
-    subject::{POOL, RunningSubject, Settings, Subject, SubjectKind},
+    subject::{LATENCY_DIRECTORY, POOL, RunningSubject, Settings, Subject, SubjectKind},
     thread_use::ThreadUse,
 };
 
@@ -52,11 +53,12 @@ impl Rig {
         let run = Run { rig: self, subject, case, input, cores, settle_packets, packet_count };
         // The sender pins itself. Programs that are started inherit the cores of their starter, so it is a thread of
         // its own that ends with the run.
-        let outcome = thread::scope(|scope| {
+        let mut outcome = thread::scope(|scope| {
             let driver = scope.spawn(|| run.drive(&running));
             driver.join().map_err(|_| anyhow!("the sending thread panicked"))?
         })?;
-        running.stop()?;
+        let directory = running.stop()?;
+        outcome.own = own_latency::read(&directory.path().join(LATENCY_DIRECTORY), outcome.begun_ns)?;
         Ok(outcome)
     }
 }
@@ -90,6 +92,7 @@ impl Run<'_> {
         let client = running.admin_address.zip(self.subject.admin.path());
         let client =
             client.map(|(address, path)| network.run_inside(|| AdminClient::start(address, path))).transpose()?;
+        let begun_ns = unix_now().0;
         let (before, begun) = (ThreadUse::of(running.process(), self.pool_prefix())?, Instant::now());
         let times = self.send_measured(&sender, &mut receiver)?;
         let threads = ThreadUse::of(running.process(), self.pool_prefix())?.since(before);
@@ -106,6 +109,7 @@ impl Run<'_> {
         outcome.threads = threads;
         outcome.log_entries_read = log_entries_read;
         outcome.answers = answers;
+        outcome.begun_ns = begun_ns;
         outcome.measured_ns = measured_ns;
         Ok(outcome)
     }

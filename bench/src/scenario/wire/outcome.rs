@@ -26,8 +26,12 @@ pub(super) struct Outcome {
     pub(super) achieved_per_s: f64,
     pub(super) threads: ThreadUse,
     pub(super) log_entries_read: u64,
+    /// Wire to wire by the gateway's own latency log; empty without one.
+    pub(super) own: Histogram<u64>,
     /// Of the admin listener.
     pub(super) answers: Vec<Answer>,
+    /// When the measured packets began, ns since 1970 UTC.
+    pub(super) begun_ns: u64,
     /// Time of the measured packets, ns.
     pub(super) measured_ns: u64,
 }
@@ -53,7 +57,9 @@ impl Outcome {
             achieved_per_s,
             threads: ThreadUse::default(),
             log_entries_read: 0,
+            own: histogram(),
             answers: Vec::new(),
+            begun_ns: 0,
             measured_ns: 0,
         }
     }
@@ -82,7 +88,7 @@ impl Outcome {
     }
 }
 
-fn histogram() -> Histogram<u64> {
+pub(super) fn histogram() -> Histogram<u64> {
     #[expect(clippy::expect_used, reason = "constant bounds")]
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("valid bounds")
 }

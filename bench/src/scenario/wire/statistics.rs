@@ -68,6 +68,19 @@ impl CaseRounds {
         Spread::of(pairs.map(|(outcome, base)| of(outcome) / of(base)).collect())
     }
 
+    /// A latency that a subject measured itself over that of another one, round by round; `None` without latency logs.
+    pub(super) fn own_ratio_to(&self, base: usize, subject: usize, percentile: Percentile) -> Option<Spread> {
+        let of = |outcome: &Outcome| outcome.own.value_at_quantile(percentile.quantile) as f64;
+        let pairs = self.outcomes[subject].iter().zip(&self.outcomes[base]);
+        let ratios: Vec<_> = pairs.map(|(outcome, base)| of(outcome) / of(base)).collect();
+        ratios.iter().all(|ratio| ratio.is_finite()).then(|| Spread::of(ratios))
+    }
+
+    /// A latency that a subject measured itself, us.
+    pub(super) fn own_latency_us(&self, subject: usize, percentile: Percentile) -> Spread {
+        self.spread(subject, |outcome| outcome.own.value_at_quantile(percentile.quantile) as f64 / 1e3)
+    }
+
     /// Of a subject whose admin listener was asked, over all rounds.
     pub(super) fn admin_cost(&self, subject: usize) -> Option<AdminCost> {
         let outcomes = &self.outcomes[subject];
@@ -127,13 +140,17 @@ impl CaseRounds {
             let value = json!({
                 "us": self.latency_us(subject, percentile).to_json(),
                 "us_from_send": from_send.to_json(),
+                "us_by_the_gateway": self.own_latency_us(subject, percentile).to_json(),
                 "ratio_to_bare": self.ratio(subject, percentile).to_json(),
             });
             (percentile.name.to_owned(), value)
         });
         let admin = self.admin_cost(subject).map(|cost| {
             let ratios = AdminUse::unasked(names, subject).map(|base| {
-                let ratio = |percentile: Percentile| self.ratio_to(base, subject, percentile).to_json();
+                let ratio = |percentile: Percentile| {
+                    let own = self.own_ratio_to(base, subject, percentile).map(|ratio| ratio.to_json());
+                    json!({ "outside": self.ratio_to(base, subject, percentile).to_json(), "by_the_gateway": own })
+                };
                 Value::Object(
                     PERCENTILES.map(|percentile| (percentile.name.to_owned(), ratio(percentile))).into_iter().collect(),
                 )

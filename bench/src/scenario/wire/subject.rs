@@ -6,6 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -85,7 +86,7 @@ impl Subject {
         command.stderr(fs::File::options().append(true).open(&output)?);
         let started = network.run_inside(|| command.spawn())?;
         let child = started.with_context(|| format!("start {}", self.program.display()))?;
-        let mut running = RunningSubject { child, directory, kind: self.kind, admin_address };
+        let mut running = RunningSubject { child, directory: Arc::new(directory), kind: self.kind, admin_address };
         let ready = match (self.kind, case.election) {
             (SubjectKind::Bare, _) => "ready",
             (SubjectKind::Gateway, Election::None) => "gateway running",
@@ -100,7 +101,7 @@ impl Subject {
 /// A started program; it ends when this is dropped.
 pub(super) struct RunningSubject {
     child: Child,
-    directory: TempDir,
+    directory: Arc<TempDir>,
     kind: SubjectKind,
     /// Where the gateway's admin listener is.
     pub(super) admin_address: Option<SocketAddr>,
@@ -133,8 +134,8 @@ impl RunningSubject {
         }
     }
 
-    /// Ends the program. An error if it had ended before.
-    pub(super) fn stop(mut self) -> Result<()> {
+    /// Ends the program, and returns its directory. An error if it had ended before.
+    pub(super) fn stop(mut self) -> Result<Arc<TempDir>> {
         if let Some(status) = self.child.try_wait()? {
             let text = fs::read_to_string(self.directory.path().join("output")).unwrap_or_default();
             bail!("the program ended during the run ({status}); it wrote:\n{text}");
@@ -145,7 +146,7 @@ impl RunningSubject {
             ensure!(asked.elapsed() < STOP_TIMEOUT, "the program does not end on SIGTERM");
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(())
+        Ok(Arc::clone(&self.directory))
     }
 }
 
@@ -232,13 +233,15 @@ fn configuration(case: &Case, cores: &Cores, network: &Network, settings: &Setti
         );
     }
     if case.latency_log == LatencyLog::On {
-        let _ = write!(text, "[latency]\ndirectory = \"{directory}/latency\"\ninterval_ms = 1000\n");
+        let _ = write!(text, "[latency]\ndirectory = \"{directory}/{LATENCY_DIRECTORY}\"\ninterval_ms = 1000\n");
     }
     text
 }
 
 /// Name of the gateway's pool; its threads are `main-0` and so on.
 pub(super) const POOL: &str = "main";
+/// Of the latency logs, in the directory of a run.
+pub(super) const LATENCY_DIRECTORY: &str = "latency";
 const LINE_BUFFER_BYTES: u64 = 16 << 20;
 /// The defaults, of one to four channels; more channels share the memory.
 const SEGMENT_BYTES: u64 = 64 << 20;

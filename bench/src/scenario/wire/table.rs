@@ -50,6 +50,15 @@ pub(super) fn write_case(rounds: &CaseRounds, names: &[String], out: &mut impl W
                 write!(out, " {} {}", percentile.name, ratio_text(rounds.ratio_to(base, subject, *percentile)))?;
             }
             writeln!(out)?;
+            let own = percentiles.iter().filter_map(|percentile| {
+                let ratio = rounds.own_ratio_to(base, subject, *percentile)?;
+                let us = [base, subject].map(|subject| rounds.own_latency_us(subject, *percentile).median);
+                Some(format!(" {} {:.1} to {:.1} us, {}", percentile.name, us[0], us[1], ratio_text(ratio)))
+            });
+            let own: Vec<_> = own.collect();
+            if !own.is_empty() {
+                writeln!(out, "  {name} over {}, by the gateway's own log:{}", names[base], own.join(";"))?;
+            }
         }
     }
     Ok(())
