@@ -37,7 +37,8 @@ impl ReloadingPair {
     }
 
     fn config(&self, node: u8, revision: u64, has_second: bool) -> String {
-        let config = self.pair.config_text(node).replacen("[election]\n", &format!("[election]\nrevision = {revision}\n"), 1);
+        let config =
+            self.pair.config_text(node).replacen("[election]\n", &format!("[election]\nrevision = {revision}\n"), 1);
         if !has_second {
             return config;
         }
@@ -50,7 +51,8 @@ impl ReloadingPair {
 
     /// Writes the configuration and reloads it. `times`: how often this gateway has reloaded by then.
     fn reload(&self, node: u8, revision: u64, has_second: bool, times: usize) {
-        fs::write(self.pair.gateways.fixture(node).path("gateway.toml"), self.config(node, revision, has_second)).unwrap();
+        fs::write(self.pair.gateways.fixture(node).path("gateway.toml"), self.config(node, revision, has_second))
+            .unwrap();
         let gateway = self.pair.gateways.running(node).unwrap();
         gateway.signal(Signal::HangUp);
         gateway.wait_for_stderr_times("configuration reloaded", times);
@@ -102,7 +104,11 @@ impl ReloadingPair {
         let epoch = self.pair.status(leader).unwrap()["epoch"].clone();
         for _ in 0..20 {
             let status = self.pair.status(leader).unwrap();
-            assert_eq!((&status["role"], &status["epoch"], &status["fitness"]), (&"leader".into(), &epoch, &"fit".into()), "{status}");
+            assert_eq!(
+                (&status["role"], &status["epoch"], &status["fitness"]),
+                (&"leader".into(), &epoch, &"fit".into()),
+                "{status}"
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     }
