@@ -6,5 +6,6 @@ mod forged_epochs;
 mod mixed_versions;
 mod monitoring;
 mod page;
+mod pair_reload;
 mod rejoin;
 mod takeover;

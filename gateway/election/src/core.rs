@@ -10,6 +10,7 @@ use super::{
     fitness::{Eligibility, Fitness},
     identity::{Member, NodeId, NodeName},
     peer::{PeerMessage, PeerState},
+    record::ConfigVersion,
 };
 use crate::identity::DeathNotice;
 
@@ -72,6 +73,9 @@ pub enum Input<E> {
     Admit(NodeId, NodeName),
     /// Where leadership belongs, computed over all groups. Cores that do not hand over automatically ignore it.
     Placement(GroupPlacement),
+    /// The configuration of this gateway's output from now on. Only what this gateway reports and how it compares itself
+    /// with others follows from it, as after a restart with that configuration.
+    Configuration(ConfigVersion),
     /// Whether the two gateways have lately produced different records for one message. If so, leadership does not move
     /// automatically.
     OutputMismatch(bool),
@@ -99,6 +103,7 @@ impl Input<Infallible> {
             Self::Pin(pin) => Input::Pin(pin),
             Self::Admit(node, name) => Input::Admit(node, name),
             Self::Placement(place) => Input::Placement(place),
+            Self::Configuration(configuration) => Input::Configuration(configuration),
             Self::OutputMismatch(has_output_mismatch) => Input::OutputMismatch(has_output_mismatch),
             Self::Close => Input::Close,
         }
@@ -285,9 +290,9 @@ pub enum Obstacle {
     /// revision.
     Configuration {
         /// The record's configuration.
-        expected: super::record::ConfigVersion,
+        expected: ConfigVersion,
         /// This gateway's configuration.
-        ours: super::record::ConfigVersion,
+        ours: ConfigVersion,
     },
     /// The clock's rate is outside the range that the timing allows.
     ClockRate {

@@ -39,6 +39,7 @@ use super::{
     identity::{Member, NodeId, NodeName},
     latch::{Closed, HandOverError, LeaderLatch, Listener, ListenerId},
     peer::PeerMessage,
+    record::ConfigVersion,
     register::{Register, RegisterRequest},
     timing::LeaseTiming,
 };
@@ -250,6 +251,11 @@ impl Election {
     /// Notifies the election whether the two gateways have lately produced different records for one message.
     pub fn set_output_mismatch(&self, has_output_mismatch: bool) {
         (self.send_input)(Input::OutputMismatch(has_output_mismatch));
+    }
+
+    /// Notifies the election of a configuration that was reloaded.
+    pub fn set_configuration(&self, configuration: ConfigVersion) {
+        (self.send_input)(Input::Configuration(configuration));
     }
 
     /// An operator admits that gateway as a candidate.

@@ -429,6 +429,7 @@ impl Core for Emergent {
             Input::Pin(pin) => self.pin = pin,
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
+            Input::Configuration(configuration) => self.config.configuration = configuration,
             // There is no admission by an operator, and the pair link has no part in this election.
             Input::Time
             | Input::Peer { .. }

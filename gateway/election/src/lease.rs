@@ -650,6 +650,7 @@ impl Core for Lease {
             Input::Drained => self.on_drained(now),
             Input::Pin(pin) => self.pin = Some(pin),
             Input::Placement(placement) => self.placement = placement,
+            Input::Configuration(configuration) => self.config.configuration = configuration,
             Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
             Input::Admit(node, name) => {
                 self.admitted.insert(node, name);

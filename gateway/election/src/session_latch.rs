@@ -256,6 +256,7 @@ impl SessionLatch {
         match input {
             Input::Backend(event) => self.on_event(now, event),
             Input::Fitness(fitness) => self.fitness = fitness,
+            Input::Configuration(configuration) => self.config.configuration = configuration,
             Input::Eligibility(eligibility) => self.eligibility = eligibility,
             Input::ClockRate(rate) => self.clock_rate = rate,
             Input::Progress(progress) => self.progress = progress,

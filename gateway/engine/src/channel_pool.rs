@@ -27,6 +27,20 @@ pub trait ChannelPool: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`HandleSet::add`]; `InvalidInput` for a channel that does not exist, or if the pool is shut down.
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()>;
+    /// Stops watching a socket.
+    ///
+    /// # Errors
+    /// As [`HandleSet::remove`]; `InvalidInput` if the pool is shut down.
+    fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
+    /// Puts a channel into the vacant slot that its pipeline names: see [`Dispatch::insert`].
+    ///
+    /// # Errors
+    /// Returns the channel if that slot does not exist or is not vacant, or if the pool is shut down.
+    fn insert(&self, channel: Box<ChannelPipeline>) -> Result<(), Box<ChannelPipeline>>;
+    /// Takes a channel out of service for good: see [`Dispatch::retire`].
+    fn retire(&self, index: usize);
+    /// A retired channel that no thread touches any more: see [`Dispatch::take_retired`].
+    fn take_retired(&self, index: usize) -> Option<Box<ChannelPipeline>>;
     /// The gauges of the pool; zeros once it is shut down.
     fn gauges(&self) -> Gauges;
     /// Why the pool has stopped without a request, if it has.
@@ -114,8 +128,27 @@ impl<S: HandleSet + 'static> fmt::Debug for LockedPool<S> {
 
 impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
-        let is_shut_down = || io::Error::new(io::ErrorKind::InvalidInput, "the pool is shut down");
         self.with_pool(|pool| pool.add(socket, handle)).unwrap_or_else(|| Err(is_shut_down()))
+    }
+
+    fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.with_pool(|pool| pool.remove(socket)).unwrap_or_else(|| Err(is_shut_down()))
+    }
+
+    fn insert(&self, channel: Box<ChannelPipeline>) -> Result<(), Box<ChannelPipeline>> {
+        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match guard.as_ref() {
+            Some(pool) => pool.insert(channel.index(), *channel).map_err(Box::new),
+            None => Err(channel),
+        }
+    }
+
+    fn retire(&self, index: usize) {
+        let _is_shut_down = self.with_pool(|pool| pool.retire(channel_index(index)));
+    }
+
+    fn take_retired(&self, index: usize) -> Option<Box<ChannelPipeline>> {
+        self.with_pool(|pool| pool.take_retired(channel_index(index))).flatten().map(Box::new)
     }
 
     fn gauges(&self) -> Gauges {
@@ -127,15 +160,13 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     }
 
     fn failed(&self, index: usize) -> Option<FailReason> {
-        let index = ChannelIndex(u32::try_from(index).ok()?);
-        self.with_pool(|pool| pool.failed(index)).flatten()
+        self.with_pool(|pool| pool.failed(channel_index(index))).flatten()
     }
 
     fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage> {
-        let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
         let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match guard.as_ref() {
-            Some(pool) => pool.send(index, message),
+            Some(pool) => pool.send(channel_index(index), message),
             None => Err(message),
         }
     }
@@ -144,4 +175,13 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
         let pool = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
         pool.map(Pool::shutdown).unwrap_or_default()
     }
+}
+
+fn is_shut_down() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the pool is shut down")
+}
+
+fn channel_index(index: usize) -> ChannelIndex {
+    // A pool has far fewer slots; none has the last number.
+    ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX))
 }

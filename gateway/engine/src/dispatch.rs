@@ -198,13 +198,28 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     /// As [`HandleSet::remove`].
     fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
 
+    /// Puts a channel into a vacant slot. A thread of the pool soon reads its first deadline; then [add](Self::add) its
+    /// sockets. For cold threads.
+    ///
+    /// # Errors
+    /// Returns the handler if there is no such slot or it is not vacant.
+    fn insert(&self, channel: ChannelIndex, handler: H) -> Result<(), H>;
+
+    /// Takes a channel out of service for good: [remove](Self::remove) its sockets before. Its present or next holder ends
+    /// after the call of the handler in progress; what it did not handle is dropped.
+    fn retire(&self, channel: ChannelIndex);
+
+    /// The handler of a retired channel, once no thread can touch it any more; `None` before: ask again. Its slot is vacant
+    /// then.
+    fn take_retired(&self, channel: ChannelIndex) -> Option<H>;
+
     /// Sends a message to a channel. The thread that processes the channel next reads it. Any thread may call this.
     ///
     /// # Errors
     /// Returns the message if the channel's inbox is full, or if the channel does not exist or has failed.
     fn send(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message>;
 
-    /// Why a channel is out of service; `None` while it is in service.
+    /// Why a channel is out of service; `None` while it is in service, and for a vacant slot.
     fn failed(&self, channel: ChannelIndex) -> Option<FailReason>;
 
     /// Why the pool has stopped by itself; `None` while it runs.
@@ -213,8 +228,8 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     /// The present roles of the threads, and their counters.
     fn gauges(&self) -> Gauges;
 
-    /// Finishes the work in progress, wakes and joins all threads, and returns the handlers in their order. Unread data
-    /// stays in the sockets.
+    /// Finishes the work in progress, wakes and joins all threads, and returns the handlers in the order of their slots.
+    /// Unread data stays in the sockets.
     fn shutdown(self) -> Vec<H>;
 }
 
@@ -241,6 +256,8 @@ pub struct DispatchConfig {
     pub stall_ns_max: u64,
     /// Maximum number of messages in a channel's inbox.
     pub inbox_messages_max: usize,
+    /// Vacant slots behind those of the channels, for channels that are [inserted](Dispatch::insert) later.
+    pub spare_channels: usize,
 }
 
 impl Default for DispatchConfig {
@@ -256,6 +273,7 @@ impl Default for DispatchConfig {
             spin_ns: 50_000,
             stall_ns_max: 50_000,
             inbox_messages_max: 512,
+            spare_channels: 0,
         }
     }
 }

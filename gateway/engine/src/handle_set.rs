@@ -80,6 +80,12 @@ pub trait HandleSet: Send + Sync {
     /// Sets the one timer, or clears it. A time in the past expires at once.
     fn set_timer(&self, at: Option<MonoNs>);
 
+    /// Whether a socket was added or removed that the waiting thread has not seen yet: it may still return datagrams of a
+    /// removed socket. Never where waits return readiness only: a stale readiness does no harm.
+    fn has_unapplied_changes(&self) -> bool {
+        false
+    }
+
     /// Whether waits return [`Event::Provided`]. Such a set serves a pool of one thread, since the delivered datagrams
     /// lie in the memory of the thread that waited.
     fn delivers_data(&self) -> bool {

@@ -19,7 +19,10 @@ use std::{
     os::fd::RawFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
@@ -32,7 +35,7 @@ use mdgw_feeds::{
     time::{MonoNs, UnixNs},
 };
 use mdgw_sys::{
-    batch::{ReceiveBatch, ReceivedDatagram, SendBuffers, StampKind},
+    batch::{OutputIndex, ReceiveBatch, ReceivedDatagram, SendBuffers, StampKind},
     clock::{WallFromMono, mono_now},
     fence::Fence,
     handle::{ChannelIndex, Handle, LineSet},
@@ -48,7 +51,7 @@ use mdgw_telemetry::{
 use crate::{
     dispatch::{ChannelHandler, FailReason, Failure, Progress, TurnContext},
     handle_set::ThreadIo,
-    publish::{LogSink, Publisher},
+    publish::{LogSink, OUTPUT_LINES_MAX, Publisher},
 };
 
 /// One channel with all state that belongs to it alone. Owned by the holder of its claim.
@@ -135,6 +138,34 @@ pub enum ChannelMessage {
     PeerDeclaredGap(Session),
     /// A slice of the channel's state, for a joining gateway.
     CopySlice(Box<CopyRequest>),
+    /// Other output lines from now on.
+    OutputsChanged(Arc<OutputChange>),
+}
+
+/// Output lines that replace those of some channels.
+#[derive(Debug)]
+pub struct OutputChange {
+    outputs: Vec<OutputIndex>,
+    applied: AtomicUsize,
+}
+
+impl OutputChange {
+    /// A change to these lines, at most [`OUTPUT_LINES_MAX`].
+    ///
+    /// # Panics
+    /// With more lines.
+    #[must_use]
+    pub fn new(outputs: Vec<OutputIndex>) -> Arc<Self> {
+        assert!(outputs.len() <= OUTPUT_LINES_MAX);
+        Arc::new(Self { outputs, applied: AtomicUsize::new(0) })
+    }
+
+    /// Number of channels that have no send in progress on any other line, and begin none.
+    #[must_use]
+    pub fn applied_count(&self) -> usize {
+        // Acquire pairs with the Release of the channel: its sends on the former lines are done.
+        self.applied.load(Acquire)
+    }
 }
 
 /// A range `[first, next)` of input that no line has delivered, requested from the peer.
@@ -311,6 +342,12 @@ impl ChannelPipeline {
             reported_session: None,
             fail_reason: None,
         }
+    }
+
+    /// Index of the channel's slot in its pool.
+    #[must_use]
+    pub fn index(&self) -> ChannelIndex {
+        self.index
     }
 
     /// The sans-I/O channel with its statistics.
@@ -659,6 +696,11 @@ impl ChannelHandler for ChannelPipeline {
             ChannelMessage::CopySlice(copy_request) => {
                 copy_request.run(&mut self.channel);
                 return Ok(());
+            }
+            ChannelMessage::OutputsChanged(change) => {
+                self.publisher.set_outputs(&change.outputs, &self.sink);
+                self.publisher.send_from(&mut self.sink, &self.fence, &mut context.local.buffers, context.io);
+                change.applied.fetch_add(1, Release);
             }
         }
         self.finish_batch(context.now);

@@ -36,5 +36,6 @@ mod reported_epochs;
 pub use copy_in::{CopyError, fetch_copy};
 pub use handle::{LinkHandle, PairCounts, PeerReport};
 pub use link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint};
+pub use mismatch::ChannelLogs;
 pub use position_query::query_positions;
 pub use reported_epochs::{LinkedGroup, ReportedEpochs};

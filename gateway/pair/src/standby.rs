@@ -26,8 +26,8 @@ pub mod windows;
 pub use epochs::KnownEpochs;
 pub use history::{HistoryExtent, InputHistory};
 pub use listener::{
-    ChannelGauges, ChannelStatus, ListenerCounts, MonitoredChannel, MonitoredInput, MonitoredOutput, Standby,
-    StandbyConfig, StandbyError, StatusTable,
+    ChannelGauges, ChannelStatus, ClosedSockets, ListenerCounts, MonitoredChannel, MonitoredInput, MonitoredOutput,
+    Standby, StandbyConfig, StandbyError, StatusTable,
 };
 pub use probe::ReceivePath;
 pub use tracker::ReceiveTracker;

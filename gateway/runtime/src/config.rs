@@ -26,6 +26,6 @@ pub(crate) mod tag_keys;
 
 pub use error::{ConfigError, Problem};
 pub use limits::PUBLISHED_BYTES_MAX;
-pub use reload::{Changes, Refused};
+pub use reload::{Changes, OutputLines, Refused};
 pub use resolved::Resolved;
 pub use tag_keys::TagKeyError;

@@ -4,6 +4,7 @@
 //! that no part uses another that has already stopped.
 
 mod alarms;
+mod channel_builder;
 mod cold;
 #[cfg(test)]
 mod counters_reference;
@@ -16,8 +17,11 @@ mod load;
 mod log_maintenance;
 mod metrics;
 mod page_status;
+mod placed_outputs;
 mod placement;
+mod pool_channels;
 mod readiness;
+mod reload;
 mod report;
 mod sentinel_handle;
 mod state_copy;
@@ -49,22 +53,22 @@ use mdgw_election::{
     record_location::RecordLocationError,
 };
 use mdgw_engine::{
-    channel_pool::{ChannelPool, PoolError},
+    channel_pool::PoolError,
     dispatch::{FailReason, roles::Gauges},
     handle_set::backend_choice::MissingIoUring,
-    pipeline::{ChannelMessage, ChannelPipeline, PeerGapRequests, PipelineCounters},
+    pipeline::{ChannelMessage, ChannelPipeline, PipelineCounters},
 };
 use mdgw_feeds::{
     consumer_edge::TsRecvMode,
-    identity::{ChannelId, Epoch, GroupId, Session},
+    identity::{Epoch, GroupId, Session},
     time::TradingDate,
 };
 use mdgw_pair::{
     pair_link::{
-        ChannelSender, LinkHandle, LinkedGroup, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts,
-        message::LinkIdentity,
+        ChannelLogs, ChannelSender, LinkHandle, LinkedGroup, PairEndpoints, PairLink, PairLinkConfig, PairLinkError,
+        PairParts, message::LinkIdentity,
     },
-    standby::{InputHistory, Standby, StandbyError, StatusTable},
+    standby::{Standby, StandbyError, StatusTable},
 };
 use mdgw_status::control::{ControlServer, listen};
 use mdgw_sys::{
@@ -82,9 +86,11 @@ pub use self::group::GroupHandle;
 pub use self::health::beginning;
 pub use self::metrics::sample_names;
 pub use self::readiness::Readiness;
+pub use self::reload::ReloadTick;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
 use self::{
     alarms::Alarms,
+    channel_builder::ChannelContext,
     cold::ColdThreads,
     election::{DeathRecorder, ElectionContext, LinkSlot, PeerForwarder},
     health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
@@ -93,7 +99,9 @@ use self::{
     load::{LoadSample, LoadWatch},
     metrics::AdminSource,
     page_status::{GatewayIdentity, PageSource},
+    placed_outputs::PlacedOutputs,
     placement::{PlacementInputs, PlacementThread},
+    pool_channels::PoolChannels,
     readiness::ChannelReadiness,
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
@@ -124,11 +132,12 @@ pub struct Gateway {
     this_start: Start,
     node: u8,
     groups: BTreeMap<GroupId, GroupHandle>,
-    logs: BTreeMap<ChannelId, PathBuf>,
+    logs: ChannelLogs,
     elections: BTreeMap<GroupId, Election>,
-    peer_gap_requests: Arc<PeerGapRequests>,
-    history: Arc<InputHistory>,
     pools: Vec<PoolChannels>,
+    /// What the construction of every channel needs.
+    context: ChannelContext,
+    placed: PlacedOutputs,
     standby: Option<Standby>,
     link: Option<PairLink>,
     link_slot: LinkSlot,
@@ -172,14 +181,6 @@ impl Drop for Admin {
             let _ = std::fs::remove_file(socket);
         }
     }
-}
-
-#[derive(Debug)]
-struct PoolChannels {
-    name: String,
-    pool: Arc<dyn ChannelPool>,
-    /// Id and name of each channel, at the channel's index in the pool.
-    channels: Vec<(ChannelId, String)>,
 }
 
 /// Overrides of the configuration by the command line, for rehearsals.
@@ -304,7 +305,7 @@ impl Gateway {
         let progress = ProgressCounters::new(config, shared_page.as_ref(), overrides.stall_limit.is_some());
         let thread_watch = overrides.stall_limit.map(|limit| ThreadWatch::new(config, &progress, limit));
         let mut wiring = Wiring::new(config, overrides, &registry)?;
-        let this_start = wiring.this_start();
+        let this_start = wiring.context().start;
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
             let started = wiring.start_pool(number, pool, progress.of_pool(config, number));
@@ -322,9 +323,10 @@ impl Gateway {
         }
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
-        let groups = group::handles(config, wiring.groups(), &pools, wiring.takeover_shared(), status_table);
-        let (peer_gap_requests, history) = (Arc::clone(wiring.peer_gap_requests()), Arc::clone(wiring.history()));
-        let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
+        let groups = group::handles(config, &wiring.context().groups, &pools, wiring.takeover_shared(), status_table);
+        let (context, placed) = (wiring.context().clone(), wiring.placed().clone());
+        let logs = config.channels.iter().map(|setup| (setup.id, config.gateway.log_directory(setup.id)));
+        let logs = ChannelLogs::of(logs);
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(
             epoch = this_start.epoch.count(),
@@ -373,9 +375,9 @@ impl Gateway {
             groups,
             elections,
             logs,
-            peer_gap_requests,
-            history,
             pools,
+            context,
+            placed,
             standby,
             link: None,
             link_slot,
@@ -472,7 +474,6 @@ impl Gateway {
         let source = Arc::new(AdminSource {
             watch: self.watch(),
             elections: self.elections.clone(),
-            channels: config.channels.iter().map(|setup| (setup.id, setup.name.clone())).collect(),
             node: self.node,
             epoch_count: self.epoch().count(),
             link,
@@ -503,13 +504,14 @@ impl Gateway {
         let has_record = backend.is_some_and(Backend::has_record);
         let admitting = election.clone();
         let status_table = self.status_table().cloned();
-        let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupHandle::channels).collect();
+        let handle = self.group(group).cloned();
         let healths = Arc::clone(self.health.newest());
         let costs = self.takeovers.costs(group).cloned();
-        let history = self.link.as_ref().map(|_| Arc::clone(&self.history));
+        let history = self.link.as_ref().map(|_| Arc::clone(&self.context.history));
         let details = move || {
             let health = lock(&healths).get(&group).copied();
             let status_table = status_table.as_ref().map(|status_table| status_table.all()).unwrap_or_default();
+            let channels = handle.as_ref().map(GroupHandle::channels).unwrap_or_default();
             let known = channels.iter().filter_map(|channel| Some((channel, status_table.get(channel)?)));
             let channel_status = known.map(|(channel, known)| {
                 let logged_through = known.logged_through.map(AuditPosition::from);
@@ -587,10 +589,11 @@ impl Gateway {
         let groups = self.groups.iter().map(|(group, handle)| (*group, linked(handle))).collect();
         let handles: Vec<_> = self.groups.values().cloned().collect();
         let channels = ChannelSender::new(move |channel, message| {
-            let handle = handles.iter().find(|handle| handle.channels().any(|id| id == channel));
+            let handle = handles.iter().find(|handle| handle.channels().contains(&channel));
             handle.is_some_and(|handle| handle.send(channel, message).is_ok())
         });
-        let (peer_gap_requests, history) = (Arc::clone(&self.peer_gap_requests), Arc::clone(&self.history));
+        let peer_gap_requests = Arc::clone(&self.context.peer_gap_requests);
+        let history = Arc::clone(&self.context.history);
         let identity = LinkIdentity { node: self.node, incarnation: self.this_start.incarnation };
         let parts = PairParts { status_table, groups, logs: self.logs.clone(), peer_gap_requests, history, channels };
         let link = PairLink::start(PairLinkConfig { identity, endpoints }, parts)?;
@@ -642,7 +645,7 @@ impl Gateway {
 
     fn start_placement(&self, lease_ns: u64) -> Result<PlacementThread, GatewayError> {
         let load =
-            |group| self.group(group).map_or(0, |handle| u32::try_from(handle.channels().count()).unwrap_or(u32::MAX));
+            |group| self.group(group).map_or(0, |handle| u32::try_from(handle.channels().len()).unwrap_or(u32::MAX));
         let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
         let spread = PlacementInputs { node: NodeId(self.node), lease_ns, elections: elections.collect() };
         PlacementThread::start(spread).map_err(GatewayError::io("start the placement thread"))
@@ -661,7 +664,7 @@ impl Gateway {
     }
 
     fn watch(&self) -> Watch {
-        let pools = self.pools.iter().map(|PoolChannels { name, pool, channels }| WatchedPool {
+        let pools = self.pools.iter().map(|PoolChannels { name, pool, channels, .. }| WatchedPool {
             name: name.clone(),
             pool: Arc::clone(pool),
             channels: channels.clone(),
@@ -677,12 +680,10 @@ impl Gateway {
     }
 
     /// Channels that are out of service, with the reason.
-    pub(crate) fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
+    pub(crate) fn failed(&self) -> impl Iterator<Item = (String, FailReason)> {
         self.pools.iter().flat_map(|pool| {
-            pool.channels
-                .iter()
-                .enumerate()
-                .filter_map(|(index, (_, name))| Some((name.as_str(), pool.pool.failed(index)?)))
+            let channels = pool.channels.all().into_iter();
+            channels.filter_map(|(index, _, name)| Some((name, pool.pool.failed(index)?)))
         })
     }
 
@@ -696,7 +697,7 @@ impl Gateway {
     pub fn log_alarms(&mut self) {
         let gauges: Vec<_> = self.pools.iter().map(|pool| pool.pool.gauges()).collect();
         self.load.sample(load_sample(&gauges, self.cold.kernel_drops().total()));
-        let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
+        let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel, reason.to_string())).collect();
         self.alarms.check(&self.registry, &failed);
         self.refusal_log.check(&self.listeners, mono_now());
         if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
@@ -719,7 +720,7 @@ impl Gateway {
         // With a link, the link's thread forwards declared gaps sooner.
         if self.link.is_none() {
             status_table.forward_declared_gaps(|channel, session| {
-                let handle = self.groups.values().find(|handle| handle.channels().any(|id| id == channel));
+                let handle = self.groups.values().find(|handle| handle.channels().contains(&channel));
                 handle.is_some_and(|handle| handle.send(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
             });
         }
@@ -779,12 +780,6 @@ impl Gateway {
         STOP_TIME.saturating_add(per_group.saturating_mul(u32::try_from(groups.len()).unwrap_or(u32::MAX)))
     }
 
-    /// Applies what may change at run time: see [`Resolved::diff_reloadable`].
-    pub fn reload(&self, config: &Resolved) {
-        self.latency.set_interval_ns(config.latency.interval_ns);
-        self.cold.reload(config);
-    }
-
     /// Stops in order: threads are joined, logs are closed, the state is on disk.
     ///
     /// # Errors
@@ -807,7 +802,11 @@ impl Gateway {
         let mut positions = Vec::new();
         for PoolChannels { pool, channels: names, .. } in pools {
             gauges.push(pool.gauges());
-            for (mut pipeline, (id, name)) in pool.shutdown().into_iter().zip(names) {
+            let names: BTreeMap<_, _> = names.all().into_iter().map(|(_, id, name)| (id, name)).collect();
+            for mut pipeline in pool.shutdown() {
+                let id = pipeline.channel().config().id;
+                // A channel that is being removed while the gateway stops has no name any more.
+                let name = names.get(&id).cloned().unwrap_or_else(|| id.0.to_string());
                 pipeline.flush_metrics(mono_now());
                 positions.extend(shutdown_position(&pipeline).map(|shutdown_position| (id, shutdown_position)));
                 channels.push(ChannelReport::of(&pipeline, id, name));

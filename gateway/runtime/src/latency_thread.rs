@@ -21,7 +21,10 @@ use mdgw_status::{
     interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
     recent::RecentIntervals,
 };
-use mdgw_sys::clock::{mono_now, unix_now};
+use mdgw_sys::{
+    clock::{mono_now, unix_now},
+    task_queue::TaskQueue,
+};
 use mdgw_telemetry::{
     channel_metrics::{ChannelCollector, ChannelCounts, ChannelMetrics, LineCounts},
     counters::CounterBlock,
@@ -33,12 +36,22 @@ use crate::config::resolved::LatencyConfig;
 /// One hot thread's collector, with the names for its indices.
 #[derive(Debug)]
 pub(crate) struct ThreadStageCollector {
+    /// Name of the thread's pool.
+    pool: String,
     /// Name of the thread, without spaces, commas or semicolons: `main-0`.
-    pub thread: String,
-    /// Ids of the channels, by index in the pool.
-    pub channels: Vec<ChannelId>,
+    thread: String,
+    /// Id of the last channel in each slot of the pool. What a thread has recorded before a removed channel's slot is used
+    /// again is still that channel's.
+    channels: BTreeMap<usize, ChannelId>,
     /// Cold end of the double buffer through which the thread hands over its histograms.
-    pub collector: StageCollector,
+    collector: StageCollector,
+}
+
+impl ThreadStageCollector {
+    /// Of a thread of that pool, whose slots from 0 on have these channels.
+    pub(crate) fn new(pool: String, thread: String, channels: &[ChannelId], collector: StageCollector) -> Self {
+        Self { pool, thread, channels: channels.iter().copied().enumerate().collect(), collector }
+    }
 }
 
 /// One channel's collector.
@@ -112,8 +125,9 @@ impl LatencyThread {
         };
         writer.open_log(unix_now())?;
         let shared = Arc::new(ThreadControl {
-            control: Mutex::new(ControlState { interval_ns: config.interval_ns, stop: false }),
+            control: Mutex::new(ControlState { interval_ns: config.interval_ns, has_tasks: false, stop: false }),
             changed: Condvar::new(),
+            tasks: TaskQueue::default(),
         });
         let thread_shared = Arc::clone(&shared);
         let thread =
@@ -130,6 +144,48 @@ impl LatencyThread {
     /// Changes the length of the intervals, from the next one on.
     pub(crate) fn set_interval_ns(&self, interval_ns: u64) {
         self.shared.lock().interval_ns = interval_ns;
+    }
+
+    /// Collects the metrics of one more channel, which is in that slot of that pool from now on.
+    pub(crate) fn add(&self, pool: String, index: usize, channel: ChannelMetricsCollector) {
+        self.run(move |writer| {
+            // Counts since the start are those of this channel, if one with its id was removed.
+            writer.recent.forget(channel.channel);
+            for thread in writer.threads.iter_mut().filter(|thread| thread.pool == pool) {
+                thread.channels.insert(index, channel.channel);
+            }
+            writer.channels.push(CollectedChannel { entry: channel, previous: PreviousCounts::default() });
+        });
+    }
+
+    /// Collects the last metrics of a channel whose pipeline has been dropped, and forgets it.
+    pub(crate) fn remove(&self, channel: ChannelId) {
+        self.run(move |writer| {
+            let clock = ClockPair { mono: mono_now(), wall: unix_now() };
+            let is_of = |collected: &mut CollectedChannel| collected.entry.channel == channel;
+            for CollectedChannel { entry, mut previous } in writer.channels.extract_if(.., is_of) {
+                let log = &mut writer.log;
+                let mut outcome = Ok(());
+                entry.collector.finish(|set| {
+                    let written = write_channel(set, channel, &mut previous, clock, log.as_mut());
+                    outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+                });
+                if let Err(error) = outcome {
+                    tracing::error!(channel = channel.0, %error, "cannot write the last counts of a channel to the latency log");
+                }
+            }
+            writer.recent.forget(channel);
+        });
+    }
+
+    fn run(&self, task: impl FnOnce(&mut Writer) + Send + 'static) {
+        let wake = || {
+            self.shared.lock().has_tasks = true;
+            self.shared.changed.notify_all();
+        };
+        if self.shared.tasks.run(TASK_TIME_MAX, wake, task).is_none() {
+            tracing::error!("the latency thread does not answer: the latency log lacks a change of channels");
+        }
     }
 
     /// Collects the remaining values and closes the log.
@@ -158,26 +214,45 @@ impl Drop for LatencyThread {
 struct ThreadControl {
     control: Mutex<ControlState>,
     changed: Condvar,
+    tasks: TaskQueue<Writer>,
 }
 
 #[derive(Debug)]
 struct ControlState {
     interval_ns: u64,
+    has_tasks: bool,
     stop: bool,
 }
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitEnd {
+    Interval,
+    Tasks,
+    Stop,
+}
+
+/// How long a task may wait for the thread, which may be writing to a slow disk.
+const TASK_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl ThreadControl {
     fn lock(&self) -> MutexGuard<'_, ControlState> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the end of the interval that began at `begin`; true when it is the last one.
-    fn wait(&self, begin: MonoNs) -> bool {
+    /// Waits for the end of the interval that began at `begin`, for tasks or for the stop.
+    fn wait(&self, begin: MonoNs) -> WaitEnd {
         let mut control = self.lock();
         loop {
+            if std::mem::take(&mut control.has_tasks) {
+                return WaitEnd::Tasks;
+            }
             let left_ns = begin.plus(control.interval_ns).since(mono_now());
-            if control.stop || left_ns == 0 {
-                return control.stop;
+            if control.stop {
+                return WaitEnd::Stop;
+            }
+            if left_ns == 0 {
+                return WaitEnd::Interval;
             }
             let waited = self.changed.wait_timeout(control, Duration::from_nanos(left_ns));
             control = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -202,11 +277,21 @@ struct Writer {
 impl Writer {
     fn run(mut self, shared: &ThreadControl) -> io::Result<LatencyResult> {
         let mut outcome = Ok(());
-        while !shared.wait(mono_now()) {
-            let tick = self.tick();
-            if let (Ok(()), Err(error)) = (&outcome, tick) {
-                tracing::error!("cannot write the latency log: {error}; histograms are still collected in memory");
-                outcome = Err(error);
+        let mut begin = mono_now();
+        loop {
+            match shared.wait(begin) {
+                WaitEnd::Stop => break,
+                WaitEnd::Tasks => shared.tasks.run_pending(&mut self),
+                WaitEnd::Interval => {
+                    let tick = self.tick();
+                    if let (Ok(()), Err(error)) = (&outcome, tick) {
+                        tracing::error!(
+                            "cannot write the latency log: {error}; histograms are still collected in memory"
+                        );
+                        outcome = Err(error);
+                    }
+                    begin = mono_now();
+                }
             }
         }
         let previous = self.finish();
@@ -227,7 +312,7 @@ impl Writer {
             thread.collector.collect(|set| {
                 let span = set.interval().unwrap_or((clock.mono, clock.mono));
                 for recorded in set.recorded() {
-                    if let Some(channel) = channels.get(recorded.channel.0 as usize) {
+                    if let Some(channel) = channels.get(&(recorded.channel.0 as usize)) {
                         recent.add_stage(*channel, recorded.stage, span, recorded.histogram);
                     }
                 }
@@ -309,7 +394,7 @@ impl ClockPair {
 fn write_set(
     set: &StageHistograms,
     thread: &str,
-    channels: &[ChannelId],
+    channels: &BTreeMap<usize, ChannelId>,
     clock: ClockPair,
     mut log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
     totals: &mut LatencyTotals,
@@ -318,7 +403,7 @@ fn write_set(
     let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
     let mut outcome = Ok(());
     for recorded in set.recorded() {
-        let Some(&channel) = channels.get(recorded.channel.0 as usize) else { continue };
+        let Some(&channel) = channels.get(&(recorded.channel.0 as usize)) else { continue };
         totals.add(channel, recorded.stage, recorded.histogram, recorded.negative_count, digits);
         if let Some(log) = log.as_deref_mut()
             && outcome.is_ok()
@@ -396,10 +481,8 @@ mod tests {
             significant_digits: 2,
         };
         let (recorders, collectors): (Vec<_>, Vec<_>) = (0..2).map(|_| stage_recorder_pair(1, 2)).unzip();
-        let threads = collectors.into_iter().enumerate().map(|(index, collector)| ThreadStageCollector {
-            thread: format!("main-{index}"),
-            channels: vec![ChannelId(7)],
-            collector,
+        let threads = collectors.into_iter().enumerate().map(|(index, collector)| {
+            ThreadStageCollector::new("main".to_owned(), format!("main-{index}"), &[ChannelId(7)], collector)
         });
         let latency = LatencyThread::start(&config, threads.collect(), Vec::new(), Disclosure::default()).unwrap();
         std::thread::scope(|scope| {

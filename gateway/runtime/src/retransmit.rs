@@ -129,6 +129,14 @@ struct Channel {
     definitions: Definitions,
 }
 
+impl Channel {
+    fn open(served: ServedChannel) -> Result<Self, LogError> {
+        let open = || Reader::open(&served.log_directory, served.channel.0);
+        let definitions = Definitions::new(open()?, DEFINITIONS_BYTES_MAX);
+        Ok(Self { reader: open()?, definitions, served })
+    }
+}
+
 impl RetransmissionService {
     /// Binds the socket and opens the logs.
     ///
@@ -189,6 +197,20 @@ impl RetransmissionService {
         self.responder.requesters.set_limits(limits);
     }
 
+    /// Serves one more channel.
+    ///
+    /// # Errors
+    /// When its log cannot be read.
+    pub(crate) fn add(&mut self, served: ServedChannel) -> Result<(), LogError> {
+        self.responder.channels.push(Channel::open(served)?);
+        Ok(())
+    }
+
+    /// Serves a channel no longer: requests for it are refused as for an unknown one.
+    pub(crate) fn remove(&mut self, channel: ChannelId) {
+        self.responder.channels.retain(|other| other.served.channel != channel);
+    }
+
     /// What the service has received and refused.
     pub(crate) fn listener_counters(&self) -> &Arc<ListenerCounters> {
         &self.responder.listener_counters
@@ -208,12 +230,7 @@ impl Responder {
     /// # Errors
     /// When a log cannot be read.
     pub fn new(limits: RetransmissionLimits, served: Vec<ServedChannel>) -> Result<Self, LogError> {
-        let open = |served: &ServedChannel| Reader::open(&served.log_directory, served.channel.0);
-        let channel = |served: ServedChannel| {
-            let definitions = Definitions::new(open(&served)?, DEFINITIONS_BYTES_MAX);
-            Ok(Channel { reader: open(&served)?, definitions, served })
-        };
-        let channels = served.into_iter().map(channel).collect::<Result<_, LogError>>()?;
+        let channels = served.into_iter().map(Channel::open).collect::<Result<_, LogError>>()?;
         let (counts, listener_counters) = (RetransmissionCounts::default(), Arc::default());
         Ok(Self { channels, requesters: Requesters::new(limits), counts, listener_counters })
     }

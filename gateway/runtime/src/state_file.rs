@@ -101,6 +101,15 @@ pub enum StateError {
     },
 }
 
+/// What the file has of one channel.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StoredChannel {
+    /// The last session.
+    pub session: Option<KnownSession>,
+    /// The position in that session at the last orderly shutdown.
+    pub shutdown_position: Option<ShutdownPosition>,
+}
+
 impl StateFile {
     /// Reads the file; a missing file means a first start. The file is locked as long as this lives. The lock is on a
     /// neighbouring file, since new files replace the state file itself.
@@ -207,6 +216,12 @@ impl StateFile {
         let session = self.session(channel)?.session;
         let StoredPosition { next, has_ended } = self.state.sessions.get(&channel.0)?.shutdown_position?;
         Some(ShutdownPosition { session, next: Sequence(next), has_ended })
+    }
+
+    /// What is stored of a channel.
+    #[must_use]
+    pub(crate) fn stored(&self, channel: ChannelId) -> StoredChannel {
+        StoredChannel { session: self.session(channel), shutdown_position: self.shutdown_position(channel) }
     }
 
     /// Stores the channels' positions at the shutdown. Positions of sessions that are not stored are ignored.

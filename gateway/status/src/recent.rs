@@ -162,6 +162,16 @@ impl RecentIntervals {
         });
     }
 
+    /// Removes all metrics of a channel. What is collected of it later counts from 0.
+    pub fn forget(&self, channel: ChannelId) {
+        self.with(|intervals| {
+            intervals.stages.retain(|(of, _), _| *of != channel);
+            intervals.totals.retain(|(of, _), _| *of != channel);
+            intervals.lines.retain(|(of, _), _| *of != channel);
+            intervals.line_counts.retain(|(of, _), _| *of != channel);
+        });
+    }
+
     /// Highest counts of a channel's lines since the start.
     #[must_use]
     pub fn line_counts(&self, channel: ChannelId) -> Vec<(Line, LineCounts)> {

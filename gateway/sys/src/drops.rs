@@ -59,6 +59,11 @@ impl SocketDrops {
         total
     }
 
+    /// Removes a socket, so that it can close. Its drops since the last reading are not counted.
+    pub fn remove(&mut self, socket: &Arc<Socket>) {
+        self.sockets.retain(|watched| !Arc::ptr_eq(&watched.socket, socket));
+    }
+
     /// Reads all sockets. Calls `on_drop` for each socket with new drops, with their number.
     ///
     /// # Errors
@@ -131,5 +136,7 @@ mod tests {
         assert_eq!(total.load(Ordering::Relaxed), u64::from(sent - received));
         drops.read(|_, _| panic!("nothing new was dropped")).unwrap();
         assert_eq!(drops.highest_use(), full, "the buffer is empty now");
+        drops.remove(receiver.socket());
+        assert_eq!(Arc::strong_count(receiver.socket()), 1, "the socket closes with its owner");
     }
 }

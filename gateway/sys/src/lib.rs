@@ -34,3 +34,4 @@ pub mod shared_atomics;
 mod skip;
 pub(crate) mod socket_options;
 pub mod sockets;
+pub mod task_queue;

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-/// All counters of the gateway. Blocks are added at start and never removed.
+/// All counters of the gateway. Blocks are added at the start, and with each channel that is added later.
 #[derive(Debug, Default)]
 pub struct Registry {
     blocks: Mutex<Vec<Arc<BlockStorage>>>,
@@ -37,6 +37,11 @@ impl Registry {
         });
         self.lock().push(Arc::clone(&block));
         CounterWriter { block, values: PhantomData }
+    }
+
+    /// Removes all blocks of that scope. Their writers and readers keep them, and nobody else sees them.
+    pub fn remove(&self, scope: &str) {
+        self.lock().retain(|block| block.scope != scope);
     }
 
     /// The present values, block by block in the order of registration. Values of one block may be of slightly

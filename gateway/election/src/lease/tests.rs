@@ -939,6 +939,12 @@ fn a_mismatching_configuration_is_ineligible_only_while_its_leader_runs() {
     assert!(harness.opened().is_some(), "last week's");
 
     let ours = ConfigVersion { revision: 2, ..config(2).configuration };
+    let mut reloaded = Harness::following(2, Record { configuration: theirs, ..record(5, &member(1, 1)) });
+    reloaded.run(2 * WAIT_NS);
+    assert_eq!(reloaded.opened(), None);
+    reloaded.step(Input::Configuration(ours));
+    reloaded.run(WAIT_NS);
+    assert!(reloaded.opened().is_some(), "a reload with a higher revision is as good as a restart");
     let mut newer = Harness::with(LeaseConfig { configuration: ours, ..config(2) });
     newer.put(Record { configuration: theirs, ..record(5, &member(1, 1)) });
     newer.run(WAIT_NS);

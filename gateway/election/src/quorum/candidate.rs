@@ -258,6 +258,7 @@ impl Candidate {
             Input::Drained => self.on_drained(now, outputs),
             Input::Pin(pin) => self.pin = pin,
             Input::Placement(placement) => self.placement = placement,
+            Input::Configuration(configuration) => self.config.configuration = configuration,
             Input::OutputMismatch(has_output_mismatch) => self.has_output_mismatch = has_output_mismatch,
             Input::Close => self.on_close(now, outputs),
         }

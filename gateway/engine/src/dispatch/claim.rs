@@ -13,6 +13,13 @@
 //! An event is set before its count is added, and the count is read before the events are taken. So the holder has
 //! processed the events of every post that it subtracts. A holder can defer a claim with work left over
 //! ([`HeldClaim::defer`]) and another thread can resume it; in between no thread can take the claim.
+//!
+//! A claim can be without a value: its count then stays above zero, so no post finds it free. A cold thread fills it and
+//! leaves the first turn to the thread that resumes it; a holder vacates it, and a cold thread takes the value out.
+//!
+//! ```text
+//!   VACANT --fill (cold)--> OCCUPIED --vacate (holder)--> RETIRED --take_retired (cold)--> VACANT
+//! ```
 
 #![allow(unsafe_code, reason = "the cell that a claim guards")]
 
@@ -27,17 +34,80 @@ use super::sync::{AtomicU32, AtomicU64, UnsafeCell};
 pub(super) struct Claim<T> {
     post_count: AtomicU64,
     events: AtomicU32,
-    value: UnsafeCell<T>,
+    /// [`VACANT`], [`OCCUPIED`], [`RETIRED`], or [`CHANGING`].
+    occupancy: AtomicU32,
+    /// `Some` while a `HeldClaim` or a `DeferredClaim` can exist: see `occupancy`.
+    value: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: the value is reached through `HeldClaim` alone. A `HeldClaim` exists for the thread that raised `post_count`
-// from zero, or that resumed a deferred claim, until `post_count` is back at zero: never two at a time. The value moves
-// between threads that way, hence `T: Send`; it is never shared, so it need not be `Sync`.
+/// No value; the count is above zero.
+const VACANT: u32 = 0;
+/// A value that the holder of the claim may touch.
+const OCCUPIED: u32 = 1;
+/// A value that the last holder has given up; the count stays above zero.
+const RETIRED: u32 = 2;
+/// A cold thread puts a value in or takes it out.
+const CHANGING: u32 = 3;
+
+// SAFETY: the value is reached through `HeldClaim`, and by the one thread that has changed `occupancy` to CHANGING. A
+// `HeldClaim` exists for the thread that raised `post_count` from zero, or that resumed a deferred claim, until
+// `post_count` is back at zero: never two at a time. CHANGING follows VACANT or RETIRED, in which `post_count` is above
+// zero, the only `HeldClaim` was consumed and no deferred claim exists. The value moves between threads that way, hence
+// `T: Send`; it is never shared, so it need not be `Sync`.
 unsafe impl<T: Send> Sync for Claim<T> {}
 
 impl<T> Claim<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { post_count: AtomicU64::new(0), events: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self {
+            post_count: AtomicU64::new(0),
+            events: AtomicU32::new(0),
+            occupancy: AtomicU32::new(OCCUPIED),
+            value: UnsafeCell::new(Some(value)),
+        }
+    }
+
+    /// A claim without a value. Posts to it find it held.
+    pub(super) fn vacant() -> Self {
+        Self {
+            post_count: AtomicU64::new(1),
+            events: AtomicU32::new(0),
+            occupancy: AtomicU32::new(VACANT),
+            value: UnsafeCell::new(None),
+        }
+    }
+
+    pub(super) fn is_vacant(&self) -> bool {
+        self.occupancy.load(Acquire) == VACANT
+    }
+
+    /// Puts a value into a vacant claim. Its first turn is that of the thread that resumes the returned claim. Returns the
+    /// value if the claim is not vacant. For cold threads.
+    pub(super) fn fill(&self, value: T) -> Result<DeferredClaim, T> {
+        // Acquire pairs with the Release of the last `take_retired`.
+        if self.occupancy.compare_exchange(VACANT, CHANGING, Acquire, Relaxed).is_err() {
+            return Err(value);
+        }
+        // What was posted so far was meant for an earlier value.
+        self.events.store(0, Relaxed);
+        self.value.with_mut(|place| {
+            // SAFETY: this thread has changed the occupancy to CHANGING (see `Sync` above), so no other reference exists.
+            unsafe { *place = Some(value) };
+        });
+        // The thread that resumes the claim sees the value by the queue that hands over the deferred claim.
+        self.occupancy.store(OCCUPIED, Release);
+        Ok(DeferredClaim { claim: std::ptr::from_ref(self).addr() })
+    }
+
+    /// Takes out the value that a holder has [vacated](HeldClaim::vacate); `None` if no holder has yet. For cold threads.
+    pub(super) fn take_retired(&self) -> Option<T> {
+        // Acquire pairs with the Release in `vacate`: we see the value as its last holder left it.
+        self.occupancy.compare_exchange(RETIRED, CHANGING, Acquire, Relaxed).ok()?;
+        let value = self.value.with_mut(|place| {
+            // SAFETY: as in `fill`.
+            unsafe { (*place).take() }
+        });
+        self.occupancy.store(VACANT, Release);
+        value
     }
 
     /// Posts events. Returns the claim if no thread holds it; otherwise its holder sees the events before it releases.
@@ -59,8 +129,8 @@ impl<T> Claim<T> {
         HeldClaim { claim: self, observed_count: 0 }
     }
 
-    /// The value, after all threads have ended.
-    pub(super) fn into_inner(self) -> T {
+    /// The value, if there is one, after all threads have ended.
+    pub(super) fn into_inner(self) -> Option<T> {
         self.value.into_inner()
     }
 }
@@ -86,8 +156,10 @@ impl<'a, T> HeldClaim<'a, T> {
     pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
         self.claim.value.with_mut(|value| {
             // SAFETY: `self` is the only `HeldClaim` of this claim (see `Sync` above) and is borrowed for the call, so
-            // no other reference to the value exists while `f` runs.
-            let value = unsafe { &mut *value };
+            // no other reference to the value exists while `f` runs. There is a value: a vacant claim has a count above
+            // zero and no deferred claim, so neither `post` nor `resume` returned `self` from it, and `vacate` consumes
+            // the `HeldClaim` that it ends.
+            let value = unsafe { (*value).as_mut().unwrap_unchecked() };
             f(value)
         })
     }
@@ -99,6 +171,12 @@ impl<'a, T> HeldClaim<'a, T> {
         // meanwhile.
         let before = self.claim.post_count.fetch_sub(self.observed_count, AcqRel);
         if before == self.observed_count { Ok(()) } else { Err(Self { claim: self.claim, observed_count: 0 }) }
+    }
+
+    /// Gives the value up: a cold thread may [take it out](Claim::take_retired). The claim is not free afterwards.
+    pub(super) fn vacate(self) {
+        // Release publishes the value to the thread that takes it out.
+        self.claim.occupancy.store(RETIRED, Release);
     }
 
     /// Leaves the remaining work to the thread that resumes the claim. The claim stays taken meanwhile.
@@ -126,6 +204,9 @@ impl PendingEvents {
     pub(super) const NONE: Self = Self(0);
     pub(super) const DEADLINE: Self = Self(1 << 8);
     pub(super) const MESSAGE: Self = Self(1 << 9);
+    /// The channel is to be given up. It includes [`Self::MESSAGE`], so that only a channel with messages is checked for
+    /// it.
+    pub(super) const RETIRE: Self = Self(1 << 10 | Self::MESSAGE.0);
 
     pub(super) fn ready(lines: LineSet) -> Self {
         Self(u32::from(lines.0))
@@ -247,7 +328,7 @@ mod models {
             for socket in harness.sockets {
                 assert_eq!(socket.load(Relaxed), 0, "a packet was left unread");
             }
-            harness.claim.into_inner()
+            harness.claim.into_inner().expect("no model vacates this claim")
         }
     }
 
@@ -351,6 +432,76 @@ mod models {
             poster.join().unwrap();
             harness.run_deferred();
             assert_eq!(harness.into_processed(), Processed { packets: 12, deadlines: 0 });
+        });
+    }
+
+    /// A cold thread retires the channel while packets arrive: as the holder itself, or through the present holder.
+    #[test]
+    fn a_retired_channel_is_given_up_once_whoever_holds_it() {
+        explore(3, || {
+            let claim = Arc::new(Claim::new(7_u32));
+            let holder = claim.clone();
+            let holder = thread::spawn(move || {
+                let Some(mut held) = holder.post(PendingEvents::ready(LineSet(1))) else { return };
+                loop {
+                    if held.take_events().contains(PendingEvents::RETIRE) {
+                        return held.vacate();
+                    }
+                    held.with(|value| *value += 1);
+                    match held.release() {
+                        Ok(()) => return,
+                        Err(reclaimed) => held = reclaimed,
+                    }
+                }
+            });
+            if let Some(held) = claim.post(PendingEvents::RETIRE) {
+                held.vacate();
+            }
+            holder.join().unwrap();
+            let value = claim.take_retired().expect("some holder has seen the request");
+            assert!(value == 7 || value == 8, "{value}");
+            assert!(claim.is_vacant() && claim.take_retired().is_none());
+            assert!(claim.post(PendingEvents::ready(LineSet(1))).is_none(), "a vacant claim is never free");
+        });
+    }
+
+    /// A cold thread fills a vacant claim while events for its former value still come.
+    #[test]
+    fn a_filled_claim_is_first_held_by_the_thread_that_resumes_it() {
+        explore(3, || {
+            let claim = Arc::new(Claim::<u32>::vacant());
+            let queue = Arc::new(Mutex::new(None));
+            let (poster, resumer) = (claim.clone(), (claim.clone(), queue.clone()));
+            let process = |claim: &Claim<u32>, mut held: HeldClaim<'_, u32>| loop {
+                held.take_events();
+                held.with(|value| *value += 1);
+                match held.release() {
+                    Ok(()) => return claim.occupancy.load(Acquire),
+                    Err(reclaimed) => held = reclaimed,
+                }
+            };
+            let poster = thread::spawn(move || {
+                if let Some(held) = poster.post(PendingEvents::ready(LineSet(1))) {
+                    process(&poster, held);
+                }
+            });
+            let resumer = thread::spawn(move || {
+                let deferred = resumer.1.lock().unwrap().take();
+                if let Some(deferred) = deferred {
+                    process(&resumer.0, resumer.0.resume(deferred));
+                }
+            });
+            let deferred = claim.fill(10).expect("vacant");
+            *queue.lock().unwrap() = Some(deferred);
+            poster.join().unwrap();
+            resumer.join().unwrap();
+            let left = queue.lock().unwrap().take();
+            if let Some(deferred) = left {
+                process(&claim, claim.resume(deferred));
+            }
+            assert_eq!(claim.fill(3), Err(3), "occupied");
+            let claim = Arc::into_inner(claim).expect("all threads are joined");
+            assert!(claim.into_inner().expect("filled") > 10);
         });
     }
 }

@@ -18,7 +18,8 @@ use mdgw_sys::{
 };
 
 use super::{
-    pool_state::{PoolState, Settings, panic_text},
+    claim::PendingEvents,
+    pool_state::{PoolState, RunQueueEntry, Settings, panic_text},
     roles::{Gauges, Role},
     turn::Worker,
 };
@@ -81,9 +82,43 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         self.shared.set.remove(socket)
     }
 
+    fn insert(&self, channel: ChannelIndex, handler: H) -> Result<(), H> {
+        let Some((index, slot)) = usize::try_from(channel.0).ok().zip(self.shared.slot(channel)) else {
+            return Err(handler);
+        };
+        if !slot.claim.is_vacant() {
+            return Err(handler);
+        }
+        slot.reset();
+        let deferred = slot.claim.fill(handler)?;
+        let pushed = self.shared.run_queue.push(RunQueueEntry { index, deferred });
+        debug_assert!(pushed.is_ok(), "a vacant slot is not in the queue, and there is room for all");
+        // The leader reads the queue, and with it the channel's first deadline.
+        self.shared.set.wake();
+        Ok(())
+    }
+
+    fn retire(&self, channel: ChannelIndex) {
+        let Some(slot) = self.shared.slot(channel) else { return };
+        if let Some(held) = slot.claim.post(PendingEvents::RETIRE) {
+            self.shared.retire(slot, held);
+        }
+    }
+
+    fn take_retired(&self, channel: ChannelIndex) -> Option<H> {
+        // Data of a removed socket must not reach the next channel of the slot.
+        if self.shared.set.has_unapplied_changes() {
+            return None;
+        }
+        let slot = self.shared.slot(channel)?;
+        let handler = slot.claim.take_retired()?;
+        slot.reset();
+        Some(handler)
+    }
+
     fn send(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message> {
         let Some(slot) = self.shared.slot(channel) else { return Err(message) };
-        if slot.failed.get().is_some() {
+        if slot.failure.is_set() || slot.claim.is_vacant() {
             return Err(message);
         }
         slot.inbox.push(message)?;
@@ -93,7 +128,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
     }
 
     fn failed(&self, channel: ChannelIndex) -> Option<FailReason> {
-        self.shared.slot(channel)?.failed.get().cloned()
+        self.shared.slot(channel)?.failure.reason()
     }
 
     fn fault(&self) -> Option<String> {
@@ -110,7 +145,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         drop(self);
         // The threads are joined, so this is the last reference.
         let slots = Arc::into_inner(shared).map(|shared| shared.slots).unwrap_or_default();
-        slots.into_iter().map(|slot| slot.claim.into_inner()).collect()
+        slots.into_iter().filter_map(|slot| slot.claim.into_inner()).collect()
     }
 }
 

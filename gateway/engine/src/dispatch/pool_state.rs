@@ -2,14 +2,14 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock, atomic},
+    sync::{Arc, Mutex, OnceLock, PoisonError, atomic},
 };
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_sys::{affinity, batch::ReceiveBatch, handle::ChannelIndex};
 
 use super::{
-    claim::{Claim, DeferredClaim, PendingEvents},
+    claim::{Claim, DeferredClaim, HeldClaim, PendingEvents},
     deadline_timer::{Deadline, DeadlineTimer},
     roles::ThreadGauges,
     token::Token,
@@ -24,7 +24,7 @@ pub(super) struct PoolState<S, H: ChannelHandler> {
     pub(super) token: Token,
     pub(super) deadline_timer: DeadlineTimer,
     pub(super) slots: Box<[ChannelSlot<H>]>,
-    /// Deferred claims: their channels have work left for which no event will come. Room for every channel.
+    /// Deferred claims: their channels have work left for which no event will come. Room for every slot.
     pub(super) run_queue: ArrayQueue<RunQueueEntry>,
     pub(super) set: Arc<S>,
     pub(super) gauges: Box<[ThreadGauges]>,
@@ -36,18 +36,20 @@ pub(super) struct PoolState<S, H: ChannelHandler> {
 
 impl<S: HandleSet, H: ChannelHandler> PoolState<S, H> {
     pub(super) fn new(config: &DispatchConfig, settings: Settings, set: Arc<S>, channels: Vec<H>) -> Self {
-        let slot = |handler| ChannelSlot {
-            claim: Claim::new(handler),
+        let slot = |claim| ChannelSlot {
+            claim,
             deadline: Deadline::new(),
-            failed: OnceLock::new(),
+            failure: FailState::default(),
             is_muted: atomic::AtomicBool::new(false),
             inbox: ArrayQueue::new(config.inbox_messages_max),
         };
+        let slot_count = channels.len() + config.spare_channels;
+        let spare = std::iter::repeat_with(Claim::vacant).take(config.spare_channels);
         Self {
             token: Token::new(),
             deadline_timer: DeadlineTimer::new(),
-            run_queue: ArrayQueue::new(channels.len().max(1)),
-            slots: channels.into_iter().map(slot).collect(),
+            run_queue: ArrayQueue::new(slot_count.max(1)),
+            slots: channels.into_iter().map(Claim::new).chain(spare).map(slot).collect(),
             set,
             gauges: config.threads.iter().map(|thread| ThreadGauges::new(thread.progress)).collect(),
             settings,
@@ -60,7 +62,7 @@ impl<S: HandleSet, H: ChannelHandler> PoolState<S, H> {
     /// lines may be silent from the start.
     pub(super) fn arm_first_deadlines(&self) {
         for slot in &self.slots {
-            // The claim is free: no thread knows the slot yet.
+            // The claim is free, since no thread knows the slot yet; that of a spare slot is not.
             let Some(mut held) = slot.claim.post(PendingEvents::NONE) else { continue };
             let deadline = held.with(|handler| handler.next_deadline());
             self.deadline_timer.publish(&slot.deadline, deadline, |at| self.set.set_timer(Some(at)));
@@ -71,6 +73,14 @@ impl<S: HandleSet, H: ChannelHandler> PoolState<S, H> {
 
     pub(super) fn slot(&self, channel: ChannelIndex) -> Option<&ChannelSlot<H>> {
         self.slots.get(usize::try_from(channel.0).ok()?)
+    }
+
+    /// Gives up a channel for good. From now on no thread touches its handler, until a cold thread takes it out.
+    #[cold]
+    pub(super) fn retire(&self, slot: &ChannelSlot<H>, held: HeldClaim<'_, H>) {
+        // A deadline that has just expired finds the claim held for ever.
+        self.deadline_timer.publish(&slot.deadline, None, |at| self.set.set_timer(Some(at)));
+        held.vacate();
     }
 
     /// Stops the pool because it cannot go on.
@@ -91,11 +101,49 @@ impl<S: HandleSet, H: ChannelHandler> PoolState<S, H> {
 pub(super) struct ChannelSlot<H: ChannelHandler> {
     pub(super) claim: Claim<H>,
     pub(super) deadline: Deadline,
-    pub(super) failed: OnceLock<FailReason>,
+    pub(super) failure: FailState,
     /// Set when the handler panicked once more in `on_failed` or `on_failed_deadline`: it is not called any more.
     /// Written and read by the holder of the claim.
     pub(super) is_muted: atomic::AtomicBool,
     pub(super) inbox: ArrayQueue<H::Message>,
+}
+
+impl<H: ChannelHandler> ChannelSlot<H> {
+    /// Removes what a channel has left in its slot, which is vacant now.
+    pub(super) fn reset(&self) {
+        self.failure.clear();
+        self.is_muted.store(false, atomic::Ordering::Relaxed);
+        while self.inbox.pop().is_some() {}
+    }
+}
+
+/// Whether a channel is out of service, and why. Asking whether costs a load; only cold threads ask why.
+#[derive(Debug, Default)]
+pub(super) struct FailState {
+    has_failed: atomic::AtomicBool,
+    reason: Mutex<Option<FailReason>>,
+}
+
+impl FailState {
+    pub(super) fn is_set(&self) -> bool {
+        self.has_failed.load(atomic::Ordering::Acquire)
+    }
+
+    /// Called by the holder of the claim, once: a failing channel may wait for a cold reader.
+    #[cold]
+    pub(super) fn set(&self, reason: FailReason) {
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
+        self.has_failed.store(true, atomic::Ordering::Release);
+    }
+
+    pub(super) fn reason(&self) -> Option<FailReason> {
+        if self.is_set() { self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone() } else { None }
+    }
+
+    fn clear(&self) {
+        self.has_failed.store(false, atomic::Ordering::Release);
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// A channel in the run queue.

@@ -329,6 +329,91 @@ fn a_handle_added_while_the_leader_sleeps_is_served() {
     harness.pool.remove(socket).unwrap();
 }
 
+/// Waits until the retired channel of that slot can be taken out.
+fn take_retired(pool: &Pool<SharedSet, TestChannel>, channel: ChannelIndex) -> TestChannel {
+    let taken = Mutex::new(None);
+    wait_until("the channel is given up", || {
+        *taken.lock().unwrap() = pool.take_retired(channel);
+        taken.lock().unwrap().is_some()
+    });
+    taken.into_inner().unwrap().unwrap()
+}
+
+#[test]
+fn channels_come_and_go_under_load_and_the_others_lose_nothing() {
+    for policy in POLICIES {
+        for thread_count in [1, 3] {
+            let settings = DispatchConfig { spare_channels: 2, quota_packets: 5, ..config(thread_count, policy) };
+            let harness = Harness::new(&settings, 2);
+            let slot = ChannelIndex(3);
+            let visitors: Vec<_> = (0..20).map(|_| ChannelProbe::new(&harness.set, slot.0)).collect();
+            std::thread::scope(|scope| {
+                scope.spawn(|| harness.feed(2_000));
+                for (round, probe) in visitors.iter().enumerate() {
+                    // Packets that came before the channel: their edge is lost, its registration brings another.
+                    probe.queue_without_event(0, 0);
+                    let channel =
+                        TestChannel { period_ns: Some(100_000), deadline: Some(mono_now()), ..TestChannel::new(probe) };
+                    assert!(harness.pool.insert(slot, channel).is_ok());
+                    assert!(harness.pool.insert(slot, TestChannel::new(probe)).is_err(), "occupied");
+                    harness.set.post(Event::Ready(probe.handle(0)));
+                    for packet in 1..50 {
+                        probe.send(0, packet);
+                    }
+                    wait_until("message accepted", || harness.pool.send(slot, 1).is_ok());
+                    wait_until("deadlines, messages and packets are handled", || {
+                        let processed = probe.processed.load(SeqCst);
+                        processed == 50 && probe.deadlines.load(SeqCst) > 1 && probe.messages.load(SeqCst) == 1
+                    });
+                    // Some leave with packets in hand.
+                    for packet in 50..50 + 100 * u64::try_from(round % 2).unwrap() {
+                        probe.send(0, packet);
+                    }
+                    harness.pool.retire(slot);
+                    drop(take_retired(&harness.pool, slot));
+                    assert_eq!(Arc::strong_count(probe), 1, "the pool has let go of the channel");
+                    assert!(harness.pool.take_retired(slot).is_none());
+                    assert_eq!(harness.pool.send(slot, 7), Err(7), "vacant");
+                    let processed = probe.processed.load(SeqCst);
+                    probe.send(1, 0);
+                    assert_eq!(probe.processed.load(SeqCst), processed);
+                    assert_eq!((probe.out_of_order.load(SeqCst), probe.overlaps.load(SeqCst)), (0, 0));
+                }
+            });
+            wait_until("all packets processed", || harness.processed() == 2_000 * 2 * 2);
+            harness.check_order();
+            assert_eq!(harness.pool.gauges().counts.failures, 0);
+            assert_eq!(harness.pool.shutdown().len(), 2);
+        }
+    }
+}
+
+#[test]
+fn a_failed_channel_leaves_its_slot_and_the_next_one_is_in_service() {
+    let harness = Harness::new(&DispatchConfig { spare_channels: 1, ..config(2, POLICIES[2]) }, 1);
+    let slot = ChannelIndex(1);
+    for packet in [PANIC_PACKET, FAILURE_PACKET] {
+        let failing = ChannelProbe::new(&harness.set, slot.0);
+        let channel = TestChannel { period_ns: Some(100_000), ..TestChannel::new(&failing) };
+        assert!(harness.pool.insert(slot, channel).is_ok());
+        failing.send(0, packet);
+        wait_until("failed, and repeats its state", || failing.calls_after_failure.load(SeqCst) > 2);
+        harness.pool.retire(slot);
+        drop(take_retired(&harness.pool, slot));
+        let sound = ChannelProbe::new(&harness.set, slot.0);
+        assert!(harness.pool.insert(slot, TestChannel::new(&sound)).is_ok());
+        assert_eq!(harness.pool.failed(slot), None);
+        sound.send(0, 0);
+        wait_until("processed", || sound.processed.load(SeqCst) == 1);
+        harness.pool.retire(slot);
+        drop(take_retired(&harness.pool, slot));
+    }
+    assert!(harness.pool.insert(ChannelIndex(2), TestChannel::new(&harness.channels[0])).is_err(), "no such slot");
+    harness.pool.retire(ChannelIndex(2));
+    harness.channels[0].send(0, 0);
+    wait_until("the other channel works", || harness.processed() == 1);
+}
+
 #[test]
 fn provided_datagrams_are_processed_before_the_next_wait() {
     let harness = Harness::new(&DispatchConfig { quota_packets: 5, ..config(1, POLICIES[2]) }, 2);

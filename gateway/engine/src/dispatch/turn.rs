@@ -194,7 +194,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             self.gauges.orphan_events.add(1);
             return true;
         };
-        if slot.failed.get().is_some() && pending != PendingEvents::DEADLINE {
+        if slot.failure.is_set() && pending != PendingEvents::DEADLINE {
             self.gauges.orphan_events.add(1);
             return true;
         }
@@ -327,6 +327,9 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             let pending = held.take_events();
             let remaining = self.handle_events(index, &mut held, pending, &mut quota);
             if remaining != PendingEvents::NONE {
+                if remaining == PendingEvents::RETIRE {
+                    return self.shared.retire(slot, held);
+                }
                 return self.defer(index, held, remaining);
             }
             // Relaxed: the claim orders the writes of its holders.
@@ -350,7 +353,8 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         debug_assert!(pushed.is_ok(), "a claimed channel is deferred once, and there is room for all");
     }
 
-    /// Calls the handler for all events. Returns those that the quota left over.
+    /// Calls the handler for all events. Returns those that the quota left over, or [`PendingEvents::RETIRE`] alone if it is
+    /// among them.
     fn handle_events(
         &mut self,
         index: usize,
@@ -359,7 +363,10 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         quota: &mut usize,
     ) -> PendingEvents {
         let slot = &self.shared.slots[index];
-        if slot.failed.get().is_some() {
+        if slot.failure.is_set() {
+            if pending.contains(PendingEvents::RETIRE) {
+                return PendingEvents::RETIRE;
+            }
             if pending.contains(PendingEvents::DEADLINE) {
                 self.call_failed(index, held, |handler, context| {
                     let now = mono_now();
@@ -384,10 +391,9 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         };
         self.gauges.failures.add(1);
         self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
-        // Only the holder of the claim sets the reason, and it found none set.
-        let _was_set = slot.failed.set(reason);
+        slot.failure.set(reason);
         while slot.inbox.pop().is_some() {}
-        PendingEvents::NONE
+        if pending.contains(PendingEvents::RETIRE) { PendingEvents::RETIRE } else { PendingEvents::NONE }
     }
 
     /// Calls the handler of a channel that is out of service. After a panic the handler is never called again.
@@ -463,6 +469,9 @@ impl<I: ThreadIo, H: ChannelHandler> HandlerCall<'_, '_, I, H> {
         // Read before draining: everything received before that time is drained before the deadline is handled.
         let due_at = pending.contains(PendingEvents::DEADLINE).then(mono_now);
         if pending.contains(PendingEvents::MESSAGE) {
+            if pending.contains(PendingEvents::RETIRE) {
+                return Ok(PendingEvents::RETIRE);
+            }
             self.read_inbox(handler)?;
         }
         self.process_provided(handler, pending.provided_lines())?;

@@ -151,9 +151,11 @@ impl Publisher {
     /// With more than four outputs.
     #[must_use]
     pub fn new(config: PublisherConfig, log: &LogSink, takeover: Arc<TakeoverShared>) -> Self {
-        assert!(config.outputs.len() <= LINES_MAX);
+        assert!(config.outputs.len() <= OUTPUT_LINES_MAX);
         let at = log.writer().end();
-        let lines = config.outputs.iter().map(|output| LineCursor { output: *output, at }).collect();
+        // Room for all lines, so that a change of lines allocates nothing.
+        let mut lines = Vec::with_capacity(OUTPUT_LINES_MAX);
+        lines.extend(config.outputs.iter().map(|output| LineCursor { output: *output, at }));
         let now = mono_now();
         Self {
             tags: config.tag_key.clone().map(PacketTags::new),
@@ -185,7 +187,7 @@ impl Publisher {
     ) -> Option<MonoNs> {
         self.retry_at = None;
         let mut sent_at = None;
-        let mut blocked = [false; LINES_MAX];
+        let mut blocked = [false; OUTPUT_LINES_MAX];
         while !self.lines.is_empty() {
             let now = mono_now();
             let Some(epoch) = fence.epoch_if_open(now) else {
@@ -256,6 +258,20 @@ impl Publisher {
         if is_due && self.counts.packets == before && self.mode != PublishMode::Closed {
             self.send_heartbeat(log, fence, buffers, io);
         }
+    }
+
+    /// Sends on these lines from now on, at most [`OUTPUT_LINES_MAX`]. A new line begins behind what some line has sent, and
+    /// soon gets a heartbeat: its receivers learn session and position without waiting for the next message.
+    #[cold]
+    pub fn set_outputs(&mut self, outputs: &[OutputIndex], log: &LogSink) {
+        let at = self.lines.iter().map(|line| line.at).max().unwrap_or_else(|| log.writer().end());
+        self.lines.retain(|line| outputs.contains(&line.output));
+        for output in outputs.iter().take(OUTPUT_LINES_MAX) {
+            if self.lines.iter().all(|line| line.output != *output) {
+                self.lines.push(LineCursor { output: *output, at });
+            }
+        }
+        self.heartbeat_at = mono_now();
     }
 
     /// Acknowledges a drain: all entries due under the fence are sent, and no send is in progress.
@@ -510,12 +526,12 @@ impl Publisher {
         now: MonoNs,
         buffers: &mut SendBuffers,
         io: &mut I,
-        blocked: &mut [bool; LINES_MAX],
+        blocked: &mut [bool; OUTPUT_LINES_MAX],
     ) -> SendProgress {
         let writer = log.writer();
         let headers = HeaderBuilder::begin(&self.config, self.epoch, self.wall.at(now), &mut self.tags);
         let portion = PACKETS_MAX / self.lines.len();
-        let mut runs = [0; LINES_MAX];
+        let mut runs = [0; OUTPUT_LINES_MAX];
         let mut batch = buffers.begin();
         for ((line, run), _) in self.lines.iter_mut().zip(&mut runs).zip(&*blocked).filter(|(_, blocked)| !**blocked) {
             if writer.pending(line.at).is_none() {
@@ -580,7 +596,7 @@ impl Publisher {
         let tag = self.tags.as_ref().map(|tags| tags.of_packet(&header, frames));
         let mut batch = buffers.begin();
         for line in &self.lines {
-            // At most LINES_MAX packets: there is room.
+            // At most OUTPUT_LINES_MAX packets: there is room.
             _ = batch.push(&header, frames, tag.as_ref(), line.output);
         }
         let SendResult { taken, at, .. } = send_batch(&batch, now, io, &self.config, &mut self.counts);
@@ -726,8 +742,8 @@ fn send_batch<I: ThreadIo>(
     SendResult { taken, at, is_short: taken < batch.len() }
 }
 
-/// Output lines of a gateway: two, and room for more while lines are moved.
-const LINES_MAX: usize = 4;
+/// Output lines of a channel: two, and room for two more while lines are moved.
+pub const OUTPUT_LINES_MAX: usize = 4;
 /// Time until a refused packet is retried, ns: about ten packets on a 1 Gbit/s wire.
 const RETRY_NS: u64 = 100_000;
 /// Packets of one portion; then other channels have their turn.

@@ -257,6 +257,45 @@ fn each_committed_entry_is_sent_once_per_line_in_order() {
 }
 
 #[test]
+fn lines_are_added_and_removed_without_a_packet_lost_or_repeated() {
+    let mut harness = Harness::in_session(&HarnessConfig { lines: 3, ..HarnessConfig::default() }, 1);
+    let fence = Fence::standalone(Epoch(5));
+    let lines = |lines: &[u16]| lines.iter().map(|line| OutputIndex(*line)).collect::<Vec<_>>();
+    harness.publisher.set_outputs(&lines(&[0]), &harness.log);
+    harness.send(&fence);
+    harness.messages(1, 5);
+    harness.send(&fence);
+    assert_eq!(harness.received(0), [vec!["5 [1,1) h0".to_owned()], live(5, 1..5)].concat());
+    assert!(harness.received(1).is_empty() && harness.received(2).is_empty());
+
+    // Entries that wait at the change are the new line's first.
+    harness.messages(5, 8);
+    harness.publisher.set_outputs(&lines(&[2, 0]), &harness.log);
+    harness.send(&fence);
+    assert_eq!((harness.received(0), harness.received(2)), (live(5, 5..8), live(5, 5..8)));
+    // Without a message, a new line has its heartbeat at once.
+    harness.publisher.set_outputs(&lines(&[0, 1, 2]), &harness.log);
+    let now = mono_now();
+    assert!(harness.publisher.next_deadline().is_some_and(|due| due <= now));
+    harness.deadline(now, &fence);
+    assert_eq!(harness.received(1), ["5 [8,8) h0"]);
+    drop([harness.received(0), harness.received(2)]);
+
+    harness.publisher.set_outputs(&lines(&[1]), &harness.log);
+    harness.messages(8, 12);
+    harness.send(&fence);
+    assert!(harness.received(0).is_empty() && harness.received(2).is_empty());
+    assert_eq!(harness.received(1), live(5, 8..12));
+    // All lines at once are replaced, with entries waiting.
+    harness.messages(12, 15);
+    harness.publisher.set_outputs(&lines(&[0, 2]), &harness.log);
+    harness.send(&fence);
+    assert!(harness.received(1).is_empty());
+    assert_eq!((harness.received(0), harness.received(2)), (live(5, 12..15), live(5, 12..15)));
+    assert_eq!(harness.publisher.counts().memory_overruns, 0);
+}
+
+#[test]
 fn entries_of_an_earlier_run_are_not_published_again() {
     let mut harness = Harness::in_session(&HarnessConfig::default(), 4);
     harness.publisher = Publisher::new(

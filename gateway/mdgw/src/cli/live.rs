@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if signal != SIGHUP {
                 break 'running;
             }
-            service.reload(|| match server.reload_keys() {
+            service.reload(|_| match server.reload_keys() {
                 Ok(count) => tracing::info!(count, "live: keys reloaded"),
                 Err(error) => warn(&format!("live: reload failed, the keys stay as they were: {error}")),
             });

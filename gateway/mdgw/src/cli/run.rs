@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if signal != SIGHUP {
                 break 'running None;
             }
-            service.reload(|| reload(args, &mut config, &gateway, &log));
+            service.reload(|service| reload(args, &mut config, &mut gateway, &log, service));
         }
         gateway.update_health();
         if let Some(fault) = gateway.fault() {
@@ -151,16 +151,28 @@ const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which readiness and the status line are evaluated.
 const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Applies the settings that may change at run time. Any other change is refused and its key is named.
-fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, log: &Log) {
+/// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
+/// refused and its key is named. A reload is applied as a whole, or not at all.
+fn reload(args: &Args, config: &mut Resolved, gateway: &mut Gateway, log: &Log, service: &mut ServiceManager) {
     let new = match Resolved::load(&args.config) {
         Ok(new) => new,
         Err(error) => return warn(&format!("reload {} failed, nothing changed: {error}", args.config.display())),
     };
-    match Resolved::diff_reloadable(config, &new) {
-        Ok(_) => {
+    let mut ticked_at = Instant::now();
+    let mut tick = |gateway: &mut Gateway| {
+        if ticked_at.elapsed() >= SIGNAL_INTERVAL {
+            ticked_at = Instant::now();
+            gateway.update_health();
+            if gateway.check_threads() {
+                service.feed();
+            }
+        }
+    };
+    let applied =
+        Resolved::diff_reloadable(config, &new).and_then(|changes| gateway.reload((config, &new), &changes, &mut tick));
+    match applied {
+        Ok(()) => {
             log.set(&new.log);
-            gateway.reload(&new);
             *config = new;
             tracing::info!(config = %args.config.display(), "configuration reloaded");
         }

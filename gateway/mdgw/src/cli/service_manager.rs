@@ -62,16 +62,16 @@ impl ServiceManager {
         }
     }
 
-    /// Runs `reload` and reports its begin and its end.
-    pub(super) fn reload(&mut self, reload: impl FnOnce()) {
+    /// Runs `reload` and reports its begin and its end. A long reload feeds the watchdog.
+    pub(super) fn reload(&mut self, reload: impl FnOnce(&mut Self)) {
         // Before the start is complete, the end of a reload would be taken for the end of the start.
         let began = NotifyState::monotonic_usec_now().ok().filter(|_| self.is_ready);
         if let Some(began) = began {
             self.send(&[NotifyState::Reloading, began]);
-            reload();
+            reload(self);
             self.send(&[NotifyState::Ready]);
         } else {
-            reload();
+            reload(self);
         }
     }
 

@@ -5,7 +5,6 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
     os::{fd::AsFd as _, unix::net::UnixDatagram},
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -32,7 +31,7 @@ use super::{
     framing::LinkFault,
     handle::{LinkHandle, Outgoing, add},
     message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, Malformed},
-    mismatch::{Comparison, MismatchWatch},
+    mismatch::{ChannelLogs, Comparison, MismatchWatch},
     pending::PendingConnections,
     reported_epochs::{LinkedGroup, ReportedEpochs},
 };
@@ -77,7 +76,7 @@ pub struct PairParts {
     /// Epochs and fence of each group.
     pub groups: BTreeMap<GroupId, LinkedGroup>,
     /// Directory of each local channel's publication log.
-    pub logs: BTreeMap<ChannelId, PathBuf>,
+    pub logs: ChannelLogs,
     /// Gaps of the local channels, to be requested from a peer.
     pub peer_gap_requests: Arc<PeerGapRequests>,
     /// Input datagrams, from which the link answers peers' requests.

@@ -9,6 +9,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use mdgw_publog::{LogError, Reader};
@@ -36,10 +37,40 @@ pub struct Mismatch {
     pub theirs: Vec<u8>,
 }
 
+/// Directory of each channel's publication log. Clones share the list, which a reload changes.
+#[derive(Clone, Debug, Default)]
+pub struct ChannelLogs(Arc<Mutex<BTreeMap<ChannelId, PathBuf>>>);
+
+impl ChannelLogs {
+    /// The logs of these channels.
+    #[must_use]
+    pub fn of(logs: impl IntoIterator<Item = (ChannelId, PathBuf)>) -> Self {
+        Self(Arc::new(Mutex::new(logs.into_iter().collect())))
+    }
+
+    /// Adds a channel's log.
+    pub fn add(&self, channel: ChannelId, directory: PathBuf) {
+        self.lock().insert(channel, directory);
+    }
+
+    /// Removes a channel's log.
+    pub fn remove(&self, channel: ChannelId) {
+        self.lock().remove(&channel);
+    }
+
+    fn get(&self, channel: ChannelId) -> Option<PathBuf> {
+        self.lock().get(&channel).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Compares both gateways' windows. Reads the local log only for a window that differs.
 #[derive(Debug)]
 pub(crate) struct MismatchWatch {
-    logs: BTreeMap<ChannelId, PathBuf>,
+    logs: ChannelLogs,
     ours: VecDeque<WindowHash>,
     theirs: VecDeque<WindowHash>,
     /// Windows found to differ, so that each is examined once.
@@ -60,7 +91,7 @@ pub(crate) enum Comparison {
 impl MismatchWatch {
     /// A comparison without windows yet. `logs`: the directory of each channel's log.
     #[must_use]
-    pub(crate) fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
+    pub(crate) fn new(logs: ChannelLogs) -> Self {
         Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), followed_up: VecDeque::new() }
     }
 
@@ -150,8 +181,8 @@ impl MismatchWatch {
         first: Sequence,
     ) -> Result<BTreeMap<Sequence, Vec<u8>>, LogError> {
         let mut content: BTreeMap<Sequence, Vec<u8>> = BTreeMap::new();
-        let Some(directory) = self.logs.get(&channel) else { return Ok(content) };
-        let mut reader = Reader::open(directory, channel.0)?;
+        let Some(directory) = self.logs.get(channel) else { return Ok(content) };
+        let mut reader = Reader::open(&directory, channel.0)?;
         // The first part of a message may be in an entry that covers only what comes before it.
         reader.seek(session.to_bytes(), first.0.saturating_sub(1))?;
         let end = first.plus(WINDOW_SEQUENCES);
@@ -246,7 +277,7 @@ mod tests {
                     hasher.push(session(), WindowInput::Frame(header, body), &mut |window| windows.push(window));
                 }
             }
-            let watch = MismatchWatch::new([(CHANNEL, directory.path().to_owned())].into());
+            let watch = MismatchWatch::new(ChannelLogs::of([(CHANNEL, directory.path().to_owned())]));
             Self { _directory: directory, windows, watch }
         }
     }

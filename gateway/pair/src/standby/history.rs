@@ -81,6 +81,16 @@ impl InputHistory {
         Self { channels: Mutex::new(channels.into_iter().map(stored).collect()), bytes_max }
     }
 
+    /// Stores the datagrams of one more channel.
+    pub fn add(&self, channel: ChannelId, feed: Feed) {
+        self.lock().insert(channel, ChannelHistory::new(feed));
+    }
+
+    /// Deletes what is stored of a channel, and stores nothing more of it.
+    pub fn remove(&self, channel: ChannelId) {
+        self.lock().remove(&channel);
+    }
+
     /// Stores a datagram that arrived on one of the channel's lines at `ts_recv`.
     ///
     /// # Errors

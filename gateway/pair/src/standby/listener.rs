@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{self, ErrorKind},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
-    os::fd::AsFd,
+    os::fd::{AsFd, RawFd},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -23,6 +23,7 @@ use mdgw_sys::{
     fence::Fence,
     poll,
     sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
+    task_queue::TaskQueue,
 };
 use mdgw_telemetry::counters::CounterReader;
 use mdgw_wire::{
@@ -270,6 +271,7 @@ pub struct ListenerCounts {
 #[derive(Debug)]
 pub struct Standby {
     stop: Arc<AtomicBool>,
+    tasks: TaskQueue<Listener>,
     thread: Option<JoinHandle<ListenerCounts>>,
     status_table: Arc<StatusTable>,
     memberships: Vec<Membership>,
@@ -282,71 +284,17 @@ impl Standby {
     /// When a group cannot be joined, a log cannot be read, or the thread cannot be started.
     pub fn start(config: StandbyConfig) -> Result<Self, StandbyError> {
         let mut sockets = Vec::with_capacity(config.outputs.len());
-        let mut memberships = Vec::new();
         for output in &config.outputs {
-            let mut options = ReceiveOptions::new(output.address, Some(output.interface.clone()));
-            options.sources.clone_from(&output.sources);
-            // The gateway's own probes come from the interface's own address.
-            let own = output.interface.lookup().ok().and_then(|interface| interface.address);
-            options.sources.extend(own.filter(|own| !output.sources.is_empty() && !output.sources.contains(own)));
-            let socket = open_receive(&options)?;
-            memberships.extend(socket.membership());
-            sockets.push(JoinedSocket::new(socket)?);
+            sockets.push(OutputSocket::open(output)?);
         }
         let lines = config.outputs.iter().map(|output| (output.address, &output.interface));
         let prober = Prober::open(config.node, lines)?;
-        let mut inputs = Vec::with_capacity(config.inputs.len());
-        for MonitoredInput { channel, address, interface, sources } in config.inputs {
-            // A unicast line has one receiver: the data path.
-            if !address.ip().is_multicast() {
-                continue;
-            }
-            let mut options = ReceiveOptions::new(address, Some(interface));
-            options.sources.clone_from(&sources);
-            let socket = open_receive(&options)?;
-            memberships.extend(socket.membership());
-            inputs.push(InputSocket {
-                channel,
-                filter: SourceFilter::new(&sources),
-                joined_socket: JoinedSocket::new(socket)?,
-            });
-        }
-        let mut channels = Vec::with_capacity(config.channels.len());
-        for monitored in config.channels {
-            let MonitoredChannel {
-                group,
-                channel,
-                log_directory,
-                logged_through,
-                retention_hold,
-                epochs,
-                fence,
-                takeover,
-                gauges,
-                tags,
-            } = monitored;
-            let follower =
-                LogFollower::new(&log_directory, channel, logged_through, retention_hold, Arc::clone(&takeover))?;
-            let mut tracker = ReceiveTracker::new(config.hole_ns_max);
-            if let Some(logged_through) = logged_through {
-                tracker.confirm_through(logged_through, mono_now());
-            }
-            let status_table = ChannelStatus { group, logged_through, ..ChannelStatus::default() };
-            channels.push(Channel {
-                id: channel,
-                follower,
-                tracker,
-                epochs,
-                fence,
-                takeover,
-                gauges,
-                gap_until: None,
-                tags,
-                tag_alarm: TagAlarm::default(),
-                outdated_leader: OutdatedLeaderWatch::default(),
-                status_table,
-            });
-        }
+        let inputs = open_inputs(config.inputs)?;
+        let joined = sockets.iter().map(|socket| &socket.joined_socket);
+        let joined = joined.chain(inputs.iter().map(|input| &input.joined_socket));
+        let memberships = joined.filter_map(JoinedSocket::membership).collect();
+        let channels = config.channels.into_iter().map(|monitored| Channel::open(monitored, config.hole_ns_max));
+        let channels = channels.collect::<Result<_, _>>()?;
         let status_table = Arc::new(StatusTable::default());
         let listener = Listener {
             node: config.node,
@@ -355,17 +303,85 @@ impl Standby {
             inputs,
             history: config.history,
             channels,
+            hole_ns_max: config.hole_ns_max,
             status_table: Arc::clone(&status_table),
             counts: ListenerCounts::default(),
         };
         listener.publish_initial_status();
         let stop = Arc::new(AtomicBool::new(false));
-        let thread_stop = Arc::clone(&stop);
+        let tasks = TaskQueue::default();
+        let (thread_stop, thread_tasks) = (Arc::clone(&stop), tasks.clone());
         let thread = std::thread::Builder::new()
             .name("mdgw-standby".to_owned())
-            .spawn(move || listener.run(&thread_stop))
+            .spawn(move || listener.run(&thread_stop, &thread_tasks))
             .map_err(StandbyError::Thread)?;
-        Ok(Self { stop, thread: Some(thread), status_table, memberships })
+        Ok(Self { stop, tasks, thread: Some(thread), status_table, memberships })
+    }
+
+    /// Receives the output of one more channel, and what arrives on its lines. Returns the joined groups.
+    ///
+    /// # Errors
+    /// When a group cannot be joined or the log cannot be read, or when the thread does not answer.
+    pub fn add(&self, channel: MonitoredChannel, inputs: Vec<MonitoredInput>) -> Result<Vec<Membership>, StandbyError> {
+        self.run(move |listener| {
+            let inputs = open_inputs(inputs)?;
+            let channel = Channel::open(channel, listener.hole_ns_max)?;
+            let memberships = inputs.iter().filter_map(|input| input.joined_socket.membership()).collect();
+            listener.status_table.lock().insert(channel.id, channel.status_table);
+            listener.inputs.extend(inputs);
+            listener.channels.push(channel);
+            Ok(memberships)
+        })
+    }
+
+    /// Forgets a channel and closes its lines' sockets. Returns their descriptors: nothing else may use them any more.
+    ///
+    /// # Errors
+    /// When the thread does not answer.
+    pub fn remove(&self, channel: ChannelId) -> Result<ClosedSockets, StandbyError> {
+        self.run(move |listener| {
+            listener.channels.retain(|other| other.id != channel);
+            let closed = listener.inputs.extract_if(.., |input| input.channel == channel);
+            let closed = closed.map(|input| input.joined_socket).collect();
+            listener.status_table.lock().remove(&channel);
+            listener.status_table.gaps.lock().unwrap_or_else(PoisonError::into_inner).remove(&channel);
+            Ok(ClosedSockets(closed))
+        })
+    }
+
+    /// Listens to one more output line. Returns the joined group, if the line is one.
+    ///
+    /// # Errors
+    /// When the group cannot be joined, or the thread does not answer.
+    pub fn add_output(&self, output: MonitoredOutput) -> Result<Option<Membership>, StandbyError> {
+        self.run(move |listener| {
+            let socket = OutputSocket::open(&output)?;
+            listener.prober.add(output.address, &output.interface)?;
+            let membership = socket.joined_socket.membership();
+            listener.sockets.push(socket);
+            Ok(membership)
+        })
+    }
+
+    /// Listens to an output line no longer.
+    ///
+    /// # Errors
+    /// When the thread does not answer.
+    pub fn remove_output(&self, address: SocketAddrV4, interface: Interface) -> Result<ClosedSockets, StandbyError> {
+        self.run(move |listener| {
+            listener.prober.remove(address, &interface);
+            let is_it = |socket: &mut OutputSocket| (socket.address, &socket.interface) == (address, &interface);
+            let closed = listener.sockets.extract_if(.., is_it).map(|socket| socket.joined_socket);
+            Ok(ClosedSockets(closed.collect()))
+        })
+    }
+
+    fn run<R: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut Listener) -> Result<R, StandbyError> + Send + 'static,
+    ) -> Result<R, StandbyError> {
+        // The thread looks at the queue every millisecond.
+        self.tasks.run(TASK_TIME_MAX, || {}, task).unwrap_or(Err(StandbyError::NoAnswer))
     }
 
     /// The status of the channels.
@@ -413,19 +429,71 @@ pub enum StandbyError {
     /// The thread cannot be started.
     #[error("cannot start the standby listener thread: {0}")]
     Thread(#[source] io::Error),
+    /// The thread does not run a task.
+    #[error("the standby listener thread does not answer")]
+    NoAnswer,
+}
+
+/// Sockets that the listener has let go of. They close with this, once nothing else watches them.
+#[derive(Debug)]
+pub struct ClosedSockets(Vec<JoinedSocket>);
+
+impl ClosedSockets {
+    /// Their descriptors, for a [`MembershipWatch`](mdgw_sys::sockets::MembershipWatch) that still holds them.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.0.iter().map(|closed| closed.joined.raw_fd()).collect()
+    }
 }
 
 /// One socket; the group is left when it is dropped.
 #[derive(Debug)]
 struct JoinedSocket {
     socket: UdpSocket,
-    _membership: ReceiveSocket,
+    joined: ReceiveSocket,
 }
 
 impl JoinedSocket {
     fn new(joined: ReceiveSocket) -> io::Result<Self> {
-        Ok(Self { socket: joined.socket().try_clone()?.into(), _membership: joined })
+        Ok(Self { socket: joined.socket().try_clone()?.into(), joined })
     }
+
+    fn membership(&self) -> Option<Membership> {
+        self.joined.membership()
+    }
+}
+
+/// One output line.
+#[derive(Debug)]
+struct OutputSocket {
+    address: SocketAddrV4,
+    interface: Interface,
+    joined_socket: JoinedSocket,
+}
+
+impl OutputSocket {
+    fn open(output: &MonitoredOutput) -> Result<Self, StandbyError> {
+        let mut options = ReceiveOptions::new(output.address, Some(output.interface.clone()));
+        options.sources.clone_from(&output.sources);
+        // The gateway's own probes come from the interface's own address.
+        let own = output.interface.lookup().ok().and_then(|interface| interface.address);
+        options.sources.extend(own.filter(|own| !output.sources.is_empty() && !output.sources.contains(own)));
+        let joined_socket = JoinedSocket::new(open_receive(&options)?)?;
+        Ok(Self { address: output.address, interface: output.interface.clone(), joined_socket })
+    }
+}
+
+fn open_inputs(inputs: Vec<MonitoredInput>) -> Result<Vec<InputSocket>, StandbyError> {
+    // A unicast line has one receiver: the data path.
+    let inputs = inputs.into_iter().filter(|input| input.address.ip().is_multicast());
+    inputs
+        .map(|MonitoredInput { channel, address, interface, sources }| {
+            let mut options = ReceiveOptions::new(address, Some(interface));
+            options.sources.clone_from(&sources);
+            let joined_socket = JoinedSocket::new(open_receive(&options)?)?;
+            Ok(InputSocket { channel, filter: SourceFilter::new(&sources), joined_socket })
+        })
+        .collect()
 }
 
 /// One line of a venue.
@@ -490,21 +558,24 @@ impl OutdatedLeaderWatch {
 struct Listener {
     node: u8,
     prober: Prober,
-    sockets: Vec<JoinedSocket>,
+    sockets: Vec<OutputSocket>,
     inputs: Vec<InputSocket>,
     history: Arc<InputHistory>,
     channels: Vec<Channel>,
+    hole_ns_max: u64,
     status_table: Arc<StatusTable>,
     counts: ListenerCounts,
 }
 
 impl Listener {
-    fn run(mut self, stop: &AtomicBool) -> ListenerCounts {
+    fn run(mut self, stop: &AtomicBool, tasks: &TaskQueue<Self>) -> ListenerCounts {
         // Relaxed: the flag orders nothing, and the thread may read it a millisecond later.
         while !stop.load(Relaxed) {
+            tasks.run_pending(&mut self);
             if !self.turn() {
                 let inputs = self.inputs.iter().map(|input| &input.joined_socket);
-                let sockets = self.sockets.iter().chain(inputs).map(|joined_socket| joined_socket.socket.as_fd());
+                let outputs = self.sockets.iter().map(|output| &output.joined_socket);
+                let sockets = outputs.chain(inputs).map(|joined_socket| joined_socket.socket.as_fd());
                 if let Err(error) = poll::readable(sockets, FOLLOW_INTERVAL) {
                     tracing::error!(%error, "receiving the output of the peers failed");
                     std::thread::sleep(FOLLOW_INTERVAL);
@@ -531,7 +602,7 @@ impl Listener {
         let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
         for index in 0..self.sockets.len() {
             for _ in 0..DATAGRAMS_PER_SOCKET {
-                match self.sockets[index].socket.recv(&mut datagram) {
+                match self.sockets[index].joined_socket.socket.recv(&mut datagram) {
                     Ok(length) => self.datagram(&datagram[..length], now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     // A socket that failed may fail again at once; the next turn retries.
@@ -623,6 +694,31 @@ impl Listener {
 }
 
 impl Channel {
+    fn open(monitored: MonitoredChannel, hole_ns_max: u64) -> Result<Self, StandbyError> {
+        let MonitoredChannel { group, channel, log_directory, logged_through, retention_hold, .. } = monitored;
+        let MonitoredChannel { epochs, fence, takeover, gauges, tags, .. } = monitored;
+        let follower =
+            LogFollower::new(&log_directory, channel, logged_through, retention_hold, Arc::clone(&takeover))?;
+        let mut tracker = ReceiveTracker::new(hole_ns_max);
+        if let Some(logged_through) = logged_through {
+            tracker.confirm_through(logged_through, mono_now());
+        }
+        Ok(Self {
+            id: channel,
+            follower,
+            tracker,
+            epochs,
+            fence,
+            takeover,
+            gauges,
+            gap_until: None,
+            tags,
+            tag_alarm: TagAlarm::default(),
+            outdated_leader: OutdatedLeaderWatch::default(),
+            status_table: ChannelStatus { group, logged_through, ..ChannelStatus::default() },
+        })
+    }
+
     /// As a receiver, which has received this gateway's own output too.
     fn observe(&mut self, epoch: Epoch, now: MonoNs) -> Result<(), DropReason> {
         let own = self.fence.epoch();
@@ -733,6 +829,8 @@ const TAG_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
 const OUTDATED_NS_MIN: u64 = 3_000_000_000;
 /// Shortest time between two alarms of one channel about an outdated leader, ns.
 const OUTDATED_ALARM_INTERVAL_NS: u64 = 10_000_000_000;
+/// How long a task for the thread may wait for it.
+const TASK_TIME_MAX: Duration = Duration::from_secs(5);
 /// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of datagrams from one socket in a turn; then the other sockets have theirs.

@@ -21,13 +21,12 @@ use socket2::Socket;
 #[derive(Debug)]
 pub(super) struct Prober {
     node: u8,
-    lines: Vec<(Interface, Socket)>,
+    lines: Vec<(SocketAddrV4, Interface, Socket)>,
     due: MonoNs,
 }
 
 impl Prober {
-    /// Opens one socket for each interface on which groups are joined. Unicast addresses have no members and get no
-    /// probe.
+    /// Opens one socket for each group.
     ///
     /// # Errors
     /// When a socket cannot be opened.
@@ -35,19 +34,37 @@ impl Prober {
         node: u8,
         outputs: impl Iterator<Item = (SocketAddrV4, &'o Interface)>,
     ) -> Result<Self, SocketError> {
-        let lines = outputs.filter(|(address, _)| address.ip().is_multicast()).map(|(address, interface)| {
+        let mut prober = Self { node, lines: Vec::new(), due: MonoNs(0) };
+        for (address, interface) in outputs {
+            prober.add(address, interface)?;
+        }
+        Ok(prober)
+    }
+
+    /// Probes one more group. A unicast address has no members and gets no probe.
+    ///
+    /// # Errors
+    /// When the socket cannot be opened.
+    pub(super) fn add(&mut self, address: SocketAddrV4, interface: &Interface) -> Result<(), SocketError> {
+        if address.ip().is_multicast() {
             let options = OutputOptions { ttl: 0, ..OutputOptions::new(address, Some(interface.clone())) };
             let output = open_output(&options)?;
-            Ok((interface.clone(), Socket::from(output.socket.try_clone().map_err(during(address))?)))
-        });
-        Ok(Self { node, lines: lines.collect::<Result<_, _>>()?, due: MonoNs(0) })
+            let socket = Socket::from(output.socket.try_clone().map_err(during(address))?);
+            self.lines.push((address, interface.clone(), socket));
+        }
+        Ok(())
+    }
+
+    /// Probes a group no longer.
+    pub(super) fn remove(&mut self, address: SocketAddrV4, interface: &Interface) {
+        self.lines.retain(|(of, on, _)| (*of, on) != (address, interface));
     }
 
     /// Sends the probes that are due. Returns whether there are groups that can be received.
     pub(super) fn turn(&mut self, now: MonoNs) -> bool {
         if now >= self.due {
             self.due = now.plus(PROBE_NS);
-            for (interface, socket) in &self.lines {
+            for (_, interface, socket) in &self.lines {
                 // Without a carrier no gateway receives another, whatever comes back through the kernel.
                 if interface.lookup().is_ok_and(|interface| interface.running) {
                     // A probe that cannot be sent is not received.

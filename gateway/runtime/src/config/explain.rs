@@ -482,9 +482,9 @@ mod tests {
               books                 320.4 MiB
               reorder windows         7.1 MiB
               publication logs        512 MiB
-              latency histograms    917.9 KiB
+              latency histograms      1.6 MiB
               socket buffers           64 MiB
-              total                 904.4 MiB"#]].assert_eq(text.trim_end());
+              total                 905.1 MiB"#]].assert_eq(text.trim_end());
     }
 
     #[test]

@@ -85,6 +85,8 @@ pub(crate) struct Pool {
     pub batch: FileValue<i64>,
     /// SCHED_FIFO priority, 0 for none.
     pub priority: FileValue<i64>,
+    /// Vacant slots for channels that a reload adds.
+    pub spare_channels: FileValue<i64>,
 }
 
 /// `[[channel]]`

@@ -48,6 +48,9 @@ const _: () = assert!(ReceiveBatch::ROWS_MAX == 1_024 && EVENTS_MAX == 256);
 pub(crate) const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
 /// SCHED_FIFO priority; 0 leaves the thread in the ordinary class.
 pub(crate) const PRIORITY: Bound = bound(0, 99, 0, "SCHED_FIFO priority");
+/// Vacant slots of a pool for channels that a reload adds. Each takes the latency histograms of a channel, 1.3 MiB for each
+/// thread of the pool at the default precision, and some atomics that the leader reads at a timer or a message.
+pub(crate) const SPARE_CHANNELS: Bound = bound(0, 64, 2, "channels");
 /// Number of a channel in published packets.
 pub(crate) const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
 /// Number of a group in published packets.

@@ -36,7 +36,9 @@ impl Resolved {
     pub(crate) fn memory(&self) -> Memory {
         let pools = self.pools.iter().enumerate().map(|(index, pool)| {
             let channel_count = self.channels.iter().filter(|channel| channel.pool == index).count();
-            pool.threads.count() * StageCollector::memory_bytes(channel_count, self.latency.significant_digits)
+            // A pool without channels does not run.
+            let slot_count = if channel_count > 0 { channel_count + pool.spare_channels } else { 0 };
+            pool.threads.count() * StageCollector::memory_bytes(slot_count, self.latency.significant_digits)
         });
         let leads = self.channels.iter().map(|channel| ChannelCollector::memory_bytes(channel.lines.len()));
         Memory {

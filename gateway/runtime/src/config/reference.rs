@@ -6,7 +6,11 @@
 
 use std::fmt::Write as _;
 
-use super::{limits, limits::Bound, reload::RELOADABLE};
+use super::{
+    limits,
+    limits::Bound,
+    reload::{RELOADABLE, REVISION},
+};
 
 mod tables;
 mod tests;
@@ -80,10 +84,18 @@ fn markdown() -> String {
         let anchor: String = table.path().chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
         let _ = writeln!(text, "- [`{}`](#{anchor})", table.header);
     }
-    text.push_str("\n## What a reload may change\nSIGHUP reads the file again and applies these keys. Any other change is refused and needs a restart.\n\n");
+    text.push_str(
+        "\n## What a reload may change\nSIGHUP reads the file again and applies these changes:\n\n\
+        - whole channels: a `[[channel]]` with its lines is added or removed ([what happens](upgrade.md#channels-and-output-lines-without-a-restart))\n\
+        - whole output lines: an `[[output.line]]` is added or removed. A line is the same if its `address` and `interface` are\n",
+    );
     for key in RELOADABLE {
-        let _ = writeln!(text, "- `{key}`");
+        let _ = writeln!(text, "- `{key}`{}", if key == REVISION { ": may be raised" } else { "" });
     }
+    text.push_str(
+        "\nAny other change is refused with its reason, and needs a restart. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
+        The gateway does not use the table `[live]`, so a change there is no obstacle; `mdgw live` reads it when it starts, and the file that `live.key_file` names again on SIGHUP.\n",
+    );
     for table in &tables::TABLES {
         let _ = write!(
             text,

@@ -1,11 +1,20 @@
 //! What SIGHUP may change.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-use super::resolved::{LogConfig, Resolved, RetransmissionLimits};
+use mdgw_feeds::identity::{ChannelId, GroupId};
 
-/// Keys that may change while the gateway runs. All other keys are fixed at the start.
-pub(crate) const RELOADABLE: [&str; 8] = [
+use super::{
+    resolved::{ChannelSetup, LogConfig, OutputConfig, OutputLine, Resolved, RetransmissionLimits},
+    settings::{output_line_settings, output_name},
+};
+
+/// Keys that may change while the gateway runs. Besides them, whole channels and whole output lines may be added and
+/// removed. All other keys are fixed at the start.
+pub(crate) const RELOADABLE: [&str; 9] = [
     "log.level",
     "log.alarm_interval_ms",
     "latency.interval_ms",
@@ -14,7 +23,11 @@ pub(crate) const RELOADABLE: [&str; 8] = [
     "retransmission.bytes_per_second",
     "retransmission.packets_per_request_max",
     "retransmission.requesters_max",
+    REVISION,
 ];
+
+/// May be raised.
+pub(crate) const REVISION: &str = "election.revision";
 
 /// The changes of a reload; `None`: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +38,31 @@ pub struct Changes {
     pub latency_interval_ns: Option<u64>,
     /// New limits of the retransmission service.
     pub retransmission: Option<RetransmissionLimits>,
+    /// Channels of the new configuration that the old one lacks, in the file's order.
+    pub added: Vec<ChannelId>,
+    /// Channels of the old configuration that the new one lacks.
+    pub removed: Vec<ChannelId>,
+    /// Outputs whose lines change, by their groups.
+    pub outputs: Vec<OutputLines>,
+}
+
+/// The lines of an output that a reload adds and removes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputLines {
+    /// Groups of the output.
+    pub groups: Vec<GroupId>,
+    /// Lines that the old configuration lacks.
+    pub added: Vec<OutputLine>,
+    /// Lines that the new configuration lacks.
+    pub removed: Vec<OutputLine>,
+}
+
+impl Changes {
+    /// Whether channels or output lines change.
+    #[must_use]
+    pub fn has_parts(&self) -> bool {
+        !(self.added.is_empty() && self.removed.is_empty() && self.outputs.is_empty())
+    }
 }
 
 /// A change that needs a restart.
@@ -36,14 +74,26 @@ pub struct Refused {
     pub old: Option<String>,
     /// The value in the file; `None`: unset.
     pub new: Option<String>,
+    /// Why a reload cannot apply it; `None`: the key is fixed at the start.
+    pub reason: Option<String>,
+}
+
+impl Refused {
+    /// A table that a reload cannot apply.
+    pub(crate) fn table(key: String, reason: impl Into<String>) -> Self {
+        Self { key, old: None, new: None, reason: Some(reason.into()) }
+    }
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(reason) = &self.reason {
+            return write!(f, "{}: {reason}", self.key);
+        }
         let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
         write!(
             f,
-            "{}: {new} needs a restart; {old} remains in effect (reloadable: {})",
+            "{}: {new} needs a restart; {old} remains in effect (reloadable: {}, and whole channels and output lines)",
             self.key,
             RELOADABLE.join(", ")
         )
@@ -56,18 +106,52 @@ impl Resolved {
     /// # Errors
     /// Every change that needs a restart; then no change is applied.
     pub fn diff_reloadable(old: &Self, new: &Self) -> Result<Changes, Vec<Refused>> {
+        let mut refused = Vec::new();
+        let [added, removed] = [(new, old), (old, new)].map(|(these, others)| lacking(these, others));
+        for channel in &added {
+            refused.extend(refuse_added(old, channel));
+        }
+        for channel in &removed {
+            refused.extend(refuse_removed(old, new, channel));
+        }
+        let revision = |of: &Self| of.election.as_ref().map(|election| election.revision);
+        let has_new_revision = revision(new) > revision(old);
+        if old.election.is_some() && !(added.is_empty() && removed.is_empty()) && !has_new_revision {
+            // The other gateway has to know which of two configurations is the newer one.
+            let reason =
+                format!("must be above {} in a reload that adds or removes channels", revision(old).unwrap_or(0));
+            refused.push(Refused::table(REVISION.to_owned(), reason));
+        }
+        let names: BTreeSet<&str> = added.iter().chain(&removed).map(|channel| channel.name.as_str()).collect();
+        let outputs = new.outputs.iter().filter_map(|output| {
+            let before = old.outputs.iter().find(|before| before.groups == output.groups)?;
+            changed_lines(before, output, &mut refused)
+        });
+        let outputs: Vec<OutputLines> = outputs.collect();
+        if old.election.is_some() {
+            refused.extend(outputs.iter().filter_map(|output| refuse_all_lines(output, new)));
+        }
+
         let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) =
             (old.settings().into_iter().collect(), new.settings().into_iter().collect());
-        let mut keys: Vec<&String> = before.keys().chain(after.keys()).collect();
-        keys.sort();
-        keys.dedup();
         let service_stays = old.retransmission.is_some() == new.retransmission.is_some();
-        let refused: Vec<Refused> = keys
-            .into_iter()
-            .filter(|key| before.get(*key) != after.get(*key))
-            .filter(|key| !RELOADABLE.contains(&key.as_str()) || !service_stays && key.starts_with("retransmission."))
-            .map(|key| Refused { key: key.clone(), old: before.get(key).cloned(), new: after.get(key).cloned() })
-            .collect();
+        let is_reloadable = |key: &str| {
+            (RELOADABLE.contains(&key)
+                && (service_stays || !key.starts_with("retransmission."))
+                && (has_new_revision || key != REVISION))
+                || channel_of(key).is_some_and(|name| names.contains(name))
+                // Lines were compared above. A whole output has further keys.
+                || (key.starts_with("output.") && key.contains(".line["))
+                // Another process reads this table.
+                || key.starts_with("live.")
+        };
+        let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !is_reloadable(key)).map(
+            |key| {
+                let (old, new) = (before.get(key).cloned(), after.get(key).cloned());
+                Refused { key: key.clone(), old, new, reason: None }
+            },
+        ));
         if !refused.is_empty() {
             return Err(refused);
         }
@@ -76,6 +160,87 @@ impl Resolved {
             log: (old.log != new.log).then_some(new.log),
             latency_interval_ns: (old.latency != new.latency).then_some(new.latency.interval_ns),
             retransmission: if limits(old) == limits(new) { None } else { limits(new) },
+            added: added.iter().map(|channel| channel.id).collect(),
+            removed: removed.iter().map(|channel| channel.id).collect(),
+            outputs,
         })
     }
+
+    /// The channel with that number.
+    #[must_use]
+    pub(crate) fn channel(&self, id: ChannelId) -> Option<&ChannelSetup> {
+        self.channels.iter().find(|channel| channel.id == id)
+    }
+}
+
+/// Channels of `these` whose name no channel of `others` has.
+fn lacking<'c>(these: &'c Resolved, others: &Resolved) -> Vec<&'c ChannelSetup> {
+    let is_new = |channel: &&ChannelSetup| others.channels.iter().all(|other| other.name != channel.name);
+    these.channels.iter().filter(is_new).collect()
+}
+
+fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
+    let refuse = |reason: String| Some(Refused::table(format!("channel.{}", added.name), reason));
+    if let Some(before) = old.channel(added.id) {
+        return refuse(format!(
+            "its id {} is that of channel {:?}; remove that channel by a reload of its own first",
+            added.id.0, before.name
+        ));
+    }
+    if !old.channels.iter().any(|channel| channel.group == added.group) {
+        return refuse(format!("group {} has no channel yet, and a new group needs a restart", added.group.0));
+    }
+    None
+}
+
+fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Option<Refused> {
+    let refuse = |reason: String| Some(Refused::table(format!("channel.{}", removed.name), reason));
+    let is_old = |channel: &ChannelSetup| old.channels.iter().any(|before| before.name == channel.name);
+    let stays = |channel: &ChannelSetup| channel.group == removed.group && is_old(channel);
+    if !new.channels.iter().any(stays) {
+        return refuse(format!(
+            "it is the last channel of group {}, and to end a group needs a restart",
+            removed.group.0
+        ));
+    }
+    None
+}
+
+/// In a pair one line has to stay: the gateways reload one after the other, and each must receive the other's output.
+fn refuse_all_lines(output: &OutputLines, new: &Resolved) -> Option<Refused> {
+    let after = new.outputs.iter().find(|after| after.groups == output.groups)?;
+    let replaces_all = after.lines.iter().all(|line| output.added.contains(line));
+    replaces_all.then(|| {
+        let reason = "in a pair at least one line must stay: add the new line on both gateways, then remove the old one by another reload";
+        Refused::table(format!("output.{}.line", output_name(after)), reason)
+    })
+}
+
+/// Compares the lines of one output, by their address and interface. `None`: no line is added or removed.
+fn changed_lines(before: &OutputConfig, after: &OutputConfig, refused: &mut Vec<Refused>) -> Option<OutputLines> {
+    let is_same = |a: &OutputLine, b: &OutputLine| (a.address, &a.interface) == (b.address, &b.interface);
+    for (index, line) in after.lines.iter().enumerate() {
+        let Some(old) = before.lines.iter().find(|old| is_same(old, line)) else { continue };
+        let (old, new) = (output_line_settings(old), output_line_settings(line));
+        let (old, new): (BTreeMap<_, _>, BTreeMap<_, _>) = (old.into_iter().collect(), new.into_iter().collect());
+        let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        refused.extend(keys.into_iter().filter(|key| old.get(*key) != new.get(*key)).map(|key| Refused {
+            key: format!("output.{}.line[{index}].{key}", output_name(after)),
+            old: old.get(key).cloned(),
+            new: new.get(key).cloned(),
+            reason: None,
+        }));
+    }
+    let lacking = |these: &OutputConfig, others: &OutputConfig| -> Vec<OutputLine> {
+        let is_new = |line: &&OutputLine| !others.lines.iter().any(|other| is_same(other, line));
+        these.lines.iter().filter(is_new).cloned().collect()
+    };
+    let (added, removed) = (lacking(after, before), lacking(before, after));
+    let is_changed = !(added.is_empty() && removed.is_empty());
+    is_changed.then(|| OutputLines { groups: after.groups.clone(), added, removed })
+}
+
+/// Name of the channel that a key is of.
+fn channel_of(key: &str) -> Option<&str> {
+    Some(key.strip_prefix("channel.")?.split_once('.')?.0)
 }

@@ -133,6 +133,8 @@ pub struct PoolConfig {
     pub batch_events: usize,
     /// SCHED_FIFO priority, if configured.
     pub priority: Option<u8>,
+    /// Vacant slots for channels that a reload adds.
+    pub spare_channels: usize,
 }
 
 impl PoolConfig {
@@ -149,6 +151,7 @@ impl PoolConfig {
             batch_events_max: self.batch_events,
             quota_packets: self.quota_packets,
             spin_ns: self.spin_ns,
+            spare_channels: self.spare_channels,
             ..DispatchConfig::default()
         }
     }

@@ -103,6 +103,18 @@ const OUTPUT_KEYS: [&str; 8] =
 const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
+/// Name of an output in keys: its groups.
+pub(super) fn output_name(output: &OutputConfig) -> String {
+    output.groups.iter().map(|group| group.0.to_string()).collect::<Vec<_>>().join("+")
+}
+
+/// The settings of one output line, by keys of the line's table.
+pub(super) fn output_line_settings(line: &OutputLine) -> Vec<Setting> {
+    let mut list = SettingList::default();
+    list.output_line(line, "");
+    list.settings
+}
+
 #[derive(Default)]
 struct SettingList {
     prefix: String,
@@ -133,6 +145,7 @@ impl SettingList {
             list.push("quota", pool.quota_packets);
             list.push("batch", pool.batch_events);
             list.push("priority", pool.priority.unwrap_or(0));
+            list.push("spare_channels", pool.spare_channels);
         });
     }
 
@@ -188,7 +201,7 @@ impl SettingList {
 
     fn output(&mut self, output: &OutputConfig) {
         let groups: Vec<u16> = output.groups.iter().map(|group| group.0).collect();
-        let name = groups.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+        let name = output_name(output);
         self.with_prefix(format!("output.{name}."), |list| {
             list.push("groups", debug(&groups));
             list.push("payload_bytes_max", output.payload_bytes_max);

@@ -18,6 +18,13 @@ pub(super) struct Alarms {
 }
 
 impl Alarms {
+    /// A channel was removed. One of that name that is added later counts from 0.
+    pub(super) fn forget(&mut self, channel: &str) {
+        self.channels.remove(channel);
+        self.logs.remove(channel);
+        self.failed.retain(|failed| failed != channel);
+    }
+
     /// Compares with the last check and logs the differences. `failed`: names of failed channels, with the reason.
     pub(super) fn check(&mut self, registry: &Registry, failed: &[(String, String)]) {
         for (channel, now) in registry.values::<PipelineCounters>() {

@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeMap,
+    os::fd::RawFd,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -24,16 +25,15 @@ use mdgw_sys::{
     drops::{ReceiveBufferUse, SocketDrops},
     listener_counters::ListenerCounters,
     sockets::{InterfaceDependents, MembershipWatch},
+    task_queue::TaskQueue,
 };
+use socket2::Socket;
 
-use super::{GatewayError, log_maintenance::MaintainedLog};
+use super::{GatewayError, log_maintenance::MaintainedLog, wiring::named_handle};
 use crate::{
-    config::{
-        Resolved,
-        resolved::{RetransmissionConfig, RetransmissionLimits},
-    },
+    config::{Resolved, resolved::RetransmissionConfig},
     retransmit::{RetransmissionService, ServedChannel},
-    state_file::{ShutdownPosition, StateError, StateFile},
+    state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
 
 /// Inputs of the cold threads.
@@ -53,6 +53,7 @@ pub(super) struct ColdParts<'c> {
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,
     maintenance: Option<JoinHandle<Result<StateFile, StateError>>>,
+    tasks: TaskQueue<MaintenanceTasks>,
     kernel_drops: KernelDrops,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
@@ -70,14 +71,16 @@ impl ColdThreads {
             Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
         let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::default());
-        let tasks =
+        let maintenance =
             MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops_here, drop_log, epochs };
-        let thread_stop = Arc::clone(&stop);
+        let (thread_stop, tasks) = (Arc::clone(&stop), TaskQueue::default());
+        let thread_tasks = tasks.clone();
         let maintenance = std::thread::Builder::new()
             .name("mdgw-maint".to_owned())
-            .spawn(move || tasks.run(&thread_stop))
+            .spawn(move || maintenance.run(&thread_stop, &thread_tasks))
             .map_err(GatewayError::io("start the log maintenance thread"))?;
-        let mut cold = Self { stop, maintenance: Some(maintenance), kernel_drops, memberships, retransmission: None };
+        let maintenance = Some(maintenance);
+        let mut cold = Self { stop, maintenance, tasks, kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
             cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
         }
@@ -96,7 +99,104 @@ impl ColdThreads {
 
     pub(super) fn reload(&self, config: &Resolved) {
         if let (Some(running), Some(retransmission)) = (&self.retransmission, &config.retransmission) {
-            *running.new_limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(retransmission.limits.clone());
+            let limits = retransmission.limits.clone();
+            if running.tasks.run(TASK_TIME_MAX, || {}, |service| service.set_limits(limits)).is_none() {
+                tracing::error!("the retransmission service does not answer: its limits may be the former ones");
+            }
+        }
+    }
+
+    /// What the state file has of these channels. `None` if the maintenance thread does not answer.
+    pub(super) fn stored(&self, channels: Vec<ChannelId>) -> Option<BTreeMap<ChannelId, StoredChannel>> {
+        self.tasks.run(
+            TASK_TIME_MAX,
+            || {},
+            move |maintenance| {
+                // A session that has just begun may still be in the queue.
+                if let Err(error) = maintenance.persist_sessions() {
+                    tracing::error!(%error, "cannot write restart counts to the state file");
+                }
+                channels.into_iter().map(|channel| (channel, maintenance.state.stored(channel))).collect()
+            },
+        )
+    }
+
+    /// Answers requests for one more channel, if there is a retransmission service.
+    ///
+    /// # Errors
+    /// When the log cannot be read, or the service does not answer.
+    pub(super) fn serve(&self, served: ServedChannel) -> Result<(), String> {
+        let Some(running) = &self.retransmission else { return Ok(()) };
+        match running.tasks.run(TASK_TIME_MAX, || {}, |service| service.add(served)) {
+            Some(added) => added.map_err(|error| error.to_string()),
+            None => Err("the retransmission service does not answer".to_owned()),
+        }
+    }
+
+    /// Maintains the log of one more channel, and watches its sockets.
+    pub(super) fn add(
+        &mut self,
+        log: MaintainedLog,
+        sockets: Vec<(ChannelId, Line, Arc<Socket>)>,
+        dependents: InterfaceDependents,
+    ) {
+        self.maintain(move |maintenance| {
+            maintenance.logs.push(log);
+            for (channel, line, socket) in sockets {
+                maintenance.drops.add(named_handle(channel, line), socket);
+            }
+        });
+        self.watch(dependents);
+    }
+
+    /// Watches these memberships and outputs too.
+    pub(super) fn watch(&mut self, dependents: InterfaceDependents) {
+        if let Some(memberships) = &self.memberships {
+            return memberships.add(dependents);
+        }
+        if dependents.memberships.is_empty() && dependents.egresses.is_empty() {
+            return;
+        }
+        match MembershipWatch::start(dependents, MembershipWatch::INTERVAL) {
+            Ok(watch) => self.memberships = Some(watch),
+            Err(error) => tracing::error!(%error, "cannot watch multicast memberships"),
+        }
+    }
+
+    /// Watches these sockets no longer, so that they can close.
+    pub(super) fn unwatch(&self, sockets: Vec<RawFd>) {
+        if let Some(memberships) = &self.memberships {
+            memberships.remove(sockets);
+        }
+    }
+
+    /// Lets go of a channel whose pipeline has ended, and stores its position for the next time that it is added or the
+    /// gateway starts. Its log's files stay.
+    pub(super) fn remove(&self, channel: ChannelId, sockets: Vec<Arc<Socket>>, position: Option<ShutdownPosition>) {
+        if let Some(running) = &self.retransmission
+            && running.tasks.run(TASK_TIME_MAX, || {}, move |service| service.remove(channel)).is_none()
+        {
+            tracing::error!(
+                channel = channel.0,
+                "the retransmission service does not answer, and still serves the channel"
+            );
+        }
+        self.maintain(move |maintenance| {
+            maintenance.read_drops();
+            maintenance.logs.retain(|log| log.channel != channel);
+            sockets.iter().for_each(|socket| maintenance.drops.remove(socket));
+            let recorded = maintenance
+                .persist_sessions()
+                .and_then(|()| maintenance.state.record_shutdown(position.map(|position| (channel, position))));
+            if let Err(error) = recorded {
+                tracing::error!(channel = channel.0, %error, "cannot write the position of a removed channel to the state file");
+            }
+        });
+    }
+
+    fn maintain(&self, task: impl FnOnce(&mut MaintenanceTasks) + Send + 'static) {
+        if self.tasks.run(TASK_TIME_MAX, || {}, task).is_none() {
+            tracing::error!("the log maintenance thread does not answer: a change of channels waits for it");
         }
     }
 
@@ -168,7 +268,7 @@ fn halves(word: u64) -> [u32; 2] {
 struct Retransmission {
     thread: JoinHandle<()>,
     listener_counters: Arc<ListenerCounters>,
-    new_limits: Arc<Mutex<Option<RetransmissionLimits>>>,
+    tasks: TaskQueue<RetransmissionService>,
 }
 
 impl Retransmission {
@@ -179,15 +279,13 @@ impl Retransmission {
     ) -> Result<Self, GatewayError> {
         let mut service = RetransmissionService::new(config, served)?;
         let listener_counters = Arc::clone(service.listener_counters());
-        let new_limits = Arc::new(Mutex::new(None));
-        let (thread_stop, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
+        let tasks = TaskQueue::default();
+        let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
         let thread = std::thread::Builder::new()
             .name("mdgw-retransmit".to_owned())
             .spawn(move || {
                 while !stop.load(Ordering::Acquire) {
-                    if let Some(limits) = thread_stop.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                        service.set_limits(limits);
-                    }
+                    thread_tasks.run_pending(&mut service);
                     let outcome = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
                     if let Err(error) = outcome {
                         tracing::error!(%error, "retransmission service failed");
@@ -196,10 +294,12 @@ impl Retransmission {
                 }
             })
             .map_err(GatewayError::io("start the retransmission service's thread"))?;
-        Ok(Self { thread, listener_counters, new_limits })
+        Ok(Self { thread, listener_counters, tasks })
     }
 }
 
+/// How long a task for a cold thread may wait for it: a slow disk holds the log maintenance up.
+const TASK_TIME_MAX: Duration = Duration::from_secs(10);
 /// Pause after a socket error, since the socket may fail again immediately.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
@@ -222,9 +322,10 @@ const TURNS_PER_DROP_READING: u32 = 50;
 
 impl MaintenanceTasks {
     /// Returns the state file when it stops.
-    fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
+    fn run(mut self, stop: &AtomicBool, tasks: &TaskQueue<Self>) -> Result<StateFile, StateError> {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
+            tasks.run_pending(&mut self);
             let now_ns = unix_now().0;
             for log in &mut self.logs {
                 log.turn(now_ns);

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -20,7 +20,7 @@ use mdgw_feeds::{
 use mdgw_pair::standby::{KnownEpochs, StatusTable};
 use mdgw_sys::fence::Fence;
 
-use super::{PoolChannels, wiring::GroupParts};
+use super::{channel_builder::GroupParts, pool_channels::PoolChannels};
 use crate::config::Resolved;
 
 /// A group of channels: its fence, its known epochs, and the access to its channels.
@@ -29,7 +29,8 @@ pub struct GroupHandle {
     fence: Arc<Fence>,
     epochs: Arc<KnownEpochs>,
     start_epoch: Epoch,
-    channels: Vec<GroupChannel>,
+    /// Changed by a reload. A message is sent under the lock: so none is on its way to a channel that was removed.
+    channels: Arc<RwLock<Vec<GroupChannel>>>,
     /// Number of position queries to the channels so far.
     drain_requests: Arc<AtomicU64>,
     status_table: Option<Arc<StatusTable>>,
@@ -62,20 +63,41 @@ impl GroupHandle {
         self.start_epoch
     }
 
-    /// Ids of the channels of the group.
-    pub(crate) fn channels(&self) -> impl Iterator<Item = ChannelId> {
-        self.channels.iter().map(|channel| channel.id)
+    /// Ids of the channels of the group, as of now.
+    pub(crate) fn channels(&self) -> Vec<ChannelId> {
+        self.all().iter().map(|channel| channel.id).collect()
     }
 
     /// The result of the last opening of the fence, channel by channel.
-    pub(crate) fn openings(&self) -> impl Iterator<Item = (ChannelId, FenceOpening)> {
-        self.channels.iter().map(|channel| (channel.id, channel.takeover_shared.opening.get()))
+    pub(crate) fn openings(&self) -> Vec<(ChannelId, FenceOpening)> {
+        self.all().iter().map(|channel| (channel.id, channel.takeover_shared.opening.get())).collect()
+    }
+
+    /// A channel was inserted into that slot of that pool.
+    pub(super) fn add(
+        &self,
+        id: ChannelId,
+        pool: Arc<dyn ChannelPool>,
+        index: usize,
+        takeover_shared: Arc<TakeoverShared>,
+    ) {
+        let mut channels = self.channels.write().unwrap_or_else(PoisonError::into_inner);
+        channels.push(GroupChannel { id, pool, index, takeover_shared });
+    }
+
+    /// A channel is about to be retired: no message to it begins from now on, and none is on its way.
+    pub(super) fn remove(&self, id: ChannelId) {
+        self.channels.write().unwrap_or_else(PoisonError::into_inner).retain(|channel| channel.id != id);
+    }
+
+    fn all(&self) -> RwLockReadGuard<'_, Vec<GroupChannel>> {
+        self.channels.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a message to one of the group's channels. Returns the message if that channel has no room or is not in
     /// the group.
     pub(crate) fn send(&self, channel: ChannelId, message: ChannelMessage) -> Result<(), ChannelMessage> {
-        match self.channels.iter().find(|other| other.id == channel) {
+        match self.all().iter().find(|other| other.id == channel) {
             Some(GroupChannel { pool, index, .. }) => pool.send(*index, message),
             None => Err(message),
         }
@@ -85,7 +107,7 @@ impl GroupHandle {
     /// fence immediately, instead of with its next packet or heartbeat.
     pub fn on_fence_change(&self) {
         let number = self.drain_requests.fetch_add(1, Relaxed) + 1;
-        for channel in &self.channels {
+        for channel in self.all().iter() {
             channel.request_drain(number);
         }
     }
@@ -98,7 +120,7 @@ impl GroupHandle {
     pub fn drained(&self) -> Option<BTreeMap<ChannelId, StreamPosition>> {
         let number = self.drain_requests.load(Relaxed);
         let mut all_acknowledged = true;
-        for channel in &self.channels {
+        for channel in self.all().iter() {
             let is_acknowledged = channel.takeover_shared.drain_ack.get().number >= number;
             if !is_acknowledged && channel.pool.failed(channel.index).is_none() {
                 all_acknowledged = false;
@@ -117,7 +139,7 @@ impl GroupHandle {
             let sent = channel.takeover_shared.drain_ack.get().position.max(status.published);
             Some((channel.id, sent.max(status.received.received_through)?))
         };
-        self.channels.iter().filter_map(position).collect()
+        self.all().iter().filter_map(position).collect()
     }
 }
 
@@ -141,13 +163,13 @@ pub(super) fn handles(
         let is_of = |id: ChannelId| config.channels.iter().any(|setup| setup.id == id && setup.group == *group);
         let channels = pools
             .iter()
-            .flat_map(|pool| pool.channels.iter().enumerate().map(move |(index, (id, _))| (pool, index, *id)))
+            .flat_map(|pool| pool.channels.all().into_iter().map(move |(index, id, _)| (pool, index, id)))
             .filter(|(_, _, id)| is_of(*id))
             .map(|(pool, index, id)| {
                 let takeover_shared = takeover_shared.get(&id).cloned().unwrap_or_default();
                 GroupChannel { id, pool: Arc::clone(&pool.pool), index, takeover_shared }
             })
-            .collect();
+            .collect::<Vec<_>>();
         let GroupParts { fence, epochs, start_epoch } = parts.clone();
         (
             *group,
@@ -155,7 +177,7 @@ pub(super) fn handles(
                 fence,
                 epochs,
                 start_epoch,
-                channels,
+                channels: Arc::new(RwLock::new(channels)),
                 drain_requests: Arc::default(),
                 status_table: status_table.cloned(),
             },

@@ -33,7 +33,7 @@ use mdgw_pair::{
 };
 use mdgw_publog::Reader;
 
-use super::{GroupHandle, StartMode, wiring::log_directory};
+use super::{GroupHandle, StartMode};
 use crate::config::Resolved;
 use mdgw_sys::alarm::Alarm;
 
@@ -273,7 +273,9 @@ impl HealthInputs<'_> {
                 channel,
                 state: own.state,
                 peer_state,
-                published: own.published,
+                // A peer that reports other channels and not this one does not have it: a reload adds a channel to one gateway
+                // after the other. That it does not acknowledge the output says nothing about this gateway.
+                published: own.published.filter(|_| self.pair.is_none() || !reports.is_empty()),
                 peer_received: reports.iter().filter_map(|report| report.last_received).max(),
             };
             Some(ChannelObservation {
@@ -283,7 +285,7 @@ impl HealthInputs<'_> {
                 leader_is_observed,
             })
         };
-        handle.channels().filter_map(observation).collect()
+        handle.channels().into_iter().filter_map(observation).collect()
     }
 
     fn fitness_sample(&self, channels: &[ChannelObservation], election: &Election, now: MonoNs) -> FitnessSample {
@@ -302,7 +304,7 @@ impl HealthInputs<'_> {
 
     /// Compared windows of each of the group's channels.
     fn windows(&self, handle: &GroupHandle) -> Vec<WindowCounts> {
-        handle.channels().filter_map(|channel| Some(self.pair?.windows(channel))).collect()
+        handle.channels().into_iter().filter_map(|channel| Some(self.pair?.windows(channel))).collect()
     }
 }
 
@@ -330,7 +332,7 @@ fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) ->
     };
     for setup in &config.channels {
         let theirs = reported.iter().find(|theirs| theirs.channel == setup.id);
-        let own = log_end(&log_directory(config, setup.id), setup.id);
+        let own = log_end(&config.gateway.log_directory(setup.id), setup.id);
         if !is_recoverable(own, theirs, setup.recovery.is_some()) {
             tracing::info!(
                 peer = %peer.address,

@@ -1,11 +1,13 @@
 //! Maintenance of one channel's log, with its counters.
 
+use mdgw_feeds::identity::ChannelId;
 use mdgw_publog::{MaintenanceCounts, SegmentMaintenance};
 use mdgw_telemetry::{counter_block, counters::CounterWriter};
 
 /// A log's maintenance and its counters. Owned by the maintenance thread.
 #[derive(Debug)]
 pub(super) struct MaintainedLog {
+    pub(super) channel: ChannelId,
     maintenance: SegmentMaintenance,
     counters: CounterWriter<LogCounters>,
 }
@@ -21,8 +23,12 @@ counter_block! {
 }
 
 impl MaintainedLog {
-    pub(super) fn new(maintenance: SegmentMaintenance, counters: CounterWriter<LogCounters>) -> Self {
-        Self { maintenance, counters }
+    pub(super) fn new(
+        channel: ChannelId,
+        maintenance: SegmentMaintenance,
+        counters: CounterWriter<LogCounters>,
+    ) -> Self {
+        Self { channel, maintenance, counters }
     }
 
     /// Creates and deletes segments as needed, and publishes the counters. `now_ns`: ns since 1970 UTC.

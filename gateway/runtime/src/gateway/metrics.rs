@@ -26,12 +26,7 @@ use mdgw_engine::{
     dispatch::roles::{Counts, Gauges},
     pipeline::PipelineCounters,
 };
-use mdgw_feeds::{
-    channel::ChannelState,
-    drop_reason::DropCounts,
-    identity::{ChannelId, GroupId},
-    time::MonoNs,
-};
+use mdgw_feeds::{channel::ChannelState, drop_reason::DropCounts, identity::GroupId, time::MonoNs};
 use mdgw_pair::pair_link::LinkHandle;
 use mdgw_status::recent::{BUCKET_BOUNDS_NS, BucketTotals};
 use mdgw_sys::{alarm::Alarm, clock::mono_now};
@@ -54,8 +49,6 @@ pub(super) struct AdminSource {
     pub(super) watch: Watch,
     /// Empty for a gateway that always publishes.
     pub(super) elections: BTreeMap<GroupId, Election>,
-    /// Ids and names of all channels.
-    pub(super) channels: Vec<(ChannelId, String)>,
     pub(super) node: u8,
     pub(super) epoch_count: u64,
     /// The link to the gateways with these node numbers, if there is one.
@@ -89,17 +82,13 @@ impl AdminSource {
 
     fn ready(&self) -> Health {
         let counters = self.watch.channel_counters();
-        let states = self
-            .channels
+        let channels = self.watch.channels();
+        let states = channels
             .iter()
             .map(|(_, name)| (name, counters.get(name).map_or_else(ChannelState::default, channel_state)));
         let others = states.filter(|(_, state)| !is_received(*state));
         let others: Vec<_> = others.map(|(name, state)| format!("{name} is {}", state_name(state))).collect();
-        if others.is_empty() {
-            healthy(format!("{} channels", self.channels.len()))
-        } else {
-            failing(others.join(", "))
-        }
+        if others.is_empty() { healthy(format!("{} channels", channels.len())) } else { failing(others.join(", ")) }
     }
 
     fn leader(&self, group: Option<u16>) -> Health {
@@ -191,7 +180,8 @@ impl AdminSource {
             samples.collect::<Vec<_>>()
         });
         all.push(declared::CHANNEL_DROPPED.with(dropped));
-        let of_lines = self.channels.iter().flat_map(|(id, name)| {
+        let channels = self.watch.channels();
+        let of_lines = channels.iter().flat_map(|(id, name)| {
             let lines = self.watch.recent.line_counts(*id).into_iter();
             lines.map(move |(line, counts)| (vec![("channel", name.clone()), ("line", line.to_string())], counts))
         });
@@ -199,7 +189,8 @@ impl AdminSource {
     }
 
     fn latencies(&self, all: &mut Vec<Metric>) {
-        let samples = self.channels.iter().flat_map(|(id, name)| {
+        let channels = self.watch.channels();
+        let samples = channels.iter().flat_map(|(id, name)| {
             self.watch.recent.totals(*id).into_iter().map(move |(stage, totals)| {
                 let labels = vec![("channel", name.clone()), ("stage", stage.name().to_owned())];
                 sample(labels, latency_histogram(&totals))

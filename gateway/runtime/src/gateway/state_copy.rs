@@ -9,7 +9,7 @@ use mdgw_feeds::{
 };
 use mdgw_pair::pair_link::{CopyError, fetch_copy, message::LinkIdentity};
 
-use super::{health::log_end, wiring::log_directory};
+use super::health::log_end;
 use crate::config::{Resolved, resolved::ChannelSetup};
 
 /// The peers that may supply their state.
@@ -50,7 +50,7 @@ impl Donors {
         can_replay_input: &mut dyn FnMut() -> bool,
     ) -> Option<Channel> {
         let key = self.key.as_ref()?;
-        let own = log_end(&log_directory(config, setup.id), setup.id);
+        let own = log_end(&config.gateway.log_directory(setup.id), setup.id);
         for peer in self.peers.clone() {
             match copy_with_retries(peer, self.identity, key, joining) {
                 Ok(channel) => {

@@ -137,7 +137,7 @@ impl TakeoverWatch {
     ) {
         let Some(watch) = self.groups.get_mut(&group) else { return };
         let (view, has_leadership) = (election.view(), election.has_leadership());
-        let openings: Vec<_> = handle.openings().collect();
+        let openings = handle.openings();
         // A leadership that began and ended between two calls is detected by the result of its fence opening.
         let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
         let epoch = if has_leadership { view.epoch } else { opened };

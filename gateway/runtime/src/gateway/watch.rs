@@ -15,7 +15,7 @@ use mdgw_status::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
-use super::{cold::KernelDrops, listeners::Listeners};
+use super::{cold::KernelDrops, listeners::Listeners, pool_channels::PoolChannelList};
 
 /// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
 #[derive(Clone, Debug)]
@@ -33,8 +33,7 @@ pub(super) struct Watch {
 pub(super) struct WatchedPool {
     pub(super) name: String,
     pub(super) pool: Arc<dyn ChannelPool>,
-    /// Id and name of each channel, at the channel's index in the pool.
-    pub(super) channels: Vec<(ChannelId, String)>,
+    pub(super) channels: PoolChannelList,
 }
 
 impl Watch {
@@ -43,10 +42,10 @@ impl Watch {
         let drop_counts: BTreeMap<String, DropCounts> = self.registry.values().into_iter().collect();
         let mut channels = Vec::new();
         for pool in &self.pools {
-            for (index, (id, name)) in pool.channels.iter().enumerate() {
-                let counters = counters.get(name).copied().unwrap_or_default();
-                let drop_counts = drop_counts.get(name).copied().unwrap_or_default();
-                channels.push(self.channel(pool, index, *id, name, &counters, &drop_counts));
+            for (index, id, name) in pool.channels.all() {
+                let counters = counters.get(&name).copied().unwrap_or_default();
+                let drop_counts = drop_counts.get(&name).copied().unwrap_or_default();
+                channels.push(self.channel(pool, index, id, &name, &counters, &drop_counts));
             }
         }
         channels.sort_by_key(|channel| channel.id);
@@ -64,14 +63,20 @@ impl Watch {
         }
     }
 
+    /// Id and name of each channel, as of now.
+    pub(super) fn channels(&self) -> Vec<(ChannelId, String)> {
+        let channels = self.pools.iter().flat_map(|pool| pool.channels.all());
+        channels.map(|(_, id, name)| (id, name)).collect()
+    }
+
     /// Counters of each channel, by its name.
     pub(super) fn channel_counters(&self) -> BTreeMap<String, PipelineCounters> {
         let mut counters: BTreeMap<String, PipelineCounters> = self.registry.values().into_iter().collect();
         for pool in &self.pools {
-            for (index, (_, name)) in pool.channels.iter().enumerate() {
+            for (index, _, name) in pool.channels.all() {
                 // The pool has taken a failed channel out of service, so the channel itself still reports its last state.
                 if pool.pool.failed(index).is_some() {
-                    counters.entry(name.clone()).or_default().state = ChannelState::Failed as u64;
+                    counters.entry(name).or_default().state = ChannelState::Failed as u64;
                 }
             }
         }

@@ -7,7 +7,10 @@ use std::{
     marker::PhantomData,
     net::SocketAddrV4,
     os::fd::{AsRawFd, OwnedFd, RawFd},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicI32, AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use super::{pinned_array::PinnedArray, receive::NAME_BYTES};
@@ -19,7 +22,7 @@ pub const TRAILER_BYTES: usize = 16;
 /// Packets of one [`SendBatch`].
 pub const PACKETS_MAX: usize = 64;
 
-/// Index of an output in [`Outputs`], from 0 in the order of registration.
+/// Index of an output in [`Outputs`]: its place, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OutputIndex(pub u16);
 
@@ -33,23 +36,98 @@ pub struct Output {
     pub destination: Option<SocketAddrV4>,
 }
 
-/// All outputs of a gateway, registered once and shared by the threads that send.
-#[derive(Debug)]
+/// All outputs of a gateway, shared by the threads that send. The number of places is fixed; a place may be vacant.
+///
+/// A sending thread learns that a place is filled from the thread that filled it: by a message, or since it starts later.
 pub struct Outputs {
-    outputs: Box<[Output]>,
+    places: Box<[Place]>,
+    /// Destinations of the sockets that are not connected, place by place.
+    names: PinnedArray<libc::sockaddr_in>,
+    /// Keeps the sockets open.
+    sockets: Mutex<Box<[Option<Arc<OwnedFd>>]>>,
 }
+
+/// What a sending thread reads of an output.
+#[derive(Debug)]
+struct Place {
+    /// -1 if the place is vacant: the kernel refuses a packet.
+    socket: AtomicI32,
+    /// Size of the destination's name; 0 for a connected socket.
+    name_bytes: AtomicU32,
+}
+
+// SAFETY: the names are the only part that is not `Sync` by itself. One is written by `set`, under the lock of `sockets`
+// and while its place is vacant, and Rust code reads none. The kernel reads the name of a place while it sends to that
+// place, which no thread does before it learned that the place is filled, nor after `remove`.
+unsafe impl Sync for Outputs {}
+// SAFETY: the names are owned by this value.
+unsafe impl Send for Outputs {}
 
 impl Outputs {
     /// Registers the outputs. The position of an output is its [`OutputIndex`].
     #[must_use]
     pub fn new(outputs: Vec<Output>) -> Arc<Self> {
-        Arc::new(Self { outputs: outputs.into() })
+        Self::with_vacant(outputs.into_iter().map(Some).collect())
     }
 
-    /// Number of outputs.
+    /// Registers the outputs; `None` is a vacant place.
     #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.outputs.len()
+    pub fn with_vacant(outputs: Vec<Option<Output>>) -> Arc<Self> {
+        let vacant = |_: &Option<Output>| Place { socket: AtomicI32::new(-1), name_bytes: AtomicU32::new(0) };
+        let registered = Self {
+            places: outputs.iter().map(vacant).collect(),
+            names: PinnedArray::new(outputs.len(), |_| name(None)),
+            sockets: Mutex::new(outputs.iter().map(|_| None).collect()),
+        };
+        let mut sockets = registered.lock();
+        for (index, output) in outputs.into_iter().enumerate() {
+            if let Some(output) = output {
+                registered.set(&mut sockets, index, output);
+            }
+        }
+        drop(sockets);
+        Arc::new(registered)
+    }
+
+    /// Fills a vacant place.
+    ///
+    /// # Errors
+    /// Returns the output if there is no such place or it is not vacant.
+    pub fn insert(&self, index: OutputIndex, output: Output) -> Result<(), Output> {
+        let (index, mut sockets) = (usize::from(index.0), self.lock());
+        if sockets.get(index).is_none_or(Option::is_some) {
+            return Err(output);
+        }
+        self.set(&mut sockets, index, output);
+        Ok(())
+    }
+
+    /// Vacates a place. The caller has made sure that no thread sends to it any more. Returns its socket, if it had one.
+    pub fn remove(&self, index: OutputIndex) -> Option<Arc<OwnedFd>> {
+        let index = usize::from(index.0);
+        let socket = self.lock().get_mut(index)?.take()?;
+        self.places[index].socket.store(-1, Relaxed);
+        Some(socket)
+    }
+
+    fn set(&self, sockets: &mut [Option<Arc<OwnedFd>>], index: usize, Output { socket, destination }: Output) {
+        // SAFETY: the place is vacant and `sockets` is locked: see `Sync` above.
+        unsafe { self.names.at(index).write(name(destination)) };
+        let name_bytes = if destination.is_some() { NAME_BYTES } else { 0 };
+        self.places[index].name_bytes.store(name_bytes, Relaxed);
+        // Relaxed: who is to send learns of the output in another way.
+        self.places[index].socket.store(socket.as_raw_fd(), Relaxed);
+        sockets[index] = Some(socket);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Box<[Option<Arc<OwnedFd>>]>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Outputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outputs").field("places", &self.places).finish_non_exhaustive()
     }
 }
 
@@ -59,7 +137,7 @@ impl Outputs {
 ///   messages[i] ─┬─ iovecs[3i] ── headers[i]      copied
 ///                ├─ iovecs[3i+1] ── body          borrowed
 ///                ├─ iovecs[3i+2] ── trailers[i]   copied, if the packet has one
-///                └─ names[output]                 destination
+///                └─ outputs.names[output]         destination
 /// ```
 pub struct SendBuffers {
     outputs: Arc<Outputs>,
@@ -67,7 +145,6 @@ pub struct SendBuffers {
     iovecs: PinnedArray<libc::iovec>,
     headers: PinnedArray<[u8; HEADER_BYTES]>,
     trailers: PinnedArray<[u8; TRAILER_BYTES]>,
-    names: PinnedArray<libc::sockaddr_in>,
     sockets: [RawFd; PACKETS_MAX],
 }
 
@@ -82,7 +159,6 @@ impl SendBuffers {
             1 => libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
             _ => libc::iovec { iov_base: trailers.at(index / PARTS).cast(), iov_len: TRAILER_BYTES },
         });
-        let names = PinnedArray::new(outputs.len(), |index| name(outputs.outputs[index].destination));
         let messages = PinnedArray::new(PACKETS_MAX, |index| libc::mmsghdr {
             msg_hdr: libc::msghdr {
                 msg_name: std::ptr::null_mut(),
@@ -95,7 +171,7 @@ impl SendBuffers {
             },
             msg_len: 0,
         });
-        Self { outputs, messages, iovecs, headers, trailers, names, sockets: [-1; PACKETS_MAX] }
+        Self { outputs, messages, iovecs, headers, trailers, sockets: [-1; PACKETS_MAX] }
     }
 
     /// An empty batch. Pushed bodies stay borrowed as long as the batch lives.
@@ -104,8 +180,9 @@ impl SendBuffers {
     }
 }
 
-// SAFETY: the pointers lead to memory that the value owns alone, except for the bodies. A `SendBatch` set those, and
-// borrows the value mutably while it lives; no code follows them afterwards.
+// SAFETY: the pointers lead to memory that the value owns alone, except for the bodies and the names. A `SendBatch` set
+// the bodies, and borrows the value mutably while it lives; no code follows them afterwards. The names belong to
+// `outputs`, which lives as long as the value.
 unsafe impl Send for SendBuffers {}
 
 impl fmt::Debug for SendBuffers {
@@ -144,8 +221,8 @@ impl<'a> SendBatch<'a> {
     ) -> Result<(), BatchFull> {
         let index = self.len;
         let Some(socket) = self.buffers.sockets.get_mut(index) else { return Err(BatchFull) };
-        let destination = &self.buffers.outputs.outputs[usize::from(output.0)];
-        *socket = destination.socket.as_raw_fd();
+        let place = &self.buffers.outputs.places[usize::from(output.0)];
+        *socket = place.socket.load(Relaxed);
         // SAFETY: `headers` has PACKETS_MAX values and `&mut self` is the only access to them.
         unsafe { self.buffers.headers.at(index).write(*header) };
         let body = libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() };
@@ -158,9 +235,9 @@ impl<'a> SendBatch<'a> {
         // SAFETY: as above, for `messages`.
         let message = unsafe { &mut *self.buffers.messages.at(index) };
         message.msg_hdr.msg_iovlen = if trailer.is_some() { PARTS } else { PARTS - 1 };
-        (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match destination.destination {
-            Some(_) => (self.buffers.names.at(usize::from(output.0)).cast(), NAME_BYTES),
-            None => (std::ptr::null_mut(), 0),
+        (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match place.name_bytes.load(Relaxed) {
+            0 => (std::ptr::null_mut(), 0),
+            bytes => (self.buffers.outputs.names.at(usize::from(output.0)).cast(), bytes),
         };
         self.len += 1;
         Ok(())
@@ -305,6 +382,39 @@ mod tests {
             assert_eq!(packets[2], [3; HEADER_BYTES]);
             assert_eq!(parts, packets, "the same for other transports");
         }
+    }
+
+    #[test]
+    fn a_place_is_filled_vacated_and_filled_again_under_the_eyes_of_the_sender() {
+        let ((first, first_address), (second, second_address)) = (receiver(), receiver());
+        let connected = || {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            socket.connect(first_address).unwrap();
+            Output { socket: Arc::new(socket.into()), destination: None }
+        };
+        let addressed = || Output {
+            socket: Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()),
+            destination: Some(second_address),
+        };
+        let outputs = Outputs::with_vacant(vec![Some(connected()), None]);
+        let mut buffers = SendBuffers::new(Arc::clone(&outputs));
+        let mut sent = |output: u16, byte: u8| {
+            let mut batch = buffers.begin();
+            batch.push(&[byte; HEADER_BYTES], &[], None, OutputIndex(output)).unwrap();
+            batch.send_many().map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(sent(1, 0), Err(Some(libc::EBADF)), "vacant");
+        outputs.insert(OutputIndex(1), addressed()).unwrap();
+        assert_eq!((sent(1, 1), received(&second)), (Ok(1), vec![1; HEADER_BYTES]));
+        assert_eq!((sent(0, 2), received(&first)), (Ok(1), vec![2; HEADER_BYTES]));
+        assert!(outputs.insert(OutputIndex(1), addressed()).is_err(), "occupied");
+        assert!(outputs.insert(OutputIndex(2), addressed()).is_err(), "no such place");
+        let removed = outputs.remove(OutputIndex(1)).unwrap();
+        assert_eq!(Arc::strong_count(&removed), 1, "the socket closes with its last user");
+        assert!(outputs.remove(OutputIndex(1)).is_none());
+        assert_eq!(sent(1, 3), Err(Some(libc::EBADF)));
+        outputs.insert(OutputIndex(1), connected()).unwrap();
+        assert_eq!((sent(1, 4), received(&first)), (Ok(1), vec![4; HEADER_BYTES]), "connected, so without a name");
     }
 
     #[test]

@@ -10,9 +10,10 @@
 //! that still exists is not touched, since leaving it would make the switch stop forwarding.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _, Write as _},
     net::Ipv4Addr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd},
     os::unix::net::UnixStream,
     sync::Arc,
     thread,
@@ -22,7 +23,7 @@ use std::{
 use socket2::Socket;
 
 use super::{Interface, OutputOptions};
-use crate::{batch::Output, interfaces, poll, socket_options};
+use crate::{batch::Output, interfaces, poll, socket_options, task_queue::TaskQueue};
 
 /// A group that a socket has joined.
 #[derive(Clone, Debug)]
@@ -83,7 +84,9 @@ impl From<Vec<Membership>> for InterfaceDependents {
 /// The cold thread that repairs memberships and outputs. Dropping this stops the thread.
 #[derive(Debug)]
 pub struct MembershipWatch {
+    /// A byte wakes the thread; it stops when this is closed.
     stop: Option<UnixStream>,
+    tasks: TaskQueue<Vec<Watched>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -98,13 +101,40 @@ impl MembershipWatch {
     pub fn start(dependents: impl Into<InterfaceDependents>, interval: Duration) -> io::Result<Self> {
         let dependents = dependents.into();
         let changes = interfaces::changes()?;
-        let (stop, stopped) = UnixStream::pair()?;
+        let (stop, signals) = UnixStream::pair()?;
+        signals.set_nonblocking(true)?;
+        let tasks = TaskQueue::default();
+        let thread_tasks = tasks.clone();
         let thread = thread::Builder::new()
             .name("memberships".into())
-            .spawn(move || watch(dependents, &changes, &stopped, interval))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+            .spawn(move || watch(watched(dependents), &thread_tasks, &changes, signals, interval))?;
+        Ok(Self { stop: Some(stop), tasks, thread: Some(thread) })
+    }
+
+    /// Watches these too.
+    pub fn add(&self, dependents: InterfaceDependents) {
+        self.run(|all| all.extend(watched(dependents)));
+    }
+
+    /// Watches these sockets no longer, so that they can close. When this returns, the thread has dropped them, unless it
+    /// hangs.
+    pub fn remove(&self, sockets: Vec<RawFd>) {
+        self.run(move |all| all.retain(|watched| !sockets.contains(&watched.dependent.socket())));
+    }
+
+    fn run(&self, task: impl FnOnce(&mut Vec<Watched>) + Send + 'static) {
+        let wake = || {
+            if let Some(mut stop) = self.stop.as_ref() {
+                // A full pipe has woken the thread already; a thread that has ended needs no wake-up.
+                let _ = stop.write(&[0]);
+            }
+        };
+        let _hangs = self.tasks.run(TASK_TIME_MAX, wake, task);
     }
 }
+
+/// How long a task for the watch may wait for the thread, which compares a few tables in a turn.
+const TASK_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Drop for MembershipWatch {
     fn drop(&mut self) {
@@ -115,31 +145,81 @@ impl Drop for MembershipWatch {
     }
 }
 
-fn watch(mut dependents: InterfaceDependents, changes: &OwnedFd, stopped: &UnixStream, interval: Duration) {
-    let InterfaceDependents { memberships, egresses } = &mut dependents;
-    let mut missing = vec![false; memberships.len() + egresses.len()];
+/// A membership or an output, and whether its interface was missing at the last comparison.
+#[derive(Debug)]
+struct Watched {
+    dependent: Dependent,
+    is_missing: bool,
+}
+
+#[derive(Debug)]
+enum Dependent {
+    Membership(Membership),
+    Egress(Egress),
+}
+
+impl Dependent {
+    fn socket(&self) -> RawFd {
+        match self {
+            Self::Membership(membership) => membership.socket.as_raw_fd(),
+            Self::Egress(egress) => egress.socket.as_raw_fd(),
+        }
+    }
+
+    /// What a log line names.
+    fn subject(&self) -> String {
+        match self {
+            Self::Membership(membership) => membership.group.to_string(),
+            Self::Egress(egress) => egress.interface.to_string(),
+        }
+    }
+
+    fn repair(&mut self) -> io::Result<RepairOutcome> {
+        match self {
+            Self::Membership(membership) => membership.repair(),
+            Self::Egress(egress) => egress.repair(),
+        }
+    }
+}
+
+fn watched(dependents: InterfaceDependents) -> Vec<Watched> {
+    let InterfaceDependents { memberships, egresses } = dependents;
+    let all = memberships.into_iter().map(Dependent::Membership).chain(egresses.into_iter().map(Dependent::Egress));
+    all.map(|dependent| Watched { dependent, is_missing: false }).collect()
+}
+
+fn watch(
+    mut dependents: Vec<Watched>,
+    tasks: &TaskQueue<Vec<Watched>>,
+    changes: &OwnedFd,
+    mut signals: UnixStream,
+    interval: Duration,
+) {
     loop {
-        if let Err(error) = poll::readable([changes.as_fd(), stopped.as_fd()], interval) {
+        if let Err(error) = poll::readable([changes.as_fd(), signals.as_fd()], interval) {
             tracing::error!(%error, "interface monitoring stopped");
             return;
         }
-        if poll::readable([stopped.as_fd()], Duration::ZERO).unwrap_or(true) {
-            return;
+        match signals.read(&mut [0; 64]) {
+            Ok(0) => return,
+            Ok(_) => tasks.run_pending(&mut dependents),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(_) => return,
         }
         // The content of a notification does not matter, since the state is compared. So a notification that the kernel
         // could not store (ENOBUFS) does not matter either.
         interfaces::discard_changes(changes);
-        let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.repair()));
-        let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.repair()));
-        for ((subject, outcome), missing) in groups.chain(outputs).zip(&mut missing) {
-            match outcome {
-                Ok(RepairOutcome::NotNeeded) => *missing = false,
+        for Watched { dependent, is_missing } in &mut dependents {
+            match dependent.repair() {
+                Ok(RepairOutcome::NotNeeded) => *is_missing = false,
                 Ok(RepairOutcome::Repaired) => {
-                    *missing = false;
+                    *is_missing = false;
+                    let subject = dependent.subject();
                     tracing::warn!(subject, "interface is back: group rejoined or output rebound");
                 }
-                Err(error) if !*missing => {
-                    *missing = true;
+                Err(error) if !*is_missing => {
+                    *is_missing = true;
+                    let subject = dependent.subject();
                     tracing::error!(subject, %error, "interface is gone");
                 }
                 Err(_) => {}

@@ -124,6 +124,11 @@ impl HandleSet for MultishotSet {
         self.shared.signals.set_timer(at);
     }
 
+    fn has_unapplied_changes(&self) -> bool {
+        let sockets_watched = self.shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
+        !sockets_watched.changes.is_empty() || sockets_watched.are_being_applied
+    }
+
     fn delivers_data(&self) -> bool {
         true
     }
@@ -144,6 +149,8 @@ struct SocketRegistry {
 struct WatchedSockets {
     sockets: HashMap<RawFd, (Handle, Arc<OwnedFd>)>,
     changes: Vec<Change>,
+    /// The set's thread has taken changes and has not applied all of them.
+    are_being_applied: bool,
 }
 
 #[derive(Debug)]
@@ -226,7 +233,7 @@ impl MultishotIo {
         let buffers = BufferRing::new(&ring, buffer_count)?;
         {
             let mut sockets_watched = shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
-            let WatchedSockets { sockets, changes } = &mut *sockets_watched;
+            let WatchedSockets { sockets, changes, .. } = &mut *sockets_watched;
             changes.clear();
             changes.extend(sockets.iter().map(|(raw_fd, (handle, socket))| Change::Add {
                 raw_fd: *raw_fd,
@@ -294,6 +301,7 @@ impl MultishotIo {
     fn apply_changes(&mut self) -> io::Result<()> {
         let changes = {
             let mut sockets_watched = self.shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner);
+            sockets_watched.are_being_applied = true;
             std::mem::take(&mut sockets_watched.changes)
         };
         for change in changes {
@@ -302,6 +310,7 @@ impl MultishotIo {
                 Change::Remove { raw_fd } => self.close(raw_fd)?,
             }
         }
+        self.shared.sockets_watched.lock().unwrap_or_else(PoisonError::into_inner).are_being_applied = false;
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use mdgw_wire::{
 
 use super::*;
 use crate::{
-    pair_link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairParts, PeerEndpoint},
+    pair_link::{ChannelLogs, ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairParts, PeerEndpoint},
     standby::InputHistory,
 };
 
@@ -87,7 +87,7 @@ fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)
     let parts = PairParts {
         status_table: Arc::default(),
         groups: BTreeMap::new(),
-        logs: BTreeMap::new(),
+        logs: ChannelLogs::default(),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
         channels,

@@ -54,7 +54,7 @@ fn parts() -> PairParts {
     PairParts {
         status_table: Arc::default(),
         groups: BTreeMap::new(),
-        logs: BTreeMap::new(),
+        logs: ChannelLogs::default(),
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
         channels: ChannelSender::new(|_, _| true),

@@ -118,6 +118,11 @@ pub(super) const TABLES: [Table; 21] = [
             number("quota", limits::QUOTA, "Packets that one claim may process before other channels get a turn."),
             number("batch", limits::BATCH, "Events claimed in one turn."),
             number("priority", limits::PRIORITY, "SCHED_FIFO priority of the threads; 0: ordinary threads."),
+            number(
+                "spare_channels",
+                limits::SPARE_CHANNELS,
+                "How many channels [a reload](#what-a-reload-may-change) may add to the pool. Each place takes the memory of a channel's latency histograms, 1.3 MiB for each thread at the default precision; a removed channel gives its place back.",
+            ),
         ],
     },
     Table {

@@ -57,6 +57,7 @@ impl Resolver<'_> {
             quota_packets: self.number(&pool.quota, limits::QUOTA),
             batch_events: self.number(&pool.batch, limits::BATCH),
             priority: (priority > 0).then_some(priority),
+            spare_channels: self.number(&pool.spare_channels, limits::SPARE_CHANNELS),
             name,
         }
     }

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod reload;
+
 use std::{net::Ipv4Addr, path::Path};
 
 use expect_test::{Expect, expect};
@@ -7,10 +9,7 @@ use mdgw_election::timing::LeaseTiming;
 use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
 use mdgw_feeds::frame::FRAME_HEADER_BYTES;
 
-use crate::config::{
-    Changes, ConfigError, Resolved,
-    resolved::{LogLevel, Threads},
-};
+use crate::config::{ConfigError, Resolved, resolved::Threads};
 
 const MINIMAL: &str = r#"[gateway]
 state_file = "state"
@@ -148,7 +147,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
     refused(
         &with_edit("wait =", "wiat ="),
         expect![
-            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known keys: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority"
+            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known keys: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority, spare_channels"
         ],
     );
     refused(
@@ -420,37 +419,6 @@ fn tags_have_their_room_in_any_case_and_need_one_to_four_keys() {
     refused(&with("tag_key_files = []"), expect!["x.toml:20:17: output[0].tag_key_files: 0 files: must be 1 to 4"]);
     let without_keys = load(&with("accept_untagged = true")).unwrap();
     assert!(without_keys.warnings.iter().any(|warning| warning.contains("accept_untagged")));
-}
-
-#[test]
-fn a_reload_changes_only_reloadable_keys() {
-    let old = load(MINIMAL).unwrap();
-    assert_eq!(Resolved::diff_reloadable(&old, &old), Ok(Changes::default()));
-    let new = load(&format!(
-        "{}[log]\nlevel = \"debug\"\n[latency]\ninterval_ms = 500\n",
-        with_edit("127.0.0.0/8", "10.0.0.0/8")
-    ))
-    .unwrap();
-    let changes = Resolved::diff_reloadable(&old, &new).unwrap();
-    assert_eq!(
-        (changes.log.map(|log| log.level), changes.latency_interval_ns),
-        (Some(LogLevel::Debug), Some(500_000_000))
-    );
-    assert_eq!(changes.retransmission.unwrap().allowed, ["10.0.0.0/8".parse().unwrap()]);
-
-    let new = load(&with_edit("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();
-    let refused = Resolved::diff_reloadable(&old, &new).unwrap_err();
-    let refused: Vec<String> =
-        refused.iter().map(|change| format!("{} {:?} {:?}", change.key, change.old, change.new)).collect();
-    assert_eq!(refused, ["pool.main.cores Some(\"[2]\") Some(\"[3]\")"]);
-}
-
-#[test]
-fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
-    let old = load(MINIMAL).unwrap();
-    let new = load(MINIMAL.split_once("[retransmission]").unwrap().0).unwrap();
-    assert!(Resolved::diff_reloadable(&old, &new).is_err());
-    assert!(Resolved::diff_reloadable(&new, &old).is_err());
 }
 
 /// [`MINIMAL`] with an election table of these lines, and one peer.
