@@ -14,7 +14,7 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_election::auth::Nonce;
 use mdgw_engine::{
     channel_pool::{self, ChannelPool},
-    dispatch::WaitPolicy,
+    dispatch::{DispatchConfig, WaitPolicy},
     handle_set::backend_choice::{self, Backend, LeaderWait},
     pipeline::{
         ChannelPipeline, LineSocket, PeerGapRequests, PipelineCounter, PipelineLocal, PipelineParts, RecoverySocket,
@@ -231,7 +231,8 @@ impl<'c> Wiring<'c> {
         }
         drop(on_pool_cores);
         let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
-        let backend = backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)?;
+        let waiting_threads = pool.dispatch.waiting_threads(pool.threads.count());
+        let backend = backend_choice::choose_backend(pool.io.into(), waiting_threads, waiting)?;
         let running = self.start_on(backend, pool, pipelines, progress)?;
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
         Ok(Some(PoolChannels { name: pool.name.clone(), pool: running, channels }))
@@ -285,11 +286,11 @@ impl<'c> Wiring<'c> {
             let batch = ReceiveBatch::new(quota_packets, DATAGRAM_BYTES_MAX);
             PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
         };
-        let mut dispatch = pool.dispatch_config();
+        let mut dispatch = DispatchConfig { datagram_bytes_max: DATAGRAM_BYTES_MAX, ..pool.dispatch_config() };
         for (thread, counter) in dispatch.threads.iter_mut().zip(progress) {
             thread.progress = Some(*counter);
         }
-        let running = channel_pool::start(backend, &dispatch, pipelines, Box::new(local))
+        let running = channel_pool::start(pool.dispatch, backend, &dispatch, pipelines, Box::new(local))
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
         for (handle, socket) in sockets {
             running.add(socket.as_fd(), handle).map_err(GatewayError::io("register a line's socket"))?;

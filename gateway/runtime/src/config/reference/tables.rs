@@ -97,6 +97,12 @@ pub(super) const TABLES: [Table; 21] = [
                 "Number of unpinned threads instead; for trying things out.",
             ),
             key(
+                "dispatch",
+                Allowed::OneOf(&["leader-followers", "half-sync", "reactor"]),
+                Absent::Value("\"leader-followers\""),
+                "Which thread processes which channel. `leader-followers`: any thread any channel, one at a time. `half-sync`: the first thread receives for all, the others process the channels that are theirs (two threads or more). `reactor`: each thread has channels and sockets of its own. [When which is worth it](install.md#dispatch-model).",
+            ),
+            key(
                 "io",
                 Allowed::OneOf(&["auto", "io_uring", "epoll"]),
                 Absent::Value("\"auto\""),
