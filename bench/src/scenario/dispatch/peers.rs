@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use mdgw_engine::{
-    dispatch::{DispatchModel, PromotionPolicy, WaitPolicy},
+    dispatch::{DispatchConfig, DispatchModel, PromotionPolicy, WaitPolicy},
     handle_set::backend_choice,
 };
 
@@ -56,6 +56,9 @@ pub(super) fn directory(built: Option<&Path>) -> Result<PathBuf> {
     Ok(directory)
 }
 
+/// A turn that binds few channels to its thread.
+const SMALL_BATCH: usize = 8;
+
 /// All subjects that can run here with that many threads. The first one is the gateway's default.
 pub(super) fn subjects(peers: &Path, threads: usize, all_settings: bool) -> Vec<Subject> {
     let default = EngineSetup {
@@ -63,9 +66,13 @@ pub(super) fn subjects(peers: &Path, threads: usize, all_settings: bool) -> Vec<
         io: IoKind::Epoll,
         wait: WaitPolicy::SpinThenPark,
         promotion: PromotionPolicy::Lazy,
+        batch: DispatchConfig::default().batch_events_max,
     };
     let park = EngineSetup { wait: WaitPolicy::Park, ..default };
     let mut setups = vec![default, park, EngineSetup { promotion: PromotionPolicy::Strict, ..park }];
+    if threads > 1 {
+        setups.push(EngineSetup { batch: SMALL_BATCH, ..default });
+    }
     let ring = if threads == 1 { IoKind::Multishot } else { IoKind::Rings };
     if backend_choice::probe_io_uring().is_ok() {
         setups.push(EngineSetup { io: ring, ..default });

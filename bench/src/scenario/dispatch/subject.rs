@@ -41,6 +41,8 @@ pub(super) struct EngineSetup {
     pub(super) io: IoKind,
     pub(super) wait: WaitPolicy,
     pub(super) promotion: PromotionPolicy,
+    /// Events claimed in one turn.
+    pub(super) batch: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -81,6 +83,7 @@ pub(crate) struct SubjectArgs {
     wait: WaitName,
     #[arg(value_enum)]
     promotion: PromotionName,
+    batch: usize,
     sockets: u32,
     threads: usize,
     work_ns: u64,
@@ -106,17 +109,19 @@ impl EngineSetup {
         (model, self.io, wait, promotion)
     }
 
-    pub(super) fn to_arguments(self) -> [String; 4] {
+    pub(super) fn to_arguments(self) -> [String; 5] {
         let (model, io, wait, promotion) = self.names();
-        [text(model), text(io), text(wait), text(promotion)]
+        [text(model), text(io), text(wait), text(promotion), self.batch.to_string()]
     }
 
     pub(super) fn name(&self, threads: usize) -> String {
-        let [model, io, wait, promotion] = self.to_arguments();
+        let [model, io, wait, promotion, batch] = self.to_arguments();
         let io = if io == "epoll" { String::new() } else { format!(" {io}") };
         let is_promoting = self.model == DispatchModel::LeaderFollowers && threads > 1;
         let promotion = if is_promoting { format!(" {promotion}") } else { String::new() };
-        format!("{model}{io} {wait}{promotion}")
+        let default = DispatchConfig::default().batch_events_max;
+        let batch = if self.batch == default { String::new() } else { format!(" batch {batch}") };
+        format!("{model}{io} {wait}{promotion}{batch}")
     }
 }
 
@@ -156,6 +161,7 @@ fn run_model<S: HandleSet + 'static, D: Dispatch<S, TimedHandler>>(
             WaitName::SpinThenPark => WaitPolicy::SpinThenPark,
             WaitName::Park => WaitPolicy::Park,
         },
+        batch_events_max: args.batch,
         promotion: Some(match args.promotion {
             PromotionName::Strict => PromotionPolicy::Strict,
             PromotionName::Lazy => PromotionPolicy::Lazy,
