@@ -1,5 +1,5 @@
 //! The same feed gives the same bytes: offline and over the network, complete or merged from two damaged lines, with
-//! any number of threads, on either I/O backend.
+//! any number of threads, on either I/O backend, under each dispatch model.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -58,6 +58,23 @@ fn itch_live_output_equals_offline_for_all_threads_and_io_backends() {
         let played = ["--capture", text(&capture), "--rate", "8000", "--seed", &seed, "--request-server"];
         let received = run_live(&wanted, schema, &played, &["--until-ended"]);
         let what = format!("{schema}, {threads} threads, {io}");
+        received.assert_lines_lossy(&what);
+        assert_same(&expected.bytes, &received.bytes, &what);
+    }
+}
+
+#[test]
+fn itch_live_output_equals_offline_for_all_dispatch_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = whole(&folder, &itch_packets(1));
+    let expected = OfflineRun::of(&[&capture], "nasdaq-itch-5.0", "mbo");
+    for (dispatch, io) in
+        [("half-sync", "epoll"), ("half-sync", "io_uring"), ("reactor", "epoll"), ("reactor", "io_uring")]
+    {
+        let wanted = GatewayOptions { dispatch, io, ..GatewayOptions::itch() };
+        let played = ["--capture", text(&capture), "--rate", "8000", "--seed", "1", "--request-server"];
+        let received = run_live(&wanted, "mbo", &played, &["--until-ended"]);
+        let what = format!("{dispatch}, {io}");
         received.assert_lines_lossy(&what);
         assert_same(&expected.bytes, &received.bytes, &what);
     }

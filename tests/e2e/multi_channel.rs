@@ -19,7 +19,18 @@ use mdgw_tests::{
 
 #[test]
 fn each_channel_is_complete_over_two_lossy_output_lines() {
-    let scenario = MultiChannelScenario::start(2);
+    every_channel_is_complete("leader-followers");
+}
+
+/// Three channels on two threads: with half-sync one worker has all, with reactors one thread has two.
+#[test]
+fn each_channel_is_complete_under_half_sync_and_reactors() {
+    every_channel_is_complete("half-sync");
+    every_channel_is_complete("reactor");
+}
+
+fn every_channel_is_complete(dispatch: &'static str) {
+    let scenario = MultiChannelScenario::start(2, dispatch);
     let service = scenario.fixtures[0].retransmission.to_string();
     let tails: Vec<_> = (1..=CHANNELS)
         .map(|channel| scenario.tail(channel, &scenario.behind, &["--retransmission", &service]))
@@ -43,7 +54,7 @@ fn each_channel_is_complete_over_two_lossy_output_lines() {
 /// Negative control: on one of these lines alone, without a request server, packets are missing.
 #[test]
 fn a_single_lossy_line_loses_packets() {
-    let scenario = MultiChannelScenario::start(2);
+    let scenario = MultiChannelScenario::start(2, "leader-followers");
     let tail = scenario.tail(1, &scenario.behind[..1], &[]);
     wait_until_joined(scenario.behind[0], 1);
     scenario.play();
@@ -62,7 +73,7 @@ fn a_failed_channel_is_reported_and_the_others_continue() {
             "no strace, which makes a system call fail",
         );
     }
-    let scenario = MultiChannelScenario::start(1);
+    let scenario = MultiChannelScenario::start(1, "leader-followers");
     let service = scenario.fixtures[0].retransmission.to_string();
     let service_arguments = ["--retransmission", &service];
     let mut tails: Vec<_> =
@@ -139,7 +150,7 @@ struct MultiChannelScenario {
 }
 
 impl MultiChannelScenario {
-    fn start(threads: usize) -> Self {
+    fn start(threads: usize, dispatch: &'static str) -> Self {
         let fixtures: Vec<_> = (0..CHANNELS).map(|_| GatewayFixture::new()).collect();
         let days: Vec<_> = fixtures
             .iter()
@@ -147,7 +158,7 @@ impl MultiChannelScenario {
             .map(|(fixture, count)| TradingDay::of(fixture, count))
             .collect();
         let config = fixtures[0].path("several.toml");
-        fs::write(&config, config_text(&fixtures, threads)).unwrap();
+        fs::write(&config, config_text(&fixtures, threads, dispatch)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
         gateway.wait_for_stderr("gateway running");
         let behind = [GatewayFixture::new(), GatewayFixture::new()];
@@ -196,8 +207,8 @@ impl MultiChannelScenario {
 }
 
 /// The configuration of the first fixture, plus the channels of the other fixtures and the output line of the second.
-fn config_text(fixtures: &[GatewayFixture], threads: usize) -> String {
-    let wanted = GatewayOptions { has_recovery: false, threads, io: "epoll", ..GatewayOptions::itch() };
+fn config_text(fixtures: &[GatewayFixture], threads: usize, dispatch: &'static str) -> String {
+    let wanted = GatewayOptions { has_recovery: false, threads, dispatch, io: "epoll", ..GatewayOptions::itch() };
     let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(&wanted)).collect();
     let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
     let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());

@@ -38,6 +38,8 @@ pub struct GatewayOptions {
     pub feed: &'static str,
     /// Threads of the pool.
     pub threads: usize,
+    /// Dispatch model of the pool.
+    pub dispatch: &'static str,
     /// I/O backend: `auto`, `io_uring` or `epoll`.
     pub io: &'static str,
     /// Additional lines of `[[channel]]`.
@@ -67,6 +69,7 @@ impl GatewayOptions {
         Self {
             feed: "nasdaq-itch-5.0",
             threads: 2,
+            dispatch: "leader-followers",
             io: "auto",
             channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\n".to_owned(),
             has_recovery: true,
@@ -142,13 +145,14 @@ impl GatewayFixture {
     /// The configuration's text.
     #[must_use]
     pub fn config_text(&self, options: &GatewayOptions) -> String {
-        let GatewayOptions { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = options;
+        let GatewayOptions { feed, threads, dispatch, io, channel, has_recovery, allowed, retransmission, .. } =
+            options;
         let GatewayOptions { segment_bytes, retention_bytes, output, output_line, latency, .. } = options;
         let directory = self.directory.path().display();
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{directory}/state.json\"\nlog_dir = \"{directory}/log\"\n\
              segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
-             [[pool]]\nname = \"main\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\n\
+             [[pool]]\nname = \"main\"\nthreads = {threads}\ndispatch = \"{dispatch}\"\nio = \"{io}\"\nwait = \"park\"\n\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n",
             self.node
         );

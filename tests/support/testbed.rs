@@ -521,14 +521,19 @@ impl Testbed {
     /// eligible at once but may be behind. On a crowded machine it may lead already, since the others stalled. Over a register
     /// the leader has then also named a successor.
     pub fn wait_until_eligible(&self, node: u8) {
-        wait_until("the gateway is eligible", || matches!(self.role(node).as_str(), "candidate" | "leader"));
-        let reached = self.log_end(self.leader());
-        wait_until("the gateway has caught up", || self.log_end(node) >= reached);
+        self.wait_until_caught_up(node);
         if matches!(self.plan.backend, ElectionBackend::File | ElectionBackend::Store(_)) {
             wait_until("the leader has named a successor", || {
                 self.status(self.leader()).is_some_and(|status| status["successor"].is_number())
             });
         }
+    }
+
+    /// Waits until that gateway is a candidate, or leads already, and has everything that the leader has now.
+    pub fn wait_until_caught_up(&self, node: u8) {
+        wait_until("the gateway is eligible", || matches!(self.role(node).as_str(), "candidate" | "leader"));
+        let reached = self.log_end(self.leader());
+        wait_until("the gateway has caught up", || self.log_end(node) >= reached);
     }
 
     /// The end of the gateway's log: session and sequence. Sessions can be compared as text, since they differ only in

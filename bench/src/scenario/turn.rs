@@ -183,7 +183,7 @@ impl PoolSetup {
                 ThreadBuffers::new(histograms.clone())
             }
         };
-        let pool: Pool<S, TimedHandler> = Pool::start(&config, Arc::new(set), handlers, local)?;
+        let pool: Pool<S, TimedHandler> = Pool::start(&config, vec![Arc::new(set)], handlers, local)?;
         for (channel, socket) in (0..).zip(&watched) {
             pool.add(socket.as_fd(), Handle { channel: ChannelIndex(channel), line: Line::A })?;
         }

@@ -3,6 +3,7 @@
 
 use std::{
     fmt, io,
+    marker::PhantomData,
     os::fd::BorrowedFd,
     sync::{Arc, PoisonError, RwLock},
 };
@@ -10,7 +11,10 @@ use std::{
 use mdgw_sys::handle::{ChannelIndex, Handle};
 
 use crate::{
-    dispatch::{Dispatch, DispatchConfig, FailReason, StartError, pool::Pool, roles::Gauges},
+    dispatch::{
+        Dispatch, DispatchConfig, DispatchModel, FailReason, StartError, half_sync::HalfSync, pool::Pool,
+        reactor::Reactor, roles::Gauges,
+    },
     handle_set::{
         HandleSet,
         backend_choice::Backend,
@@ -59,34 +63,52 @@ pub trait ChannelPool: fmt::Debug + Send + Sync {
 /// Makes what the thread with that number needs for itself. Called once for each thread, on that thread.
 pub type MakeLocal = Box<dyn Fn(usize) -> PipelineLocal + Send + Sync>;
 
-/// Starts a pool on that backend.
+/// Starts a pool of that model on that backend.
 ///
 /// # Errors
 /// When the handle set cannot be made, or the threads cannot be started.
 pub fn start(
+    model: DispatchModel,
     backend: Backend,
     config: &DispatchConfig,
     channels: Vec<ChannelPipeline>,
     local: MakeLocal,
 ) -> Result<Arc<dyn ChannelPool>, PoolError> {
     match backend {
-        Backend::Epoll => start_on(EpollSet::new().map_err(PoolError::set(backend))?, config, channels, local),
-        Backend::Ring(wait) => start_on(RingSet::new(wait).map_err(PoolError::set(backend))?, config, channels, local),
+        Backend::Epoll => start_on(model, backend, EpollSet::new, config, channels, local),
+        Backend::Ring(wait) => start_on(model, backend, || RingSet::new(wait), config, channels, local),
         Backend::Multishot => {
-            let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(PoolError::set(backend))?;
-            start_on(set, config, channels, local)
+            start_on(model, backend, || MultishotSet::new(MultishotSet::BUFFERS), config, channels, local)
         }
     }
 }
 
 fn start_on<S: HandleSet + 'static>(
-    set: S,
+    model: DispatchModel,
+    backend: Backend,
+    make_set: impl Fn() -> io::Result<S>,
     config: &DispatchConfig,
     channels: Vec<ChannelPipeline>,
     local: MakeLocal,
 ) -> Result<Arc<dyn ChannelPool>, PoolError> {
-    let pool = Pool::start(config, Arc::new(set), channels, local)?;
-    Ok(Arc::new(LockedPool(RwLock::new(Some(pool)))))
+    let make_set = || make_set().map_err(|source| PoolError::HandleSet { backend, source });
+    Ok(match model {
+        DispatchModel::LeaderFollowers => start_model::<S, Pool<_, _>>(make_set, config, channels, local)?,
+        DispatchModel::HalfSync => start_model::<S, HalfSync<_, _>>(make_set, config, channels, local)?,
+        DispatchModel::Reactor => start_model::<S, Reactor<_, _>>(make_set, config, channels, local)?,
+    })
+}
+
+fn start_model<S: HandleSet + 'static, D: Dispatch<S, ChannelPipeline> + Send + Sync + 'static>(
+    make_set: impl Fn() -> Result<S, PoolError>,
+    config: &DispatchConfig,
+    channels: Vec<ChannelPipeline>,
+    local: MakeLocal,
+) -> Result<Arc<dyn ChannelPool>, PoolError> {
+    let set_count = D::set_count(config.threads.len());
+    let sets = (0..set_count).map(|_| make_set().map(Arc::new)).collect::<Result<_, _>>()?;
+    let pool = D::start(config, sets, channels, local)?;
+    Ok(Arc::new(LockedPool::<S, D> { pool: RwLock::new(Some(pool)), set: PhantomData }))
 }
 
 /// Why a pool could not start.
@@ -105,28 +127,25 @@ pub enum PoolError {
     Start(#[from] StartError),
 }
 
-impl PoolError {
-    fn set(backend: Backend) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::HandleSet { backend, source }
+/// A pool of one model over one kind of handle set. Only cold threads take the lock. The only writer is the shutdown.
+struct LockedPool<S, D> {
+    pool: RwLock<Option<D>>,
+    set: PhantomData<fn() -> S>,
+}
+
+impl<S, D> LockedPool<S, D> {
+    fn with_pool<T>(&self, query: impl FnOnce(&D) -> T) -> Option<T> {
+        self.pool.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(query)
     }
 }
 
-/// A pool over one kind of handle set. Only cold threads take the lock. The only writer is the shutdown.
-struct LockedPool<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
-
-impl<S: HandleSet + 'static> LockedPool<S> {
-    fn with_pool<T>(&self, query: impl FnOnce(&Pool<S, ChannelPipeline>) -> T) -> Option<T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(query)
-    }
-}
-
-impl<S: HandleSet + 'static> fmt::Debug for LockedPool<S> {
+impl<S, D> fmt::Debug for LockedPool<S, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LockedPool").finish_non_exhaustive()
     }
 }
 
-impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
+impl<S: HandleSet + 'static, D: Dispatch<S, ChannelPipeline> + Send + Sync> ChannelPool for LockedPool<S, D> {
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
         self.with_pool(|pool| pool.add(socket, handle)).unwrap_or_else(|| Err(is_shut_down()))
     }
@@ -136,7 +155,7 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     }
 
     fn insert(&self, channel: Box<ChannelPipeline>) -> Result<(), Box<ChannelPipeline>> {
-        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.pool.read().unwrap_or_else(PoisonError::into_inner);
         match guard.as_ref() {
             Some(pool) => pool.insert(channel.index(), *channel).map_err(Box::new),
             None => Err(channel),
@@ -152,11 +171,11 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     }
 
     fn gauges(&self) -> Gauges {
-        self.with_pool(Pool::gauges).unwrap_or_default()
+        self.with_pool(D::gauges).unwrap_or_default()
     }
 
     fn fault(&self) -> Option<String> {
-        self.with_pool(Pool::fault).flatten()
+        self.with_pool(D::fault).flatten()
     }
 
     fn failed(&self, index: usize) -> Option<FailReason> {
@@ -164,7 +183,7 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     }
 
     fn send(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage> {
-        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.pool.read().unwrap_or_else(PoisonError::into_inner);
         match guard.as_ref() {
             Some(pool) => pool.send(channel_index(index), message),
             None => Err(message),
@@ -172,8 +191,8 @@ impl<S: HandleSet + 'static> ChannelPool for LockedPool<S> {
     }
 
     fn shutdown(&self) -> Vec<ChannelPipeline> {
-        let pool = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
-        pool.map(Pool::shutdown).unwrap_or_default()
+        let pool = self.pool.write().unwrap_or_else(PoisonError::into_inner).take();
+        pool.map(D::shutdown).unwrap_or_default()
     }
 }
 

@@ -1,8 +1,9 @@
 //! Dispatch: which thread processes which channel, and when.
 //!
 //! This module has the two traits that the rest of the gateway is written against: [`ChannelHandler`] says what a
-//! channel's handler must do, [`Dispatch`] what every dispatch model offers. [`pool`] holds the only model,
-//! Leader/Followers.
+//! channel's handler must do, [`Dispatch`] what every dispatch model offers. [`pool`] holds the model of the gateway,
+//! Leader/Followers. [`half_sync`] and [`reactor`] hold the two models that it is measured against, for users to whom one
+//! of them is worth more; both run [`pool`]'s turn.
 //!
 //! ```text
 //!   follower --promoted--> leader: wait, claim ready channels, promote one --> processing: drain the claimed channels
@@ -17,7 +18,9 @@
 //!
 //! No lock is held while a channel is processed, and no thread ever waits for a channel.
 
+pub mod half_sync;
 pub mod pool;
+pub mod reactor;
 pub mod roles;
 
 mod claim;
@@ -25,6 +28,7 @@ mod deadline_timer;
 mod park;
 mod pool_state;
 mod sync;
+mod threads;
 mod token;
 mod turn;
 
@@ -44,6 +48,7 @@ use std::{io, os::fd::BorrowedFd, sync::Arc};
 use mdgw_feeds::time::{MonoNs, UnixNs};
 use mdgw_sys::{
     affinity::PinError,
+    batch::ReceiveBatch,
     handle::{ChannelIndex, Handle, LineSet},
     progress::ProgressCounter,
 };
@@ -171,16 +176,26 @@ pub enum FailReason {
     Failed(&'static str),
 }
 
-/// A dispatch model over one handle set.
+/// A dispatch model.
 pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
-    /// Starts the threads. Returns when all of them run, pinned and with their I/O created. The position of a handler
-    /// in `channels` is its [`ChannelIndex`]. Each thread calls `local` once with its number.
+    /// The model needs at least that many threads.
+    const THREADS_MIN: usize = 1;
+
+    /// How many handle sets the model needs for that many threads.
+    #[must_use]
+    fn set_count(_thread_count: usize) -> usize {
+        1
+    }
+
+    /// Starts the threads. Returns when all of them run, pinned and with their I/O created. `sets` are
+    /// [`Self::set_count`] sets, of the same kind. The position of a handler in `channels` is its [`ChannelIndex`]. Each
+    /// thread that calls handlers calls `local` once with its number.
     ///
     /// # Errors
     /// See [`StartError`]. On an error all threads have ended.
     fn start(
         config: &DispatchConfig,
-        set: Arc<S>,
+        sets: Vec<Arc<S>>,
         channels: Vec<H>,
         local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
     ) -> Result<Self, StartError>;
@@ -202,16 +217,21 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     /// sockets. For cold threads.
     ///
     /// # Errors
-    /// Returns the handler if there is no such slot or it is not vacant.
-    fn insert(&self, channel: ChannelIndex, handler: H) -> Result<(), H>;
+    /// Returns the handler if there is no such slot or it is not vacant. A model whose channels are
+    /// [fixed](DispatchModel::has_spare_slots) has no vacant slot.
+    fn insert(&self, _channel: ChannelIndex, handler: H) -> Result<(), H> {
+        Err(handler)
+    }
 
     /// Takes a channel out of service for good: [remove](Self::remove) its sockets before. Its present or next holder ends
     /// after the call of the handler in progress; what it did not handle is dropped.
-    fn retire(&self, channel: ChannelIndex);
+    fn retire(&self, _channel: ChannelIndex) {}
 
     /// The handler of a retired channel, once no thread can touch it any more; `None` before: ask again. Its slot is vacant
     /// then.
-    fn take_retired(&self, channel: ChannelIndex) -> Option<H>;
+    fn take_retired(&self, _channel: ChannelIndex) -> Option<H> {
+        None
+    }
 
     /// Sends a message to a channel. The thread that processes the channel next reads it. Any thread may call this.
     ///
@@ -231,6 +251,37 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     /// Finishes the work in progress, wakes and joins all threads, and returns the handlers in the order of their slots.
     /// Unread data stays in the sockets.
     fn shutdown(self) -> Vec<H>;
+}
+
+/// The dispatch models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DispatchModel {
+    /// [`pool::Pool`]
+    #[default]
+    LeaderFollowers,
+    /// [`half_sync::HalfSync`]
+    HalfSync,
+    /// [`reactor::Reactor`]
+    Reactor,
+}
+
+impl DispatchModel {
+    /// Whether channels can come and go while it runs. The other models give each channel to one thread at the start.
+    #[must_use]
+    pub fn has_spare_slots(self) -> bool {
+        self == Self::LeaderFollowers
+    }
+
+    /// Threads that wait on one handle set of the model, in turn, when it has that many threads.
+    #[must_use]
+    pub fn waiting_threads(self, thread_count: usize) -> usize {
+        match self {
+            Self::LeaderFollowers => thread_count,
+            // One thread waits, but others own what it would deliver: the set must not deliver datagrams.
+            Self::HalfSync => thread_count.max(2),
+            Self::Reactor => 1,
+        }
+    }
 }
 
 /// Settings of a dispatch model.
@@ -258,6 +309,8 @@ pub struct DispatchConfig {
     pub inbox_messages_max: usize,
     /// Vacant slots behind those of the channels, for channels that are [inserted](Dispatch::insert) later.
     pub spare_channels: usize,
+    /// Largest datagram that the model receives itself ([`half_sync`]). Larger ones are truncated.
+    pub datagram_bytes_max: usize,
 }
 
 impl Default for DispatchConfig {
@@ -274,6 +327,7 @@ impl Default for DispatchConfig {
             stall_ns_max: 50_000,
             inbox_messages_max: 512,
             spare_channels: 0,
+            datagram_bytes_max: ReceiveBatch::DATAGRAM_BYTES_MAX,
         }
     }
 }

@@ -150,7 +150,7 @@ fn run<S: HandleSet + 'static>(
         thread_ids.lock().unwrap()[thread] = thread_id();
         ReceiveBatch::new(64, 64)
     };
-    let pool: Pool<S, SequenceCheckedChannel> = Pool::start(&config, Arc::new(set), handlers, local).unwrap();
+    let pool: Pool<S, SequenceCheckedChannel> = Pool::start(&config, vec![Arc::new(set)], handlers, local).unwrap();
     for (channel, socket) in (0..).zip(&ours) {
         // The handler's own descriptor is a duplicate: both name the same socket.
         pool.add(socket.as_fd(), Handle { channel: ChannelIndex(channel), line: Line::A }).unwrap();

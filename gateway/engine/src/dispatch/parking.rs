@@ -18,9 +18,9 @@ use mdgw_sys::{
     scheduler::{SwitchCounts, thread_id},
 };
 
-use super::{pool::Pool, testing::wait_until};
+use super::{half_sync::HalfSync, pool::Pool, reactor::Reactor, testing::wait_until};
 use crate::{
-    dispatch::{ChannelHandler, Dispatch as _, DispatchConfig, Failure, Progress, TurnContext, WaitPolicy},
+    dispatch::{ChannelHandler, Dispatch, DispatchConfig, Failure, Progress, ThreadConfig, TurnContext, WaitPolicy},
     handle_set::{
         HandleSet, ThreadIo,
         epoll::EpollSet,
@@ -83,15 +83,20 @@ impl ChannelHandler for CountingChannel {
     }
 }
 
-fn check(set: impl HandleSet + 'static) {
+fn check<S: HandleSet + 'static, D: Dispatch<S, CountingChannel>>(set: S) {
     let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
     receiver.set_nonblocking(true).unwrap();
     let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
     sender.connect(receiver.local_addr().unwrap()).unwrap();
     let seen = Arc::new(Seen::default());
     let channel = CountingChannel { socket: receiver.try_clone().unwrap(), seen: Arc::clone(&seen) };
-    let config = DispatchConfig { wait: WaitPolicy::SpinThenPark, spin_ns: SPIN_NS, ..DispatchConfig::default() };
-    let pool = Pool::start(&config, Arc::new(set), vec![channel], |_| ReceiveBatch::new(64, 64)).unwrap();
+    let config = DispatchConfig {
+        threads: vec![ThreadConfig::default(); D::THREADS_MIN],
+        wait: WaitPolicy::SpinThenPark,
+        spin_ns: SPIN_NS,
+        ..DispatchConfig::default()
+    };
+    let pool = D::start(&config, vec![Arc::new(set)], vec![channel], |_| ReceiveBatch::new(64, 64)).unwrap();
     pool.add(receiver.as_fd(), HANDLE).unwrap();
     for number in 1..=PACKETS {
         // Up to three times the spin: before, at and after the moment at which the thread goes to sleep.
@@ -108,19 +113,31 @@ fn check(set: impl HandleSet + 'static) {
     drop(pool);
 }
 
+/// Leader/Followers, and a reactor of one thread.
+fn check_one_thread<S: HandleSet + 'static>(make: impl Fn() -> S) {
+    check::<S, Pool<_, _>>(make());
+    check::<S, Reactor<_, _>>(make());
+}
+
 #[test]
 fn a_packet_at_the_moment_of_parking_wakes_a_thread_on_epoll() {
-    check(EpollSet::new().unwrap());
+    check_one_thread(|| EpollSet::new().unwrap());
 }
 
 #[test]
 fn a_packet_at_the_moment_of_parking_wakes_a_thread_on_a_ring() {
     for wait in [EpollWaitMethod::Events, EpollWaitMethod::Readiness] {
-        check(RingSet::new(wait).unwrap());
+        check_one_thread(|| RingSet::new(wait).unwrap());
     }
 }
 
 #[test]
 fn a_packet_at_the_moment_of_parking_wakes_a_thread_on_multishot() {
-    check(MultishotSet::new(64).unwrap());
+    check_one_thread(|| MultishotSet::new(64).unwrap());
+}
+
+#[test]
+fn a_packet_at_the_moment_of_parking_wakes_the_receiving_thread_and_its_worker() {
+    check::<_, HalfSync<_, _>>(EpollSet::new().unwrap());
+    check::<_, HalfSync<_, _>>(RingSet::new(EpollWaitMethod::Events).unwrap());
 }

@@ -3,71 +3,44 @@
 //! With T = 1 the pool is a reactor: its one thread always leads, promotes no other, and the handle set may deliver
 //! datagrams instead of readiness ([`Event::Provided`](crate::handle_set::Event::Provided)).
 
-use std::{
-    io,
-    os::fd::BorrowedFd,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{io, os::fd::BorrowedFd, sync::Arc};
 
-use mdgw_sys::{
-    affinity,
-    handle::{ChannelIndex, Handle},
-    scheduler,
-};
+use mdgw_sys::handle::{ChannelIndex, Handle};
 
 use super::{
     claim::PendingEvents,
-    pool_state::{PoolState, RunQueueEntry, Settings, panic_text},
-    roles::{Gauges, Role},
+    pool_state::{PoolState, RunQueueEntry, Settings},
+    roles::Gauges,
+    threads::{StartSignal, ThreadTeam, run_thread},
     turn::Worker,
 };
 use crate::{
-    dispatch::{ChannelHandler, Dispatch, DispatchConfig, FailReason, StartError, ThreadConfig},
+    dispatch::{ChannelHandler, Dispatch, DispatchConfig, FailReason, StartError},
     handle_set::HandleSet,
 };
 
 /// A running pool. Dropping it shuts it down.
 pub struct Pool<S: HandleSet + 'static, H: ChannelHandler> {
     shared: Arc<PoolState<S, H>>,
-    threads: Vec<thread::JoinHandle<()>>,
+    threads: ThreadTeam,
 }
 
 impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
     fn start(
         config: &DispatchConfig,
-        set: Arc<S>,
+        sets: Vec<Arc<S>>,
         channels: Vec<H>,
         local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        let settings = Settings::check(config, set.delivers_data())?;
-        let shared = Arc::new(PoolState::new(config, settings, set, channels));
-        shared.arm_first_deadlines();
-        let local = Arc::new(local);
-        let (report, reports) = mpsc::channel();
-        let mut pool = Self { shared, threads: Vec::new() };
-        // The threads begin only after all of them could be set up: a pool that cannot start has touched no channel.
-        // `gates` is declared after the pool, so the gates are closed before the pool joins its threads.
-        let mut gates = Vec::new();
-        for (index, thread) in config.threads.iter().copied().enumerate() {
-            let (gate, start_signal) = mpsc::channel();
-            gates.push(gate);
-            let (shared, local, report) = (pool.shared.clone(), local.clone(), report.clone());
-            let body = move || run(&shared, index, thread, &*local, &report, &start_signal);
-            let spawned = thread::Builder::new().name(format!("{}-{index}", config.name)).spawn(body);
-            let joined =
-                spawned.map_err(|source| StartError::Thread { thread: index, action: "be started", source })?;
-            pool.threads.push(joined);
-        }
-        // Each thread reports once, and this end keeps a sender too: the receiver cannot be disconnected.
-        for report in reports.iter().take(config.threads.len()) {
-            report?;
-        }
-        for gate in gates {
-            // A thread that has ended already has stopped the pool and left the reason as its fault.
-            let _disconnected = gate.send(());
-        }
+        let set = sets.into_iter().next().ok_or(StartError::InvalidSetting("a pool needs a handle set"))?;
+        let mut pool = Self::set_up(config, 0, set, channels, move |shared, index, signal| {
+            let mut worker = worker(shared, index, signal.number(), &local)?;
+            if signal.is_opened() {
+                worker.run();
+            }
+            Ok(())
+        })?;
+        pool.begin();
         Ok(pool)
     }
 
@@ -139,11 +112,10 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
         Gauges::of(&self.shared.gauges)
     }
 
-    fn shutdown(mut self) -> Vec<H> {
-        self.stop_and_join();
+    fn shutdown(self) -> Vec<H> {
         let shared = self.shared.clone();
-        drop(self);
-        // The threads are joined, so this is the last reference.
+        drop(self); // joins the threads
+        // The threads have ended, so this is the last reference.
         let slots = Arc::into_inner(shared).map(|shared| shared.slots).unwrap_or_default();
         slots.into_iter().filter_map(|slot| slot.claim.into_inner()).collect()
     }
@@ -156,66 +128,53 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Pool<S, H> {
         self.shared.gauges.iter().map(|gauges| gauges.counts()).collect()
     }
 
-    fn stop_and_join(&mut self) {
+    /// Spawns the threads and waits until all of them are set up; [`Self::begin`] lets them run. `main` is the function of
+    /// the thread with that index in the pool. The first thread has the number `first_number`.
+    pub(super) fn set_up(
+        config: &DispatchConfig,
+        first_number: usize,
+        set: Arc<S>,
+        channels: Vec<H>,
+        main: impl Fn(&PoolState<S, H>, usize, &StartSignal) -> Result<(), StartError> + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
+        let settings = Settings::check(config, set.delivers_data())?;
+        let shared = Arc::new(PoolState::new(config, settings, set, channels));
+        shared.arm_first_deadlines();
+        let (body_shared, main) = (Arc::clone(&shared), Arc::new(main));
+        let threads = ThreadTeam::set_up(config, first_number, move |index, signal| {
+            run_thread(&body_shared, index, signal, || main(&body_shared, index, signal));
+        })?;
+        Ok(Self { shared, threads })
+    }
+
+    pub(super) fn begin(&mut self) {
+        self.threads.begin();
+    }
+
+    /// Asks the threads to end.
+    pub(super) fn stop(&self) {
         self.shared.stop();
-        for thread in self.threads.drain(..) {
-            // Its panic, if any, has become the pool's fault.
-            let _panic = thread.join();
-        }
     }
 }
 
 impl<S: HandleSet + 'static, H: ChannelHandler> Drop for Pool<S, H> {
     fn drop(&mut self) {
-        self.stop_and_join();
+        self.stop();
+        self.threads.join();
     }
 }
 
-/// Main function of one thread.
-fn run<S: HandleSet, H: ChannelHandler>(
-    shared: &PoolState<S, H>,
-    index: usize,
-    config: ThreadConfig,
-    local: &impl Fn(usize) -> H::Local,
-    report: &mpsc::Sender<Result<(), StartError>>,
-    start_signal: &mpsc::Receiver<()>,
-) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut worker = match set_up(shared, index, config, local) {
-            Ok(worker) => worker,
-            Err(error) => return drop(report.send(Err(error))),
-        };
-        // The starting thread waits for all reports, or has given up; a closed gate says which.
-        let _disconnected = report.send(Ok(()));
-        if start_signal.recv().is_ok() {
-            worker.run();
-        }
-    }));
-    shared.gauges[index].set_role(Role::Absent);
-    shared.gauges[index].mark_idle();
-    if let Err(panic) = outcome {
-        shared.stop_with(format!("thread {index} of the pool panicked: {}", panic_text(&*panic)));
-        let failed = io::Error::other("it panicked");
-        let _disconnected = report.send(Err(StartError::Thread { thread: index, action: "be set up", source: failed }));
-    }
-}
-
-fn set_up<'p, S: HandleSet, H: ChannelHandler>(
+/// Makes one thread's part of the pool, on that thread.
+pub(super) fn worker<'p, S: HandleSet, H: ChannelHandler>(
     shared: &'p PoolState<S, H>,
     index: usize,
-    config: ThreadConfig,
+    number: usize,
     local: &impl Fn(usize) -> H::Local,
 ) -> Result<Worker<'p, S, H>, StartError> {
-    if let Some(core) = config.core {
-        affinity::pin_to(core).map_err(|source| StartError::Pin { thread: index, source })?;
-    }
-    if let Some(priority) = config.fifo_priority {
-        scheduler::set_fifo(priority).map_err(|source| StartError::Priority { thread: index, priority, source })?;
-    }
     let io = shared.set.thread_io().map_err(|source| StartError::Thread {
-        thread: index,
+        thread: number,
         action: "set up its I/O",
         source,
     })?;
-    Ok(Worker::new(shared, index, io, local(index)))
+    Ok(Worker::new(shared, index, number, io, local(number)))
 }

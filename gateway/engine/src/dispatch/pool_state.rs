@@ -184,17 +184,14 @@ impl Settings {
         if delivers_data && threads.len() > 1 {
             return Err(StartError::InvalidSetting("a handle set that delivers datagrams serves a pool of one thread"));
         }
-        let mut cores: Vec<usize> = threads.iter().filter_map(|thread| thread.core).collect();
-        cores.sort_unstable();
-        if let Some(pair) = cores.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(StartError::DuplicateCore(pair[0]));
-        }
+        check_cores(threads)?;
         let is_unpinned_realtime = |thread: &ThreadConfig| thread.core.is_none() && thread.fifo_priority.is_some();
         if config.wait != WaitPolicy::Park && threads.iter().any(is_unpinned_realtime) {
             return Err(StartError::InvalidSetting("a spinning real-time thread needs its own core"));
         }
         // Leader and follower spin at the same time, so each needs its own core.
-        let core_count = if cores.len() == threads.len() { cores.len() } else { affinity::usable_cores().len() };
+        let are_pinned = threads.iter().all(|thread| thread.core.is_some());
+        let core_count = if are_pinned { threads.len() } else { affinity::usable_cores().len() };
         Ok(Self {
             wait: config.wait,
             promotion: config.promotion.unwrap_or_else(|| PromotionPolicy::default_for(config.wait)),
@@ -206,6 +203,16 @@ impl Settings {
             spin_ns: config.spin_ns,
             stall_ns_max: config.stall_ns_max,
         })
+    }
+}
+
+/// Refuses two threads on one core.
+pub(super) fn check_cores(threads: &[ThreadConfig]) -> Result<(), StartError> {
+    let mut cores: Vec<usize> = threads.iter().filter_map(|thread| thread.core).collect();
+    cores.sort_unstable();
+    match cores.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(StartError::DuplicateCore(pair[0])),
+        None => Ok(()),
     }
 }
 

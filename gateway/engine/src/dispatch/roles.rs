@@ -12,11 +12,12 @@ use mdgw_telemetry::counters::{Descriptor, Kind, Unit};
 pub enum Role {
     /// The thread has not begun, or has ended.
     Absent = 0,
-    /// The thread holds the token: it waits for events, claims them, or (lazy) processes without having promoted.
+    /// The thread waits for events and claims them, or (lazy) processes without having promoted. In Leader/Followers it
+    /// holds the token; in `half-sync` it is the receiving thread; in `reactor` every thread leads.
     Leader = 1,
-    /// Follower, spinning.
+    /// Follower or worker, spinning.
     Spinning = 2,
-    /// Follower, asleep.
+    /// Follower or worker, asleep.
     Parked = 3,
     /// The thread processes channels.
     Processing = 4,
@@ -25,11 +26,11 @@ pub enum Role {
 /// State of a pool: sums over its threads, read without stopping them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Threads that lead: one, or for a moment none.
+    /// Threads that lead: one, or for a moment none; with a reactor per thread all of them.
     pub leading: usize,
-    /// Followers that spin: one at most.
+    /// Followers or workers that spin; of followers one at most.
     pub spinning: usize,
-    /// Followers that sleep.
+    /// Followers or workers that sleep.
     pub parked: usize,
     /// Threads that process.
     pub processing: usize,
@@ -68,6 +69,17 @@ macro_rules! pool_counters {
             pub const DESCRIPTORS: &'static [Descriptor] = &[$(Descriptor {
                 name: stringify!($name), kind: Kind::$kind, unit: Unit::$unit, help: $help,
             }),*];
+
+            fn add(&mut self, other: &Self) {
+                let handler_ns_max = self.handler_ns_max.max(other.handler_ns_max);
+                $(self.$name += other.$name;)*
+                self.handler_ns_max = handler_ns_max;
+                for (sums, others) in
+                    [(&mut self.batch_events, &other.batch_events), (&mut self.handler_ns, &other.handler_ns)]
+                {
+                    sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+                }
+            }
 
             /// The values, in the order of their declarations.
             pub fn values(&self) -> impl Iterator<Item = u64> {
@@ -119,7 +131,8 @@ pool_counters! {
     late_promotions: Counter, None, "leads given up during processing, because it took longer than expected (`lazy`)";
     saturation_ns: Counter, Nanoseconds, "time without a leader after a promotion that found no follower";
     empty_waits: Counter, None, "blocking waits that returned no event";
-    sleeps: Counter, None, "times a follower went to sleep";
+    queue_full: Counter, None, "times the receiving thread found a worker's queue full and left the datagrams in the socket (`half-sync`)";
+    sleeps: Counter, None, "times a follower, or a worker of `half-sync`, went to sleep";
     spurious_wakes: Counter, None, "followers that were woken and found another thread leading";
     timer_expiries: Counter, None, "timer expiries";
     wakes: Counter, None, "times another thread woke the leader";
@@ -149,6 +162,22 @@ impl Gauges {
         }
         gauges.counts.handler_ns_max = handler_ns_max;
         gauges
+    }
+}
+
+impl Gauges {
+    /// Gauges of several pools as of one, whose threads are those of the first pool, then those of the second.
+    pub(super) fn sum(pools: impl Iterator<Item = Self>) -> Self {
+        let mut sum = Self::default();
+        for pool in pools {
+            sum.leading += pool.leading;
+            sum.spinning += pool.spinning;
+            sum.parked += pool.parked;
+            sum.processing += pool.processing;
+            sum.threads.extend(pool.threads);
+            sum.counts.add(&pool.counts);
+        }
+        sum
     }
 }
 
@@ -188,6 +217,14 @@ impl ThreadGauges {
         if let Some(progress) = &self.progress {
             progress.mark_idle();
         }
+    }
+
+    /// A wait returned that many events.
+    pub(super) fn record_turn(&self, events: usize) {
+        let events = u64::try_from(events).unwrap_or(u64::MAX);
+        self.turns.add(1);
+        self.events.add(events);
+        self.batch_events.record(events);
     }
 
     /// Counters of this thread alone.

@@ -53,11 +53,12 @@ struct Claimed<'p, H> {
 }
 
 impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
-    pub(super) fn new(shared: &'p PoolState<S, H>, thread: usize, io: S::Io, local: H::Local) -> Self {
+    /// The thread with that index in the pool, and that number in its dispatch.
+    pub(super) fn new(shared: &'p PoolState<S, H>, index: usize, number: usize, io: S::Io, local: H::Local) -> Self {
         Self {
             shared,
-            gauges: &shared.gauges[thread],
-            thread,
+            gauges: &shared.gauges[index],
+            thread: number,
             io,
             local,
             wall: WallFromMono::new(),
@@ -70,6 +71,22 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             is_provided_pending: false,
             claim_ns_mean: 0,
         }
+    }
+
+    pub(super) fn io(&mut self) -> &mut S::Io {
+        &mut self.io
+    }
+
+    /// Processes what another thread has found for a channel, in the wait that returned at `found_at`.
+    pub(super) fn process_found(&mut self, channel: ChannelIndex, pending: PendingEvents, found_at: MonoNs) {
+        let begun_at = mono_now();
+        self.gauges.set_role(Role::Processing);
+        self.now = found_at;
+        self.post(channel, pending);
+        while let Some(claimed) = self.claimed.pop_front() {
+            self.process(claimed);
+        }
+        self.gauges.record_processing(mono_now().since(begun_at));
     }
 
     /// Runs until the pool stops.
@@ -123,9 +140,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         self.gauges.mark_idle();
         self.io.wait(wait, self.shared.settings.batch_events_max, &mut self.events)?;
         if !self.events.is_empty() {
-            self.gauges.turns.add(1);
-            self.gauges.events.add(count(self.events.len()));
-            self.gauges.batch_events.record(count(self.events.len()));
+            self.gauges.record_turn(self.events.len());
             self.idle_since = None;
             self.now = mono_now();
         } else if wait == Wait::Block {

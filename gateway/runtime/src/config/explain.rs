@@ -7,6 +7,7 @@ use std::{
 };
 
 use mdgw_election::{access::ZooKeeperMode, emergent::BootstrapMode, lease::OnSuspended};
+use mdgw_engine::dispatch::DispatchModel;
 use mdgw_feeds::{channel::SchemaSet, identity::GroupId};
 use mdgw_status::quantity::Count;
 use mdgw_sys::sockets::Stamps;
@@ -15,7 +16,8 @@ use super::{
     host::Findings,
     quantity::{Bytes, Nanoseconds},
     resolved::{
-        Backend, ChannelSetup, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES,
+        Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved,
+        WAIT_POLICIES,
     },
     settings::name_of,
 };
@@ -58,13 +60,18 @@ pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
 }
 
 fn explain_pool(config: &Resolved, index: usize, pool: &PoolConfig, out: &mut impl Write) -> fmt::Result {
+    let promotion = match pool.dispatch {
+        DispatchModel::LeaderFollowers => format!(", promotion {}", name_of(pool.promotion, &PROMOTION_POLICIES)),
+        DispatchModel::HalfSync | DispatchModel::Reactor => String::new(),
+    };
     writeln!(
         out,
-        "\npool         {}: I/O {}, wait {}, promotion {}; {} events a turn, {} packets a claim",
+        "\npool         {}: {}, I/O {}, wait {}{}; {} events a turn, {} packets a claim",
         pool.name,
+        name_of(pool.dispatch, &DISPATCH_MODELS),
         pool.io,
         name_of(pool.wait, &WAIT_POLICIES),
-        name_of(pool.promotion, &PROMOTION_POLICIES),
+        promotion,
         pool.batch_events,
         pool.quota_packets
     )?;
@@ -447,7 +454,7 @@ mod tests {
                          audit file /var/lib/mdgw/audit.jsonl
                          control socket /run/mdgw/control
 
-            pool         main: I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
+            pool         main: leader-followers, I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
               thread     main-0 on core 2
               thread     main-1 on core 3
               channels   nasdaq, iex-deep

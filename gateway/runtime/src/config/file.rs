@@ -71,6 +71,8 @@ pub(crate) struct Pool {
     pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
     /// Number of unpinned threads instead.
     pub threads: FileValue<i64>,
+    /// `leader-followers`, `half-sync` or `reactor`.
+    pub dispatch: FileValue<String>,
     /// `auto`, `io_uring` or `epoll`.
     pub io: FileValue<String>,
     /// `spin`, `park` or `spin-then-park`.

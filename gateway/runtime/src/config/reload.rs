@@ -187,6 +187,9 @@ fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
             added.id.0, before.name
         ));
     }
+    if let Some(refused) = refuse_fixed(old, added) {
+        return Some(refused);
+    }
     if !old.channels.iter().any(|channel| channel.group == added.group) {
         return refuse(format!("group {} has no channel yet, and a new group needs a restart", added.group.0));
     }
@@ -195,6 +198,9 @@ fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
 
 fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Option<Refused> {
     let refuse = |reason: String| Some(Refused::table(format!("channel.{}", removed.name), reason));
+    if let Some(refused) = refuse_fixed(old, removed) {
+        return Some(refused);
+    }
     let is_old = |channel: &ChannelSetup| old.channels.iter().any(|before| before.name == channel.name);
     let stays = |channel: &ChannelSetup| channel.group == removed.group && is_old(channel);
     if !new.channels.iter().any(stays) {
@@ -204,6 +210,13 @@ fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Opt
         ));
     }
     None
+}
+
+/// The pool of a channel may have a dispatch model that gives each channel to one thread at the start.
+fn refuse_fixed(old: &Resolved, channel: &ChannelSetup) -> Option<Refused> {
+    let pool = old.pools.get(channel.pool).filter(|pool| !pool.dispatch.has_spare_slots())?;
+    let reason = format!("the channels of pool {:?} are fixed at the start, by its key `dispatch`", pool.name);
+    Some(Refused::table(format!("channel.{}", channel.name), reason))
 }
 
 /// In a pair one line has to stay: the gateways reload one after the other, and each must receive the other's output.

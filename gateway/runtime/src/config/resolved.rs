@@ -15,7 +15,7 @@ use mdgw_election::{
     timing::LeaseTiming,
 };
 use mdgw_engine::{
-    dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy},
+    dispatch::{DispatchConfig, DispatchModel, PromotionPolicy, ThreadConfig, WaitPolicy},
     handle_set::backend_choice::IoChoice,
 };
 use mdgw_feeds::{
@@ -119,7 +119,9 @@ pub struct PoolConfig {
     pub name: String,
     /// Its threads and their cores.
     pub threads: Threads,
-    /// The backend of its handle set.
+    /// Which thread processes which channel.
+    pub dispatch: DispatchModel,
+    /// The backend of its handle sets.
     pub io: IoBackend,
     /// How its threads wait.
     pub wait: WaitPolicy,
@@ -770,6 +772,13 @@ pub(crate) const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Sta
 /// Wait policies with the names that the configuration uses.
 pub(crate) const WAIT_POLICIES: [(WaitPolicy, &str); 3] =
     [(WaitPolicy::Spin, "spin"), (WaitPolicy::Park, "park"), (WaitPolicy::SpinThenPark, "spin-then-park")];
+
+/// Dispatch models with the names that the configuration uses.
+pub(crate) const DISPATCH_MODELS: [(DispatchModel, &str); 3] = [
+    (DispatchModel::LeaderFollowers, "leader-followers"),
+    (DispatchModel::HalfSync, "half-sync"),
+    (DispatchModel::Reactor, "reactor"),
+];
 
 /// Promotion policies with the names that the configuration uses.
 pub(crate) const PROMOTION_POLICIES: [(PromotionPolicy, &str); 2] =

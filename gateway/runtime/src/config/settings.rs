@@ -12,8 +12,9 @@ use mdgw_feeds::published::packet::PACKET_VERSION;
 use mdgw_pair::pair_link::PeerEndpoint;
 
 use super::resolved::{
-    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, LiveSettings, ON_SUSPENDED, OutputConfig, OutputLine,
-    PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
+    Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, Interface, LineConfig, LiveSettings, ON_SUSPENDED,
+    OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads,
+    WAIT_POLICIES,
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
@@ -138,6 +139,7 @@ impl SettingList {
                 Threads::Pinned(cores) => list.push("cores", debug(cores)),
                 Threads::Unpinned(count) => list.push("threads", count),
             }
+            list.push("dispatch", quoted(name_of(pool.dispatch, &DISPATCH_MODELS)));
             list.push("io", quoted(pool.io));
             list.push("wait", quoted(name_of(pool.wait, &WAIT_POLICIES)));
             list.push("promotion", quoted(name_of(pool.promotion, &PROMOTION_POLICIES)));

@@ -11,7 +11,7 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_election::auth::Nonce;
 use mdgw_engine::{
     channel_pool::{self, ChannelPool},
-    dispatch::WaitPolicy,
+    dispatch::{DispatchConfig, WaitPolicy},
     handle_set::backend_choice::{self, Backend, LeaderWait},
     pipeline::{PeerGapRequests, PipelineLocal},
     publish::TakeoverShared,
@@ -186,7 +186,8 @@ impl<'c> Wiring<'c> {
         }
         drop(on_pool_cores);
         let waiting = if pool.wait == WaitPolicy::Spin { LeaderWait::Spinning } else { LeaderWait::Blocking };
-        let backend = backend_choice::choose_backend(pool.io.into(), pool.threads.count(), waiting)?;
+        let waiting_threads = pool.dispatch.waiting_threads(pool.threads.count());
+        let backend = backend_choice::choose_backend(pool.io.into(), waiting_threads, waiting)?;
         let sockets: Vec<_> = setups.iter().zip(&built).map(|(setup, built)| (setup.id, built.sockets())).collect();
         let running = self.start_on(backend, pool, built, progress)?;
         for (id, sockets) in &sockets {
@@ -248,11 +249,11 @@ impl<'c> Wiring<'c> {
             let batch = ReceiveBatch::new(quota_packets, DATAGRAM_BYTES_MAX);
             PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
         };
-        let mut dispatch = pool.dispatch_config();
+        let mut dispatch = DispatchConfig { datagram_bytes_max: DATAGRAM_BYTES_MAX, ..pool.dispatch_config() };
         for (thread, counter) in dispatch.threads.iter_mut().zip(progress) {
             thread.progress = Some(*counter);
         }
-        channel_pool::start(backend, &dispatch, pipelines, Box::new(local))
+        channel_pool::start(pool.dispatch, backend, &dispatch, pipelines, Box::new(local))
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })
     }
 

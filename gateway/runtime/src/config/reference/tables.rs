@@ -97,6 +97,12 @@ pub(super) const TABLES: [Table; 21] = [
                 "Number of unpinned threads instead; for trying things out.",
             ),
             key(
+                "dispatch",
+                Allowed::OneOf(&["leader-followers", "half-sync", "reactor"]),
+                Absent::Value("\"leader-followers\""),
+                "Which thread processes which channel. `leader-followers`: any thread any channel, one at a time. `half-sync`: the first thread receives for all, the others process the channels that are theirs (two threads or more). `reactor`: each thread has channels and sockets of its own. [When which is worth it](install.md#dispatch-model).",
+            ),
+            key(
                 "io",
                 Allowed::OneOf(&["auto", "io_uring", "epoll"]),
                 Absent::Value("\"auto\""),
@@ -121,7 +127,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "spare_channels",
                 limits::SPARE_CHANNELS,
-                "How many channels [a reload](#what-a-reload-may-change) may add to the pool. Each place takes the memory of a channel's latency histograms, 1.3 MiB for each thread at the default precision; a removed channel gives its place back.",
+                "How many channels [a reload](#what-a-reload-may-change) may add to the pool. Each place takes the memory of a channel's latency histograms, 1.3 MiB for each thread at the default precision; a removed channel gives its place back. With another `dispatch` than `leader-followers` a pool's channels are fixed.",
             ),
         ],
     },

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
+use mdgw_engine::dispatch::{DispatchModel, PromotionPolicy, WaitPolicy};
 use toml::Spanned;
 
 use super::{NS_PER_US, Resolver};
 use crate::config::{
     file, limits,
-    resolved::{IoBackend, PROMOTION_POLICIES, PoolConfig, Threads, WAIT_POLICIES},
+    resolved::{DISPATCH_MODELS, IoBackend, PROMOTION_POLICIES, PoolConfig, Threads, WAIT_POLICIES},
 };
 
 impl Resolver<'_> {
@@ -46,8 +46,11 @@ impl Resolver<'_> {
                 self.add_problem(&span.span(), format!("{priority}: a spinning, unpinned SCHED_FIFO thread can hang the host; set `cores` or `wait = \"park\"`"));
             }
         }
+        let dispatch = self.one_of(pool.dispatch.as_ref(), &DISPATCH_MODELS).unwrap_or_default();
+        self.check_dispatch(dispatch, pool, threads.count());
         PoolConfig {
             threads,
+            dispatch,
             io: self.one_of(pool.io.as_ref(), IoBackend::NAMES).unwrap_or_default(),
             wait,
             promotion: self
@@ -57,8 +60,36 @@ impl Resolver<'_> {
             quota_packets: self.number(&pool.quota, limits::QUOTA),
             batch_events: self.number(&pool.batch, limits::BATCH),
             priority: (priority > 0).then_some(priority),
-            spare_channels: self.number(&pool.spare_channels, limits::SPARE_CHANNELS),
+            spare_channels: if dispatch.has_spare_slots() {
+                self.number(&pool.spare_channels, limits::SPARE_CHANNELS)
+            } else {
+                0
+            },
             name,
+        }
+    }
+
+    /// Refuses what a dispatch model cannot do.
+    fn check_dispatch(&mut self, dispatch: DispatchModel, pool: &file::Pool, thread_count: usize) {
+        let (Some(written), true) = (&pool.dispatch, dispatch != DispatchModel::LeaderFollowers) else { return };
+        let name = written.get_ref();
+        if dispatch == DispatchModel::HalfSync && thread_count < 2 {
+            self.add_problem(
+                &written.span(),
+                format!("{name:?}: needs two threads or more: one receives, the others process"),
+            );
+        }
+        if let Some(spare) = pool.spare_channels.as_ref().filter(|spare| *spare.get_ref() != 0) {
+            self.add_problem(
+                &spare.span(),
+                format!("`spare_channels` conflicts with `dispatch = {name:?}`: only with \"leader-followers\" channels come and go"),
+            );
+        }
+        if let Some(promotion) = &pool.promotion {
+            self.add_problem(
+                &promotion.span(),
+                format!("`promotion` conflicts with `dispatch = {name:?}`: only \"leader-followers\" promotes threads"),
+            );
         }
     }
 

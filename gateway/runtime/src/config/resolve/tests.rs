@@ -6,7 +6,7 @@ use std::{net::Ipv4Addr, path::Path};
 
 use expect_test::{Expect, expect};
 use mdgw_election::timing::LeaseTiming;
-use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
+use mdgw_engine::dispatch::{DispatchModel, PromotionPolicy, WaitPolicy};
 use mdgw_feeds::frame::FRAME_HEADER_BYTES;
 
 use crate::config::{ConfigError, Resolved, resolved::Threads};
@@ -79,6 +79,35 @@ fn promotion_follows_the_wait_policy_unless_given() {
 }
 
 #[test]
+fn dispatch_models_are_chosen_by_name_and_refused_where_they_cannot_work() {
+    let two_threads = with_edit("cores = [2]", "cores = [2, 3]");
+    let with = |line: &str| two_threads.replacen("wait = \"spin\"", &format!("wait = \"spin\"\n{line}"), 1);
+    let model = |text: &str| load(text).unwrap().pools[0].dispatch;
+    assert_eq!(model(MINIMAL), DispatchModel::LeaderFollowers);
+    assert_eq!(model(&with("dispatch = \"leader-followers\"")), DispatchModel::LeaderFollowers);
+    assert_eq!(model(&with("dispatch = \"half-sync\"")), DispatchModel::HalfSync);
+    assert_eq!(model(&with("dispatch = \"reactor\"")), DispatchModel::Reactor);
+    refused(
+        &with_edit("wait = \"spin\"", "wait = \"spin\"\ndispatch = \"half-sync\""),
+        expect![[
+            "x.toml:8:12: pool[0].dispatch: \"half-sync\": needs two threads or more: one receives, the others process"
+        ]],
+    );
+    refused(
+        &with("dispatch = \"reactor\"\npromotion = \"lazy\""),
+        expect![[
+            "x.toml:9:13: pool[0].promotion: `promotion` conflicts with `dispatch = \"reactor\"`: only \"leader-followers\" promotes threads"
+        ]],
+    );
+    refused(
+        &with("dispatch = \"proactor\""),
+        expect![[
+            r#"x.toml:8:12: pool[0].dispatch: "proactor": did you mean "reactor"? must be one of: leader-followers, half-sync, reactor"#
+        ]],
+    );
+}
+
+#[test]
 fn shipped_configurations_load() {
     for name in ["mdgw.toml", "loopback.toml", "pair.toml", "quorum.toml", "groups.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config").join(name);
@@ -147,7 +176,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
     refused(
         &with_edit("wait =", "wiat ="),
         expect![
-            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known keys: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority, spare_channels"
+            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known keys: name, cores, threads, dispatch, io, wait, promotion, spin_us, quota, batch, priority, spare_channels"
         ],
     );
     refused(

@@ -1,5 +1,6 @@
 //! What a reload may change.
 
+use mdgw_engine::dispatch::DispatchModel;
 use mdgw_feeds::identity::{ChannelId, GroupId};
 
 use super::{MINIMAL, load, with_edit, with_file_election};
@@ -53,6 +54,20 @@ fn a_reload_adds_and_removes_whole_channels() {
     assert_eq!(Resolved::diff_reloadable(&one, &two), Ok(added));
     let removed = Changes { removed: vec![ChannelId(id + 1)], ..Changes::default() };
     assert_eq!(Resolved::diff_reloadable(&two, &one), Ok(removed));
+
+    for fixed in [DispatchModel::HalfSync, DispatchModel::Reactor] {
+        let [one, two] = [&one, &two].map(|config| {
+            let mut config = config.clone();
+            config.pools[0].dispatch = fixed;
+            config
+        });
+        for refused in [refusals(&one, &two), refusals(&two, &one)] {
+            assert_eq!(
+                refused,
+                ["channel.more: the channels of pool \"main\" are fixed at the start, by its key `dispatch`"]
+            );
+        }
+    }
 
     let mut renamed = one.clone();
     renamed.channels[0].name = "other".to_owned();
