@@ -104,7 +104,7 @@ pub enum StateError {
 /// What the file has of one channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StoredChannel {
-    /// The last session.
+    /// The last one that began.
     pub session: Option<KnownSession>,
     /// The position in that session at the last orderly shutdown.
     pub shutdown_position: Option<ShutdownPosition>,
