@@ -156,11 +156,11 @@ impl<'a, T> HeldClaim<'a, T> {
     pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
         self.claim.value.with_mut(|value| {
             // SAFETY: `self` is the only `HeldClaim` of this claim (see `Sync` above) and is borrowed for the call, so
-            // no other reference to the value exists while `f` runs. There is a value: a vacant claim has a count above
-            // zero and no deferred claim, so neither `post` nor `resume` returned `self` from it, and `vacate` consumes
-            // the `HeldClaim` that it ends.
-            let value = unsafe { (*value).as_mut().unwrap_unchecked() };
-            f(value)
+            // no other reference to the value exists while `f` runs.
+            let value = unsafe { &mut *value };
+            // SAFETY: there is a value. A vacant claim has a count above zero and no deferred claim, so neither `post` nor
+            // `resume` returned `self` from it, and `vacate` consumes the `HeldClaim` that it ends.
+            f(unsafe { value.as_mut().unwrap_unchecked() })
         })
     }
 
