@@ -87,7 +87,12 @@ impl ReloadingPair {
     /// Numbers of the channels in a gateway's status.
     fn channels(&self, node: u8) -> Vec<u64> {
         let status = self.pair.status(node).unwrap();
-        status["details"]["channels"].as_array().unwrap().iter().map(|channel| channel["channel"].as_u64().unwrap()).collect()
+        status["details"]["channels"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|channel| channel["channel"].as_u64().unwrap())
+            .collect()
     }
 
     fn expect_whole_days(&self, tails: [(MdgwProcess, PathBuf); 2]) {

@@ -4,8 +4,7 @@
 use std::{fs, net::UdpSocket, path::PathBuf};
 
 use mdgw_tests::{
-    gateway_fixture::free_address,
-    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined},
     http::get_at,
     pair::{log_entries, read_entries},
     process::{self, MdgwProcess, Signal, wait_until},

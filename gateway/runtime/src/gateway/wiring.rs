@@ -330,7 +330,7 @@ pub(super) fn named_handle(channel: ChannelId, line: Line) -> Handle {
     Handle { channel: ChannelIndex(channel.0.into()), line }
 }
 
-/// The sockets alone.
+/// The same sockets without their handles.
 pub(super) fn without_handles(sockets: Vec<(Handle, Arc<Socket>)>) -> Vec<Arc<Socket>> {
     sockets.into_iter().map(|(_, socket)| socket).collect()
 }
