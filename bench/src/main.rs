@@ -49,6 +49,11 @@ enum Scenario {
     },
     /// Which setup of the pool's turn is best on this machine: backend, promotion, wait strategy, batch.
     Turn(scenario::turn::TurnOptions),
+    /// What a dispatch model costs: Leader/Followers, half-sync and reactors beside ACE, Boost.Asio and tokio.
+    Dispatch(Box<scenario::dispatch::DispatchOptions>),
+    /// A subject of `dispatch`.
+    #[command(hide = true)]
+    DispatchSubject(scenario::dispatch::subject::SubjectArgs),
     /// How soon peers learn of a gateway's death: the sentinel's notice against the end of its process.
     #[command(alias = "notice")]
     DeathNotice(scenario::death_notice::DeathNoticeOptions),
@@ -95,6 +100,8 @@ fn main() -> Result<()> {
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
         Scenario::Captures { directory, options } => scenario::captures::run(&directory, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
+        Scenario::Dispatch(options) => scenario::dispatch::run(&options),
+        Scenario::DispatchSubject(args) => scenario::dispatch::subject::run(&args),
         Scenario::DeathNotice(options) => scenario::death_notice::run(&options),
         Scenario::DeathNoticeGateway(args) => scenario::death_notice::run_gateway_process(&args),
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),

@@ -4,6 +4,7 @@ pub(crate) mod book;
 pub(crate) mod captures;
 pub(crate) mod death_notice;
 pub(crate) mod decode;
+pub(crate) mod dispatch;
 pub(crate) mod end_to_end;
 pub(crate) mod kernel_fence;
 pub(crate) mod once;
