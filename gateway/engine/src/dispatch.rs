@@ -253,7 +253,7 @@ pub trait Dispatch<S: HandleSet, H: ChannelHandler>: Sized {
     fn shutdown(self) -> Vec<H>;
 }
 
-/// The dispatch models.
+/// Which thread processes which channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DispatchModel {
     /// [`pool::Pool`]

@@ -84,7 +84,7 @@ fn run_once(subject: &Subject, case: &Case, options: &DispatchOptions) -> Result
         cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / packets,
         voluntary: after.voluntary.saturating_sub(before.voluntary) as f64 / packets,
         involuntary: after.involuntary.saturating_sub(before.involuntary) as f64 / packets,
-        latency_us: [0.5, 0.99, 0.999].map(|share| report.latency_ns(share) as f64 / 1e3),
+        latency_us: [500, 990, 999].map(|permille| report.latency_ns(permille) as f64 / 1e3),
         without_follower: report.without_follower as f64 / packets,
         lost: options.packets.saturating_sub(report.packets),
     })
@@ -131,11 +131,13 @@ impl Sender {
 
     fn target(&self, packet: u64) -> SocketAddrV4 {
         let others = &self.targets[1.min(self.targets.len() - 1)..];
-        // A remainder of a length is an index.
-        let of = |targets: &[SocketAddrV4], turn: u64| targets[(turn % targets.len() as u64) as usize];
+        let of = |targets: &[SocketAddrV4], turn: u64| {
+            let place = usize::try_from(turn % targets.len() as u64);
+            targets[place.unwrap_or(0)] // the remainder of a length is an index
+        };
         match self.load {
             Load::Even => of(&self.targets, packet),
-            Load::Hot if packet % 2 == 0 => self.targets[0],
+            Load::Hot if packet.is_multiple_of(2) => self.targets[0],
             Load::Hot => of(others, packet / 2),
         }
     }
@@ -218,9 +220,9 @@ impl Report {
         Ok(Self { packets, last_ns, without_follower, latency })
     }
 
-    fn latency_ns(&self, share: f64) -> u64 {
+    fn latency_ns(&self, permille: u64) -> u64 {
         let total: u64 = self.latency.iter().map(|(_, count)| count).sum();
-        let rank = (total as f64 * share).ceil() as u64;
+        let rank = (total * permille).div_ceil(1_000);
         let mut seen = 0;
         for (bucket, count) in &self.latency {
             seen += count;
@@ -251,8 +253,8 @@ mod tests {
     fn a_report_is_read_with_its_percentiles() {
         let report = Report::parse("4 77 1 10:2 40:1 2047:1").unwrap();
         assert_eq!((report.packets, report.last_ns, report.without_follower), (4, 77, 1));
-        assert_eq!(report.latency_ns(0.5), 10);
-        assert_eq!(report.latency_ns(0.75), 40);
+        assert_eq!(report.latency_ns(500), 10);
+        assert_eq!(report.latency_ns(750), 40);
         assert!(Report::parse("4 77").is_err());
     }
 

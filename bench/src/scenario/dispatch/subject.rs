@@ -241,9 +241,8 @@ const BUCKETS: usize = 64 * 32;
 const BUFFER_BYTES: usize = 512 << 20;
 
 fn bucket(ns: u64) -> usize {
-    // Below 64 bits, the shifts leave less than a `usize`.
     if ns < 32 {
-        return ns as usize;
+        return usize::try_from(ns).unwrap_or(0);
     }
     let power = u64::BITS - 1 - ns.leading_zeros();
     (power as usize - 4) * 32 + ((ns >> (power - 5)) & 31) as usize

@@ -42,14 +42,14 @@ pub(super) struct MemorySet {
     pub(super) fail_receives: AtomicBool,
     /// Whether the set says that it delivers datagrams.
     pub(super) delivers_data: AtomicBool,
-    /// Blocking waits that have begun.
-    pub(super) blocking_waits: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     ready: VecDeque<Event>,
     timer: Option<MonoNs>,
+    /// A thread sleeps in a wait.
+    is_waited_for: bool,
 }
 
 #[derive(Default)]
@@ -65,6 +65,12 @@ impl MemorySet {
             state.ready.push_back(event);
         }
         self.changed.notify_all();
+    }
+
+    /// Whether a thread sleeps in a wait, and no event is left that will wake it.
+    pub(super) fn is_quiet(&self) -> bool {
+        let state = self.state.lock().unwrap();
+        state.is_waited_for && state.ready.is_empty()
     }
 
     /// Opens a socket.
@@ -165,9 +171,6 @@ impl ThreadIo for MemoryIo {
             set.concurrent_waits.fetch_add(1, SeqCst);
         }
         let mut state = set.state.lock().unwrap();
-        if wait == Wait::Block {
-            set.blocking_waits.fetch_add(1, SeqCst);
-        }
         loop {
             let now = mono_now();
             if state.timer.take_if(|at| *at <= now).is_some() {
@@ -179,7 +182,9 @@ impl ThreadIo for MemoryIo {
                 break;
             }
             let wait_ns_max = state.timer.map_or(u64::MAX, |at| at.since(now));
+            state.is_waited_for = true;
             state = set.changed.wait_timeout(state, Duration::from_nanos(wait_ns_max)).unwrap().0;
+            state.is_waited_for = false;
         }
         set.waiting.fetch_sub(1, SeqCst);
         if set.fail_waits.load(SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }

@@ -21,7 +21,7 @@ use crate::{
     handle_set::{Event, HandleSet, ThreadIo, Wait},
 };
 
-/// The receiving thread.
+/// What the receiving thread keeps between its turns.
 pub(super) struct Receiver<'p, S: HandleSet, H: ChannelHandler> {
     shared: &'p PoolState<QueuedSet<S>, H>,
     gauges: &'p ThreadGauges,

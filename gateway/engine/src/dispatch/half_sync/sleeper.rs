@@ -67,7 +67,10 @@ const ASLEEP: u32 = 1;
 
 #[cfg(all(test, feature = "loom"))]
 mod models {
-    use std::sync::Arc;
+    use std::sync::{
+        Arc,
+        atomic::Ordering::{Acquire, Release},
+    };
 
     use loom::thread;
 
@@ -121,7 +124,8 @@ mod models {
                 let (request, queued, woken, set) = &*shared;
                 queued.store(0, Relaxed);
                 if take(request) {
-                    woken.store(1, Relaxed);
+                    // The kernel orders a wake-up and the wait that it ends.
+                    woken.store(1, Release);
                     set.wake();
                 }
             }
@@ -129,8 +133,8 @@ mod models {
         let (request, queued, woken, set) = &*shared;
         request.make();
         if queued.load(Relaxed) > 0 {
-            while woken.load(Relaxed) == 0 {
-                set.sleep_unless(|| woken.load(Relaxed) > 0);
+            while woken.load(Acquire) == 0 {
+                set.sleep_unless(|| woken.load(Acquire) > 0);
             }
             assert_eq!(queued.load(Relaxed), 0, "woken without room");
         }
