@@ -69,7 +69,7 @@ impl ColdThreads {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
-        let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::default());
+        let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::of(config));
         let tasks =
             MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops_here, drop_log, epochs };
         let thread_stop = Arc::clone(&stop);
@@ -286,6 +286,8 @@ impl MaintenanceTasks {
 /// flood that fills many sockets would otherwise fill the log too.
 #[derive(Debug, Default)]
 struct DropLog {
+    /// Names of the channels, by the index that a socket's handle has.
+    names: Vec<String>,
     /// By channel and line.
     sockets: BTreeMap<(u32, u8), UnreportedDrops>,
 }
@@ -297,6 +299,11 @@ struct UnreportedDrops {
 }
 
 impl DropLog {
+    fn of(config: &Resolved) -> Self {
+        let names = config.channels.iter().map(|channel| channel.name.to_string()).collect();
+        Self { names, sockets: BTreeMap::new() }
+    }
+
     fn add(&mut self, socket: (u32, u8), dropped: u64) {
         self.sockets.entry(socket).or_default().dropped += dropped;
     }
@@ -304,9 +311,10 @@ impl DropLog {
     fn report_due(&mut self, now: MonoNs) {
         for ((channel, line), dropped) in self.take_due(now) {
             let line = Line(line);
+            let name = usize::try_from(channel).ok().and_then(|index| self.names.get(index));
             tracing::warn!(
                 alarm = Alarm::KernelDrops.name(),
-                channel,
+                channel = name.map_or("", String::as_str),
                 %line,
                 dropped,
                 "the kernel dropped datagrams: receive buffer full"
