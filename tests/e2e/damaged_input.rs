@@ -5,6 +5,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Stdio},
 };
@@ -179,6 +180,32 @@ fn check_fails_where_run_would_not_start() {
         let output = checked.stdout.lines().any(|line| line.starts_with("fault: ") && line.contains(fault));
         assert!(output, "{fault}: {}", checked.stdout);
         let _ = process::run(["run", text(&path)]).expect_code(2);
+    }
+}
+
+/// `mdgw live` needs the file and the gateway does not, so each error is a warning.
+#[test]
+fn check_reads_the_keys_of_live_clients() {
+    let fixture = GatewayFixture::new();
+    let (path, keys) = (fixture.path("gateway.toml"), fixture.path("client_keys"));
+    let table = format!("[live]\nlisten = \"127.0.0.1:13000\"\nkey_file = \"{}\"\n", text(&keys));
+    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &table).unwrap();
+    let good = "research db-unitTESTkey0123456789abcdefgh XNAS.ITCH 10\n";
+    for (content, mode, expected) in [
+        (None, 0, Some("cannot read file of client keys")),
+        (Some("research"), 0o600, Some("line 1: 1 fields found")),
+        (Some(good), 0o640, Some("mode 640 allows access by group or others")),
+        (Some(good), 0o600, None),
+    ] {
+        if let Some(content) = content {
+            fs::write(&keys, content).unwrap();
+            fs::set_permissions(&keys, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let checked = process::run(["check", text(&path)]).expect_code(0).stdout;
+        let warning = checked.lines().find(|line| line.starts_with("warning: `mdgw live` will not start: "));
+        assert_eq!(warning.is_some(), expected.is_some(), "{checked}");
+        assert!(warning.unwrap_or_default().contains(expected.unwrap_or_default()), "{checked}");
+        assert!(!checked.contains("unitTEST"), "a key is never shown");
     }
 }
 

@@ -29,11 +29,11 @@ const NEXT_VERSION_END: &str = "~20251127.0000";
 
 /// Whether the programs that pack are installed. If not, prints that `test` is skipped.
 fn can_pack(test: &str) -> bool {
-    let missing = ["dpkg-deb", "dpkg-shlibdeps", "strip"].into_iter().find(|program| {
+    let missing = ["dpkg-deb", "dpkg-shlibdeps", "strip", "jq"].into_iter().find(|program| {
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err()
     });
     if let Some(program) = missing {
-        skip(test, &format!("{program} (packages dpkg-dev and binutils of Debian) is not installed"));
+        skip(test, &format!("{program} (packages dpkg-dev, binutils and jq of Debian) is not installed"));
     }
     missing.is_none()
 }
@@ -130,6 +130,7 @@ fn a_package_has_its_files_and_the_same_bytes_each_time() {
         (file, "/usr/share/mdgw/tests/data/output/packets.txt"),
         (file, "/usr/share/doc/mdgw/copyright"),
         (file, "/usr/share/doc/mdgw/changelog.gz"),
+        (file, "/usr/share/doc/mdgw/third-party-notices.txt.gz"),
         (link, "/usr/share/doc/mdgw/ops"),
     ];
     let units = UNITS.map(|unit| format!("/usr/lib/systemd/system/{unit}"));
@@ -140,6 +141,38 @@ fn a_package_has_its_files_and_the_same_bytes_each_time() {
     // Settings of the kernel and the drop-in are the operator's choice: a package that installs them has chosen.
     let chosen = ["/sysctl.d/", "/system/mdgw.service.d/", "/etc/systemd/"];
     assert!(!chosen.iter().any(|folder| contents.contains(folder)), "{contents}");
+    expect_notices(&package, folder.path());
+}
+
+/// The notices list each crate that the program links, with a licence, and a text of each licence that asks for one.
+fn expect_notices(package: &Path, folder: &Path) {
+    let tree = folder.join("notices");
+    output_of(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&tree));
+    let path = tree.join("usr/share/doc/mdgw/third-party-notices.txt.gz");
+    let notices = output_of(Command::new("gzip").args(["--decompress", "--stdout"]).arg(path));
+    let (list, texts) = notices.split_once("\n==== text 1 ====\n").expect("texts follow the list");
+    let listed: BTreeSet<_> =
+        list.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split_once(": ")).collect();
+    assert!(listed.iter().all(|(_, licence)| !licence.is_empty()), "{list}");
+    let listed: BTreeSet<_> = listed.into_iter().map(|(name, _)| name.to_owned()).collect();
+    // Asked of the lock file, and not of what made the list: every crate of a registry that normal dependencies reach.
+    let mut tree_of = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    tree_of.args(["tree", "--quiet", "--locked", "--offline", "-p", "mdgw", "--features", "etcd,zookeeper,parquet"]);
+    tree_of.args(["-e", "normal,no-proc-macro", "--prefix", "none"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let is_ours = |name: &str| name.starts_with("mdgw");
+    let linked: BTreeSet<_> = output_of(&mut tree_of)
+        .lines()
+        .filter_map(|line| line.split_once(" v"))
+        .filter(|(name, _)| !is_ours(name))
+        .map(|(name, rest)| format!("{name} {}", rest.split(' ').next().unwrap_or_default()))
+        .collect();
+    assert!(linked.len() > 100, "only {} crates", linked.len());
+    assert_eq!(listed, linked);
+    for part in ["Permission is hereby granted, free of charge", "Apache License", "Redistribution and use in source"] {
+        assert!(texts.contains(part), "no licence text with {part:?}");
+    }
+    let count = texts.matches("\n==== text ").count();
+    assert!(count > 50 && texts.matches("\n==== text 2 ====\n").count() == 1, "{count} texts");
 }
 
 /// Script that makes a root of its own: the host's files, and changes that stay in memory. Arguments: an empty folder, and

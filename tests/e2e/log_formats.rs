@@ -1,7 +1,7 @@
 //! The log as JSON, line by line.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
@@ -56,4 +56,28 @@ fn an_error_at_the_start_is_an_object_too() {
     let events: Vec<Value> = second.stderr.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let last = events.last().unwrap();
     assert!(last["level"] == "error" && last["message"].as_str().unwrap().starts_with("start "), "{last}");
+}
+
+/// The sentinel that a gateway starts writes to the gateway's standard error.
+#[test]
+fn a_spawned_sentinel_logs_json_as_its_gateway() {
+    let fixture = GatewayFixture::with_node(1);
+    let [path, key, records] = ["gateway.toml", "key", "records"].map(|name| fixture.path(name));
+    fs::write(&key, "07".repeat(32)).unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let port = fixture.output.port();
+    let election = format!(
+        "format = \"json\"\n\n[election]\nbackend = \"file\"\nname = \"gw1\"\n\n[election.file]\ndirectory = \"{}\"\n\n\
+         [election.link]\nlisten = \"127.0.0.21:{port}\"\npeer = \"127.0.0.22:{port}\"\nkey_file = \"{}\"\n\n\
+         [[election.peer]]\nnode = 2\nname = \"gw2\"\n",
+        text(&records),
+        text(&key)
+    );
+    fs::write(&path, config(&fixture, &election)).unwrap();
+    let gateway = process::start(["run", text(&path)]);
+    gateway.wait_for_stderr("sentinel: watching gateway");
+    let stopped = gateway.stop_with(Signal::Terminate).expect_code(0);
+    let events: Vec<Value> = stopped.stderr.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let of_sentinel = |event: &&Value| event["message"].as_str().is_some_and(|text| text.starts_with("sentinel: "));
+    assert!(events.iter().any(|event| of_sentinel(&event) && event["gateway"].is_string()), "{}", stopped.stderr);
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use mdgw_runtime::gateway::sample_names;
 use mdgw_sys::alarm::Alarm;
 
-use super::{assert_none, read};
+use super::{assert_none, files, read};
 
 const RULES: &str = "ops/prometheus/mdgw.rules.yml";
 const RULE_TESTS: &str = "ops/prometheus/mdgw.rules.test.yml";
@@ -75,6 +75,45 @@ fn rules_and_dashboard_name_exported_metrics_and_alarms_only() {
     let control = "rate(mdgw_gateway[1m]) / mdgw_no_such_total{alarm=\"x-y\"}";
     assert_eq!(metrics(control).difference(&exported).collect::<Vec<_>>(), ["mdgw_no_such_total"]);
     assert_eq!(alarms(control), ["x-y"]);
+}
+
+#[test]
+fn guides_and_runbooks_name_exported_metrics_and_alarms_only() {
+    let exported = sample_names();
+    let pages = files(&["md"]);
+    let pages: Vec<_> = pages.iter().filter(|page| PAGES.iter().any(|folder| page.path.starts_with(folder))).collect();
+    let unknown = |text: &str| {
+        // A name that ends in an underscore stands for several, and that of a histogram for its samples.
+        let is_exported = |name: &String| {
+            let is_part = |sample: &String| sample.starts_with(name) && name.ends_with('_');
+            exported.contains(name) || exported.contains(&format!("{name}_bucket")) || exported.iter().any(is_part)
+        };
+        let of_metrics = quoted_metrics(text).into_iter().filter(|name| !is_exported(name));
+        let of_alarms = alarms(text).into_iter().filter(|name| name != "NAME" && Alarm::by_name(name).is_none());
+        of_metrics.chain(of_alarms).collect::<Vec<_>>()
+    };
+    assert!(pages.iter().map(|page| quoted_metrics(&page.text).len()).sum::<usize>() > 20);
+    assert_none(pages.iter().flat_map(|page| {
+        unknown(&page.text).into_iter().map(move |name| format!("{}: {name} does not exist", page.path))
+    }));
+
+    let control =
+        "`mdgw_gateway`, `mdgw_no_such_total{group=\"1\"}`, `mdgw_subscriber.py`, `alarm=\"x-y\"`, `alarm=\"NAME\"`";
+    assert_eq!(unknown(control), ["mdgw_no_such_total", "x-y"]);
+}
+
+/// Names of the receivers in Python and C.
+const OF_RECEIVERS: [&str; 2] = ["mdgw_fill_local_times", "mdgw_subscriber"];
+
+const PAGES: [&str; 3] = ["ops/guide/", "ops/runbooks/", "ops/prometheus/"];
+
+/// Code between backquotes that is the name of a metric, with or without labels.
+fn quoted_metrics(text: &str) -> BTreeSet<String> {
+    let is_name =
+        |word: &&str| word.chars().all(|next| next.is_ascii_lowercase() || next.is_ascii_digit() || next == '_');
+    let quoted = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    let names = quoted.map(|code| code.split('{').next().unwrap_or_default()).filter(|name| name.starts_with("mdgw_"));
+    names.filter(is_name).filter(|name| !OF_RECEIVERS.contains(name)).map(str::to_owned).collect()
 }
 
 fn metrics(text: &str) -> BTreeSet<String> {

@@ -5,7 +5,7 @@ use super::{SourceFile, assert_none, files, sources};
 const PAGES: [&str; 2] = ["ops/guide/", "ops/runbooks/"];
 
 /// First words of commands: a quote that begins with one is typed, not printed.
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 24] = [
     "apt",
     "cargo",
     "cat",
@@ -23,10 +23,12 @@ const COMMANDS: [&str; 22] = [
     "mdgw",
     "nft",
     "ps",
+    "strace",
     "sysctl",
     "systemctl",
     "tc",
     "tcpdump",
+    "unshare",
     "vmstat",
 ];
 

@@ -189,7 +189,7 @@ pub(crate) fn run_gateway_process(args: &GatewayProcessArgs) -> Result<()> {
         key_file: args.key_file.clone(),
         hang_limit_ns: None,
     };
-    let source = SentinelSource::Start { program: args.program.clone(), priority: args.priority };
+    let source = SentinelSource::Start { program: args.program.clone(), priority: args.priority, logs_json: false };
     let resident = vec![1_u8; args.resident_mb << 20];
     let _sentinel = SentinelConnection::start(&source, &registration, &page, None)?;
     println!("{WATCHED}");

@@ -60,6 +60,8 @@ pub enum SentinelSource {
         program: PathBuf,
         /// SCHED_FIFO priority of the sentinel; 0 for none.
         priority: u8,
+        /// Whether its log, on the gateway's standard error, is JSON as the gateway's.
+        logs_json: bool,
     },
     /// The service manager has started the sentinel, which listens on this socket.
     Service(PathBuf),
@@ -87,7 +89,9 @@ impl SentinelConnection {
     ) -> Result<Self, SentinelError> {
         let during = |act| move |source| SentinelError { act, source };
         let (mut stream, child) = match source {
-            SentinelSource::Start { program, priority } => spawn(program, *priority).map_err(during("start"))?,
+            SentinelSource::Start { program, priority, logs_json } => {
+                spawn(program, *priority, *logs_json).map_err(during("start"))?
+            }
             SentinelSource::Service(path) => (UnixStream::connect(path).map_err(during("reach"))?, None),
         };
         let process = PidFd::own().map_err(during("open a pidfd for"))?;
@@ -127,11 +131,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The sentinel's standard input is the stream: it inherits nothing else of ours, and no descriptor number must be
 /// passed.
-fn spawn(program: &Path, priority: u8) -> io::Result<(UnixStream, Option<Child>)> {
+fn spawn(program: &Path, priority: u8, logs_json: bool) -> io::Result<(UnixStream, Option<Child>)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(program)
         .args(["sentinel", "--inherited", "--priority"])
         .arg(priority.to_string())
+        .args(logs_json.then_some("--json-log"))
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
         // A signal for the gateway's process group must not reach the sentinel.

@@ -285,6 +285,105 @@ mod tests {
         }
     }
 
+    /// Command lines of this program in a document: those in blocks of code, which have to be complete (`true`), and those
+    /// between backquotes, which may only name a command and some of its options.
+    fn quoted_commands(document: &str) -> Vec<(Vec<String>, bool)> {
+        let mut found = Vec::new();
+        let (mut is_fenced, mut continued) = (false, String::new());
+        for line in document.lines() {
+            is_fenced ^= line.trim_start().starts_with("```");
+            if is_fenced || line.starts_with("    ") || !continued.is_empty() {
+                match line.strip_suffix('\\') {
+                    Some(part) => continued.push_str(part),
+                    None => {
+                        found.extend(command_of(&(std::mem::take(&mut continued) + line)).map(|words| (words, true)))
+                    }
+                }
+                if !line.contains('`') {
+                    continue;
+                }
+            }
+            let quoted = line.split('`').skip(1).step_by(2).filter(|code| code.starts_with("mdgw "));
+            found.extend(quoted.filter_map(command_of).map(|words| (words, false)));
+        }
+        found
+    }
+
+    /// The words of a shell's line from `mdgw` on, up to a comment, a pipe or a redirection.
+    fn command_of(line: &str) -> Option<Vec<String>> {
+        let ends = |word: &&str| ["#", "|", ">", "&", "&&", ";", "&)"].contains(word) || word.contains(">/");
+        let words: Vec<_> = line.split_whitespace().collect();
+        // Neither a picture, nor prose in an indented item, nor a user or group of that name.
+        let is_ours = |pair: &[&str]| pair[0] == "mdgw" && Cli::command().find_subcommand(pair[1]).is_some();
+        let begin = words.windows(2).position(is_ours).filter(|_| line.is_ascii())?;
+        let words = words[begin..].iter().take_while(|word| !ends(word));
+        Some(words.map(|word| example_value(word.trim_matches(['\'', '"']))).collect())
+    }
+
+    /// A value for a word in capitals, which stands for one: a number fits wherever a file's name does.
+    fn example_value(word: &str) -> String {
+        let is_placeholder = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+        match word {
+            "GROUP:PORT" | "ADDRESS:PORT" | "ADDR:PORT" => "239.1.1.1:7000".to_owned(),
+            "ADDRESS" => "10.0.0.1".to_owned(),
+            word if is_placeholder(word) => "1".to_owned(),
+            word => word.to_owned(),
+        }
+    }
+
+    /// Every document with commands for an operator: the guide, the runbooks, and what is installed beside them.
+    fn documents() -> Vec<(PathBuf, String)> {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut found = vec![root.join("README.md")];
+        for folder in ["ops", "ops/guide", "ops/runbooks", "ops/container", "ops/prometheus"] {
+            let entries = std::fs::read_dir(root.join(folder)).expect("the folder exists");
+            found.extend(entries.map(|entry| entry.expect("it can be listed").path()));
+        }
+        found.retain(|path| path.extension().is_some_and(|end| end == "md"));
+        found.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).expect("a text"))).collect()
+    }
+
+    #[test]
+    fn every_command_line_of_the_documents_is_valid() {
+        let mut wrong = Vec::new();
+        let mut count = 0;
+        for (path, text) in documents() {
+            for (words, is_complete) in quoted_commands(&text) {
+                count += 1;
+                wrong.extend(fault(&words, is_complete).map(|error| format!("{}: {words:?}: {error}", path.display())));
+            }
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(count > 150, "only {count} command lines");
+
+        let page = "Run `mdgw ha hand-ovr` and `mdgw tail --jsn`; `mdgw report` is only named.\n\n    $ sudo mdgw report\n    \
+                    mdgw capture a.toml \\\n        --no-such b | wc\n    mdgw tail --line GROUP:PORT --count N >/dev/null\n";
+        let found = quoted_commands(page);
+        let wrong: Vec<_> = found
+            .iter()
+            .filter(|(words, all)| fault(words, *all).is_some())
+            .map(|(words, _)| words.join(" "))
+            .collect();
+        assert_eq!(found.len(), 6);
+        assert_eq!(wrong, ["mdgw ha hand-ovr", "mdgw tail --jsn", "mdgw report", "mdgw capture a.toml --no-such b"]);
+    }
+
+    /// Why the parser refuses a command line. One that is only named may lack arguments, and its last option a value.
+    fn fault(words: &[String], is_complete: bool) -> Option<String> {
+        use clap::error::ErrorKind::{
+            DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion, InvalidValue,
+            MissingRequiredArgument, MissingSubcommand,
+        };
+        let error = Cli::try_parse_from(words).err()?;
+        let is_fault = match error.kind() {
+            DisplayHelp | DisplayVersion => false,
+            InvalidValue if words.last().is_some_and(|last| last.starts_with("--")) => is_complete,
+            MissingRequiredArgument | MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand => is_complete,
+            _ => true,
+        };
+        is_fault.then(|| error.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+
     #[test]
     fn every_command_has_a_man_page_and_shell_completions() {
         let pages = man::pages(Cli::command());

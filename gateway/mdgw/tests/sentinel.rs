@@ -221,7 +221,7 @@ fn gateway_process() {
         hang_limit_ns: number("HANG_LIMIT_MS").map(|limit_ms| limit_ms * 1_000_000),
     };
     let source = variable("SERVICE").map_or_else(
-        || SentinelSource::Start { program: env!("CARGO_BIN_EXE_mdgw").into(), priority: 50 },
+        || SentinelSource::Start { program: env!("CARGO_BIN_EXE_mdgw").into(), priority: 50, logs_json: false },
         |path| SentinelSource::Service(path.into()),
     );
     let resident = vec![1_u8; usize::try_from(number("RESIDENT_MB").unwrap()).unwrap() << 20];

@@ -118,7 +118,7 @@ use crate::{
     config::{
         Resolved, TagKeyError,
         host::NO_COLD_CORE,
-        resolved::{AdminListen, Backend, LinkConfig},
+        resolved::{AdminListen, Backend, LinkConfig, LogFormat},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
@@ -638,7 +638,10 @@ impl Gateway {
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
         if let Some(shared_page) = self.shared_page.take() {
             let kernel = self.kernel.as_ref().map(KernelGuard::fence);
-            self.sentinel = Some(SentinelHandle::start(shared_page, link, member, election, &self.elections, kernel)?);
+            let logs_json = config.log.format == LogFormat::Json;
+            let elections = &self.elections;
+            self.sentinel =
+                Some(SentinelHandle::start(shared_page, link, member, election, elections, kernel, logs_json)?);
         }
         Ok(())
     }

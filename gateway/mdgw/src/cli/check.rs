@@ -2,6 +2,7 @@
 
 use std::{fmt::Write as _, path::PathBuf};
 
+use mdgw_live::keys::ClientKeys;
 use mdgw_runtime::config::{
     Resolved,
     explain::{explain, verdict_line},
@@ -27,7 +28,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
     protect_secrets()?;
     let host = Host::this(&config);
-    let findings = host.findings(&config);
+    let mut findings = host.findings(&config);
+    // The gateway runs without its clients' keys, and this check precedes its start: no fault.
+    let client_keys = config.live.as_ref().map(|live| ClientKeys::load(&live.key_file));
+    findings
+        .warnings
+        .extend(client_keys.and_then(Result::err).map(|error| format!("`mdgw live` will not start: {error}")));
     let mut text = verdict_line(&args.config, &findings);
     text.push('\n');
     explain(&config, &mut text)?;

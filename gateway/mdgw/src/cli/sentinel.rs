@@ -40,11 +40,18 @@ pub(super) struct Args {
     /// SCHED_FIFO priority; 0: default scheduling class.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=99))]
     priority: u8,
+    /// Write the log as JSON: a gateway whose log is JSON starts its sentinel so.
+    #[arg(long)]
+    json_log: bool,
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     // The journal counts a line on the gateway's standard error as the gateway's unit's, but an entry as that of the cgroup.
-    let format = if args.source.inherited { LogFormat::Text } else { LogFormat::Auto };
+    let format = match (args.json_log, args.source.inherited) {
+        (true, _) => LogFormat::Json,
+        (false, true) => LogFormat::Text,
+        (false, false) => LogFormat::Auto,
+    };
     let _log = logging::start(&LogConfig { format, ..LogConfig::default() }, Vec::new());
     for refused in prepare_process(args.priority) {
         tracing::warn!("sentinel: continuing without permission to {refused}");

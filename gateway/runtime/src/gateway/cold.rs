@@ -70,7 +70,7 @@ impl ColdThreads {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
-        let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::default());
+        let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::of(config));
         let maintenance =
             MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops_here, drop_log, epochs };
         let (thread_stop, tasks) = (Arc::clone(&stop), TaskQueue::default());
@@ -136,11 +136,13 @@ impl ColdThreads {
     /// Maintains the log of one more channel, and watches its sockets.
     pub(super) fn add(
         &mut self,
+        (id, name): (ChannelId, String),
         log: MaintainedLog,
         sockets: Vec<(ChannelId, Line, Arc<Socket>)>,
         dependents: InterfaceDependents,
     ) {
         self.maintain(move |maintenance| {
+            maintenance.drop_log.names.insert(id.0.into(), name);
             maintenance.logs.push(log);
             for (channel, line, socket) in sockets {
                 maintenance.drops.add(named_handle(channel, line), socket);
@@ -387,6 +389,9 @@ impl MaintenanceTasks {
 /// flood that fills many sockets would otherwise fill the log too.
 #[derive(Debug, Default)]
 struct DropLog {
+    /// Names of the channels by their ids, which their sockets' handles have. A removed channel keeps its name: its last drops
+    /// may be read later.
+    names: BTreeMap<u32, String>,
     /// By channel and line.
     sockets: BTreeMap<(u32, u8), UnreportedDrops>,
 }
@@ -398,6 +403,11 @@ struct UnreportedDrops {
 }
 
 impl DropLog {
+    fn of(config: &Resolved) -> Self {
+        let names = config.channels.iter().map(|channel| (channel.id.0.into(), channel.name.clone())).collect();
+        Self { names, sockets: BTreeMap::new() }
+    }
+
     fn add(&mut self, socket: (u32, u8), dropped: u64) {
         self.sockets.entry(socket).or_default().dropped += dropped;
     }
@@ -405,9 +415,10 @@ impl DropLog {
     fn report_due(&mut self, now: MonoNs) {
         for ((channel, line), dropped) in self.take_due(now) {
             let line = Line(line);
+            let name = self.names.get(&channel);
             tracing::warn!(
                 alarm = Alarm::KernelDrops.name(),
-                channel,
+                channel = name.map_or("", String::as_str),
                 %line,
                 dropped,
                 "the kernel dropped datagrams: receive buffer full"

@@ -525,8 +525,8 @@ impl ElectionHooks for GroupElectionHooks {
         if let Notice::RecordRolledBack { highest_seen: seen, now } = notice {
             tracing::error!(
                 alarm = Alarm::RecordRolledBack.name(),
-                ?seen,
-                ?now,
+                seen = seen.count(),
+                now = now.count(),
                 "the election record was rolled back (store restored or record recreated)"
             );
         }

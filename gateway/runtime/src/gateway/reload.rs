@@ -314,7 +314,12 @@ impl Gateway {
         pool.channels.insert(index, setup.id, setup.name.clone());
         pool.sockets.insert(setup.id, sockets.iter().map(|(_, socket)| Arc::clone(socket)).collect());
         let drops = sockets.iter().map(|(handle, socket)| (setup.id, handle.line, Arc::clone(socket))).collect();
-        self.cold.add(log, drops, InterfaceDependents { memberships, egresses: Vec::new() });
+        self.cold.add(
+            (setup.id, setup.name.clone()),
+            log,
+            drops,
+            InterfaceDependents { memberships, egresses: Vec::new() },
+        );
         self.latency.add(pool.name.clone(), index, metrics);
         let is_taken = || "its slot is taken".to_owned();
         pool.pool.insert(Box::new(pipeline)).map_err(|_| is_taken())?;

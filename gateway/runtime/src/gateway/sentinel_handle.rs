@@ -99,13 +99,15 @@ impl SentinelHandle {
         election: &ElectionConfig,
         elections: &BTreeMap<GroupId, Election>,
         kernel_fence: Option<&KernelFence>,
+        logs_json: bool,
     ) -> Result<Self, GatewayError> {
         let source = match &link.sentinel {
             SentinelChoice::None => {
                 return Err(GatewayError::io("start the sentinel")(io::Error::other("`sentinel = \"none\"`")));
             }
             SentinelChoice::Started => {
-                SentinelSource::Start { program: "/proc/self/exe".into(), priority: election.priority.unwrap_or(0) }
+                let priority = election.priority.unwrap_or(0);
+                SentinelSource::Start { program: "/proc/self/exe".into(), priority, logs_json }
             }
             SentinelChoice::Service(path) => SentinelSource::Service(path.clone()),
         };
