@@ -372,7 +372,9 @@ impl TestChannel {
                 }
                 _ => {}
             }
+            let held_since = mono_now();
             while probe.hold.load(SeqCst) {
+                assert!(mono_now().since(held_since) < 2 * WAIT_NS_MAX, "held by a test that has failed");
                 std::thread::yield_now();
             }
             let next = &mut self.next[usize::from(datagram.line.0)];
@@ -479,11 +481,14 @@ impl ChannelHandler for TestChannel {
     }
 }
 
-/// Waits for a state, with a bound that only a hung test reaches.
+/// Bound of every wait, ns: only a hung test reaches it.
+const WAIT_NS_MAX: u64 = 60_000_000_000;
+
+/// Waits for a state, at most [`WAIT_NS_MAX`].
 pub(super) fn wait_until(what: &str, reached: impl Fn() -> bool) {
     let start = mono_now();
     while !reached() {
-        assert!(mono_now().since(start) < 60_000_000_000, "not reached in a minute: {what}");
+        assert!(mono_now().since(start) < WAIT_NS_MAX, "not reached in a minute: {what}");
         std::thread::yield_now();
     }
 }

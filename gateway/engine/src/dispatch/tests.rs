@@ -687,10 +687,12 @@ fn half_sync_leaves_datagrams_in_the_socket_while_a_queue_is_full() {
 fn half_sync_processes_what_it_has_received_before_it_ends() {
     let harness = Harness::<HalfSyncHalfAsync>::new(&config::<HalfSyncHalfAsync>(2, PARKING), 1);
     let probe = Arc::clone(&harness.channels[0]);
-    probe.hold.store(true, SeqCst);
-    for packet in 0..500 {
-        probe.send(0, packet);
+    // All at once: the batches in circulation are too few for a batch of each packet.
+    for packet in 0..499 {
+        probe.queue_without_event(0, packet);
     }
+    probe.hold.store(true, SeqCst);
+    probe.send(0, 499);
     wait_until("all packets received", || probe.is_empty());
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| harness.pool.shutdown().len());
