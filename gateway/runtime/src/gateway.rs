@@ -138,6 +138,8 @@ pub struct Gateway {
     /// What the construction of every channel needs.
     context: ChannelContext,
     placed: PlacedOutputs,
+    /// A reload of output lines could not be undone: a stalled channel may still send on the lines that it opened.
+    has_stray_lines: bool,
     standby: Option<Standby>,
     link: Option<PairLink>,
     link_slot: LinkSlot,
@@ -378,6 +380,7 @@ impl Gateway {
             pools,
             context,
             placed,
+            has_stray_lines: false,
             standby,
             link: None,
             link_slot,

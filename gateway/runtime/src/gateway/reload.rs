@@ -85,6 +85,7 @@ impl Gateway {
         tick: &mut ReloadTick<'_>,
     ) -> Result<(), Vec<Refused>> {
         let added: Vec<&ChannelSetup> = changes.added.iter().filter_map(|id| new.channel(*id)).collect();
+        self.pools.iter_mut().for_each(PoolChannels::reclaim);
         self.check_slots(new, &added)?;
         self.check_outputs(&changes.outputs)?;
         let mut placed = self.placed.clone();
@@ -105,7 +106,10 @@ impl Gateway {
                 }
                 self.context.registry.remove(&setup.name);
             }
-            self.close_opened(&sockets);
+            // A channel that may still send on them keeps them open.
+            if !self.has_stray_lines {
+                self.close_opened(&sockets);
+            }
             return Err(vec![refused]);
         }
         self.placed = placed;
@@ -127,20 +131,19 @@ impl Gateway {
     }
 
     /// Whether the pools of the added channels run and have vacant slots.
-    fn check_slots(&mut self, new: &Resolved, added: &[&ChannelSetup]) -> Result<(), Vec<Refused>> {
+    fn check_slots(&self, new: &Resolved, added: &[&ChannelSetup]) -> Result<(), Vec<Refused>> {
         let mut refused = Vec::new();
         let mut wanted = BTreeMap::<&str, usize>::new();
         for setup in added {
             let configured = &new.pools[setup.pool];
             let refuse = |reason: String| Refused::table(format!("channel.{}", setup.name), reason);
-            let Some(pool) = self.pools.iter_mut().find(|pool| pool.name == configured.name) else {
+            let Some(pool) = self.pools.iter().find(|pool| pool.name == configured.name) else {
                 refused.push(refuse(format!(
                     "pool {:?} had no channel at the start, so it does not run",
                     configured.name
                 )));
                 continue;
             };
-            pool.reclaim();
             let count = wanted.entry(&configured.name).or_default();
             *count += 1;
             if *count > pool.vacant.len() {
@@ -163,8 +166,13 @@ impl Gateway {
             .flat_map(|pool| pool.channels.all().into_iter().filter(|(index, ..)| pool.pool.failed(*index).is_some()))
             .map(|(_, id, _)| id)
             .collect();
+        let has_leaving = self.pools.iter().any(|pool| !pool.leaving.is_empty());
         let mut refused = Vec::new();
         for output in outputs {
+            if self.has_stray_lines || has_leaving {
+                let reason = "the thread of a channel has stalled and may still send on lines of before; if that lasts, a change needs a restart";
+                refused.push(refuse_output(output, reason));
+            }
             if self.kernel.is_some() && !output.added.is_empty() {
                 refused.push(refuse_output(output, "the kernel fence covers the addresses of the start only"));
             }
@@ -348,6 +356,7 @@ impl Gateway {
             let is_undone = outputs[..=number].iter().map(|output| self.send_lines(output, &before, tick));
             if is_undone.filter(|is_undone| !is_undone).count() > 0 {
                 tracing::error!("some channels may still send on the output lines of the refused configuration");
+                self.has_stray_lines = true;
             }
             let reason =
                 "a channel did not change its lines in time: is it out of service, or a thread of its pool stalled?";
