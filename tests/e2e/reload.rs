@@ -258,7 +258,7 @@ fn output_lines_are_added_removed_and_moved_under_load() {
         running.reload(&parts.text(&["one"], &[0, 1]));
         has_logged(log_entries(&fixtures[0]).len() + 50);
         running.reload(&parts.text(&["one"], &[1]));
-        // The first line is not used any more, and its place is free again.
+        // The first line is not used any more, and its slot is vacant again.
         has_logged(log_entries(&fixtures[0]).len() + 50);
         running.reload(&parts.text(&["one"], &[0]));
         has_logged(log_entries(&fixtures[0]).len() + 50);
@@ -308,7 +308,7 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     assert_eq!(shown(&socket), ["one"]);
     let (_, metrics) = get_at(admin, "/metrics");
     assert!(!metrics.contains("channel=\"two\""), "{metrics}");
-    // The place of the refused channel is free, its log and its sockets are closed.
+    // The slot of the refused channel is vacant, its log and its sockets are closed.
     running.reload(&two);
     assert_eq!(shown(&socket), ["one", "two"]);
     running.reload(&one);

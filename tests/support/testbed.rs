@@ -277,6 +277,7 @@ impl Testbed {
     pub fn upgrade_witnesses(&mut self) {
         let outputs = self.end_witnesses();
         self.outputs.extend(outputs);
+        // From now on every start is one of the program under test.
         self.plan.previous_program = None;
         self.restart_witnesses();
     }

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - A session that does not read holds nothing back: sessions read shared chunks at positions of their own.
-//! - What an operator sees of the sessions ([`open_sessions`]) is written by them and never waited for.
+//! - Operators see the sessions ([`open_sessions`]) by what the sessions store of themselves; no session answers them.
 //! - Everything a client sends is bounded: lines, symbols, requests, handshakes, sessions.
 //! - Nothing here runs on the hot path or writes to a log.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The open sessions as an operator sees them: who is connected, what it gets, and how far it is behind.
+//! The open sessions as an operator sees them: the client, its subscriptions, and how far it is behind.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,8 @@ pub struct SessionStatus {
     pub subscribed: Subscribed,
     /// Where it is in its stream.
     pub phase: SessionPhase,
-    /// Bytes of the latest records that it has not got; `None`: it is further behind than they reach, or replays.
+    /// Bytes of the latest records that were not sent to it yet; `None`: it is further behind than those records reach, or it
+    /// replays.
     pub behind_bytes: Option<u64>,
     /// Bytes that wait for its socket.
     pub unsent_bytes: u64,
@@ -52,11 +53,11 @@ pub struct Subscribed {
 /// Where a session is in its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionPhase {
-    /// Its client has not started it.
+    /// The client has not sent `start_session`.
     Waiting,
-    /// It gets records from the log.
+    /// Records come from the log.
     Replaying,
-    /// It gets the latest records.
+    /// Records come from the ring of the latest records.
     Live,
 }
 
@@ -72,7 +73,7 @@ impl SessionPhase {
     }
 }
 
-/// How far a session is. The session writes it, and never waits for a reader.
+/// How far a session is. The session stores it; a reader holds the lock only while it copies the subscriptions.
 #[derive(Debug)]
 pub(crate) struct SessionProgress {
     /// The chunk of the ring that it reads next, or [`WAITING`] or [`REPLAYING`].
@@ -83,7 +84,7 @@ pub(crate) struct SessionProgress {
     subscribed: Mutex<Subscribed>,
 }
 
-/// Position of a session that its client has not started.
+/// Position of a session without `start_session`.
 const WAITING: u64 = u64::MAX;
 /// Position of a session that replays.
 const REPLAYING: u64 = u64::MAX - 1;
@@ -101,12 +102,12 @@ impl SessionProgress {
         }
     }
 
-    /// It gets that chunk of the ring next.
+    /// The session reads that chunk of the ring next.
     pub(crate) fn set_live(&self, chunk: u64) {
         self.position.store(chunk, Relaxed);
     }
 
-    /// It replays.
+    /// The session reads the log, until it has reached the ring.
     pub(crate) fn set_replaying(&self) {
         self.position.store(REPLAYING, Relaxed);
     }

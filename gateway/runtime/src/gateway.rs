@@ -16,8 +16,8 @@ mod listeners;
 mod load;
 mod log_maintenance;
 mod metrics;
+mod output_slots;
 mod page_status;
-mod placed_outputs;
 mod placement;
 mod pool_channels;
 mod readiness;
@@ -98,8 +98,8 @@ use self::{
     listeners::{Listeners, RefusalLog},
     load::{LoadSample, LoadWatch},
     metrics::AdminSource,
+    output_slots::OutputSlots,
     page_status::{GatewayIdentity, PageSource},
-    placed_outputs::PlacedOutputs,
     placement::{PlacementInputs, PlacementThread},
     pool_channels::PoolChannels,
     readiness::ChannelReadiness,
@@ -137,7 +137,7 @@ pub struct Gateway {
     pools: Vec<PoolChannels>,
     /// What the construction of every channel needs.
     context: ChannelContext,
-    placed: PlacedOutputs,
+    output_slots: OutputSlots,
     /// A reload of output lines could not be undone: a stalled channel may still send on the lines that it opened.
     has_stray_lines: bool,
     standby: Option<Standby>,
@@ -326,7 +326,7 @@ impl Gateway {
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
         let groups = group::handles(config, &wiring.context().groups, &pools, wiring.takeover_shared(), status_table);
-        let (context, placed) = (wiring.context().clone(), wiring.placed().clone());
+        let (context, output_slots) = (wiring.context().clone(), wiring.output_slots().clone());
         let logs = config.channels.iter().map(|setup| (setup.id, config.gateway.log_directory(setup.id)));
         let logs = ChannelLogs::of(logs);
         let (latency, cold) = wiring.start_cold_threads()?;
@@ -379,7 +379,7 @@ impl Gateway {
             logs,
             pools,
             context,
-            placed,
+            output_slots,
             has_stray_lines: false,
             standby,
             link: None,

@@ -51,7 +51,7 @@ pub struct SubscriberSnapshot {
     pub phase: String,
     /// What happens if it is too slow: `warn` or `skip`.
     pub policy: String,
-    /// Bytes of the latest records that it has not got; `None`: it replays, or is further behind than they reach.
+    /// Bytes of the latest records that were not sent to it yet; `None`: it replays, or is further behind than those reach.
     pub behind_bytes: Option<u64>,
     /// Bytes that it may be behind.
     pub behind_bytes_max: u64,
@@ -81,8 +81,8 @@ impl fmt::Display for SubscriberSnapshot {
                 let percent = bytes.saturating_mul(100) / self.behind_bytes_max.max(1);
                 write!(f, "{} KiB behind ({percent} % of the limit)", bytes.div_ceil(1_024))?;
             }
-            None if phase == "replaying" => write!(f, "not there yet")?,
-            None => write!(f, "behind by more than is kept")?,
+            None if phase == "replaying" => write!(f, "lag unknown until it is live")?,
+            None => write!(f, "behind by more than is kept in memory")?,
         }
         match self.skips {
             0 => Ok(()),
@@ -276,7 +276,10 @@ mod tests {
             "research 10.0.0.9:4711 XNAS.ITCH mbo,trades of all symbols, live, warn, 2 KiB behind (25 % of the limit)"
         );
         let slow = SubscriberSnapshot { symbols: Some(1), behind_bytes: None, skips: 3, ..subscriber };
-        assert!(slow.to_string().ends_with("of 1 symbol, live, warn, behind by more than is kept, skipped 3 times"));
+        assert!(
+            slow.to_string()
+                .ends_with("of 1 symbol, live, warn, behind by more than is kept in memory, skipped 3 times")
+        );
         let new = SubscriberSnapshot {
             schemas: String::new(),
             symbols: Some(0),
@@ -284,7 +287,10 @@ mod tests {
             skips: 0,
             ..slow
         };
-        assert!(new.to_string().ends_with("nothing of 0 symbols, replaying, warn, not there yet"), "{new}");
+        assert!(
+            new.to_string().ends_with("nothing of 0 symbols, replaying, warn, lag unknown until it is live"),
+            "{new}"
+        );
     }
 
     #[test]

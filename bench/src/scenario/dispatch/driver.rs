@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Case, DispatchOptions, Load, Mode, peers::Subject};
 
-/// What one run came to.
+/// Result of one run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     pub(super) packets_per_second: f64,
@@ -72,12 +72,12 @@ fn run_once(subject: &Subject, case: &Case, options: &DispatchOptions) -> Result
     // Before its input ends: then it ends too.
     let after = Usage::of(process.0.id())?;
     let report = early_report.or_else(|_| {
-        // Datagrams were lost. It reports what it has.
+        // Datagrams were lost: the subject reports those that it has handled.
         drop(process.0.stdin.take());
         lines.recv_timeout(START_LIMIT).context("the subject does not report")
     })?;
     let report = Report::parse(&report)?;
-    ensure!(report.packets > 0, "it handled nothing");
+    ensure!(report.packets > 0, "the subject handled no datagram");
     let packets = report.packets as f64;
     Ok(Outcome {
         packets_per_second: packets * 1e9 / report.last_ns.saturating_sub(begun_at.0).max(1) as f64,

@@ -44,14 +44,14 @@ impl Subject {
     }
 }
 
-/// Directory with the peers' programs. Runs the script that builds them, unless `built` has them.
+/// Directory with the peers' programs. Runs the script that builds them beside this program, unless `built` has them.
 pub(super) fn directory(built: Option<&Path>) -> Result<PathBuf> {
     if let Some(built) = built {
         return Ok(built.to_owned());
     }
-    let directory = std::env::temp_dir().join("mdgw-bench-dispatch");
+    let directory = std::env::current_exe().context("this program's path")?.with_file_name("dispatch-peers");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/dispatch/build");
-    // What it could not build it has named, with the package that is missing. The others are measured.
+    // The script names each peer that it cannot build, with the package that is missing. The others are measured.
     let _built_all = Command::new(&script).arg(&directory).status().with_context(|| format!("run {script:?}"))?;
     Ok(directory)
 }

@@ -14,7 +14,6 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use clap::ValueEnum;
 use mdgw_engine::{
     dispatch::{
         ChannelHandler, Dispatch, DispatchConfig, DispatchModel, Failure, Progress, PromotionPolicy, ThreadConfig,
@@ -34,89 +33,76 @@ use mdgw_sys::{
 };
 use rustix::net::sockopt;
 
-/// One way to set up the engine.
-#[derive(Clone, Copy, Debug)]
+/// One way to set up the engine: also the first arguments of the subject's command line.
+#[derive(clap::Args, Clone, Copy, Debug)]
 pub(super) struct EngineSetup {
+    #[arg(value_parser = |text: &str| value_of(&MODELS, text))]
     pub(super) model: DispatchModel,
+    #[arg(value_parser = |text: &str| value_of(&IO_KINDS, text))]
     pub(super) io: IoKind,
+    #[arg(value_parser = |text: &str| value_of(&WAITS, text))]
     pub(super) wait: WaitPolicy,
+    #[arg(value_parser = |text: &str| value_of(&PROMOTIONS, text))]
     pub(super) promotion: PromotionPolicy,
     /// Events claimed in one turn.
     pub(super) batch: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IoKind {
+/// The kind of a model's handle sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IoKind {
     Epoll,
     Rings,
     Multishot,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModelName {
-    LeaderFollowers,
-    HalfSync,
-    Reactor,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WaitName {
-    Spin,
-    SpinThenPark,
-    Park,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PromotionName {
-    Strict,
-    Lazy,
-}
-
 /// The command line of the subject.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SubjectArgs {
-    #[arg(value_enum)]
-    model: ModelName,
-    #[arg(value_enum)]
-    io: IoKind,
-    #[arg(value_enum)]
-    wait: WaitName,
-    #[arg(value_enum)]
-    promotion: PromotionName,
-    batch: usize,
+    #[command(flatten)]
+    setup: EngineSetup,
     sockets: u32,
     threads: usize,
     work_ns: u64,
     expected: u64,
 }
 
-impl EngineSetup {
-    fn names(&self) -> (ModelName, IoKind, WaitName, PromotionName) {
-        let model = match self.model {
-            DispatchModel::LeaderFollowers => ModelName::LeaderFollowers,
-            DispatchModel::HalfSync => ModelName::HalfSync,
-            DispatchModel::Reactor => ModelName::Reactor,
-        };
-        let wait = match self.wait {
-            WaitPolicy::Spin => WaitName::Spin,
-            WaitPolicy::SpinThenPark => WaitName::SpinThenPark,
-            WaitPolicy::Park => WaitName::Park,
-        };
-        let promotion = match self.promotion {
-            PromotionPolicy::Strict => PromotionName::Strict,
-            PromotionPolicy::Lazy => PromotionName::Lazy,
-        };
-        (model, self.io, wait, promotion)
-    }
+const MODELS: [(&str, DispatchModel); 3] = [
+    ("leader-followers", DispatchModel::LeaderFollowers),
+    ("half-sync", DispatchModel::HalfSync),
+    ("reactor", DispatchModel::Reactor),
+];
+const IO_KINDS: [(&str, IoKind); 3] =
+    [("epoll", IoKind::Epoll), ("rings", IoKind::Rings), ("multishot", IoKind::Multishot)];
+const WAITS: [(&str, WaitPolicy); 3] =
+    [("spin", WaitPolicy::Spin), ("spin-then-park", WaitPolicy::SpinThenPark), ("park", WaitPolicy::Park)];
+const PROMOTIONS: [(&str, PromotionPolicy); 2] = [("strict", PromotionPolicy::Strict), ("lazy", PromotionPolicy::Lazy)];
 
+fn value_of<T: Copy>(names: &[(&str, T)], text: &str) -> Result<T, String> {
+    let found = names.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+    found.ok_or_else(|| {
+        format!("expected one of {}", names.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "))
+    })
+}
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
+    names.iter().find(|(_, named)| named == value).map_or("", |(name, _)| name)
+}
+
+impl EngineSetup {
     pub(super) fn to_arguments(self) -> [String; 5] {
-        let (model, io, wait, promotion) = self.names();
-        [text(model), text(io), text(wait), text(promotion), self.batch.to_string()]
+        [
+            name_of(&MODELS, &self.model).to_owned(),
+            name_of(&IO_KINDS, &self.io).to_owned(),
+            name_of(&WAITS, &self.wait).to_owned(),
+            name_of(&PROMOTIONS, &self.promotion).to_owned(),
+            self.batch.to_string(),
+        ]
     }
 
     pub(super) fn name(&self, threads: usize) -> String {
         let [model, io, wait, promotion, batch] = self.to_arguments();
-        let io = if io == "epoll" { String::new() } else { format!(" {io}") };
+        let io = if self.io == IoKind::Epoll { String::new() } else { format!(" {io}") };
         let is_promoting = self.model == DispatchModel::LeaderFollowers && threads > 1;
         let promotion = if is_promoting { format!(" {promotion}") } else { String::new() };
         let default = DispatchConfig::default().batch_events_max;
@@ -125,13 +111,9 @@ impl EngineSetup {
     }
 }
 
-fn text(value: impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
 /// Runs as a subject.
 pub(crate) fn run(args: &SubjectArgs) -> Result<()> {
-    match args.io {
+    match args.setup.io {
         IoKind::Epoll => run_on(args, || Ok(EpollSet::new()?)),
         IoKind::Rings => run_on(args, || Ok(RingSet::new(backend_choice::probe_io_uring()?)?)),
         IoKind::Multishot => run_on(args, || Ok(MultishotSet::new(MultishotSet::BUFFERS)?)),
@@ -139,10 +121,10 @@ pub(crate) fn run(args: &SubjectArgs) -> Result<()> {
 }
 
 fn run_on<S: HandleSet + 'static>(args: &SubjectArgs, make_set: impl Fn() -> Result<S>) -> Result<()> {
-    match args.model {
-        ModelName::LeaderFollowers => run_model::<S, Pool<_, _>>(args, make_set),
-        ModelName::HalfSync => run_model::<S, HalfSync<_, _>>(args, make_set),
-        ModelName::Reactor => run_model::<S, Reactor<_, _>>(args, make_set),
+    match args.setup.model {
+        DispatchModel::LeaderFollowers => run_model::<S, Pool<_, _>>(args, make_set),
+        DispatchModel::HalfSync => run_model::<S, HalfSync<_, _>>(args, make_set),
+        DispatchModel::Reactor => run_model::<S, Reactor<_, _>>(args, make_set),
     }
 }
 
@@ -156,16 +138,9 @@ fn run_model<S: HandleSet + 'static, D: Dispatch<S, TimedHandler>>(
     let handlers = sockets.into_iter().map(|socket| TimedHandler { socket, work_ns: args.work_ns }).collect();
     let config = DispatchConfig {
         threads: vec![ThreadConfig::default(); args.threads],
-        wait: match args.wait {
-            WaitName::Spin => WaitPolicy::Spin,
-            WaitName::SpinThenPark => WaitPolicy::SpinThenPark,
-            WaitName::Park => WaitPolicy::Park,
-        },
-        batch_events_max: args.batch,
-        promotion: Some(match args.promotion {
-            PromotionName::Strict => PromotionPolicy::Strict,
-            PromotionName::Lazy => PromotionPolicy::Lazy,
-        }),
+        wait: args.setup.wait,
+        batch_events_max: args.setup.batch,
+        promotion: Some(args.setup.promotion),
         ..DispatchConfig::default()
     };
     let sets = (0..D::set_count(args.threads)).map(|_| make_set().map(Arc::new)).collect::<Result<Vec<_>>>()?;
@@ -326,6 +301,26 @@ impl ChannelHandler for TimedHandler {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_command_line_of_a_setup_is_read_as_that_setup() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            setup: EngineSetup,
+        }
+        let setup = EngineSetup {
+            model: DispatchModel::HalfSync,
+            io: IoKind::Rings,
+            wait: WaitPolicy::SpinThenPark,
+            promotion: PromotionPolicy::Strict,
+            batch: 8,
+        };
+        let read =
+            <Command as clap::Parser>::parse_from(["subject".to_owned()].into_iter().chain(setup.to_arguments()));
+        assert_eq!(read.setup.to_arguments(), setup.to_arguments());
+        assert_eq!(value_of(&WAITS, "sleep"), Err("expected one of spin, spin-then-park, park".to_owned()));
+    }
 
     #[test]
     fn a_bucket_holds_latencies_of_its_least_value_and_above() {

@@ -437,7 +437,7 @@ mod models {
 
     /// A cold thread retires the channel while packets arrive: as the holder itself, or through the present holder.
     #[test]
-    fn a_retired_channel_is_given_up_once_whoever_holds_it() {
+    fn a_retired_channel_is_given_up_exactly_once() {
         explore(3, || {
             let claim = Arc::new(Claim::new(7_u32));
             let holder = claim.clone();

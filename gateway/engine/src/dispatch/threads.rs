@@ -27,7 +27,7 @@ pub(super) struct ThreadTeam {
 
 impl ThreadTeam {
     /// Spawns one thread for each of the configuration's. The first one has the number `first_number`. Returns when all of
-    /// them run where they should and have called [`StartSignal::is_opened`].
+    /// them are pinned, have their priority and have called [`StartSignal::is_opened`].
     pub(super) fn set_up(
         config: &DispatchConfig,
         first_number: usize,
@@ -40,7 +40,7 @@ impl ThreadTeam {
             team.gates.push(opener);
             let number = first_number + index;
             let (signal, body) = (StartSignal { number, report: report.clone(), gate }, body.clone());
-            let main = move || match place(thread, number) {
+            let main = move || match pin_and_prioritise(thread, number) {
                 Ok(()) => body(index, &signal),
                 Err(error) => signal.refuse(error),
             };
@@ -127,8 +127,8 @@ pub(super) fn run_thread<S: HandleSet, H: ChannelHandler>(
     }
 }
 
-/// Where and how the calling thread runs from now on.
-fn place(config: ThreadConfig, thread: usize) -> Result<(), StartError> {
+/// Pins the calling thread to its core and sets its priority.
+fn pin_and_prioritise(config: ThreadConfig, thread: usize) -> Result<(), StartError> {
     if let Some(core) = config.core {
         affinity::pin_to(core).map_err(|source| StartError::Pin { thread, source })?;
     }

@@ -40,7 +40,7 @@ use mdgw_telemetry::{channel_metrics::channel_recorder_pair, counters::Registry}
 use socket2::Socket;
 
 use super::{
-    GatewayError, Leadership, Overrides, StartMode, log_maintenance::MaintainedLog, placed_outputs::PlacedOutputs,
+    GatewayError, Leadership, Overrides, StartMode, log_maintenance::MaintainedLog, output_slots::OutputSlots,
     state_copy::Donors, venue_replay::VenueReplay,
 };
 use crate::{
@@ -104,7 +104,7 @@ pub(super) struct GroupParts {
 pub(super) struct ChannelBuilder<'b> {
     pub(super) config: &'b Resolved,
     pub(super) context: &'b ChannelContext,
-    pub(super) placed: &'b PlacedOutputs,
+    pub(super) output_slots: &'b OutputSlots,
     pub(super) donors: &'b mut Donors,
 }
 
@@ -190,7 +190,7 @@ impl ChannelBuilder<'_> {
         let publisher = PublisherConfig {
             group: setup.group,
             channel: setup.id,
-            outputs: self.placed.indices(setup.group),
+            outputs: self.output_slots.indices(setup.group),
             heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
             catch_up_packets_per_s: (CATCH_UP_PACKETS_PER_S / of_group.max(1)).max(1),
             send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),

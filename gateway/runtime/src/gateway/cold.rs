@@ -31,7 +31,10 @@ use socket2::Socket;
 
 use super::{GatewayError, log_maintenance::MaintainedLog, wiring::named_handle};
 use crate::{
-    config::{Resolved, resolved::RetransmissionConfig},
+    config::{
+        Resolved,
+        resolved::{RetransmissionConfig, RetransmissionLimits},
+    },
     retransmit::{RetransmissionService, ServedChannel},
     state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
@@ -97,12 +100,11 @@ impl ColdThreads {
         self.retransmission.as_ref().map(|retransmission| &retransmission.listener_counters)
     }
 
-    pub(super) fn reload(&self, config: &Resolved) {
-        if let (Some(running), Some(retransmission)) = (&self.retransmission, &config.retransmission) {
-            let limits = retransmission.limits.clone();
-            if running.tasks.run(TASK_TIME_MAX, || {}, |service| service.set_limits(limits)).is_none() {
-                tracing::error!("the retransmission service does not answer: its limits may be the former ones");
-            }
+    pub(super) fn set_retransmission_limits(&self, limits: RetransmissionLimits) {
+        if let Some(running) = &self.retransmission
+            && running.tasks.run(TASK_TIME_MAX, || {}, |service| service.set_limits(limits)).is_none()
+        {
+            tracing::error!("the retransmission service does not answer: its limits may be the former ones");
         }
     }
 
@@ -138,14 +140,14 @@ impl ColdThreads {
         &mut self,
         (id, name): (ChannelId, String),
         log: MaintainedLog,
-        sockets: Vec<(ChannelId, Line, Arc<Socket>)>,
+        sockets: Vec<(Line, Arc<Socket>)>,
         dependents: InterfaceDependents,
     ) {
         self.maintain(move |maintenance| {
             maintenance.drop_log.names.insert(id.0.into(), name);
             maintenance.logs.push(log);
-            for (channel, line, socket) in sockets {
-                maintenance.drops.add(named_handle(channel, line), socket);
+            for (line, socket) in sockets {
+                maintenance.drops.add(named_handle(id, line), socket);
             }
         });
         self.watch(dependents);

@@ -4,7 +4,7 @@
 //!  check → open output sockets → build channels (a thread of its own) → serve their logs → insert them into their pools
 //!        → send on the new output lines → close the removed ones → remove channels
 //! ```
-//! Everything that can fail comes before the first removal. If it fails, what was done is undone, and the old configuration
+//! Everything that can fail comes before the first removal. If a step fails, the steps before it are undone, and the old configuration
 //! remains in effect. The pools' threads do what they always do: a channel is inserted into a vacant slot and first claimed
 //! from the run queue, and a retired one is given up by its present holder.
 
@@ -29,7 +29,7 @@ use mdgw_sys::{
 use super::{
     Gateway, GroupHandle, Overrides, StartMode,
     channel_builder::{BuiltChannel, ChannelBuilder, ChannelContext, donors, monitored_inputs},
-    placed_outputs::PlacedOutputs,
+    output_slots::OutputSlots,
     pool_channels::PoolChannels,
     shutdown_position,
     wiring::{monitored_output, open_output_line},
@@ -70,8 +70,12 @@ impl Gateway {
         if changes.has_parts() {
             self.change_parts((old, new), changes, tick)?;
         }
-        self.latency.set_interval_ns(new.latency.interval_ns);
-        self.cold.reload(new);
+        if let Some(interval_ns) = changes.latency_interval_ns {
+            self.latency.set_interval_ns(interval_ns);
+        }
+        if let Some(limits) = &changes.retransmission {
+            self.cold.set_retransmission_limits(limits.clone());
+        }
         for election in self.elections.values() {
             election.set_configuration(new.output_fingerprint());
         }
@@ -88,17 +92,17 @@ impl Gateway {
         self.pools.iter_mut().for_each(PoolChannels::reclaim);
         self.check_slots(new, &added)?;
         self.check_outputs(&changes.outputs)?;
-        let mut placed = self.placed.clone();
+        let mut output_slots = self.output_slots.clone();
         let mut sockets = OutputSockets::default();
-        if let Err(refused) = self.open_outputs(&changes.outputs, &mut placed, &mut sockets) {
+        if let Err(refused) = self.open_outputs(&changes.outputs, &mut output_slots, &mut sockets) {
             self.close_opened(&sockets);
             return Err(vec![refused]);
         }
         let mut inserted = Vec::new();
         let applied = self
-            .build(new, &added, &placed, tick)
+            .build(new, &added, &output_slots, tick)
             .and_then(|built| self.insert_all(new, &added, built, &mut inserted, tick))
-            .and_then(|()| self.switch_outputs(&changes.outputs, &placed, tick));
+            .and_then(|()| self.switch_outputs(&changes.outputs, &output_slots, tick));
         if let Err(refused) = applied {
             for setup in &added {
                 if inserted.contains(&setup.id) {
@@ -112,7 +116,7 @@ impl Gateway {
             }
             return Err(vec![refused]);
         }
-        self.placed = placed;
+        self.output_slots = output_slots;
         let egresses = sockets.opened.into_iter().filter_map(|(_, egress)| egress).collect();
         self.cold.watch(InterfaceDependents { memberships: sockets.memberships, egresses });
         for index in sockets.leaving {
@@ -170,7 +174,7 @@ impl Gateway {
         let mut refused = Vec::new();
         for output in outputs {
             if self.has_stray_lines || has_leaving {
-                let reason = "the thread of a channel has stalled and may still send on lines of before; if that lasts, a change needs a restart";
+                let reason = "a channel whose thread has stalled may still send on former lines; restart the gateway if that lasts";
                 refused.push(refuse_output(output, reason));
             }
             if self.kernel.is_some() && !output.added.is_empty() {
@@ -189,17 +193,17 @@ impl Gateway {
     fn open_outputs(
         &self,
         outputs: &[OutputLines],
-        placed: &mut PlacedOutputs,
+        output_slots: &mut OutputSlots,
         sockets: &mut OutputSockets,
     ) -> Result<(), Refused> {
         for output in outputs {
-            // First the new ones, while the places of the others are taken.
+            // First the new ones, while the slots of the others are taken.
             for line in &output.added {
-                let no_place = || refuse_output(output, "no place for another line");
-                let index = placed.add(&output.groups, line).ok_or_else(no_place)?;
+                let no_slot = || refuse_output(output, "no slot for another line");
+                let index = output_slots.add(&output.groups, line).ok_or_else(no_slot)?;
                 let (egress, socket) =
                     open_output_line(line).map_err(|error| refuse_output(output, error.to_string()))?;
-                self.context.outputs.insert(index, socket).map_err(|_| no_place())?;
+                self.context.outputs.insert(index, socket).map_err(|_| no_slot())?;
                 sockets.opened.push((index, egress));
                 if let Some(standby) = &self.standby {
                     // The standby does not tell lines apart.
@@ -208,7 +212,7 @@ impl Gateway {
                     sockets.listened.push(line.clone());
                 }
             }
-            sockets.leaving.extend(output.removed.iter().filter_map(|line| placed.remove(&output.groups, line)));
+            sockets.leaving.extend(output.removed.iter().filter_map(|line| output_slots.remove(&output.groups, line)));
         }
         Ok(())
     }
@@ -238,7 +242,7 @@ impl Gateway {
         &mut self,
         new: &Resolved,
         added: &[&ChannelSetup],
-        placed: &PlacedOutputs,
+        output_slots: &OutputSlots,
         tick: &mut ReloadTick<'_>,
     ) -> Result<Vec<BuiltChannel>, Refused> {
         if added.is_empty() {
@@ -268,7 +272,7 @@ impl Gateway {
             let [mut peers, mut none] = [true, false].map(|copies| donors(new, &context, copies));
             let built = added.iter().zip(slots).zip(is_at_peer).map(|((setup, slot), is_at_peer)| {
                 let donors = if is_at_peer { &mut peers } else { &mut none };
-                let mut builder = ChannelBuilder { config: new, context: &context, placed, donors };
+                let mut builder = ChannelBuilder { config: new, context: &context, output_slots, donors };
                 let stored = stored.get(&setup.id).copied().unwrap_or_default();
                 let refuse = |error| Refused::table(format!("channel.{}", setup.name), format!("{error}"));
                 builder.build(slot, setup, stored).map_err(refuse)
@@ -321,7 +325,7 @@ impl Gateway {
         let index = pool.vacant.pop_front().ok_or_else(unknown)?;
         pool.channels.insert(index, setup.id, setup.name.clone());
         pool.sockets.insert(setup.id, sockets.iter().map(|(_, socket)| Arc::clone(socket)).collect());
-        let drops = sockets.iter().map(|(handle, socket)| (setup.id, handle.line, Arc::clone(socket))).collect();
+        let drops = sockets.iter().map(|(handle, socket)| (handle.line, Arc::clone(socket))).collect();
         self.cold.add(
             (setup.id, setup.name.clone()),
             log,
@@ -341,22 +345,23 @@ impl Gateway {
         Ok(())
     }
 
-    /// Makes the channels of these outputs send on their lines of `placed`, and waits until each does.
+    /// Makes the channels of these outputs send on their lines of `output_slots`, and waits until each does.
     fn switch_outputs(
         &mut self,
         outputs: &[OutputLines],
-        placed: &PlacedOutputs,
+        output_slots: &OutputSlots,
         tick: &mut ReloadTick<'_>,
     ) -> Result<(), Refused> {
         for (number, output) in outputs.iter().enumerate() {
-            if self.send_lines(output, placed, tick) {
+            if self.send_lines(output, output_slots, tick) {
                 continue;
             }
-            let before = self.placed.clone();
-            let is_undone = outputs[..=number].iter().map(|output| self.send_lines(output, &before, tick));
-            if is_undone.filter(|is_undone| !is_undone).count() > 0 {
+            let before = self.output_slots.clone();
+            for output in &outputs[..=number] {
+                self.has_stray_lines |= !self.send_lines(output, &before, tick);
+            }
+            if self.has_stray_lines {
                 tracing::error!("some channels may still send on the output lines of the refused configuration");
-                self.has_stray_lines = true;
             }
             let reason =
                 "a channel did not change its lines in time: is it out of service, or a thread of its pool stalled?";
@@ -365,9 +370,9 @@ impl Gateway {
         Ok(())
     }
 
-    /// Returns whether all channels of the output send on its lines of `placed`.
-    fn send_lines(&mut self, output: &OutputLines, placed: &PlacedOutputs, tick: &mut ReloadTick<'_>) -> bool {
-        let lines = output.groups.first().map_or_else(Vec::new, |group| placed.indices(*group));
+    /// Returns whether all channels of the output send on its lines of `output_slots`.
+    fn send_lines(&mut self, output: &OutputLines, output_slots: &OutputSlots, tick: &mut ReloadTick<'_>) -> bool {
+        let lines = output.groups.first().map_or_else(Vec::new, |group| output_slots.indices(*group));
         let change = OutputChange::new(lines);
         let groups: Vec<GroupHandle> = output.groups.iter().filter_map(|group| self.group(*group)).cloned().collect();
         let mut waiting: Vec<(usize, ChannelId)> = groups
@@ -399,10 +404,10 @@ impl Gateway {
             group.remove(channel);
         }
         let of_pool = |(at, pool): (usize, &PoolChannels)| Some((at, pool.channels.index_of(channel)?));
-        let place = self.pools.iter().enumerate().find_map(of_pool);
+        let slot = self.pools.iter().enumerate().find_map(of_pool);
         let mut sockets = Vec::new();
         let mut position = None;
-        if let Some((at, index)) = place {
+        if let Some((at, index)) = slot {
             sockets = self.pools[at].sockets.remove(&channel).unwrap_or_default();
             for socket in &sockets {
                 // A socket whose registration failed is not there.

@@ -40,7 +40,7 @@ use super::{
     channel_builder::{BuiltChannel, ChannelBuilder, ChannelContext, GroupParts, donors, monitored_inputs},
     cold::{ColdParts, ColdThreads},
     log_maintenance::MaintainedLog,
-    placed_outputs::PlacedOutputs,
+    output_slots::OutputSlots,
     pool_channels::{PoolChannelList, PoolChannels},
     state_copy::Donors,
 };
@@ -60,7 +60,7 @@ use crate::{
 pub(super) struct Wiring<'c> {
     config: &'c Resolved,
     context: ChannelContext,
-    placed: PlacedOutputs,
+    output_slots: OutputSlots,
     state: StateFile,
     donors: Donors,
     monitored: Vec<MonitoredChannel>,
@@ -87,10 +87,10 @@ impl<'c> Wiring<'c> {
             Leadership::Elected => StartEpoch::Stored,
         };
         let start = state.begin(config.gateway.node, start_epoch, unix_now(), random_number)?;
-        let placed = PlacedOutputs::of(config);
+        let output_slots = OutputSlots::of(config);
         let mut egresses = Vec::new();
-        let mut outputs: Vec<Option<Output>> = (0..placed.place_count()).map(|_| None).collect();
-        for (index, line) in placed.lines() {
+        let mut outputs: Vec<Option<Output>> = (0..output_slots.slot_count()).map(|_| None).collect();
+        for (index, line) in output_slots.lines() {
             let (egress, output) = open_output_line(line)?;
             egresses.extend(egress);
             outputs[usize::from(index.0)] = Some(output);
@@ -128,7 +128,7 @@ impl<'c> Wiring<'c> {
         };
         Ok(Self {
             config,
-            placed,
+            output_slots,
             state,
             donors: donors(config, &context, true),
             context,
@@ -147,8 +147,8 @@ impl<'c> Wiring<'c> {
         &self.context
     }
 
-    pub(super) fn placed(&self) -> &PlacedOutputs {
-        &self.placed
+    pub(super) fn output_slots(&self) -> &OutputSlots {
+        &self.output_slots
     }
 
     pub(super) fn takeover_shared(&self) -> &BTreeMap<ChannelId, Arc<TakeoverShared>> {
@@ -179,7 +179,7 @@ impl<'c> Wiring<'c> {
             let mut builder = ChannelBuilder {
                 config: self.config,
                 context: &self.context,
-                placed: &self.placed,
+                output_slots: &self.output_slots,
                 donors: &mut self.donors,
             };
             built.push(builder.build(index, setup, stored)?);

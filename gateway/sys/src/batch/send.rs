@@ -22,7 +22,7 @@ pub const TRAILER_BYTES: usize = 16;
 /// Packets of one [`SendBatch`].
 pub const PACKETS_MAX: usize = 64;
 
-/// Index of an output in [`Outputs`]: its place, from 0.
+/// Index of an output in [`Outputs`]: its slot, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OutputIndex(pub u16);
 
@@ -36,12 +36,12 @@ pub struct Output {
     pub destination: Option<SocketAddrV4>,
 }
 
-/// All outputs of a gateway, shared by the threads that send. The number of places is fixed; a place may be vacant.
+/// All outputs of a gateway, shared by the threads that send. The number of slots is fixed; a slot may be vacant.
 ///
-/// A sending thread learns that a place is filled from the thread that filled it: by a message, or since it starts later.
+/// A sending thread learns that a slot is filled from the thread that filled it: by a message, or since it starts later.
 pub struct Outputs {
-    places: Box<[Place]>,
-    /// Destinations of the sockets that are not connected, place by place.
+    slots: Box<[OutputSlot]>,
+    /// Destinations of the sockets that are not connected, slot by slot.
     names: PinnedArray<libc::sockaddr_in>,
     /// Keeps the sockets open.
     sockets: Mutex<Box<[Option<Arc<OwnedFd>>]>>,
@@ -49,16 +49,16 @@ pub struct Outputs {
 
 /// What a sending thread reads of an output.
 #[derive(Debug)]
-struct Place {
-    /// -1 if the place is vacant: the kernel refuses a packet.
+struct OutputSlot {
+    /// -1 if the slot is vacant: the kernel refuses a packet.
     socket: AtomicI32,
     /// Size of the destination's name; 0 for a connected socket.
     name_bytes: AtomicU32,
 }
 
 // SAFETY: the names are the only part that is not `Sync` by itself. One is written by `set`, under the lock of `sockets`
-// and while its place is vacant, and Rust code reads none. The kernel reads the name of a place while it sends to that
-// place, which no thread does before it learned that the place is filled, nor after `remove`.
+// and while its slot is vacant, and Rust code reads none. The kernel reads the name of a slot while it sends to that
+// slot, which no thread does before it learned that the slot is filled, nor after `remove`.
 unsafe impl Sync for Outputs {}
 // SAFETY: the names are owned by this value.
 unsafe impl Send for Outputs {}
@@ -70,12 +70,12 @@ impl Outputs {
         Self::with_vacant(outputs.into_iter().map(Some).collect())
     }
 
-    /// Registers the outputs; `None` is a vacant place.
+    /// Registers the outputs; `None` is a vacant slot.
     #[must_use]
     pub fn with_vacant(outputs: Vec<Option<Output>>) -> Arc<Self> {
-        let vacant = |_: &Option<Output>| Place { socket: AtomicI32::new(-1), name_bytes: AtomicU32::new(0) };
+        let vacant = |_: &Option<Output>| OutputSlot { socket: AtomicI32::new(-1), name_bytes: AtomicU32::new(0) };
         let registered = Self {
-            places: outputs.iter().map(vacant).collect(),
+            slots: outputs.iter().map(vacant).collect(),
             names: PinnedArray::new(outputs.len(), |_| name(None)),
             sockets: Mutex::new(outputs.iter().map(|_| None).collect()),
         };
@@ -89,10 +89,10 @@ impl Outputs {
         Arc::new(registered)
     }
 
-    /// Fills a vacant place.
+    /// Fills a vacant slot.
     ///
     /// # Errors
-    /// Returns the output if there is no such place or it is not vacant.
+    /// Returns the output if there is no such slot or it is not vacant.
     pub fn insert(&self, index: OutputIndex, output: Output) -> Result<(), Output> {
         let (index, mut sockets) = (usize::from(index.0), self.lock());
         if sockets.get(index).is_none_or(Option::is_some) {
@@ -102,21 +102,21 @@ impl Outputs {
         Ok(())
     }
 
-    /// Vacates a place. The caller has made sure that no thread sends to it any more. Returns its socket, if it had one.
+    /// Vacates a slot. The caller has made sure that no thread sends to it any more. Returns its socket, if it had one.
     pub fn remove(&self, index: OutputIndex) -> Option<Arc<OwnedFd>> {
         let index = usize::from(index.0);
         let socket = self.lock().get_mut(index)?.take()?;
-        self.places[index].socket.store(-1, Relaxed);
+        self.slots[index].socket.store(-1, Relaxed);
         Some(socket)
     }
 
     fn set(&self, sockets: &mut [Option<Arc<OwnedFd>>], index: usize, Output { socket, destination }: Output) {
-        // SAFETY: the place is vacant and `sockets` is locked: see `Sync` above.
+        // SAFETY: the slot is vacant and `sockets` is locked: see `Sync` above.
         unsafe { self.names.at(index).write(name(destination)) };
         let name_bytes = if destination.is_some() { NAME_BYTES } else { 0 };
-        self.places[index].name_bytes.store(name_bytes, Relaxed);
-        // Relaxed: who is to send learns of the output in another way.
-        self.places[index].socket.store(socket.as_raw_fd(), Relaxed);
+        self.slots[index].name_bytes.store(name_bytes, Relaxed);
+        // Relaxed: a sending thread uses the slot only after a message, or after its start, which orders these stores before.
+        self.slots[index].socket.store(socket.as_raw_fd(), Relaxed);
         sockets[index] = Some(socket);
     }
 
@@ -127,7 +127,7 @@ impl Outputs {
 
 impl fmt::Debug for Outputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outputs").field("places", &self.places).finish_non_exhaustive()
+        f.debug_struct("Outputs").field("slots", &self.slots).finish_non_exhaustive()
     }
 }
 
@@ -221,8 +221,8 @@ impl<'a> SendBatch<'a> {
     ) -> Result<(), BatchFull> {
         let index = self.len;
         let Some(socket) = self.buffers.sockets.get_mut(index) else { return Err(BatchFull) };
-        let place = &self.buffers.outputs.places[usize::from(output.0)];
-        *socket = place.socket.load(Relaxed);
+        let slot = &self.buffers.outputs.slots[usize::from(output.0)];
+        *socket = slot.socket.load(Relaxed);
         // SAFETY: `headers` has PACKETS_MAX values and `&mut self` is the only access to them.
         unsafe { self.buffers.headers.at(index).write(*header) };
         let body = libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() };
@@ -235,7 +235,7 @@ impl<'a> SendBatch<'a> {
         // SAFETY: as above, for `messages`.
         let message = unsafe { &mut *self.buffers.messages.at(index) };
         message.msg_hdr.msg_iovlen = if trailer.is_some() { PARTS } else { PARTS - 1 };
-        (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match place.name_bytes.load(Relaxed) {
+        (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match slot.name_bytes.load(Relaxed) {
             0 => (std::ptr::null_mut(), 0),
             bytes => (self.buffers.outputs.names.at(usize::from(output.0)).cast(), bytes),
         };
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_filled_vacated_and_filled_again_under_the_eyes_of_the_sender() {
+    fn a_slot_that_is_filled_vacated_and_filled_again_carries_each_packet_to_its_present_output() {
         let ((first, first_address), (second, second_address)) = (receiver(), receiver());
         let connected = || {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!((sent(1, 1), received(&second)), (Ok(1), vec![1; HEADER_BYTES]));
         assert_eq!((sent(0, 2), received(&first)), (Ok(1), vec![2; HEADER_BYTES]));
         assert!(outputs.insert(OutputIndex(1), addressed()).is_err(), "occupied");
-        assert!(outputs.insert(OutputIndex(2), addressed()).is_err(), "no such place");
+        assert!(outputs.insert(OutputIndex(2), addressed()).is_err(), "no such slot");
         let removed = outputs.remove(OutputIndex(1)).unwrap();
         assert_eq!(Arc::strong_count(&removed), 1, "the socket closes with its last user");
         assert!(outputs.remove(OutputIndex(1)).is_none());

@@ -102,6 +102,7 @@ impl MembershipWatch {
         let dependents = dependents.into();
         let changes = interfaces::changes()?;
         let (stop, signals) = UnixStream::pair()?;
+        stop.set_nonblocking(true)?;
         signals.set_nonblocking(true)?;
         let tasks = TaskQueue::default();
         let thread_tasks = tasks.clone();

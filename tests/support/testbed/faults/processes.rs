@@ -125,28 +125,7 @@ pub(super) fn upgrade_by_the_guide(testbed: &mut Testbed, _trial: u64) -> Inject
     testbed.end(standby);
     upgrade_and_start(testbed, standby);
     let epoch_before = testbed.epoch();
-    let mut injected_ns = 0;
-    if testbed.stderr_of(standby).contains(VOTES_DIFFER) {
-        injected_ns = now_ns();
-        testbed.upgrade_witnesses();
-        wait_for_failover(testbed, epoch_before);
-        testbed.end(leader);
-    } else {
-        // The leader refuses until it knows that the other one is eligible, which takes longer on a crowded machine.
-        let mut has_handed_over = false;
-        wait_until("the leader hands over, or there is no link between the versions", || {
-            injected_ns = now_ns();
-            has_handed_over = ha(testbed, leader, &["hand-over"]).code == Some(0);
-            has_handed_over || testbed.stderr_of(standby).contains(LINKS_DIFFER)
-        });
-        if has_handed_over {
-            wait_for_failover(testbed, epoch_before);
-            testbed.end(leader);
-        } else {
-            injected_ns = testbed.end(leader);
-            wait_for_failover(testbed, epoch_before);
-        }
-    }
+    let injected_ns = move_leadership(testbed, leader, standby, epoch_before);
     upgrade_and_start(testbed, leader);
     if testbed.plan.backend == ElectionBackend::Quorum {
         testbed.upgrade_witnesses();
@@ -158,6 +137,34 @@ pub(super) fn upgrade_by_the_guide(testbed: &mut Testbed, _trial: u64) -> Inject
         roles == ["candidate", "leader"] && first["epoch"] == second["epoch"]
     });
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
+/// Step 3 of the guide: the upgraded standby leads, and the former leader has ended. Returns when that began, ns since 1970
+/// UTC.
+fn move_leadership(testbed: &mut Testbed, leader: u8, standby: u8, epoch_before: Epoch) -> u64 {
+    if testbed.stderr_of(standby).contains(VOTES_DIFFER) {
+        let injected_ns = now_ns();
+        testbed.upgrade_witnesses();
+        wait_for_failover(testbed, epoch_before);
+        testbed.end(leader);
+        return injected_ns;
+    }
+    let mut injected_ns = 0;
+    let mut has_handed_over = false;
+    // The leader refuses until it knows that the other one is eligible, which takes longer on a crowded machine.
+    wait_until("the leader hands over, or there is no link between the versions", || {
+        injected_ns = now_ns();
+        has_handed_over = ha(testbed, leader, &["hand-over"]).code == Some(0);
+        has_handed_over || testbed.stderr_of(standby).contains(LINKS_DIFFER)
+    });
+    if !has_handed_over {
+        injected_ns = testbed.end(leader);
+    }
+    wait_for_failover(testbed, epoch_before);
+    if has_handed_over {
+        testbed.end(leader);
+    }
+    injected_ns
 }
 
 /// Step 1 of the guide on a gateway that has been stopped, and step 2.

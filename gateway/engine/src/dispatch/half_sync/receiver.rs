@@ -123,8 +123,8 @@ impl<'p, S: HandleSet, H: ChannelHandler> Receiver<'p, S, H> {
         while let Some(change) = self.shared.set.socket_changes.pop() {
             match change {
                 SocketChange::Add { handle, raw_fd } => {
-                    if let Some(place) = self.socket_of(handle) {
-                        *place = Some(raw_fd);
+                    if let Some(socket) = self.socket_of(handle) {
+                        *socket = Some(raw_fd);
                     }
                 }
                 SocketChange::Remove { raw_fd } => {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::dispatch::sync::{AtomicU32, Futex};
 
-/// The place where one thread sleeps.
+/// Where one thread sleeps.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Sleeper {

@@ -127,7 +127,7 @@ pub(super) const TABLES: [Table; 21] = [
             number(
                 "spare_channels",
                 limits::SPARE_CHANNELS,
-                "How many channels [a reload](#what-a-reload-may-change) may add to the pool. Each place takes the memory of a channel's latency histograms, 1.3 MiB for each thread at the default precision; a removed channel gives its place back. With another `dispatch` than `leader-followers` a pool's channels are fixed.",
+                "How many channels [a reload](#what-a-reload-may-change) may add to the pool. Each slot takes the memory of a channel's latency histograms, 1.3 MiB for each thread at the default precision; a removed channel gives its slot back. With another `dispatch` than `leader-followers` a pool's channels are fixed.",
             ),
         ],
     },
