@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     future::Future,
     mem::offset_of,
     net::{SocketAddr, SocketAddrV4},
@@ -26,7 +27,7 @@ use mdgw_tests::{
     feeds,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal, TEST_TIMEOUT, wait_until},
-    trading_day::{self, DATE},
+    trading_day::{self, DATE, TradingDay},
 };
 use time::OffsetDateTime;
 
@@ -117,6 +118,48 @@ fn open_sessions_are_shown_to_operators() {
     for command in commands {
         assert!(!is_listed(command));
     }
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// A key that is added is accepted after SIGHUP and not before; a key that is removed is refused, and its open session goes on. An
+/// invalid file changes nothing.
+#[test]
+fn sighup_reads_the_keys_of_clients_again() {
+    const ADDED: &str = "db-addedTESTkey0123456789abcdefg";
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live_with(&fixture, "");
+    let keys = fixture.path("client_keys");
+    let reload = |content: &str, answer: &str| {
+        fs::write(&keys, content).unwrap();
+        live.signal(Signal::HangUp);
+        live.wait_for_stderr(answer);
+    };
+    run(async {
+        let is_accepted = async |key| match log_in(&[address], key, Compression::None).await {
+            Ok(_client) => true,
+            Err(databento::Error::Auth(_)) => false,
+            Err(error) => panic!("{error}"),
+        };
+        assert!(is_accepted(KEY).await && !is_accepted(ADDED).await);
+        reload(&format!("test {KEY} * 10\nadded {ADDED} * 10\n"), "keys reloaded count=2");
+        assert!(is_accepted(KEY).await && is_accepted(ADDED).await);
+
+        let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
+        let mut open = start(&[address], all, Compression::None).await;
+        reload(&format!("added {ADDED} * 10\n"), "keys reloaded count=1");
+        assert!(!is_accepted(KEY).await && is_accepted(ADDED).await);
+        day.play_first_half(&fixture);
+        let mut session = Session::default();
+        while session.records.is_empty() {
+            assert!(session.receive(&mut open).await, "the session of the removed key has ended");
+        }
+
+        reload("added too-short * 10\n", "reload failed, the keys stay as they were");
+        assert!(!is_accepted(KEY).await && is_accepted(ADDED).await);
+    });
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -285,15 +328,19 @@ async fn try_start(
     subscriptions: &[Subscription],
     compression: Compression,
 ) -> databento::Result<LiveClient> {
-    let addresses: Vec<_> = addresses.iter().copied().map(SocketAddr::V4).collect();
-    let builder = LiveClient::builder().addr(addresses.as_slice()).await?.key(KEY)?;
-    let mut client = builder.dataset("XNAS.ITCH").compression(compression).build().await?;
+    let mut client = log_in(addresses, KEY, compression).await?;
     for subscription in subscriptions {
         client.subscribe(subscription.clone()).await?;
     }
     let metadata = client.start().await?;
     assert_eq!((metadata.dataset.as_str(), metadata.schema), ("XNAS.ITCH", None));
     Ok(client)
+}
+
+async fn log_in(addresses: &[SocketAddrV4], key: &str, compression: Compression) -> databento::Result<LiveClient> {
+    let addresses: Vec<_> = addresses.iter().copied().map(SocketAddr::V4).collect();
+    let builder = LiveClient::builder().addr(addresses.as_slice()).await?.key(key)?;
+    builder.dataset("XNAS.ITCH").compression(compression).build().await
 }
 
 fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription {

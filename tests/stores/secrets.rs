@@ -246,7 +246,14 @@ impl SecretPair {
             let status = gateways.ha(node, &["status"]);
             search.add("mdgw ha status", status.stdout, "group  leader");
             let admin = self.pair.admin_address(node);
-            for (path, part) in [("/metrics", "mdgw_"), ("/live", ""), ("/ready", ""), ("/leader", "")] {
+            let probes = ["/live", "/ready", "/leader"].map(|path| (path, ""));
+            let pages = [
+                ("/", "<!DOCTYPE html>"),
+                ("/status.json", "\"alarms\""),
+                ("/history.json", "\"entries\""),
+                ("/metrics", "mdgw_"),
+            ];
+            for (path, part) in pages.into_iter().chain(probes) {
                 search.add(path, http::get_at(admin, path).1, part);
             }
             let gateway = gateways.running(node).expect("the gateway runs");

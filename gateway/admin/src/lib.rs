@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `/` | the page |
 //! | `/status.json`, `/history.json` | what the page shows |
-//! | `/runbooks/NAME.md` | the runbook of an alarm |
+//! | `/runbooks/NAME.md` | a runbook |
 //! | `/metrics` | all metrics |
 //! | `/live`, `/ready`, `/leader` | 200 or 503, with the reason as text |
 //!

@@ -61,6 +61,13 @@ mod tests {
     }
 
     #[test]
+    fn runbooks_that_the_document_links_are_in_the_program() {
+        let links = BODY.split("href=\"runbooks/").skip(1).filter_map(|rest| rest.split(".md\"").next());
+        let missing: Vec<_> = links.clone().filter(|name| crate::runbook(name).is_none()).collect();
+        assert!(links.count() > 3 && missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
     fn the_script_never_makes_html_of_text() {
         for unsafe_use in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("] {
             assert!(!SCRIPT.contains(unsafe_use), "{unsafe_use}");

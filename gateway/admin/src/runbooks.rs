@@ -1,4 +1,4 @@
-//! The runbooks, as text in the program, so that an operator who sees an alarm on the page can read on without another host.
+//! The runbooks, as text in the program, so that an operator who sees an alarm or a slow gateway can read on without another host.
 
 macro_rules! runbooks {
     ($($name:literal)*) => {
@@ -32,10 +32,32 @@ runbooks! {
     "outranked"
     "tag-refused"
     "epoch-jump"
+    "latency-regression"
+    "capture-for-the-vendor"
+    "clock-step"
+    "disk-full"
+    "slow-consumer"
+    "store-maintenance"
 }
 
 /// The text of the runbook `ops/runbooks/NAME.md`; `None` if there is none of that name.
 #[must_use]
 pub fn runbook(name: &str) -> Option<&'static str> {
     RUNBOOKS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_of_the_folder_is_in_the_program() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ops/runbooks");
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut pages: Vec<_> = entries.filter(|name| name != "README.md").collect();
+        pages.sort_unstable();
+        let mut known: Vec<_> = RUNBOOKS.iter().map(|(name, _)| format!("{name}.md")).collect();
+        known.sort_unstable();
+        assert_eq!(pages, known);
+    }
 }

@@ -4,6 +4,7 @@ use crate::{
     facts::Facts,
     files::{Files, shortened},
     report::{Check, Group, Item},
+    time_daemon::DaemonReport,
 };
 
 pub(crate) fn items(files: &Files, facts: &Facts) -> Vec<Item> {
@@ -33,6 +34,8 @@ fn source(files: &Files) -> Item {
 const DAEMONS: [&str; 6] = ["chronyd", "ptp4l", "phc2sys", "ntpd", "ntpd-rs", "systemd-timesyn"];
 /// Largest offset that does not spoil a comparison of two hosts' latencies, ns.
 const OFFSET_NS_MAX: u64 = 100_000;
+/// Largest error by source and network, ns. A nearby source keeps below it; one across the internet does not.
+const ERROR_NS_MAX: u64 = 1_000_000;
 
 fn offset(files: &Files, facts: &Facts) -> Item {
     let check = Check::new(
@@ -40,20 +43,47 @@ fn offset(files: &Files, facts: &Facts) -> Item {
         "PTP or chrony",
         "Receive stamps are compared with the venue's times, and with those of the peer: an offset looks like latency.",
     );
-    let clock = match &facts.clock {
-        Ok(clock) => clock,
-        Err(error) => return check.unknown(format!("adjtimex: {error}")),
-    };
     let running = files.processes().unwrap_or_default();
     let daemons: Vec<_> = DAEMONS.into_iter().filter(|name| running.iter().any(|process| process == name)).collect();
-    let daemons = if daemons.is_empty() { "no time daemon seen".to_owned() } else { daemons.join(", ") };
-    if !clock.is_synchronised {
-        let command = "apt install chrony && systemctl enable --now chrony".to_owned();
-        return check.warn(format!("the clock is not synchronised; {daemons}"), [command]);
+    match (&facts.time_daemon, &facts.clock) {
+        (Some(Ok(report)), _) => judge(check, report),
+        (Some(Err(error)), _) => check.unknown(error),
+        (None, Err(error)) => check.unknown(format!("adjtimex: {error}")),
+        (None, Ok(clock)) if daemons == ["phc2sys"] && clock.is_synchronised => {
+            check.unknown("phc2sys runs, and tells its offset to its log alone: journalctl -u phc2sys")
+        }
+        (None, Ok(clock)) => {
+            let of_kernel = DaemonReport {
+                program: daemons.first().unwrap_or(&"no time daemon seen"),
+                is_synchronised: clock.is_synchronised,
+                offset_ns: clock.offset_ns.unsigned_abs(),
+                error_ns_max: Some(clock.error_us_max.saturating_mul(1_000)),
+            };
+            judge(check, &of_kernel)
+        }
     }
-    let read = format!("offset {} ns, error at most {} us; {daemons}", clock.offset_ns, clock.error_us_max);
-    let is_close = clock.offset_ns.unsigned_abs() <= OFFSET_NS_MAX;
-    check.ok_if(is_close, read, || {
-        "chronyc makestep    # before the gateway starts: a step disturbs its stamps".to_owned()
-    })
+}
+
+fn judge(check: Check, report: &DaemonReport) -> Item {
+    let DaemonReport { program, is_synchronised, offset_ns, error_ns_max } = *report;
+    let is_ptp = program == "pmc";
+    let state = "pmc -u -b 0 'GET PORT_DATA_SET' && journalctl -n 50 -u 'ptp4l*' -u 'phc2sys*'".to_owned();
+    if !is_synchronised {
+        let command = if is_ptp {
+            state
+        } else {
+            "apt install chrony && systemctl enable --now chrony && chronyc -n sources -v".to_owned()
+        };
+        return check.warn(format!("the clock is not synchronised; {program}"), [command]);
+    }
+    let error = error_ns_max.map(|error_ns| format!(", error at most {} us", error_ns / 1_000)).unwrap_or_default();
+    let read = format!("offset {offset_ns} ns{error}; {program}");
+    if offset_ns > OFFSET_NS_MAX {
+        let step = "chronyc makestep    # before the gateway starts: a step disturbs its stamps".to_owned();
+        check.warn(read, [if is_ptp { state } else { step }])
+    } else if error_ns_max.is_some_and(|error_ns| error_ns > ERROR_NS_MAX) {
+        check.warn(read, ["chronyc -n sources -v    # then name a nearer source in /etc/chrony/chrony.conf".to_owned()])
+    } else {
+        check.ok(read)
+    }
 }

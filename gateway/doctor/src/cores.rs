@@ -58,7 +58,7 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
         // The kernel takes the callbacks of tickless cores away too.
         ticks.as_ref().map_or_else(|_| listed.clone(), |ticks| listed.union(ticks))
     });
-    let judge = |item: Check, parameter: &str, cores: &Result<CoreSet, String>| {
+    let judge = |item: Check, parameter: &str, prefix: &str, cores: &Result<CoreSet, String>| {
         let cores = match (cores, pins) {
             (_, Some(pins)) if pins.is_empty() => return item.ok(NO_PINS),
             (Ok(cores), _) => cores,
@@ -69,7 +69,7 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
             Some(pins) => {
                 let missing = pins.without(cores);
                 let read = format!("{cores}; pinned {pins}, without it {missing}");
-                item.ok_if(missing.is_empty(), read, || boot_command(&format!("{parameter}{pins}")))
+                item.ok_if(missing.is_empty(), read, || boot_command(parameter, &format!("{prefix}{pins}")))
             }
         }
     };
@@ -79,25 +79,30 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
                 "isolated cores",
                 "On other cores the scheduler runs other work beside a pinned thread, and packets wait for it.",
             ),
-            "isolcpus=domain,managed_irq,",
+            "isolcpus",
+            "domain,managed_irq,",
             &isolated,
         ),
         judge(
             check("nohz_full", "On other cores a timer tick interrupts the thread up to 1,000 times a second."),
-            "nohz_full=",
+            "nohz_full",
+            "",
             &ticks,
         ),
         judge(
             check("rcu_nocbs", "On other cores the kernel frees its own memory in the thread's time."),
-            "rcu_nocbs=",
+            "rcu_nocbs",
+            "",
             &callbacks,
         ),
     ]
 }
 
-/// Adds a parameter to the kernel's command line, on Debian.
-fn boot_command(parameter: &str) -> String {
-    format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{parameter} /' /etc/default/grub && update-grub && reboot")
+/// Sets a parameter of the kernel's command line, on Debian, in place of one of the same name. One reboot then does for several.
+fn boot_command(name: &str, value: &str) -> String {
+    format!(
+        "sed -i '/^GRUB_CMDLINE_LINUX/s/ *{name}=[^ \"]*//g; s/^GRUB_CMDLINE_LINUX=\"/&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"
+    )
 }
 
 /// Pinned cores; all cores where none is pinned.

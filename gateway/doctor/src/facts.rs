@@ -7,7 +7,10 @@ use mdgw_sys::{
     ethtool::{self, Coalescing, ReceiveRing, StampSupport},
 };
 
-use crate::needs::{Directory, Needs};
+use crate::{
+    needs::{Directory, Needs},
+    time_daemon::DaemonReport,
+};
 
 /// Answers of this host and of others. Each error is a text for the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub struct Facts {
     pub nics: BTreeMap<String, NicFacts>,
     /// Of the wall clock.
     pub clock: Result<Synchronisation, String>,
+    /// What the daemon says that keeps the clock; `None` if none runs that can be asked.
+    pub time_daemon: Option<Result<DaemonReport, String>>,
     /// Space of the folders that the gateway writes to.
     pub disks: Vec<Disk>,
     /// Store nodes and peers.
@@ -64,8 +69,17 @@ pub struct Endpoint {
     pub role: Role,
     /// As configured.
     pub address: String,
-    /// The answer, or the error.
-    pub answer: Result<String, String>,
+    /// The answer, or why there is none.
+    pub answer: Result<String, NoAnswer>,
+}
+
+/// Why an address did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// This host could not ask: its key cannot be read.
+    NotAsked(String),
+    /// No connection, or a wrong answer.
+    Failed(String),
 }
 
 /// Number of warnings, and all faults, of `mdgw check`.
@@ -86,6 +100,7 @@ impl Facts {
         Self {
             nics: interfaces.into_iter().map(|name| (name.to_owned(), NicFacts::read(name))).collect(),
             clock: synchronisation().map_err(text),
+            time_daemon: DaemonReport::read(),
             disks: directories.iter().map(Disk::read).collect(),
             endpoints: Vec::new(),
             check: None,

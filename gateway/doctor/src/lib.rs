@@ -19,15 +19,17 @@ mod services;
 #[cfg(test)]
 mod tests;
 mod text;
+mod time_daemon;
 
 use std::path::Path;
 
 use self::files::Files;
 pub use self::{
     core_set::CoreSet,
-    facts::{CheckResult, Disk, Endpoint, Facts, NicFacts, Role},
+    facts::{CheckResult, Disk, Endpoint, Facts, NicFacts, NoAnswer, Role},
     needs::{Directory, FeedLine, Needs, PinnedThreads},
     report::{Counts, Group, Item, Report, Status},
+    time_daemon::DaemonReport,
 };
 
 /// All items, in the order of their groups. `root` is `/` but in tests; without `needs`, what depends on a configuration is unknown.

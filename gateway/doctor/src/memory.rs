@@ -37,9 +37,12 @@ fn has_capability(files: &Files, number: u32) -> bool {
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_NICE: u32 = 23;
 
-/// Sets a limit in the service's unit.
-fn unit_limit(setting: &str) -> String {
-    format!("printf '[Service]\\n{setting}\\n' | systemctl edit --stdin mdgw && systemctl restart mdgw")
+/// Sets a limit in a drop-in of the service's unit.
+fn unit_limit(limit: &str, value: &str) -> String {
+    let folder = "/etc/systemd/system/mdgw.service.d";
+    format!(
+        "mkdir -p {folder} && printf '[Service]\\n{limit}={value}\\n' > {folder}/{limit}.conf && systemctl daemon-reload && systemctl restart mdgw"
+    )
 }
 
 fn locked(files: &Files, needs: Option<&Needs>) -> Item {
@@ -54,7 +57,7 @@ fn locked(files: &Files, needs: Option<&Needs>) -> Item {
         Ok(None) => check.ok("unlimited"),
         Ok(Some(_)) if has_capability(files, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
         Ok(Some(bytes)) => {
-            check.warn(format!("this process may lock {bytes} bytes"), [unit_limit("LimitMEMLOCK=infinity")])
+            check.warn(format!("this process may lock {bytes} bytes"), [unit_limit("LimitMEMLOCK", "infinity")])
         }
         Err(error) => check.unknown(error),
     }
@@ -76,7 +79,7 @@ fn real_time(files: &Files, needs: Option<&Needs>) -> Item {
     };
     if allowed < u64::from(priority) {
         let read = format!("this process may ask for {allowed}, and the configuration asks for {priority}");
-        return check.fail(read, [unit_limit("LimitRTPRIO=99")]);
+        return check.fail(read, [unit_limit("LimitRTPRIO", "99")]);
     }
     let throttled = match files.number("/proc/sys/kernel/sched_rt_runtime_us") {
         Ok(-1) => false,

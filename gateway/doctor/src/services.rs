@@ -1,7 +1,7 @@
 //! Disks, store, peers, and the configuration itself.
 
 use crate::{
-    facts::{Disk, Facts, Role},
+    facts::{Disk, Endpoint, Facts, NoAnswer, Role},
     needs::Needs,
     report::{Check, Group, Item},
 };
@@ -64,15 +64,16 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
     if endpoints.is_empty() {
         return vec![check(name, why).ok("this configuration has none")];
     }
-    let item = |endpoint: &&crate::facts::Endpoint| {
+    let item = |endpoint: &&Endpoint| {
         let check = check(name, why).of(endpoint.address.clone());
         let (host, port) = endpoint.address.rsplit_once(':').unwrap_or((&endpoint.address, ""));
         match (&endpoint.answer, role) {
             (Ok(answer), _) => check.ok(answer.clone()),
-            (Err(error), Role::Store) => {
+            (Err(NoAnswer::NotAsked(reason)), _) => check.unknown(format!("not asked: {reason}")),
+            (Err(NoAnswer::Failed(error)), Role::Store) => {
                 check.fail(error.clone(), [format!("nc -zv {host} {port}    # on this host, then on the store's")])
             }
-            (Err(error), Role::Peer) => {
+            (Err(NoAnswer::Failed(error)), Role::Peer) => {
                 check.warn(error.clone(), [format!("nc -zv {host} {port} && ssh {host} systemctl start mdgw")])
             }
         }

@@ -46,17 +46,23 @@ fn facts(is_good: bool) -> Facts {
         lro: Ok(false),
         stamps: Ok(StampSupport { all_received: is_good, clock: is_good.then_some(1) }),
     };
-    let answer = |text: &str| if is_good { Ok(text.to_owned()) } else { Err("connection refused".to_owned()) };
+    let refused = || NoAnswer::Failed("connection refused".to_owned());
+    let answer = |text: &str| if is_good { Ok(text.to_owned()) } else { Err(refused()) };
     let endpoint = |role, address: &str| Endpoint { role, address: address.to_owned(), answer: answer("connected") };
     let free_bytes = Ok(if is_good { 1 << 40 } else { 100 << 20 });
     Facts {
         nics: BTreeMap::from([("eth1".to_owned(), nic)]),
         clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
+        time_daemon: is_good.then_some(Ok(REPORT)),
         disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
         endpoints: vec![endpoint(Role::Store, "etcd1:2379"), endpoint(Role::Peer, "10.0.0.2:31200")],
         check: Some(CheckResult { faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] }, warnings: 0 }),
     }
 }
+
+/// Of a clock that is well kept.
+const REPORT: DaemonReport =
+    DaemonReport { program: "chronyc", is_synchronised: true, offset_ns: 900, error_ns_max: Some(200_000) };
 
 fn write(root: &Path, files: &[(&str, &str)]) {
     for (path, text) in files {
@@ -188,7 +194,7 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
     for (name, expected) in [
         (
             "isolated cores",
-            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub && reboot",
+            "sed -i '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[^ \"]*//g; s/^GRUB_CMDLINE_LINUX=\"/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot",
         ),
         ("governor", "cpupower -c 1-3 frequency-set -g performance"),
         ("C-states", "cpupower -c 1-3 idle-set -D 10"),
@@ -217,6 +223,7 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let facts = Facts {
         nics: BTreeMap::new(),
         clock: Err("not permitted".to_owned()),
+        time_daemon: None,
         disks: Vec::new(),
         endpoints: Vec::new(),
         check: None,
@@ -243,6 +250,85 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     assert_eq!(known, ["link", "store", "peer"], "eth3 is not there; no store, no peer");
     let text = with.text(false);
     assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
+}
+
+/// The item for the clock's offset, where these processes run.
+fn clock_offset(processes: &[&str], time_daemon: Option<Result<DaemonReport, String>>, clock: Synchronisation) -> Item {
+    let root = tempfile::tempdir().unwrap();
+    for (number, process) in processes.iter().enumerate() {
+        write(root.path(), &[(&format!("/proc/{}/comm", number + 1), process)]);
+    }
+    let facts = Facts { clock: Ok(clock), time_daemon, ..facts(true) };
+    let report = examine(root.path(), &facts, None);
+    report.items.into_iter().find(|item| item.name == "PTP or chrony").unwrap()
+}
+
+#[test]
+fn the_clock_is_judged_by_its_daemon_and_by_the_kernel_where_none_can_be_asked() {
+    let far = 2_000_000;
+    // The kernel's own offset stays near 0 under chronyd and phc2sys.
+    let of_kernel = Synchronisation { is_synchronised: true, offset_ns: 0, error_us_max: 9 };
+    let chronyc = |report: DaemonReport| clock_offset(&["chronyd"], Some(Ok(report)), of_kernel);
+    let item = chronyc(DaemonReport { offset_ns: far, ..REPORT });
+    assert_eq!((item.status, item.read.as_str()), (Status::Warn, "offset 2000000 ns, error at most 200 us; chronyc"));
+    let item = chronyc(DaemonReport { error_ns_max: Some(far), ..REPORT });
+    assert!(item.status == Status::Warn && item.commands[0].contains("nearer source"), "{item:?}");
+    assert_eq!(chronyc(DaemonReport { is_synchronised: false, ..REPORT }).status, Status::Warn);
+    assert_eq!(chronyc(REPORT).status, Status::Ok);
+    let ptp = DaemonReport { program: "pmc", offset_ns: far, error_ns_max: None, ..REPORT };
+    let item = clock_offset(&["ptp4l", "phc2sys"], Some(Ok(ptp)), of_kernel);
+    assert!(item.status == Status::Warn && item.commands[0].starts_with("pmc "), "{item:?}");
+
+    let hidden = Some(Err("chronyc: 506 Cannot talk to daemon".to_owned()));
+    assert_eq!(clock_offset(&["chronyd"], hidden, of_kernel).status, Status::Unknown);
+    assert_eq!(clock_offset(&["phc2sys"], None, of_kernel).status, Status::Unknown);
+    let of_ntpd = |clock| clock_offset(&["ntpd"], None, clock);
+    assert_eq!(of_ntpd(of_kernel).status, Status::Ok);
+    assert_eq!(of_ntpd(Synchronisation { offset_ns: -far.cast_signed(), ..of_kernel }).status, Status::Warn);
+    assert_eq!(of_ntpd(Synchronisation { error_us_max: 500_000, ..of_kernel }).status, Status::Warn);
+    assert_eq!(of_ntpd(Synchronisation { is_synchronised: false, ..of_kernel }).status, Status::Warn);
+}
+
+#[test]
+fn a_peer_that_this_host_cannot_ask_is_unknown_and_not_at_fault() {
+    let mut facts = facts(true);
+    facts.endpoints[1].answer = Err(NoAnswer::NotAsked("/etc/mdgw/pair.key: Permission denied".to_owned()));
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let report = examine(root.path(), &facts, Some(&needs()));
+    let peer = report.items.iter().find(|item| item.name == "peer").unwrap();
+    assert_eq!(
+        (peer.status, peer.read.as_str()),
+        (Status::Unknown, "not asked: /etc/mdgw/pair.key: Permission denied")
+    );
+    assert!(peer.commands.is_empty());
+}
+
+/// Runs a remedy for the kernel's command line on a file of that content, without `update-grub`.
+fn command_line_after(command: &str, before: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("grub");
+    fs::write(&file, before).unwrap();
+    let (sed, _) = command.split_once(" && update-grub").unwrap();
+    let sed = sed.replace("/etc/default/grub", file.to_str().unwrap());
+    assert!(std::process::Command::new("sh").args(["-c", &sed]).status().unwrap().success(), "{sed}");
+    fs::read_to_string(&file).unwrap()
+}
+
+#[test]
+fn remedies_for_the_command_line_replace_a_parameter_and_keep_the_others() {
+    let bad = report_of(false);
+    let mut grub =
+        "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet isolcpus=7\"\nGRUB_CMDLINE_LINUX=\"nohz_full=2-3 mitigations=off\"\n"
+            .to_owned();
+    for name in ["isolated cores", "nohz_full", "rcu_nocbs"] {
+        let item = bad.items.iter().find(|item| item.name == name).unwrap();
+        grub = command_line_after(&item.commands[0], &grub);
+    }
+    assert_eq!(
+        grub,
+        "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"\nGRUB_CMDLINE_LINUX=\"rcu_nocbs=1-3 nohz_full=1-3 isolcpus=domain,managed_irq,1-3 mitigations=off\"\n"
+    );
 }
 
 #[test]
@@ -322,14 +408,14 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           warn    isolated cores: none; pinned 1-3, without it 1-3
                     On other cores the scheduler runs other work beside a pinned thread,
                     and packets wait for it.
-                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub && reboot
+                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[^ "]*//g; s/^GRUB_CMDLINE_LINUX="/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    nohz_full: none; pinned 1-3, without it 1-3
                     On other cores a timer tick interrupts the thread up to 1,000 times
                     a second.
-                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&nohz_full=1-3 /' /etc/default/grub && update-grub && reboot
+                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *nohz_full=[^ "]*//g; s/^GRUB_CMDLINE_LINUX="/&nohz_full=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    rcu_nocbs: none; pinned 1-3, without it 1-3
                     On other cores the kernel frees its own memory in the thread's time.
-                    $ sed -i 's/^GRUB_CMDLINE_LINUX="/&rcu_nocbs=1-3 /' /etc/default/grub && update-grub && reboot
+                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *rcu_nocbs=[^ "]*//g; s/^GRUB_CMDLINE_LINUX="/&rcu_nocbs=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    governor: powersave on cores 1-3
                     Other governors slow an idle core down: the first packet after a
                     pause pays for it.
@@ -355,13 +441,13 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           warn    memlock: this process may lock 8388608 bytes
                     Memory that is not locked may be swapped out or dropped, and a
                     thread then waits for a disk.
-                    $ printf '[Service]\nLimitMEMLOCK=infinity\n' | systemctl edit --stdin mdgw && systemctl restart mdgw
+                    $ mkdir -p /etc/systemd/system/mdgw.service.d && printf '[Service]\nLimitMEMLOCK=infinity\n' > /etc/systemd/system/mdgw.service.d/LimitMEMLOCK.conf && systemctl daemon-reload && systemctl restart mdgw
           fail    real-time limits: this process may ask for 0, and the configuration
                   asks for 50
                     A gateway with a priority does not start without the limit;
                     sched_rt_runtime_us stops a spinning thread for a part of each
                     second.
-                    $ printf '[Service]\nLimitRTPRIO=99\n' | systemctl edit --stdin mdgw && systemctl restart mdgw
+                    $ mkdir -p /etc/systemd/system/mdgw.service.d && printf '[Service]\nLimitRTPRIO=99\n' > /etc/systemd/system/mdgw.service.d/LimitRTPRIO.conf && systemctl daemon-reload && systemctl restart mdgw
           warn    huge pages: 512 reserved and unused
                     Reserved huge pages are lost to the gateway, which asks for
                     transparent ones.
@@ -431,7 +517,7 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           warn    PTP or chrony: the clock is not synchronised; no time daemon seen
                     Receive stamps are compared with the venue's times, and with those
                     of the peer: an offset looks like latency.
-                    $ apt install chrony && systemctl enable --now chrony
+                    $ apt install chrony && systemctl enable --now chrony && chronyc -n sources -v
 
         services
           warn    disk /dev/shm/mdgw: publication logs: 100 MiB free, 512 MiB needed

@@ -459,14 +459,15 @@ impl Gateway {
         let election = config.election.as_ref();
         let peers: Option<Vec<_>> = election.map(|election| election.peers.iter().map(|peer| peer.node.0).collect());
         let link = self.link.as_ref().map(|link| Arc::clone(link.handle())).zip(peers);
+        // A start is named by its time in microseconds.
+        let started_ns = self.this_start.incarnation.0.saturating_mul(1_000);
         let page = Arc::new(PageSource {
             identity: GatewayIdentity {
                 node: self.node,
                 name: election.map(|election| election.name.clone()),
                 version: env!("CARGO_PKG_VERSION"),
                 epoch_count: self.epoch().count(),
-                // A start is named by its time in microseconds.
-                started_ns: self.this_start.incarnation.0.saturating_mul(1_000),
+                started_ns,
                 backend: election.map(|election| election.backend.name()),
                 lease_ms: election.map_or(0, |election| election.timing.lease_ns / 1_000_000),
             },
@@ -479,6 +480,7 @@ impl Gateway {
             elections: self.elections.clone(),
             node: self.node,
             epoch_count: self.epoch().count(),
+            started_ns,
             link,
             main_turned_at: Arc::clone(&self.main_turned_at),
         });

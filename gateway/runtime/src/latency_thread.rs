@@ -183,8 +183,8 @@ impl LatencyThread {
             self.shared.lock().has_tasks = true;
             self.shared.changed.notify_all();
         };
-        if self.shared.tasks.run(TASK_TIME_MAX, wake, task).is_none() {
-            tracing::error!("the latency thread does not answer: the latency log lacks a change of channels");
+        if !self.shared.tasks.run_even_late(wake, task) {
+            tracing::error!("the latency thread does not answer: a change of channels waits for it");
         }
     }
 
@@ -231,9 +231,6 @@ enum WaitEnd {
     Tasks,
     Stop,
 }
-
-/// How long a task may wait for the thread, which may be writing to a slow disk.
-const TASK_TIME_MAX: Duration = Duration::from_secs(10);
 
 impl ThreadControl {
     fn lock(&self) -> MutexGuard<'_, ControlState> {

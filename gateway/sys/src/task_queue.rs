@@ -2,41 +2,69 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     time::Duration,
 };
 
-type Task<T> = Box<dyn FnOnce(&mut T) + Send>;
+/// `None` when the owner has begun it, or the caller has withdrawn it.
+type Task<T> = Arc<Mutex<Option<Box<dyn FnOnce(&mut T) + Send>>>>;
 
 /// A queue of tasks for the thread that owns a `T`. That thread runs them between its turns. Clones share the queue.
 pub struct TaskQueue<T>(Arc<Mutex<Vec<Task<T>>>>);
 
+/// How long a caller waits. A caller that feeds a service manager's watchdog can afford some such waits.
+pub const TASK_TIME_MAX: Duration = Duration::from_secs(2);
+
 impl<T> TaskQueue<T> {
-    /// Runs `task` on the owner's thread and returns its result. `wake` makes the owner look at the queue. `None` if the
-    /// owner has not run the task within `limit`: it has ended, or it hangs. It may still run the task then.
+    /// Runs `task` on the owner's thread and returns its result. `wake` makes the owner look at the queue. `None` if the owner has
+    /// not answered within [`TASK_TIME_MAX`]: it has ended, or it hangs. The task is withdrawn then, unless the owner was at it.
     pub fn run<R: Send + 'static>(
         &self,
-        limit: Duration,
         wake: impl FnOnce(),
         task: impl FnOnce(&mut T) -> R + Send + 'static,
     ) -> Option<R> {
+        let (task, result) = self.send(wake, task);
+        result.recv_timeout(TASK_TIME_MAX).ok().or_else(|| {
+            drop(lock(&task).take());
+            // The owner may have answered at the last moment.
+            result.try_recv().ok()
+        })
+    }
+
+    /// As [`Self::run`], for a task that must run some time: it stays in the queue of an owner that hangs. Returns whether it ran.
+    pub fn run_even_late(&self, wake: impl FnOnce(), task: impl FnOnce(&mut T) + Send + 'static) -> bool {
+        self.send(wake, task).1.recv_timeout(TASK_TIME_MAX).is_ok()
+    }
+
+    fn send<R: Send + 'static>(
+        &self,
+        wake: impl FnOnce(),
+        task: impl FnOnce(&mut T) -> R + Send + 'static,
+    ) -> (Task<T>, mpsc::Receiver<R>) {
         let (sender, result) = mpsc::sync_channel(1);
-        let task: Task<T> = Box::new(move |owner| {
+        let task: Task<T> = Arc::new(Mutex::new(Some(Box::new(move |owner| {
             // A caller that has given up does not receive.
             let _given_up = sender.send(task(owner));
-        });
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+        }))));
+        lock(&self.0).push(Arc::clone(&task));
         wake();
-        result.recv_timeout(limit).ok()
+        (task, result)
     }
 
     /// Called by the owner: runs the tasks in the queue, in their order.
     pub fn run_pending(&self, owner: &mut T) {
-        let tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *lock(&self.0));
         for task in tasks {
-            task(owner);
+            let begun = lock(&task).take();
+            if let Some(task) = begun {
+                task(owner);
+            }
         }
     }
+}
+
+fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Default for TaskQueue<T> {
@@ -78,7 +106,7 @@ mod tests {
         });
         for number in 0..10 {
             let wake = || owner.thread().unpark();
-            let length = queue.run(Duration::from_secs(60), wake, move |numbers| {
+            let length = queue.run(wake, move |numbers| {
                 numbers.push(number);
                 numbers.len()
             });
@@ -87,6 +115,25 @@ mod tests {
         stop.store(true, Ordering::Release);
         owner.thread().unpark();
         assert_eq!(owner.join().unwrap(), (0..10).collect::<Vec<_>>());
-        assert_eq!(queue.run(Duration::from_millis(1), || {}, |numbers| numbers.len()), None);
+    }
+
+    #[test]
+    fn a_task_that_no_owner_ran_in_time_is_withdrawn_unless_it_must_run() {
+        let queue = TaskQueue::<Vec<u32>>::default();
+        let capture = Arc::new(());
+        let held = Arc::clone(&capture);
+        let withdrawn = queue.run(
+            || {},
+            move |numbers| {
+                let _held = held;
+                numbers.push(1);
+            },
+        );
+        assert_eq!(withdrawn, None);
+        assert_eq!(Arc::strong_count(&capture), 1, "what it captured is dropped");
+        assert!(!queue.run_even_late(|| {}, |numbers| numbers.push(2)));
+        let mut numbers = Vec::new();
+        queue.run_pending(&mut numbers);
+        assert_eq!(numbers, [2]);
     }
 }

@@ -381,7 +381,7 @@ impl Standby {
         task: impl FnOnce(&mut Listener) -> Result<R, StandbyError> + Send + 'static,
     ) -> Result<R, StandbyError> {
         // The thread looks at the queue every millisecond.
-        self.tasks.run(TASK_TIME_MAX, || {}, task).unwrap_or(Err(StandbyError::NoAnswer))
+        self.tasks.run(|| {}, task).unwrap_or(Err(StandbyError::NoAnswer))
     }
 
     /// The status of the channels.
@@ -829,8 +829,6 @@ const TAG_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
 const OUTDATED_NS_MIN: u64 = 3_000_000_000;
 /// Shortest time between two alarms of one channel about an outdated leader, ns.
 const OUTDATED_ALARM_INTERVAL_NS: u64 = 10_000_000_000;
-/// How long a task for the thread may wait for it.
-const TASK_TIME_MAX: Duration = Duration::from_secs(5);
 /// How often the thread follows the local logs while it receives nothing.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of datagrams from one socket in a turn; then the other sockets have theirs.

@@ -1,12 +1,14 @@
 //! What `mdgw doctor` examines for a configuration: its needs as plain values, and the addresses that it tries.
 
 use std::{
-    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
+    net::{TcpStream, ToSocketAddrs as _},
     path::Path,
     time::Duration,
 };
 
-use mdgw_doctor::{CheckResult, Directory, Endpoint, Facts, FeedLine, Needs, PinnedThreads, Report, Role, examine};
+use mdgw_doctor::{
+    CheckResult, Directory, Endpoint, Facts, FeedLine, Needs, NoAnswer, PinnedThreads, Report, Role, examine,
+};
 use mdgw_election::auth::SharedKey;
 use mdgw_engine::dispatch::WaitPolicy;
 use mdgw_pair::pair_link::query_positions;
@@ -106,9 +108,10 @@ fn endpoints(node: u8, election: &ElectionConfig) -> Vec<Endpoint> {
         stores.iter().map(|address| Endpoint { role: Role::Store, address: address.clone(), answer: connect(address) });
     let links = election.link.iter().flat_map(|link| link.peers.iter().map(move |peer| (peer, &link.key_file)));
     let peers = links.map(|(peer, key_file)| {
-        let key = SharedKey::load(key_file).map_err(|error| error.to_string());
+        let key = SharedKey::load(key_file).map_err(|error| NoAnswer::NotAsked(error.to_string()));
         let answer = key.and_then(|key| {
-            let positions = query_positions(peer.address, node, key, TIMEOUT).map_err(|error| error.to_string())?;
+            let positions = query_positions(peer.address, node, key, TIMEOUT);
+            let positions = positions.map_err(|error| NoAnswer::Failed(error.to_string()))?;
             Ok(format!("answers with the positions of {} channels", positions.len()))
         });
         Endpoint { role: Role::Peer, address: peer.address.to_string(), answer }
@@ -119,8 +122,8 @@ fn endpoints(node: u8, election: &ElectionConfig) -> Vec<Endpoint> {
 /// How long an address may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn connect(address: &str) -> Result<String, String> {
-    let found: Vec<SocketAddr> = address.to_socket_addrs().map_err(|error| error.to_string())?.collect();
+fn connect(address: &str) -> Result<String, NoAnswer> {
+    let found = address.to_socket_addrs().map_err(|error| NoAnswer::Failed(error.to_string()))?;
     let mut last = "the name has no address".to_owned();
     for address in found {
         match TcpStream::connect_timeout(&address, TIMEOUT) {
@@ -128,7 +131,7 @@ fn connect(address: &str) -> Result<String, String> {
             Err(error) => last = error.to_string(),
         }
     }
-    Err(last)
+    Err(NoAnswer::Failed(last))
 }
 
 #[cfg(test)]
@@ -162,19 +165,19 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         assert_eq!(connect(&address).as_deref(), Ok("accepts connections"));
         drop(listener);
-        assert!(connect(&address).unwrap_err().contains("refused"));
+        assert!(matches!(connect(&address), Err(NoAnswer::Failed(error)) if error.contains("refused")));
         assert!(connect("no port").is_err());
     }
 
     #[test]
-    fn an_examination_names_faults_of_the_check_and_an_absent_peer() {
+    fn an_examination_names_faults_of_the_check_and_a_peer_that_cannot_be_asked_without_a_key() {
         let text = include_str!("../../../../ops/config/pair.toml").replace("/tmp/mdgw-pair.key", "/nonexistent/key");
         let config = Resolved::from_text(Path::new("pair.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
         let report = examine_host(&config);
         let item = |name: &str| report.items.iter().find(|item| item.name == name).unwrap();
         assert_eq!(item("mdgw check").status, Status::Fail);
         assert_eq!(item("mdgw check").commands, ["mdgw check pair.toml"]);
-        assert_eq!((item("peer").status, item("peer").subject.as_deref()), (Status::Warn, Some("127.0.0.1:31202")));
+        assert_eq!((item("peer").status, item("peer").subject.as_deref()), (Status::Unknown, Some("127.0.0.1:31202")));
         assert!(item("peer").read.contains("/nonexistent/key"), "{}", item("peer").read);
         assert_eq!(item("store").status, Status::Ok, "records in a folder");
     }

@@ -102,16 +102,15 @@ impl ColdThreads {
 
     pub(super) fn set_retransmission_limits(&self, limits: RetransmissionLimits) {
         if let Some(running) = &self.retransmission
-            && running.tasks.run(TASK_TIME_MAX, || {}, |service| service.set_limits(limits)).is_none()
+            && !running.tasks.run_even_late(|| {}, |service| service.set_limits(limits))
         {
-            tracing::error!("the retransmission service does not answer: its limits may be the former ones");
+            tracing::error!("the retransmission service does not answer: its new limits wait for it");
         }
     }
 
     /// What the state file has of these channels. `None` if the maintenance thread does not answer.
     pub(super) fn stored(&self, channels: Vec<ChannelId>) -> Option<BTreeMap<ChannelId, StoredChannel>> {
         self.tasks.run(
-            TASK_TIME_MAX,
             || {},
             move |maintenance| {
                 // A session that has just begun may still be in the queue.
@@ -129,7 +128,7 @@ impl ColdThreads {
     /// When the log cannot be read, or the service does not answer.
     pub(super) fn serve(&self, served: ServedChannel) -> Result<(), String> {
         let Some(running) = &self.retransmission else { return Ok(()) };
-        match running.tasks.run(TASK_TIME_MAX, || {}, |service| service.add(served)) {
+        match running.tasks.run(|| {}, |service| service.add(served)) {
             Some(added) => added.map_err(|error| error.to_string()),
             None => Err("the retransmission service does not answer".to_owned()),
         }
@@ -178,11 +177,11 @@ impl ColdThreads {
     /// gateway starts. Its log's files stay.
     pub(super) fn remove(&self, channel: ChannelId, sockets: Vec<Arc<Socket>>, position: Option<ShutdownPosition>) {
         if let Some(running) = &self.retransmission
-            && running.tasks.run(TASK_TIME_MAX, || {}, move |service| service.remove(channel)).is_none()
+            && !running.tasks.run_even_late(|| {}, move |service| service.remove(channel))
         {
             tracing::error!(
                 channel = channel.0,
-                "the retransmission service does not answer, and still serves the channel"
+                "the retransmission service does not answer, and serves the channel until it does"
             );
         }
         self.maintain(move |maintenance| {
@@ -199,7 +198,7 @@ impl ColdThreads {
     }
 
     fn maintain(&self, task: impl FnOnce(&mut MaintenanceTasks) + Send + 'static) {
-        if self.tasks.run(TASK_TIME_MAX, || {}, task).is_none() {
+        if !self.tasks.run_even_late(|| {}, task) {
             tracing::error!("the log maintenance thread does not answer: a change of channels waits for it");
         }
     }
@@ -302,8 +301,6 @@ impl Retransmission {
     }
 }
 
-/// How long a task for a cold thread may wait for it: a slow disk holds the log maintenance up.
-const TASK_TIME_MAX: Duration = Duration::from_secs(10);
 /// Pause after a socket error, since the socket may fail again immediately.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 

@@ -51,6 +51,8 @@ pub(super) struct AdminSource {
     pub(super) elections: BTreeMap<GroupId, Election>,
     pub(super) node: u8,
     pub(super) epoch_count: u64,
+    /// When the gateway started, ns since 1970 UTC.
+    pub(super) started_ns: u64,
     /// The link to the gateways with these node numbers, if there is one.
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
     /// When the main thread last evaluated the gateway's health.
@@ -126,16 +128,20 @@ impl AdminSource {
     fn gateway(&self, all: &mut Vec<Metric>) {
         let labels = vec![("node", self.node.to_string()), ("version", env!("CARGO_PKG_VERSION").to_owned())];
         all.push(declared::GATEWAY.with([sample(labels, Value::Count(self.epoch_count))]));
+        all.push(declared::START_TIME.with([sample(Vec::new(), Value::Real(seconds(self.started_ns)))]));
         let one = |value| [sample(Vec::new(), Value::Count(value))];
         let drops = &self.watch.kernel_drops;
         all.push(declared::KERNEL_DROPS.with(one(drops.total())));
         let highest = drops.highest_use();
         all.push(declared::RECEIVE_BUFFER_USED.with(one(highest.used_bytes.into())));
         all.push(declared::RECEIVE_BUFFER_LIMIT.with(one(highest.limit_bytes.into())));
-        let alarms = Alarm::ALL
-            .iter()
-            .map(|alarm| sample(vec![("alarm", alarm.name().to_owned())], Value::Count(alarm.raised().count)));
-        all.push(declared::ALARMS.with(alarms));
+        let alarms: Vec<_> =
+            Alarm::ALL.iter().map(|alarm| (vec![("alarm", alarm.name().to_owned())], alarm.raised())).collect();
+        let raised = alarms.iter().filter(|(_, raised)| raised.count > 0);
+        let raised = raised.map(|(labels, raised)| sample(labels.clone(), Value::Real(seconds(raised.last.0))));
+        all.push(declared::ALARM_LAST.with(raised));
+        let counts = alarms.iter().map(|(labels, raised)| sample(labels.clone(), Value::Count(raised.count)));
+        all.push(declared::ALARMS.with(counts));
         if let Some((link, nodes)) = &self.link {
             let links = nodes
                 .iter()

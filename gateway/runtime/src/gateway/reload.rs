@@ -302,29 +302,38 @@ impl Gateway {
     ) -> Result<(), Refused> {
         for (setup, built) in added.iter().zip(built) {
             inserted.push(setup.id);
-            self.insert_channel(&new.pools[setup.pool].name, setup, built)
+            self.insert_channel(&new.pools[setup.pool].name, setup, built, tick)
                 .map_err(|reason| Refused::table(format!("channel.{}", setup.name), reason))?;
-            tick(self);
         }
         Ok(())
     }
 
-    fn insert_channel(&mut self, pool: &str, setup: &ChannelSetup, built: BuiltChannel) -> Result<(), String> {
+    /// Each cold thread may keep it waiting for some seconds, so it ticks in between.
+    fn insert_channel(
+        &mut self,
+        pool: &str,
+        setup: &ChannelSetup,
+        built: BuiltChannel,
+        tick: &mut ReloadTick<'_>,
+    ) -> Result<(), String> {
         let sockets = built.sockets();
         let BuiltChannel { pipeline, mut memberships, monitored, takeover_shared, log, metrics, served } = built;
         let unknown = || format!("pool {pool:?} or group {} is gone", setup.group.0);
         let group = self.groups.get(&setup.group).cloned().ok_or_else(unknown)?;
         self.cold.serve(served)?;
+        tick(self);
         if let Some(standby) = &self.standby {
             self.context.history.add(setup.id, setup.feed);
             self.logs.add(setup.id, monitored.log_directory.clone());
             let joined = standby.add(monitored, monitored_inputs(setup).collect());
             memberships.extend(joined.map_err(|error| error.to_string())?);
         }
+        tick(self);
         let pool = self.pools.iter_mut().find(|other| other.name == pool).ok_or_else(unknown)?;
         let index = pool.vacant.pop_front().ok_or_else(unknown)?;
         pool.channels.insert(index, setup.id, setup.name.clone());
         pool.sockets.insert(setup.id, sockets.iter().map(|(_, socket)| Arc::clone(socket)).collect());
+        let (name, pool) = (pool.name.clone(), Arc::clone(&pool.pool));
         let drops = sockets.iter().map(|(handle, socket)| (handle.line, Arc::clone(socket))).collect();
         self.cold.add(
             (setup.id, setup.name.clone()),
@@ -332,16 +341,14 @@ impl Gateway {
             drops,
             InterfaceDependents { memberships, egresses: Vec::new() },
         );
-        self.latency.add(pool.name.clone(), index, metrics);
-        let is_taken = || "its slot is taken".to_owned();
-        pool.pool.insert(Box::new(pipeline)).map_err(|_| is_taken())?;
-        group.add(setup.id, Arc::clone(&pool.pool), index, takeover_shared);
+        tick(self);
+        self.latency.add(name.clone(), index, metrics);
+        pool.insert(Box::new(pipeline)).map_err(|_| "its slot is taken".to_owned())?;
+        group.add(setup.id, Arc::clone(&pool), index, takeover_shared);
         for (handle, socket) in &sockets {
-            pool.pool
-                .add(socket.as_fd(), *handle)
-                .map_err(|error| format!("cannot register a line's socket: {error}"))?;
+            pool.add(socket.as_fd(), *handle).map_err(|error| format!("cannot register a line's socket: {error}"))?;
         }
-        tracing::info!(channel = setup.name, pool = pool.name, "channel added");
+        tracing::info!(channel = setup.name, pool = name, "channel added");
         Ok(())
     }
 
@@ -429,6 +436,7 @@ impl Gateway {
             self.pools[at].channels.remove(index);
         }
         self.cold.unwatch(sockets.iter().map(|socket| socket.as_raw_fd()).collect());
+        tick(self);
         if let Some(standby) = &self.standby {
             match standby.remove(channel) {
                 Ok(closed) => self.cold.unwatch(closed.descriptors()),
@@ -437,7 +445,9 @@ impl Gateway {
             self.context.history.remove(channel);
             self.logs.remove(channel);
         }
+        tick(self);
         self.latency.remove(channel);
+        tick(self);
         self.cold.remove(channel, sockets, position);
         self.context.registry.remove(name);
         self.alarms.forget(name);

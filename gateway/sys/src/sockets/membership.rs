@@ -130,12 +130,9 @@ impl MembershipWatch {
                 let _ = stop.write(&[0]);
             }
         };
-        let _hangs = self.tasks.run(TASK_TIME_MAX, wake, task);
+        let _hangs = self.tasks.run_even_late(wake, task);
     }
 }
-
-/// How long a task for the watch may wait for the thread, which compares a few tables in a turn.
-const TASK_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Drop for MembershipWatch {
     fn drop(&mut self) {

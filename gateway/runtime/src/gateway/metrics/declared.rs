@@ -51,10 +51,12 @@ macro_rules! metrics {
 
 metrics! {
     GATEWAY = Declared::gauge("mdgw_gateway", "this gateway; the value is the epoch count of its start");
+    START_TIME = Declared::gauge("mdgw_start_time", "when this gateway started, since 1970 UTC").in_seconds();
     KERNEL_DROPS = Declared::counter("mdgw_kernel_drops", "datagrams that the kernel dropped because a receive buffer was full");
     RECEIVE_BUFFER_USED = Declared::gauge("mdgw_receive_buffer_used_bytes", "most bytes that a receive buffer held");
     RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit_bytes", "limit of the receive buffer that held most");
     ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
+    ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
     GROUP_LEADER = Declared::gauge("mdgw_group_leader", "1: this gateway leads the group");
     GROUP_EPOCH = Declared::gauge("mdgw_group_epoch", "count of the highest observed epoch");
