@@ -7,5 +7,6 @@ mod mixed_versions;
 mod monitoring;
 mod page;
 mod pair_reload;
+mod pair_report;
 mod rejoin;
 mod takeover;

@@ -1,12 +1,16 @@
 //! The shipped unit under a real systemd: the end of the start, the watchdog with its restart, the stop, and the fields in a
-//! real journal.
+//! real journal. A pair of which the leader stalls.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::fs;
+
 use mdgw_tests::{
+    elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::wait_until,
-    systemd::Systemd,
+    systemd::{Systemd, shipped_unit},
 };
+use serde_json::Value;
 
 #[test]
 fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_the_journal() {
@@ -67,4 +71,83 @@ fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_
     let stopped = systemd.run(&["systemctl", "stop", "mdgw.service"]);
     assert!(stopped.status.success(), "{}", why());
     assert_eq!((property("ActiveState"), property("Result")), ("inactive".to_owned(), "success".to_owned()));
+}
+
+/// The units of a pair on one host: each has directories of its own.
+const PAIR_UNITS: [&str; 2] = ["mdgw.service", "mdgw2.service"];
+
+/// The configuration of a gateway of the pair, with its files where its unit may write.
+fn config_of_unit(pair: &ElectedPair, node: u8) -> String {
+    let own = pair.gateways.fixture(node).path("");
+    let first = pair.gateways.fixture(1).path("");
+    let unit = PAIR_UNITS[usize::from(node) - 1].trim_end_matches(".service");
+    let state = ["state.json", "audit.jsonl", "latency"].map(|name| (name, format!("/var/lib/{unit}/{name}")));
+    let others = [("control", format!("/run/{unit}/control")), ("log", format!("/dev/shm/{unit}"))];
+    let config = pair.config_text(node);
+    let shared = [("records", "/dev/shm/records"), ("key", "/run/units/key")];
+    let config = shared.iter().fold(config, |config, (name, path)| config.replace(text(&first.join(name)), path));
+    let config = state.iter().chain(&others).fold(config, |config, (name, path)| {
+        let written = format!("\"{}\"", text(&own.join(name)));
+        assert!(config.contains(&written), "{written}: {config}");
+        config.replace(&written, &format!("\"{path}\""))
+    });
+    assert!(!config.contains(text(&own)), "a file where the unit may not write: {config}");
+    config
+}
+
+#[test]
+fn a_stalled_leader_is_restarted_by_its_watchdog_and_its_peer_leads() {
+    let test = "a_stalled_leader_is_restarted_by_its_watchdog_and_its_peer_leads";
+    let itch = GatewayOptions::itch();
+    let channel = format!("{}line_silence_ms = 300\n", itch.channel);
+    let pair = ElectedPair::new(GatewayOptions { channel, ..itch });
+    let configs = [1, 2].map(|node| config_of_unit(&pair, node));
+    let second = ["Runtime", "State", "Logs"].iter().fold(shipped_unit("mdgw.service"), |unit, kind| {
+        let directory = format!("{kind}Directory=mdgw\n");
+        assert!(unit.contains(&directory), "{unit}");
+        unit.replace(&directory, &format!("{kind}Directory=mdgw2\n"))
+    });
+    let second = second.replace("/run/units/mdgw.toml", "/run/units/mdgw2.toml");
+    let key = fs::read_to_string(pair.gateways.fixture(1).path("key")).unwrap();
+    let watchdog = "[Service]\nWatchdogSec=2\n";
+    let files = [
+        ("mdgw.toml", configs[0].as_str()),
+        ("mdgw2.toml", &configs[1]),
+        ("mdgw2.service", &second),
+        ("mdgw.service.d/watchdog.conf", watchdog),
+        ("mdgw2.service.d/watchdog.conf", watchdog),
+        ("key", &key),
+    ];
+    let Some(systemd) = Systemd::boot(test, PAIR_UNITS[0], &files) else { return };
+    let prepared = systemd.run(&["sh", "-c", "chown nobody /run/units/key && chmod 600 /run/units/key"]);
+    assert!(prepared.status.success(), "{prepared:?}");
+    let started = systemd.run(&[["systemctl", "start"], PAIR_UNITS].concat());
+    assert!(started.status.success(), "{started:?}\n{:#?}", systemd.journal(&[]));
+
+    let role = |unit: &str| {
+        let socket = format!("/run/{}/control", unit.trim_end_matches(".service"));
+        let status = systemd.run(&["/run/mdgw.program", "ha", "status", "--json", "--socket", &socket]);
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        status["groups"][0]["role"].as_str().unwrap_or_default().to_owned()
+    };
+    let mut roles = [String::new(), String::new()];
+    wait_until("one leads and the other could", || {
+        roles = PAIR_UNITS.map(role);
+        let mut sorted = roles.clone();
+        sorted.sort_unstable();
+        sorted == ["candidate", "leader"]
+    });
+    let [leader, standby] = if roles[0] == "leader" { PAIR_UNITS } else { [PAIR_UNITS[1], PAIR_UNITS[0]] };
+
+    let stalled = systemd.property(leader, "MainPID");
+    let stopped = systemd.run(&["kill", "-STOP", &stalled]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    wait_until("the peer leads", || role(standby) == "leader");
+    wait_until("the watchdog has restarted the former leader, which could lead again", || {
+        systemd.property(leader, "NRestarts") == "1" && role(leader) == "candidate"
+    });
+    assert_ne!(systemd.property(leader, "MainPID"), stalled);
+    let failures = systemd.journal(&[&format!("UNIT={leader}"), "UNIT_RESULT=watchdog"]);
+    assert_eq!(failures.len(), 1, "{failures:#?}");
+    assert_eq!((role(standby).as_str(), systemd.property(standby, "NRestarts").as_str()), ("leader", "0"));
 }

@@ -52,8 +52,7 @@ const STUBS: [&str; 2] = ["sysinit.target", "basic.target"];
 const JOURNAL: [&str; 2] = ["systemd-journald.service", "systemd-journald.socket"];
 
 impl Systemd {
-    /// Boots systemd with a unit of `ops/systemd`, in which the program's path is that of mdgw, and the user one who exists.
-    /// `files` are further files of `/run/units`. If the machine cannot, prints that `test` is skipped.
+    /// Boots systemd with a [`shipped_unit`]. `files` are further files of `/run/units`. If the machine cannot, prints that `test` is skipped.
     ///
     /// # Panics
     /// When systemd does not come up although the machine has what it takes.
@@ -80,13 +79,7 @@ impl Systemd {
             let shipped = fs::read_to_string(Path::new("/lib/systemd/system").join(name)).expect("Debian's unit");
             write(name, &shipped);
         }
-        let text = fs::read_to_string(ops("systemd").join(unit)).expect("a unit of ours");
-        let mut text = text.replace("User=mdgw", "User=nobody").replace("Group=mdgw", "Group=nogroup");
-        for (shipped, here) in [("/usr/bin/mdgw", "/run/mdgw.program"), ("/etc/mdgw/", "/run/units/")] {
-            assert!(text.contains(shipped), "{shipped}");
-            text = text.replace(shipped, here);
-        }
-        write(unit, &text);
+        write(unit, &shipped_unit(unit));
         files.iter().for_each(|(name, text)| write(name, text));
 
         let mut command = Command::new("sh");
@@ -139,6 +132,26 @@ impl Systemd {
     pub fn log(&self) -> String {
         self.outside.stderr_so_far()
     }
+}
+
+/// A unit of `ops/systemd`, in which the program's path is that of mdgw, the configuration is in `/run/units`, and the user is one
+/// who exists.
+///
+/// # Panics
+/// When the unit lacks one of these.
+#[must_use]
+pub fn shipped_unit(unit: &str) -> String {
+    let text = fs::read_to_string(ops("systemd").join(unit)).expect("a unit of ours");
+    let replacements = [
+        ("User=mdgw", "User=nobody"),
+        ("Group=mdgw", "Group=nogroup"),
+        ("/usr/bin/mdgw", "/run/mdgw.program"),
+        ("/etc/mdgw/", "/run/units/"),
+    ];
+    replacements.into_iter().fold(text, |text, (shipped, here)| {
+        assert!(text.contains(shipped), "{shipped}");
+        text.replace(shipped, here)
+    })
 }
 
 impl Drop for Systemd {

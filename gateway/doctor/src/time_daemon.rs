@@ -72,7 +72,8 @@ fn answer(
     let text = String::from_utf8_lossy(&output.stdout);
     read(&text).ok_or_else(|| {
         let complaint = String::from_utf8_lossy(&output.stderr);
-        let complaint = complaint.lines().chain(text.lines()).next().unwrap_or("no answer").trim().to_owned();
+        let mut complaint = complaint.lines().chain(text.lines().filter(|line| !line.starts_with("sending: ")));
+        let complaint = complaint.next().unwrap_or("no answer").trim();
         format!("{program}: {}", complaint.chars().take(80).filter(|letter| !letter.is_control()).collect::<String>())
     })
 }

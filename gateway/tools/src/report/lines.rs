@@ -1,6 +1,10 @@
 //! Lines of a channel: which is faster, by how much and at which time of day. Also gaps and total counts.
 
-use std::{cmp::Reverse, collections::BTreeMap, path::Path};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::Line, time::UnixNs};
@@ -80,14 +84,29 @@ pub(super) struct ChannelInputs<'a> {
     pub(super) leads: Vec<(&'a Path, Interval<'a, LeadTag>)>,
 }
 
-/// Name of the host that wrote each log.
+/// Name of the host that wrote each log, and the node number of the gateway there.
 #[derive(Debug, Default)]
-pub(super) struct Hosts<'a>(pub(super) BTreeMap<&'a Path, String>);
+pub(super) struct Hosts<'a>(BTreeMap<&'a Path, (String, String)>);
 
-impl Hosts<'_> {
+impl<'a> Hosts<'a> {
+    pub(super) fn add(&mut self, log: &'a Path, host: &str, node: &str) {
+        self.0.insert(log, (host.to_owned(), node.to_owned()));
+    }
+
+    /// Where both gateways of a pair run on one host, as in trials, each counts as a host of its own.
+    pub(super) fn tell_gateways_apart(&mut self) {
+        let mut nodes = BTreeMap::<String, BTreeSet<String>>::new();
+        for (host, node) in self.0.values().cloned() {
+            nodes.entry(host).or_default().insert(node);
+        }
+        for (host, node) in self.0.values_mut().filter(|(host, _)| nodes[host].len() > 1) {
+            *host = format!("{host}, node {node}");
+        }
+    }
+
     /// The host of that log; empty where the log does not name it.
     pub(super) fn of(&self, log: &Path) -> &str {
-        self.0.get(log).map(String::as_str).unwrap_or_default()
+        self.0.get(log).map(|(host, _)| host.as_str()).unwrap_or_default()
     }
 }
 

@@ -158,7 +158,7 @@ impl Report {
         let mut channels: BTreeMap<ChannelId, ChannelInputs<'_>> = BTreeMap::new();
         for (path, bytes) in files {
             let mut log = Log::read(path, bytes);
-            hosts.0.insert(path, host_of(&log.disclosure).to_owned());
+            hosts.add(path, host_of(&log.disclosure), node_of(&log.disclosure));
             report.disclose(path, std::mem::take(&mut log.disclosure));
             report.damage.append(&mut log.damage);
             for interval in log.intervals.into_iter().filter(|interval| wanted(interval.tag.channel)) {
@@ -180,6 +180,7 @@ impl Report {
                 cell.negative_count = cell.negative_count.saturating_add(count);
             }
         }
+        hosts.tell_gateways_apart();
         report.begin = report.begin.min(report.end);
         for (id, channel) in &mut channels {
             report.describe(*id, channel, &hosts);
@@ -423,6 +424,11 @@ const PAUSE_INTERVALS: u64 = 3;
 /// Name of the host that wrote a log; empty where the log does not say it.
 pub(super) fn host_of(disclosure: &[(String, String)]) -> &str {
     disclosure.iter().find(|(key, _)| key == "host").map_or("", |(_, host)| host)
+}
+
+/// Node number of the gateway that wrote a log; empty where the log does not say it.
+fn node_of(disclosure: &[(String, String)]) -> &str {
+    disclosure.iter().find(|(key, _)| key == "config.gateway.node").map_or("", |(_, node)| node)
 }
 
 /// Name of a channel, from the disclosure's entry `config.channel.NAME.id = ID`.

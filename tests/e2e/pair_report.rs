@@ -1,0 +1,54 @@
+//! The logs and audits of both gateways of a pair become one report, of a day and of a week.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+
+use mdgw_tests::{
+    elected_pair::ElectedPair,
+    gateway_fixture::{GatewayOptions, text},
+    process::{self, wait_until},
+};
+
+#[test]
+fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
+    let mut pair = ElectedPair::new(GatewayOptions { latency: "interval_ms = 100", ..GatewayOptions::itch() });
+    pair.start(1);
+    pair.start(2);
+    let leader = pair.leader();
+    pair.wait_until_eligible(3 - leader);
+    let played = pair.gateways.fixture(1).sim(&["--messages", "20000", "--rate", "20000"]).end().expect_code(0);
+    wait_until("the leader hands over", || pair.gateways.ha(leader, &["hand-over"]).code == Some(0));
+    pair.wait_until_leads(3 - leader);
+    let files = [1, 2].map(|node| {
+        let fixture = pair.gateways.fixture(node);
+        (fixture.path("latency"), fixture.path("audit.jsonl"))
+    });
+    wait_until("the cost of the hand-over is known", || {
+        let audit = fs::read_to_string(&files[usize::from(2 - leader)].1).unwrap_or_default();
+        audit.contains("took_over")
+    });
+    let _summaries = [1, 2].map(|node| pair.gateways.stop(node));
+
+    let [(first, first_audit), (second, second_audit)] = &files;
+    let both = ["report", text(first), text(second), "--audit", text(first_audit), "--audit", text(second_audit)];
+    let with = |options: &[&str]| process::run(both.iter().chain(options)).expect_code(0);
+    let day = with(&["--json"]).json();
+    let alone = process::run(["report", text(first), "--json"]).expect_code(0).json();
+    let messages = &alone["channels"][0]["counted"]["messages"];
+    assert!(messages.as_u64().unwrap() > 19_000, "{alone} {played:?}");
+    assert_eq!(&day["channels"][0]["counted"]["messages"], messages, "each message once");
+    let takeovers = day["takeovers"].as_array().unwrap();
+    let nodes: Vec<_> = takeovers.iter().map(|takeover| takeover["node"].as_u64().unwrap()).collect();
+    assert_eq!(nodes, [u64::from(leader), u64::from(3 - leader)], "{takeovers:?}");
+    let page = pair.gateways.fixture(1).path("day.html");
+    let _ = with(&["--html", text(&page)]);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("takeover"), "marked on the timeline");
+
+    let week = with(&["--week", "--json"]).json();
+    let all = &week["channels"][0]["all"];
+    assert_eq!(&all["counted"]["messages"], messages, "{week}");
+    assert_eq!((&all["takeovers"], week["takeovers"].as_array().unwrap().len()), (&2.into(), 2));
+    let table = with(&["--week"]).stdout;
+    assert!(table.contains("days in UTC; latencies are wire to wire") && table.contains("  all "), "{table}");
+}
