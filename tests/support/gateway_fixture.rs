@@ -149,10 +149,13 @@ impl GatewayFixture {
             options;
         let GatewayOptions { segment_bytes, retention_bytes, output, output_line, latency, .. } = options;
         let directory = self.directory.path().display();
+        // Programs of other versions, which tests/mixed_versions runs, may not know the key.
+        let dispatch =
+            if *dispatch == "leader-followers" { String::new() } else { format!("dispatch = \"{dispatch}\"\n") };
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{directory}/state.json\"\nlog_dir = \"{directory}/log\"\n\
              segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
-             [[pool]]\nname = \"main\"\nthreads = {threads}\ndispatch = \"{dispatch}\"\nio = \"{io}\"\nwait = \"park\"\n\n\
+             [[pool]]\nname = \"main\"\nthreads = {threads}\n{dispatch}io = \"{io}\"\nwait = \"park\"\n\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n",
             self.node
         );
