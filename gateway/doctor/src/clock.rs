@@ -24,7 +24,13 @@ fn source(files: &Files) -> Item {
     match files.text(path) {
         Ok(source) => {
             let is_fast = FAST.contains(&source.as_str());
-            check.ok_if(is_fast, shortened(&source), || format!("echo tsc > {path}"))
+            let folder = "/sys/devices/system/clocksource/clocksource0";
+            let available = files.text(&format!("{folder}/available_clocksource")).unwrap_or_default();
+            let has_tsc = available.split_whitespace().any(|name| name == "tsc");
+            let why = "dmesg | grep -i -e clocksource -e tsc    # why the kernel does not offer tsc";
+            check.ok_if(is_fast, shortened(&source), || {
+                if has_tsc { format!("echo tsc > {path}") } else { why.to_owned() }
+            })
         }
         Err(error) => check.unknown(error),
     }
@@ -46,6 +52,12 @@ fn offset(files: &Files, facts: &Facts) -> Item {
     let running = files.processes().unwrap_or_default();
     let daemons: Vec<_> = DAEMONS.into_iter().filter(|name| running.iter().any(|process| process == name)).collect();
     match (&facts.time_daemon, &facts.clock) {
+        (Some(Ok(report)), Ok(clock))
+            if report.program == "pmc" && report.is_synchronised && !clock.is_synchronised =>
+        {
+            let read = "ptp4l keeps the card's clock, but nothing keeps the system's: is phc2sys dead?";
+            check.warn(read, ["systemctl status 'phc2sys*' && journalctl -n 50 -u 'phc2sys*'".to_owned()])
+        }
         (Some(Ok(report)), _) => judge(check, report),
         (Some(Err(error)), _) => check.unknown(error),
         (None, Err(error)) => check.unknown(format!("adjtimex: {error}")),
@@ -66,23 +78,21 @@ fn offset(files: &Files, facts: &Facts) -> Item {
 
 fn judge(check: Check, report: &DaemonReport) -> Item {
     let DaemonReport { program, is_synchronised, offset_ns, error_ns_max } = *report;
-    let is_ptp = program == "pmc";
-    let state = "pmc -u -b 0 'GET PORT_DATA_SET' && journalctl -n 50 -u 'ptp4l*' -u 'phc2sys*'".to_owned();
+    let command = |of_chrony: &str| match program {
+        "pmc" => "pmc -u -b 0 'GET PORT_DATA_SET' && journalctl -n 50 -u 'ptp4l*' -u 'phc2sys*'".to_owned(),
+        "chronyc" => of_chrony.to_owned(),
+        // In place of another daemon: the package of chrony removes it.
+        _ => "apt install chrony && systemctl enable --now chrony && chronyc -n sources -v".to_owned(),
+    };
     if !is_synchronised {
-        let command = if is_ptp {
-            state
-        } else {
-            "apt install chrony && systemctl enable --now chrony && chronyc -n sources -v".to_owned()
-        };
-        return check.warn(format!("the clock is not synchronised; {program}"), [command]);
+        return check.warn(format!("the clock is not synchronised; {program}"), [command("chronyc -n sources -v")]);
     }
     let error = error_ns_max.map(|error_ns| format!(", error at most {} us", error_ns / 1_000)).unwrap_or_default();
     let read = format!("offset {offset_ns} ns{error}; {program}");
     if offset_ns > OFFSET_NS_MAX {
-        let step = "chronyc makestep    # before the gateway starts: a step disturbs its stamps".to_owned();
-        check.warn(read, [if is_ptp { state } else { step }])
+        check.warn(read, [command("chronyc makestep    # before the gateway starts: a step disturbs its stamps")])
     } else if error_ns_max.is_some_and(|error_ns| error_ns > ERROR_NS_MAX) {
-        check.warn(read, ["chronyc -n sources -v    # then name a nearer source in /etc/chrony/chrony.conf".to_owned()])
+        check.warn(read, [command("chronyc -n sources -v    # then name a nearer source in /etc/chrony/chrony.conf")])
     } else {
         check.ok(read)
     }

@@ -101,7 +101,7 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
 /// Sets a parameter of the kernel's command line, on Debian, in place of one of the same name. One reboot then does for several.
 fn boot_command(name: &str, value: &str) -> String {
     format!(
-        "sed -i '/^GRUB_CMDLINE_LINUX/s/ *{name}=[^ \"]*//g; s/^GRUB_CMDLINE_LINUX=\"/&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"
+        "sed -i '/^GRUB_CMDLINE_LINUX/s/ *{name}=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"
     )
 }
 

@@ -67,6 +67,18 @@ impl Files {
         Ok(numbers.filter_map(|number| self.text(&format!("/proc/{number}/comm")).ok()).collect())
     }
 
+    /// Number of a process that runs `mdgw run`.
+    pub(crate) fn gateway(&self) -> Option<String> {
+        let numbers =
+            self.names("/proc").ok()?.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        numbers.into_iter().find(|number| {
+            let arguments = self.text(&format!("/proc/{number}/cmdline")).unwrap_or_default();
+            let mut arguments = arguments.split('\0');
+            let program = arguments.next().unwrap_or_default();
+            program.rsplit('/').next() == Some("mdgw") && arguments.next() == Some("run")
+        })
+    }
+
     /// Whether this is a container, which does not see the processes of its host.
     pub(crate) fn is_container(&self) -> bool {
         ["/.dockerenv", "/run/.containerenv", "/run/systemd/container"].iter().any(|path| self.exists(path))

@@ -1,4 +1,4 @@
-//! Memory, and the limits of this process. Those of the service may differ: its unit sets them.
+//! Memory, and the limits of the gateway that runs, else of this process. Those of the service may differ then: its unit sets them.
 
 use crate::{
     files::{Files, shortened},
@@ -14,21 +14,39 @@ fn check(name: &'static str, why: &'static str) -> Check {
     Check::new(Group::Memory, name, why)
 }
 
-/// Value of a line of `/proc/self/limits`: the soft limit, `None` if unlimited.
-fn limit(files: &Files, name: &str) -> Result<Option<u64>, String> {
-    let text = files.text("/proc/self/limits")?;
+/// The process whose limits count: the gateway that runs, if there is one.
+struct Limited {
+    /// Below `/proc`.
+    process: String,
+    is_gateway: bool,
+}
+
+impl Limited {
+    fn find(files: &Files) -> Self {
+        let gateway = files.gateway();
+        Self { is_gateway: gateway.is_some(), process: gateway.unwrap_or_else(|| "self".to_owned()) }
+    }
+
+    fn name(&self) -> String {
+        if self.is_gateway { format!("the gateway (process {})", self.process) } else { "this process".to_owned() }
+    }
+}
+
+/// Value of a line of `/proc/PROCESS/limits`: the soft limit, `None` if unlimited.
+fn limit(files: &Files, process: &str, name: &str) -> Result<Option<u64>, String> {
+    let text = files.text(&format!("/proc/{process}/limits"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let value = line.and_then(|line| line.split_whitespace().next());
     match value {
         Some("unlimited") => Ok(None),
-        Some(value) => value.parse().map(Some).map_err(|_| format!("/proc/self/limits: {name}: not a number")),
-        None => Err(format!("/proc/self/limits: no line {name}")),
+        Some(value) => value.parse().map(Some).map_err(|_| format!("/proc/{process}/limits: {name}: not a number")),
+        None => Err(format!("/proc/{process}/limits: no line {name}")),
     }
 }
 
-/// Whether this process has a capability in effect (linux/capability.h); `false` if the kernel does not show it.
-fn has_capability(files: &Files, number: u32) -> bool {
-    let status = files.text("/proc/self/status").unwrap_or_default();
+/// Whether a process has a capability in effect (linux/capability.h); `false` if the kernel does not show it.
+fn has_capability(files: &Files, process: &str, number: u32) -> bool {
+    let status = files.text(&format!("/proc/{process}/status")).unwrap_or_default();
     let digits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
     set.is_some_and(|set| set >> number & 1 == 1)
@@ -37,11 +55,11 @@ fn has_capability(files: &Files, number: u32) -> bool {
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_NICE: u32 = 23;
 
-/// Sets a limit in a drop-in of the service's unit.
+/// Sets a limit in a drop-in of the service's unit, for its next start. It restarts nothing: that of a leader is a takeover.
 fn unit_limit(limit: &str, value: &str) -> String {
     let folder = "/etc/systemd/system/mdgw.service.d";
     format!(
-        "mkdir -p {folder} && printf '[Service]\\n{limit}={value}\\n' > {folder}/{limit}.conf && systemctl daemon-reload && systemctl restart mdgw"
+        "mkdir -p {folder} && printf '[Service]\\n{limit}={value}\\n' > {folder}/{limit}.conf && systemctl daemon-reload    # in force with the next start of mdgw"
     )
 }
 
@@ -53,11 +71,12 @@ fn locked(files: &Files, needs: Option<&Needs>) -> Item {
     if needs.is_some_and(|needs| !needs.lock_memory) {
         return check.ok("gateway.lock_memory is false");
     }
-    match limit(files, "Max locked memory") {
+    let limited = Limited::find(files);
+    match limit(files, &limited.process, "Max locked memory") {
         Ok(None) => check.ok("unlimited"),
-        Ok(Some(_)) if has_capability(files, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
+        Ok(Some(_)) if has_capability(files, &limited.process, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
         Ok(Some(bytes)) => {
-            check.warn(format!("this process may lock {bytes} bytes"), [unit_limit("LimitMEMLOCK", "infinity")])
+            check.warn(format!("{} may lock {bytes} bytes", limited.name()), [unit_limit("LimitMEMLOCK", "infinity")])
         }
         Err(error) => check.unknown(error),
     }
@@ -72,14 +91,17 @@ fn real_time(files: &Files, needs: Option<&Needs>) -> Item {
     let Some(priority) = threads.iter().filter_map(|threads| threads.priority).max() else {
         return check.ok("no thread asks for a priority");
     };
-    let allowed = match limit(files, "Max realtime priority") {
-        Ok(_) if has_capability(files, CAP_SYS_NICE) => u64::from(priority),
+    let limited = Limited::find(files);
+    let allowed = match limit(files, &limited.process, "Max realtime priority") {
+        Ok(_) if has_capability(files, &limited.process, CAP_SYS_NICE) => u64::from(priority),
         Ok(limit) => limit.unwrap_or(u64::MAX),
         Err(error) => return check.unknown(error),
     };
     if allowed < u64::from(priority) {
-        let read = format!("this process may ask for {allowed}, and the configuration asks for {priority}");
-        return check.fail(read, [unit_limit("LimitRTPRIO", "99")]);
+        let read = format!("{} may ask for {allowed}, and the configuration asks for {priority}", limited.name());
+        let command = [unit_limit("LimitRTPRIO", "99")];
+        // A unit sets limits that a shell does not have.
+        return if limited.is_gateway { check.fail(read, command) } else { check.warn(read, command) };
     }
     let throttled = match files.number("/proc/sys/kernel/sched_rt_runtime_us") {
         Ok(-1) => false,

@@ -179,8 +179,12 @@ impl Card<'_> {
         let read = format!("{} of {known} interrupts on the pools' cores {pins}", on_pins.len());
         check.ok_if(on_pins.is_empty(), read, || {
             let online = self.files.cores("/sys/devices/system/cpu/online").unwrap_or_default();
+            let others = online.without(pins);
+            if others.is_empty() {
+                return "lscpu --extended=CPU,CORE,NODE    # then leave a core out of the pools".to_owned();
+            }
             let numbers = on_pins.join(" ");
-            format!("for i in {numbers}; do echo {} > /proc/irq/$i/smp_affinity_list; done", online.without(pins))
+            format!("for i in {numbers}; do echo {others} > /proc/irq/$i/smp_affinity_list; done")
         })
     }
 
@@ -195,7 +199,9 @@ impl Card<'_> {
             Ok(ring) => {
                 let read = format!("{} of {} descriptors", ring.present, ring.max);
                 let wanted = ring.max.min(RING_WANTED);
-                check.ok_if(ring.present >= wanted, read, || format!("ethtool -G {} rx {wanted}", self.name))
+                check.ok_if(ring.present >= wanted, read, || {
+                    format!("ethtool -G {} rx {wanted}{PAUSES_RECEPTION}", self.name)
+                })
             }
             Err(error) => check.unknown(format!("the driver does not say: {error}")),
         }
@@ -208,7 +214,9 @@ impl Card<'_> {
             Ok(set) => {
                 let read = format!("rx-usecs {}, adaptive {}", set.receive_us, on_off(set.is_adaptive));
                 let is_off = set.receive_us == 0 && !set.is_adaptive;
-                check.ok_if(is_off, read, || format!("ethtool -C {} adaptive-rx off rx-usecs 0", self.name))
+                check.ok_if(is_off, read, || {
+                    format!("ethtool -C {} adaptive-rx off rx-usecs 0{PAUSES_RECEPTION}", self.name)
+                })
             }
             Err(error) => check.unknown(format!("the driver does not say: {error}")),
         }
@@ -323,6 +331,8 @@ impl Card<'_> {
     }
 }
 
+/// Many drivers take the card down for it.
+const PAUSES_RECEPTION: &str = "    # reception may stop for a moment: not during a session";
 /// Descriptors that a receive ring should have, where the card takes as many.
 const RING_WANTED: u32 = 4_096;
 

@@ -73,9 +73,8 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
             (Err(NoAnswer::Failed(error)), Role::Store) => {
                 check.fail(error.clone(), [format!("nc -zv {host} {port}    # on this host, then on the store's")])
             }
-            (Err(NoAnswer::Failed(error)), Role::Peer) => {
-                check.warn(error.clone(), [format!("nc -zv {host} {port} && ssh {host} systemctl start mdgw")])
-            }
+            (Err(NoAnswer::Failed(error)), Role::Peer) => check
+                .warn(error.clone(), [format!("nc -zv {host} {port}    # and on that host: systemctl status mdgw")]),
         }
     };
     endpoints.iter().map(item).collect()

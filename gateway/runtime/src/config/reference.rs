@@ -93,7 +93,7 @@ fn markdown() -> String {
         let _ = writeln!(text, "- `{key}`{}", if key == REVISION { ": may be raised" } else { "" });
     }
     text.push_str(
-        "\nAny other change is refused and needs a restart; the log names each key. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
+        "\nAny other change is refused and needs a restart; the log names each key and the reason. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
         The gateway does not use the table `[live]`, so a change there is no obstacle; `mdgw live` reads it when it starts, and the file that `live.key_file` names again on SIGHUP.\n",
     );
     for table in &tables::TABLES {

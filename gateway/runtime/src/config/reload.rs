@@ -74,7 +74,7 @@ pub struct Refused {
     pub old: Option<String>,
     /// The value in the file; `None`: unset.
     pub new: Option<String>,
-    /// Why a reload cannot apply it; `None`: the key is fixed at the start.
+    /// Why a reload cannot apply it; `None`: the key is fixed at the start, for the reason that [`why_fixed`] has.
     pub reason: Option<String>,
 }
 
@@ -93,8 +93,9 @@ impl fmt::Display for Refused {
         let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
         write!(
             f,
-            "{}: {new} needs a restart; {old} remains in effect (reloadable: {}, and whole channels and output lines)",
+            "{}: {new} needs a restart, since {}; {old} remains in effect (reloadable: {}, and whole channels and output lines)",
             self.key,
+            why_fixed(&self.key),
             RELOADABLE.join(", ")
         )
     }
@@ -251,6 +252,27 @@ fn changed_lines(before: &OutputConfig, after: &OutputConfig, refused: &mut Vec<
     let (added, removed) = (lacking(after, before), lacking(before, after));
     let is_changed = !(added.is_empty() && removed.is_empty());
     is_changed.then(|| OutputLines { groups: after.groups.clone(), added, removed })
+}
+
+/// Why a reload cannot change this key, to be read after "since".
+fn why_fixed(key: &str) -> &'static str {
+    let (table, rest) = key.split_once('.').unwrap_or((key, ""));
+    match table {
+        _ if key == REVISION => "it can only be raised",
+        "channel" => {
+            "a running channel keeps its settings (remove it by one reload and add it with the new value by the next)"
+        }
+        "output" if rest.contains(".line[") => {
+            "a line keeps its settings (remove it by one reload and add it with the new value by the next)"
+        }
+        "output" => "the other gateway and receivers rely on it as long as this one publishes",
+        "pool" => "the pool's threads and their buffers are made at the start",
+        "election" => "the gateway has made promises to the others by it",
+        "gateway" => "its files and its memory are opened at the start",
+        "log" | "latency" => "the log is opened at the start",
+        "retransmission" | "admin" => "the listener is opened at the start",
+        _ => "it is read at the start only",
+    }
 }
 
 /// Name of the channel that a key is of.

@@ -112,6 +112,27 @@ fn a_reload_adds_and_removes_output_lines_but_changes_none() {
 }
 
 #[test]
+fn a_key_that_is_fixed_at_the_start_is_refused_with_the_reason() {
+    let one = load(MINIMAL).unwrap();
+    let mut other = one.clone();
+    other.channels[0].book.orders_max += 1;
+    other.outputs[0].heartbeat_ns += 1_000_000;
+    other.pools[0].spare_channels += 1;
+    other.gateway.retention_bytes += 1;
+    let refused = refusals(&one, &other);
+    let reasons = [
+        "needs a restart, since a running channel keeps its settings (remove it by one reload",
+        "since its files and its memory are opened at the start",
+        "needs a restart, since the other gateway and receivers rely on it",
+        "since the pool's threads and their buffers are made at the start; 2 remains in effect",
+    ];
+    assert_eq!(refused.len(), reasons.len(), "{refused:#?}");
+    for (text, reason) in refused.iter().zip(reasons) {
+        assert!(text.contains(reason) && text.contains("needs a restart, since "), "{text}");
+    }
+}
+
+#[test]
 fn in_a_pair_a_reload_of_channels_raises_the_revision_and_one_output_line_stays() {
     let loaded = |revision: u64, channel: &str| {
         let text = with_file_election(&format!("revision = {revision}"));
@@ -124,7 +145,10 @@ fn in_a_pair_a_reload_of_channels_raises_the_revision_and_one_output_line_stays(
     assert_eq!(Resolved::diff_reloadable(&one, &loaded(4, &channel)).unwrap().added, [ChannelId(2)]);
     assert_eq!(Resolved::diff_reloadable(&two, &loaded(4, "")).unwrap().removed, [ChannelId(2)]);
     assert!(Resolved::diff_reloadable(&one, &loaded(4, "")).is_ok());
-    assert!(refusals(&one, &loaded(2, ""))[0].starts_with("election.revision: 2 needs a restart"));
+    assert!(
+        refusals(&one, &loaded(2, ""))[0]
+            .starts_with("election.revision: 2 needs a restart, since it can only be raised")
+    );
 
     let mut moved = one.clone();
     moved.outputs[0].lines[0].address = "239.77.7.7:7007".parse().unwrap();
