@@ -71,6 +71,18 @@ fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_
     let stopped = systemd.run(&["systemctl", "stop", "mdgw.service"]);
     assert!(stopped.status.success(), "{}", why());
     assert_eq!((property("ActiveState"), property("Result")), ("inactive".to_owned(), "success".to_owned()));
+
+    // A check that fails is tried some times, and then not again until somebody says so (install.md).
+    let broken = systemd.run(&["sh", "-c", "echo '[no-such-table]' >>/run/units/mdgw.toml"]);
+    assert!(broken.status.success(), "{broken:?}");
+    assert!(!systemd.run(&["systemctl", "start", "mdgw.service"]).status.success());
+    wait_until("systemd gives up", || property("ActiveState") == "failed");
+    let mended = systemd.run(&["sed", "-i", "$d", "/run/units/mdgw.toml"]);
+    assert!(mended.status.success(), "{mended:?}");
+    assert!(!systemd.run(&["systemctl", "start", "mdgw.service"]).status.success(), "the limit holds");
+    assert!(systemd.run(&["systemctl", "reset-failed", "mdgw.service"]).status.success());
+    let started = systemd.run(&["systemctl", "start", "mdgw.service"]);
+    assert!(started.status.success(), "{}", why());
 }
 
 /// The units of a pair on one host: each has directories of its own.

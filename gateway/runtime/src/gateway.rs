@@ -37,7 +37,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -168,6 +168,8 @@ pub struct Gateway {
     admin: Option<Admin>,
     /// When [`Self::update_health`] was last called, for the admin listener.
     main_turned_at: Arc<AtomicU64>,
+    /// For the metrics: a sentinel that has died is not started again.
+    sentinel_lost: Arc<AtomicBool>,
 }
 
 /// The admin listener, and its socket in the file system, which goes with it.
@@ -374,6 +376,7 @@ impl Gateway {
             control: None,
             admin: None,
             main_turned_at: Arc::new(AtomicU64::new(mono_now().0)),
+            sentinel_lost: Arc::default(),
             groups,
             elections,
             logs,
@@ -482,6 +485,8 @@ impl Gateway {
             epoch_count: self.epoch().count(),
             started_ns,
             link,
+            sentinel_lost: Arc::clone(&self.sentinel_lost),
+            audit: self.audit().cloned(),
             main_turned_at: Arc::clone(&self.main_turned_at),
         });
         let (health, history) = (Arc::clone(&source), Arc::clone(&page));
@@ -715,6 +720,7 @@ impl Gateway {
                 "sentinel lost: if this gateway dies, the peer waits for the lease to expire"
             );
             self.sentinel = None;
+            self.sentinel_lost.store(true, Ordering::Relaxed);
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -42,6 +42,7 @@ use super::{
     takeovers::TakeoverCounters,
     watch::{Watch, channel_state, state_name},
 };
+use crate::audit::AuditSender;
 
 /// Sources of metrics and health.
 #[derive(Debug)]
@@ -55,6 +56,9 @@ pub(super) struct AdminSource {
     pub(super) started_ns: u64,
     /// The link to the gateways with these node numbers, if there is one.
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
+    /// Whether the sentinel was lost.
+    pub(super) sentinel_lost: Arc<AtomicBool>,
+    pub(super) audit: Option<AuditSender>,
     /// When the main thread last evaluated the gateway's health.
     pub(super) main_turned_at: Arc<AtomicU64>,
 }
@@ -142,6 +146,10 @@ impl AdminSource {
         all.push(declared::ALARM_LAST.with(raised));
         let counts = alarms.iter().map(|(labels, raised)| sample(labels.clone(), Value::Count(raised.count)));
         all.push(declared::ALARMS.with(counts));
+        let is_lost = self.sentinel_lost.load(Ordering::Relaxed);
+        all.push(declared::SENTINEL_LOST.with(one(is_lost.into())));
+        let failures = self.audit.as_ref().map(|audit| sample(Vec::new(), Value::Count(audit.counts().failures)));
+        all.push(declared::AUDIT_FAILURES.with(failures));
         if let Some((link, nodes)) = &self.link {
             let links = nodes
                 .iter()

@@ -58,6 +58,8 @@ metrics! {
     ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
     ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
+    SENTINEL_LOST = Declared::gauge("mdgw_sentinel_lost", "1: the sentinel has died, and this gateway starts no other one");
+    AUDIT_FAILURES = Declared::counter("mdgw_audit_failures", "attempts to write the audit file that failed; two a second while it cannot be written");
     GROUP_LEADER = Declared::gauge("mdgw_group_leader", "1: this gateway leads the group");
     GROUP_EPOCH = Declared::gauge("mdgw_group_epoch", "count of the highest observed epoch");
     GROUP_ELIGIBLE = Declared::gauge("mdgw_group_eligible", "1: this gateway leads the group or would take over");
