@@ -5,7 +5,7 @@ use super::{SourceFile, assert_none, files, sources};
 const PAGES: [&str; 2] = ["ops/guide/", "ops/runbooks/"];
 
 /// First words of commands: a quote that begins with one is typed, not printed.
-const COMMANDS: [&str; 24] = [
+const COMMANDS: [&str; 25] = [
     "apt",
     "cargo",
     "cat",
@@ -21,6 +21,7 @@ const COMMANDS: [&str; 24] = [
     "kill",
     "ls",
     "mdgw",
+    "nc",
     "nft",
     "ps",
     "strace",

@@ -13,11 +13,11 @@ type Task<T> = Arc<Mutex<Option<Box<dyn FnOnce(&mut T) + Send>>>>;
 pub struct TaskQueue<T>(Arc<Mutex<Vec<Task<T>>>>);
 
 /// How long a caller waits. A caller that feeds a service manager's watchdog can afford some such waits.
-pub const TASK_TIME_MAX: Duration = Duration::from_secs(2);
+const TASK_TIME_MAX: Duration = Duration::from_secs(2);
 
 impl<T> TaskQueue<T> {
     /// Runs `task` on the owner's thread and returns its result. `wake` makes the owner look at the queue. `None` if the owner has
-    /// not answered within [`TASK_TIME_MAX`]: it has ended, or it hangs. The task is withdrawn then, unless the owner was at it.
+    /// not answered within two seconds: it has ended, or it hangs. The task is withdrawn then, unless the owner was at it.
     pub fn run<R: Send + 'static>(
         &self,
         wake: impl FnOnce(),

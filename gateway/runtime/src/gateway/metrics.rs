@@ -327,9 +327,9 @@ fn metric_kind(descriptor: &Descriptor) -> MetricKind {
 /// Name of a declared counter: nanoseconds become seconds, so their ending is left out.
 fn metric_name(prefix: &str, descriptor: &Descriptor) -> String {
     let name = if descriptor.unit == Unit::Nanoseconds {
-        descriptor.name.trim_end_matches("_sum").trim_end_matches("_ns")
+        descriptor.name.trim_end_matches("_sum").trim_end_matches("_ns").replace("_ns_", "_")
     } else {
-        descriptor.name
+        descriptor.name.to_owned()
     };
     format!("{prefix}{name}")
 }
@@ -392,7 +392,12 @@ mod tests {
         }
         assert!(declared::ALL.iter().all(|declared| names.insert(declared.name.to_owned())), "declared twice");
         let samples = sample_names();
-        for name in ["mdgw_gateway", "mdgw_group_blackout_last_seconds", "mdgw_pool_batch_events_sum"] {
+        for name in [
+            "mdgw_gateway",
+            "mdgw_pool_handler_max_seconds",
+            "mdgw_group_blackout_last_seconds",
+            "mdgw_pool_batch_events_sum",
+        ] {
             assert!(samples.contains(name), "no {name} in {samples:?}");
         }
     }

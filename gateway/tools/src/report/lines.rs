@@ -100,7 +100,7 @@ impl<'a> Hosts<'a> {
             nodes.entry(host).or_default().insert(node);
         }
         for (host, node) in self.0.values_mut().filter(|(host, _)| nodes[host].len() > 1) {
-            *host = format!("{host}, node {node}");
+            *host = format!("{host} (node {node})");
         }
     }
 
