@@ -63,15 +63,17 @@ impl Files {
 
     /// Names of all processes that can be seen.
     pub(crate) fn processes(&self) -> Result<Vec<String>, String> {
-        let numbers = self.names("/proc")?.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-        Ok(numbers.filter_map(|number| self.text(&format!("/proc/{number}/comm")).ok()).collect())
+        Ok(self.process_numbers()?.filter_map(|number| self.text(&format!("/proc/{number}/comm")).ok()).collect())
+    }
+
+    fn process_numbers(&self) -> Result<impl Iterator<Item = String>, String> {
+        let names = self.names("/proc")?;
+        Ok(names.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())))
     }
 
     /// Number of a process that runs `mdgw run`.
     pub(crate) fn gateway(&self) -> Option<String> {
-        let numbers =
-            self.names("/proc").ok()?.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-        numbers.into_iter().find(|number| {
+        self.process_numbers().ok()?.find(|number| {
             let arguments = self.text(&format!("/proc/{number}/cmdline")).unwrap_or_default();
             let mut arguments = arguments.split('\0');
             let program = arguments.next().unwrap_or_default();

@@ -58,6 +58,7 @@ pub(super) struct AdminSource {
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
     /// Whether the sentinel was lost.
     pub(super) sentinel_lost: Arc<AtomicBool>,
+    /// Counts failed writes; `None` without an audit file.
     pub(super) audit: Option<AuditSender>,
     /// When the main thread last evaluated the gateway's health.
     pub(super) main_turned_at: Arc<AtomicU64>,
