@@ -1,7 +1,7 @@
 //! A real Prometheus and the shipped rules and dashboard, against a pair that runs; health for load balancers in an election.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{collections::BTreeSet, fs, net::SocketAddrV4, process::Command};
 
 use mdgw_runtime::gateway::sample_names;
 use mdgw_sys::alarm::Alarm;
@@ -12,7 +12,9 @@ use mdgw_tests::{
     process::{self, wait_until},
     prometheus::{Prometheus, rules},
     service_unit::ops,
+    tmpfs::TmpfsMount,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Panels that show nothing as long as nothing has happened.
@@ -48,14 +50,7 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
     let instance = format!("instance=\"{}\"", pair.admin_address(1));
 
     // No line has brought a packet yet, which is an alarm some seconds after the start.
-    let firing = |alert: &str| {
-        let alerts = prometheus.api("alerts")["alerts"].as_array().cloned().unwrap_or_default();
-        alerts.into_iter().find(|found| {
-            found["labels"]["alertname"] == alert
-                && found["state"] == "firing"
-                && found["labels"]["instance"] == pair.admin_address(1).to_string()
-        })
-    };
+    let firing = |alert: &str| firing(&prometheus, alert, pair.admin_address(1));
     wait_until("the alert fires", || firing("line-silent").is_some());
     let alert = firing("line-silent").unwrap();
     assert_eq!(alert["labels"]["channel"], "one", "{alert}");
@@ -103,6 +98,66 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
             wait_until(&format!("panel {title}: {query}"), || !prometheus.query(&query).is_empty());
         }
     }
+}
+
+/// The alert of that name, if it fires for that gateway.
+fn firing(prometheus: &Prometheus, alert: &str, gateway: SocketAddrV4) -> Option<Value> {
+    let alerts = prometheus.api("alerts")["alerts"].as_array().cloned().unwrap_or_default();
+    alerts.into_iter().find(|found| {
+        found["labels"]["alertname"] == alert
+            && found["state"] == "firing"
+            && found["labels"]["instance"] == gateway.to_string()
+    })
+}
+
+#[test]
+fn a_lost_sentinel_and_an_audit_on_a_full_disk_fire_their_alerts() {
+    let mut pair = ElectedPair::new(GatewayOptions::itch()).with_admin_listeners();
+    let audit = pair.gateways.fixture(1).path("audit");
+    let Some(disk) = TmpfsMount::new("an audit on a full disk", audit, "256k") else { return };
+    let config = pair.config_text(1).replace("audit.jsonl", "audit/audit.jsonl");
+    pair.gateways.start(1, &config);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    pair.wait_until_eligible(2);
+    let address = pair.admin_address(1);
+    let prometheus = Prometheus::start(&[address]);
+    let value = |name: &str| prometheus.value(name);
+    wait_until("the gateway is scraped", || value("mdgw_sentinel_lost") == Some(0.0));
+    assert_eq!(value("mdgw_audit_failures_total"), Some(0.0));
+    assert!(firing(&prometheus, "no-sentinel", address).is_none());
+    assert!(firing(&prometheus, "audit-failing", address).is_none());
+
+    let gateway = pair.gateways.running(1).unwrap();
+    let sentinel = i32::try_from(gateway.only_child()).ok().and_then(Pid::from_raw).unwrap();
+    kill_process(sentinel, Signal::KILL).unwrap();
+    gateway.wait_for_stderr("alarm=\"no-sentinel\"");
+    wait_until("the gauge shows it", || value("mdgw_sentinel_lost") == Some(1.0));
+    wait_until("the alert fires", || firing(&prometheus, "no-sentinel", address).is_some());
+
+    disk.fill();
+    // The rest of the file's last page still takes some lines.
+    wait_until("the audit alarm is raised", || {
+        let _refused_if_not_yet_eligible = pair.gateways.ha(1, &["drill"]);
+        gateway.stderr_so_far().contains("alarm=\"audit-failing\"")
+    });
+    wait_until("each further attempt counts", || value("mdgw_audit_failures_total") > Some(2.0));
+    wait_until("the alert fires", || firing(&prometheus, "audit-failing", address).is_some());
+    disk.remove_filler();
+    gateway.wait_for_stderr("the audit file is writable again");
+    // What was kept in memory is on disk. The first line on the full disk was cut, and is there again.
+    let numbers = || {
+        let text = fs::read_to_string(disk.path().join("audit.jsonl")).unwrap();
+        let entries = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        entries.map(|entry| entry["number"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let written = numbers();
+    assert_eq!(written, (1..=written.len() as u64).collect::<Vec<_>>(), "no change is lost");
+    let before = value("mdgw_audit_failures_total");
+    let _done = pair.gateways.ha(1, &["drill"]).expect_code(0);
+    wait_until("later changes are written", || numbers().len() > written.len());
+    assert_eq!(value("mdgw_audit_failures_total"), before, "no attempt fails any more");
+    let _ = pair.gateways.stop(1);
 }
 
 /// Titles and expressions of all panels, and of the variables, with every variable set to what Grafana would insert for "All".

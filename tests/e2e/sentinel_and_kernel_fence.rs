@@ -87,8 +87,7 @@ fn a_sentinel_runs_in_its_own_cgroup() {
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the permissions can be set");
     let gateway = start_member(&fixture, &key);
     gateway.wait_for_stderr("sentinel is watching");
-    let children = format!("/proc/{0}/task/{0}/children", gateway.id());
-    let sentinel = fs::read_to_string(children).expect("the children can be read").trim().to_owned();
+    let sentinel = gateway.only_child().to_string();
     let cgroup = |process: &str| {
         let text = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it runs");
         text.lines().find_map(|line| line.strip_prefix("0::").map(str::to_owned)).expect("it is in one")

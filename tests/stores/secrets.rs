@@ -258,9 +258,7 @@ impl SecretPair {
             }
             let gateway = gateways.running(node).expect("the gateway runs");
             search.add_process(gateway.id(), "run");
-            let sentinels = children(gateway.id());
-            assert_eq!(sentinels.len(), 1, "the gateway's sentinel");
-            search.add_process(sentinels[0], "sentinel");
+            search.add_process(gateway.only_child(), "sentinel");
             search.add("log of a gateway", gateway.stderr_so_far(), "core dumps are disabled");
             search.add_files(&gateways.fixture(node).path(""), &self.secret_files);
         }
@@ -272,17 +270,6 @@ impl SecretPair {
         search.add("mdgw witness --check", checked.stdout, "key ");
         search
     }
-}
-
-/// Processes that this process has started.
-fn children(parent: u32) -> Vec<u32> {
-    let of = |id: u32| {
-        let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok())
-    };
-    let ids = fs::read_dir("/proc").expect("processes can be listed").flatten();
-    let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    ids.filter(|id| of(*id) == Some(parent)).collect()
 }
 
 fn shows_no_secret(store: Store) {

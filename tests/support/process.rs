@@ -5,6 +5,7 @@ use std::{
     env,
     ffi::OsStr,
     fmt::Write as _,
+    fs,
     io::{BufRead, BufReader, Read},
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
@@ -241,6 +242,17 @@ impl MdgwProcess {
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Number of the one process that its main thread has started, such as a gateway's sentinel.
+    ///
+    /// # Panics
+    /// When it has started none or several, or has exited.
+    #[must_use]
+    pub fn only_child(&self) -> u32 {
+        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.id()));
+        let children = children.unwrap_or_else(|error| panic!("{}: {error}", self.command_line));
+        children.trim().parse().unwrap_or_else(|_| panic!("{}: children {children:?}", self.command_line))
     }
 
     /// Sends a signal.

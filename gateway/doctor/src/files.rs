@@ -71,14 +71,26 @@ impl Files {
         Ok(names.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())))
     }
 
-    /// Number of a process that runs `mdgw run`.
-    pub(crate) fn gateway(&self) -> Option<String> {
-        self.process_numbers().ok()?.find(|number| {
-            let arguments = self.text(&format!("/proc/{number}/cmdline")).unwrap_or_default();
-            let mut arguments = arguments.split('\0');
-            let program = arguments.next().unwrap_or_default();
-            program.rsplit('/').next() == Some("mdgw") && arguments.next() == Some("run")
-        })
+    /// Number of the process that runs `mdgw run` with that configuration, or of the only one that runs `mdgw run` at all.
+    pub(crate) fn gateway(&self, config: Option<&str>) -> Option<String> {
+        let arguments = |number: &str| self.text(&format!("/proc/{number}/cmdline")).unwrap_or_default();
+        let gateways: Vec<_> = self
+            .process_numbers()
+            .ok()?
+            .filter(|number| {
+                let arguments = arguments(number);
+                let mut arguments = arguments.split('\0');
+                let program = arguments.next().unwrap_or_default();
+                program.rsplit('/').next() == Some("mdgw") && arguments.next() == Some("run")
+            })
+            .collect();
+        let has_config = |number: &&String| {
+            config.is_some_and(|config| arguments(number).split('\0').any(|argument| argument == config))
+        };
+        match &gateways[..] {
+            [only] => Some(only.clone()),
+            several => several.iter().find(has_config).cloned(),
+        }
     }
 
     /// Whether this is a container, which does not see the processes of its host.

@@ -1,4 +1,4 @@
-//! Memory, and the limits of the gateway that runs, else of this process. Those of the service may differ then: its unit sets them.
+//! Memory, and the limits of the gateway that runs with this configuration, else of this process. Those of the service may differ then: its unit sets them.
 
 use crate::{
     files::{Files, shortened},
@@ -14,7 +14,7 @@ fn check(name: &'static str, why: &'static str) -> Check {
     Check::new(Group::Memory, name, why)
 }
 
-/// The process whose limits count: the gateway that runs, if there is one.
+/// The process whose limits count: the gateway that runs with this configuration, if there is one.
 struct Limited {
     /// Below `/proc`.
     process: String,
@@ -22,8 +22,8 @@ struct Limited {
 }
 
 impl Limited {
-    fn find(files: &Files) -> Self {
-        let gateway = files.gateway();
+    fn find(files: &Files, needs: Option<&Needs>) -> Self {
+        let gateway = files.gateway(needs.map(|needs| &*needs.config));
         Self { is_gateway: gateway.is_some(), process: gateway.unwrap_or_else(|| "self".to_owned()) }
     }
 
@@ -71,7 +71,7 @@ fn locked(files: &Files, needs: Option<&Needs>) -> Item {
     if needs.is_some_and(|needs| !needs.lock_memory) {
         return check.ok("gateway.lock_memory is false");
     }
-    let limited = Limited::find(files);
+    let limited = Limited::find(files, needs);
     match limit(files, &limited.process, "Max locked memory") {
         Ok(None) => check.ok("unlimited"),
         Ok(Some(_)) if has_capability(files, &limited.process, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
@@ -91,7 +91,7 @@ fn real_time(files: &Files, needs: Option<&Needs>) -> Item {
     let Some(priority) = threads.iter().filter_map(|threads| threads.priority).max() else {
         return check.ok("no thread asks for a priority");
     };
-    let limited = Limited::find(files);
+    let limited = Limited::find(files, needs);
     let allowed = match limit(files, &limited.process, "Max realtime priority") {
         Ok(_) if has_capability(files, &limited.process, CAP_SYS_NICE) => u64::from(priority),
         Ok(limit) => limit.unwrap_or(u64::MAX),

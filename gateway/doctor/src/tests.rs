@@ -317,6 +317,22 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     let priority = item("real-time limits");
     assert_eq!(priority.status, Status::Fail);
     assert_eq!(priority.read, "the gateway (process 901) may ask for 20, and the configuration asks for 50");
+
+    // Of several gateways it is the one with this configuration, if there is such a one.
+    let others = [
+        ("/proc/899/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/other.toml\0"),
+        ("/proc/902/cmdline", "/usr/bin/mdgw\0run\0--date\x002019-01-30\0gateway.toml\0"),
+        ("/proc/902/limits", "Max realtime priority  30  30\n"),
+        ("/proc/902/status", "CapEff:\t0000000000000000\n"),
+    ];
+    write(root.path(), &others);
+    let limits_of = |config: &str| {
+        let needs = Needs { config: config.to_owned(), ..needs() };
+        let report = examine(root.path(), &facts(true), Some(&needs));
+        report.items.into_iter().find(|item| item.name == "real-time limits").unwrap().read
+    };
+    assert!(limits_of("gateway.toml").contains("process 902) may ask for 30"), "{}", limits_of("gateway.toml"));
+    assert!(limits_of("third.toml").contains("this process"), "{}", limits_of("third.toml"));
 }
 
 #[test]

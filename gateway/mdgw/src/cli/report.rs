@@ -27,7 +27,7 @@ use super::{Outcome, print, warn};
   mdgw report old='/var/log/mdgw/*0129T*' new='/var/log/mdgw/*0130T*' --html difference.html
   mdgw report /var/log/mdgw --compare day --csv > latency.csv
   mdgw report gw1/*.hlog gw2/*.hlog --audit gw1/audit --audit gw2/audit --html day.html
-  mdgw report /var/log/mdgw --week --audit /var/lib/mdgw/audit")]
+  mdgw report /var/log/mdgw --week --audit /var/lib/mdgw/audit --html week.html")]
 pub(super) struct Args {
     /// Interval logs (`*.hlog`), or directories of them; NAME=LOG assigns them to a group.
     #[arg(required = true, value_name = "[NAME=]LOG")]
@@ -51,7 +51,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "NUMBER")]
     channel: Option<u16>,
     /// Print a row for each day and channel: the last seven days (UTC) up to the last log.
-    #[arg(long, conflicts_with_all = ["compare", "html", "hgrm", "csv"])]
+    #[arg(long, conflicts_with_all = ["compare", "hgrm"])]
     week: bool,
     /// Audit file of a gateway (`gateway.audit_file`); repeat it for the other gateways of the pair. Its takeovers
     /// are listed, and marked in the page's timelines.
@@ -123,9 +123,13 @@ fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Res
     let mut text = String::new();
     if args.json {
         text = format!("{}\n", week.json());
+    } else if args.csv {
+        text = format!("{}\n", csv::HEADER);
+        csv::write_week(&week, &mut text)?;
     } else {
         week.write(&mut text)?;
     }
+    write_page(args, |page| html::write_week(&week, page))?;
     print(&text)?;
     refuse_damage(audit_damage + week.damage().len())
 }

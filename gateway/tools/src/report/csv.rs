@@ -2,7 +2,10 @@
 
 use std::fmt::{self, Write};
 
-use super::{ChannelCounts, ChannelReport, Comparison, Report};
+use super::{
+    ChannelCounts, ChannelReport, Comparison, Report,
+    week::{DayValues, Week, WeekChannel},
+};
 
 /// Columns. `item` is a stage; in the tables of lines it is a line. `from` and `until` are nanoseconds since 1970 in
 /// the tables `timeline`, `gaps` and `lead_by_time` (in `lead_by_time` since midnight UTC if the report has several
@@ -134,6 +137,39 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     Ok(())
 }
 
+/// Writes a week (table `week`). A day is a group, named by its date; the sum of all days is the group `all`.
+///
+/// # Errors
+/// Errors of `out`.
+pub fn write_week(week: &Week, out: &mut impl Write) -> fmt::Result {
+    for channel in &week.channels {
+        for (day, values) in week.days.iter().zip(&channel.days) {
+            let Some(values) = values else { continue };
+            day_values(&day.date.to_string(), channel, values, out)?;
+        }
+        day_values("all", channel, &channel.week, out)?;
+    }
+    Ok(())
+}
+
+fn day_values(group: &str, channel: &WeekChannel, values: &DayValues, out: &mut impl Write) -> fmt::Result {
+    let begin = format!("{group},week,{},{}", channel.id.0, field(channel.name.as_deref().unwrap_or_default()));
+    let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = values.counted;
+    let counted = [("datagrams", datagrams), ("messages", messages), ("gaps", gaps), ("gap_messages", gap_messages)];
+    for (statistic, value) in counted.into_iter().chain([("drops", drops), ("takeovers", values.takeovers as u64)]) {
+        writeln!(out, "{begin},,,,{statistic},{value}")?;
+    }
+    writeln!(out, "{begin},,,,per_s_max,{:.1}", values.per_s_max)?;
+    writeln!(out, "{begin},wire_to_wire,,,count,{}", values.latency.count)?;
+    for (statistic, value_ns) in values.latency.named() {
+        writeln!(out, "{begin},wire_to_wire,,,{statistic}_ns,{value_ns}")?;
+    }
+    if let Some((start, p99_ns)) = values.slowest {
+        writeln!(out, "{begin},wire_to_wire,{},,slowest_p99_ns,{p99_ns}", start.0)?;
+    }
+    Ok(())
+}
+
 /// Quotes a value if necessary.
 fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
@@ -161,5 +197,23 @@ mod tests {
         }
         assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within_spread\n"));
         assert!(text.contains(",p50_change,0.000000\n"));
+    }
+
+    #[test]
+    fn a_week_has_the_rows_of_each_day_and_their_sum() {
+        let mut text = String::new();
+        write_week(&crate::report::week::tests::sample_week(), &mut text).unwrap();
+        let columns = HEADER.split(',').count();
+        assert!(text.lines().all(|line| line.split(',').count() == columns), "{text}");
+        for row in [
+            "2019-01-28,week,1,,,,,messages,1000",
+            "2019-01-30,week,1,,,,,takeovers,1",
+            "2019-01-30,week,1,,wire_to_wire,,,p99_ns,90047",
+            "2019-01-30,week,1,,wire_to_wire,1548858605000000000,,slowest_p99_ns,90047",
+            "all,week,1,,,,,messages,2000",
+        ] {
+            assert!(text.lines().any(|line| line == row), "{row}\n{text}");
+        }
+        assert!(!text.contains("2019-01-29"), "a day without a log has no row");
     }
 }

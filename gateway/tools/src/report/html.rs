@@ -3,6 +3,7 @@
 mod channel;
 mod charts;
 mod compare;
+mod week;
 
 use std::{
     collections::BTreeSet,
@@ -13,8 +14,9 @@ use mdgw_feeds::time::TradingDate;
 use mdgw_status::quantity::Count;
 use mdgw_telemetry::stages::Stage;
 
+pub use self::week::write as write_week;
 use super::{
-    Comparison, Report,
+    Comparison, LogDamage, Report,
     chart::{BandKind, Chart, STYLE_COUNT, escape},
     quantity::{Latency, QUANTILES, TimeOfDay, Timestamp},
 };
@@ -96,14 +98,18 @@ fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
     if report.channels.is_empty() {
         writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
     }
-    if !report.damage.is_empty() {
-        writeln!(out, "<div class=\"notice\">{} damaged lines are skipped:<ul>", Count(report.damage.len() as u64))?;
-        for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
-            writeln!(out, "<li>{}</li>", escape(&damage.to_string()))?;
-        }
-        writeln!(out, "</ul></div>")?;
+    damage_notice(&report.damage, out)
+}
+
+fn damage_notice(damage: &[LogDamage], out: &mut impl Write) -> fmt::Result {
+    if damage.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    writeln!(out, "<div class=\"notice\">{} damaged lines are skipped:<ul>", Count(damage.len() as u64))?;
+    for damage in damage.iter().take(DAMAGE_SHOWN_MAX) {
+        writeln!(out, "<li>{}</li>", escape(&damage.to_string()))?;
+    }
+    writeln!(out, "</ul></div>")
 }
 
 fn tile(name: &str, value: &str, out: &mut impl Write) -> fmt::Result {
@@ -242,6 +248,12 @@ mod tests {
         text
     }
 
+    fn week_page() -> String {
+        let mut text = String::new();
+        write_week(&crate::report::week::tests::sample_week(), &mut text).unwrap();
+        text
+    }
+
     /// Checks all tags: each is closed in order, and its attributes are quoted.
     fn assert_parses(page: &str) {
         let mut open: Vec<&str> = Vec::new();
@@ -275,6 +287,8 @@ mod tests {
             assert_parses(&page);
             assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "content of a log is escaped");
         }
+        assert_asks_for_nothing(&week_page());
+        assert_parses(&week_page());
     }
 
     #[test]
@@ -328,6 +342,22 @@ mod tests {
         assert_eq!(page.matches("▲ slower").count(), channels);
         assert_eq!(page.matches("the first 8 groups; 2 more are in the tables").count(), channels);
         assert_parses(&page);
+    }
+
+    #[test]
+    fn the_page_of_a_week_has_a_row_for_each_day_and_the_takeovers() {
+        let page = week_page();
+        for expected in [
+            "<p>2019-01-28 to 2019-01-30, days in UTC; latencies are wire to wire</p>",
+            "<h2>Channel 1</h2>",
+            "<tr><th scope=\"row\">Mon 2019-01-28</th><td>1,000</td><td>100</td><td>0</td>",
+            "<td>5.00\u{a0}µs</td>",
+            "<tr><th scope=\"row\">Tue 2019-01-29</th><td class=\"text\" colspan=\"11\">no log</td></tr>",
+            "<tr><th scope=\"row\">all</th><td>2,000</td>",
+            "<td>1.20\u{a0}ms</td><td>4</td><td class=\"text\">process &lt;b&gt;died</td></tr>",
+        ] {
+            assert!(page.contains(expected), "{expected}\n{page}");
+        }
     }
 
     #[test]

@@ -59,9 +59,9 @@ pub(super) fn takeovers(takeovers: &[Takeover], out: &mut impl Write) -> fmt::Re
         "takeovers (UTC)", "group", "node", "blackout", "republished"
     )?;
     for takeover in takeovers {
-        let Takeover { time, group, node, cause, channels } = takeover;
+        let Takeover { time, group, node, cause, .. } = takeover;
         let blackout = takeover.blackout_ns(None).map_or_else(|| "–".to_owned(), |ns| Latency(ns).to_string());
-        let republished: u64 = channels.iter().map(|cost| cost.republished_packets).fold(0, u64::saturating_add);
+        let republished = takeover.republished_packets();
         let time = Timestamp(*time).to_string();
         writeln!(out, "  {time:<22}{group:>8}{node:>6}{blackout:>10}{:>13}  {cause}", Count(republished))?;
     }

@@ -42,6 +42,12 @@ impl Takeover {
         channels.filter_map(|cost| cost.blackout_ns).max()
     }
 
+    /// Packets of all channels that were published again.
+    #[must_use]
+    pub fn republished_packets(&self) -> u64 {
+        self.channels.iter().map(|cost| cost.republished_packets).fold(0, u64::saturating_add)
+    }
+
     /// Whether the channel was taken over.
     #[must_use]
     pub fn concerns(&self, channel: ChannelId) -> bool {

@@ -24,43 +24,62 @@ use super::{
 #[derive(Debug)]
 pub struct Week {
     /// Days from the first one that has a log, at most [`DAYS`].
-    days: Vec<Day>,
+    pub(super) days: Vec<Day>,
     /// All channels of these days, by number.
-    channels: Vec<WeekChannel>,
-    takeovers: Vec<Takeover>,
-    damage: Vec<LogDamage>,
+    pub(super) channels: Vec<WeekChannel>,
+    pub(super) takeovers: Vec<Takeover>,
+    pub(super) damage: Vec<LogDamage>,
 }
+
+/// Follows the first and the last day.
+pub(super) const NOTE: &str = "days in UTC; latencies are wire to wire";
 
 /// Days of a week.
 pub const DAYS: usize = 7;
 
 #[derive(Debug)]
-struct Day {
-    date: TradingDate,
+pub(super) struct Day {
+    pub(super) date: TradingDate,
     has_logs: bool,
 }
 
 #[derive(Debug)]
-struct WeekChannel {
-    id: ChannelId,
-    title: String,
+pub(super) struct WeekChannel {
+    pub(super) id: ChannelId,
+    pub(super) name: Option<String>,
+    pub(super) title: String,
     /// One for each day; `None` where the channel was not logged.
-    days: Vec<Option<DayValues>>,
-    week: DayValues,
+    pub(super) days: Vec<Option<DayValues>>,
+    pub(super) week: DayValues,
 }
 
 /// What a row shows.
 #[derive(Clone, Debug, Default)]
-struct DayValues {
-    counted: ChannelCounts,
+pub(super) struct DayValues {
+    pub(super) counted: ChannelCounts,
     /// Highest rate of messages (of packets, where messages were not counted) in an interval, per second.
-    per_s_max: f64,
+    pub(super) per_s_max: f64,
     /// All values of `wire_to_wire`, or of the last stage that was recorded.
-    latency: LatencyStatistics,
+    pub(super) latency: LatencyStatistics,
     /// The slice of the day with the highest 99th percentile: begin, and that percentile, ns.
-    slowest: Option<(UnixNs, u64)>,
-    takeovers: usize,
+    pub(super) slowest: Option<(UnixNs, u64)>,
+    pub(super) takeovers: usize,
 }
+
+/// Heads of a row's cells, and the width of each in the terminal.
+pub(super) const COLUMNS: [(&str, usize); 11] = [
+    ("messages", 16),
+    ("peak/s", 10),
+    ("gaps", 6),
+    ("(messages)", 12),
+    ("drops", 10),
+    ("p50", 10),
+    ("p99", 10),
+    ("p99.9", 10),
+    ("max", 10),
+    ("slowest", 10),
+    ("takeovers", 11),
+];
 
 impl Week {
     /// From one report for each day on which logs begin, in order of the days, and all known takeovers.
@@ -108,24 +127,16 @@ impl Week {
     /// Errors of `out`.
     pub fn write(&self, out: &mut impl Write) -> fmt::Result {
         let (Some(first), Some(last)) = (self.days.first(), self.days.last()) else { return Ok(()) };
-        writeln!(out, "{} to {}, days in UTC; latencies are wire to wire", first.date, last.date)?;
+        writeln!(out, "{} to {}, {NOTE}", first.date, last.date)?;
         for channel in &self.channels {
-            write!(
-                out,
-                "\n{:<16}{:>16}{:>10}{:>6}{:>12}{:>10}",
-                channel.title, "messages", "peak/s", "gaps", "(messages)", "drops"
-            )?;
-            writeln!(
-                out,
-                "{:>10}{:>10}{:>10}{:>10}{:>10}{:>11}",
-                "p50", "p99", "p99.9", "max", "slowest", "takeovers"
-            )?;
+            write!(out, "\n{:<16}", channel.title)?;
+            COLUMNS.iter().try_for_each(|(name, width)| write!(out, "{name:>width$}"))?;
+            writeln!(out)?;
             for (day, values) in self.days.iter().zip(&channel.days) {
-                let name = format!("  {} {}", weekday(day.date), day.date);
+                let name = format!("  {}", day.title());
                 match values {
                     Some(values) => values.write(&name, out)?,
-                    None if day.has_logs => writeln!(out, "{name:<16}  not logged")?,
-                    None => writeln!(out, "{name:<16}  no log")?,
+                    None => writeln!(out, "{name:<16}  {}", day.without_values())?,
                 }
             }
             channel.week.write("  all", out)?;
@@ -155,14 +166,26 @@ impl Week {
     }
 }
 
+impl Day {
+    /// Weekday and date.
+    pub(super) fn title(&self) -> String {
+        format!("{} {}", weekday(self.date), self.date)
+    }
+
+    /// Why a channel has no values of this day.
+    pub(super) fn without_values(&self) -> &'static str {
+        if self.has_logs { "not logged" } else { "no log" }
+    }
+}
+
 impl WeekChannel {
     fn of(id: ChannelId, days: &[Day], reports: &[(TradingDate, Report)], takeovers: &[Takeover]) -> Self {
-        let mut title = format!("channel {}", id.0);
+        let (mut name, mut title) = (None, format!("channel {}", id.0));
         let (mut week, mut all) = (DayValues::default(), empty_histogram());
         let values = days.iter().map(|day| {
             let (_, report) = reports.iter().find(|(date, _)| *date == day.date)?;
             let channel = report.channels.iter().find(|channel| channel.id == id)?;
-            title = channel.title();
+            (name, title) = (channel.name.clone(), channel.title());
             let mut values = DayValues::of(channel, &mut all);
             let of_day = |takeover: &&Takeover| TradingDate::in_utc(takeover.time) == day.date && takeover.concerns(id);
             values.takeovers = takeovers.iter().filter(of_day).count();
@@ -171,7 +194,7 @@ impl WeekChannel {
         });
         let days = values.collect();
         week.latency = LatencyStatistics::of(&all);
-        Self { id, title, days, week }
+        Self { id, name, title, days, week }
     }
 }
 
@@ -203,19 +226,24 @@ impl DayValues {
         self.takeovers += day.takeovers;
     }
 
+    /// The texts below [`COLUMNS`].
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, shown without decimals")]
-    fn write(&self, name: &str, out: &mut impl Write) -> fmt::Result {
+    pub(super) fn cells(&self) -> [String; COLUMNS.len()] {
         let ChannelCounts { messages, gaps, gap_messages, drops, .. } = self.counted;
         let [messages, per_s, gaps, gap_messages, drops] =
             [messages, self.per_s_max as u64, gaps, gap_messages, drops].map(|count| Count(count).to_string());
-        write!(out, "{name:<16}{messages:>16}{per_s:>10}{gaps:>6}{gap_messages:>12}{drops:>10}")?;
         let [p50_ns, _, p99_ns, p999_ns, _] = self.latency.percentiles_ns;
-        let latency = |ns| if self.latency.count == 0 { "–".to_owned() } else { Latency(ns).to_string() };
+        let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, self.latency.max_ns]
+            .map(|ns| if self.latency.count == 0 { "–".to_owned() } else { Latency(ns).to_string() });
         let slowest = self.slowest.map_or_else(|| "–".to_owned(), |(start, _)| TimeOfDay(start).to_string());
-        for value in [latency(p50_ns), latency(p99_ns), latency(p999_ns), latency(self.latency.max_ns), slowest] {
-            write!(out, "{value:>10}")?;
-        }
-        writeln!(out, "{:>11}", self.takeovers)
+        let takeovers = self.takeovers.to_string();
+        [messages, per_s, gaps, gap_messages, drops, p50, p99, p999, max, slowest, takeovers]
+    }
+
+    fn write(&self, name: &str, out: &mut impl Write) -> fmt::Result {
+        write!(out, "{name:<16}")?;
+        COLUMNS.iter().zip(self.cells()).try_for_each(|((_, width), cell)| write!(out, "{cell:>width$}"))?;
+        writeln!(out)
     }
 
     fn json(&self) -> Value {
@@ -250,7 +278,7 @@ fn weekday(date: TradingDate) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::PathBuf;
 
     use mdgw_feeds::identity::Line;
@@ -300,7 +328,7 @@ mod tests {
     fn takeover(date: TradingDate, second: u64) -> Takeover {
         let cost = TakenOverChannel { channel: 1, blackout_ns: Some(1_200_000), republished_packets: 4 };
         let time = UnixNs(date.midnight_utc().0 + second * NS_PER_S);
-        Takeover { time, group: 1, node: 2, cause: "process died".to_owned(), channels: vec![cost] }
+        Takeover { time, group: 1, node: 2, cause: "process <b>died".to_owned(), channels: vec![cost] }
     }
 
     #[test]
@@ -321,16 +349,20 @@ mod tests {
         assert_eq!((alone.channels[0].counted.messages, alone.channels[0].counted_by_host.len()), (1_000, 0));
     }
 
-    #[test]
-    fn a_week_has_a_row_for_each_day_and_takeovers_in_it() {
+    /// The first and the third of three days, the third with a takeover. An earlier day is not of this week.
+    pub(in crate::report) fn sample_week() -> Week {
         let (first, last) = (date(20_190_128), date(20_190_130));
         let reports = vec![
             (date(20_190_110), report(&[log(date(20_190_110), "gw1", 0..10, 0)])),
             (first, report(&[log(first, "gw1", 0..10, 0)])),
             (last, report(&[log(last, "gw1", 0..10, 2), log(last, "gw2", 0..10, 0)])),
         ];
-        let takeovers = [takeover(last, 52_203), takeover(date(20_190_110), 52_203)];
-        let week = Week::of(reports, &takeovers);
+        Week::of(reports, &[takeover(last, 52_203), takeover(date(20_190_110), 52_203)])
+    }
+
+    #[test]
+    fn a_week_has_a_row_for_each_day_and_takeovers_in_it() {
+        let week = sample_week();
         let mut text = String::new();
         week.write(&mut text).unwrap();
         expect_test::expect![[r#"
@@ -343,7 +375,7 @@ mod tests {
               all                      2,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us         –          1
 
             takeovers (UTC)            group  node  blackout  republished  cause
-              2019-01-30 14:30:03          1     2   1.20 ms            4  process died
+              2019-01-30 14:30:03          1     2   1.20 ms            4  process <b>died
         "#]].assert_eq(&text);
         let json = week.json();
         let days = json["channels"][0]["days"].as_array().unwrap();
@@ -363,7 +395,7 @@ mod tests {
         assert_eq!(report.takeovers.len(), 1, "the other one is later than the logs");
         let mut page = String::new();
         crate::report::html::write(&report, &mut page).unwrap();
-        assert!(page.contains("14:30:03 node 2 took over (process died), blackout 1.20"), "{page}");
+        assert!(page.contains("14:30:03 node 2 took over (process &lt;b&gt;died), blackout 1.20"), "{page}");
         assert!(page.contains("class=\"takeover\"") && page.contains(">takeover</li>"));
     }
 
