@@ -134,6 +134,7 @@ fn an_unlisted_gateway_is_eligible_once_admitted() {
         let status = of(&gateways, 2);
         status["role"] == "candidate" && status["ineligible_reason"].is_null()
     });
+    gateways.running(2).unwrap().wait_for_stderr("INFO eligible again");
     gateways.kill(1);
     wait_until("the admitted gateway leads", || of(&gateways, 2)["role"] == "leader");
 }

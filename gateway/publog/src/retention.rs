@@ -101,6 +101,8 @@ pub struct SegmentMaintenance {
     is_in_memory: bool,
     shared: Arc<SegmentExchange>,
     counts: MaintenanceCounts,
+    /// Of [`MaintenanceCounts::failures`], the last one.
+    last_failure: Option<LogError>,
 }
 
 /// Counters of a [`SegmentMaintenance`].
@@ -140,7 +142,20 @@ impl SegmentMaintenance {
         let is_in_memory = statfs(&directory).is_ok_and(|file_system| file_system.f_type == TMPFS_MAGIC);
         let counts = MaintenanceCounts::default();
         let run_begin = next_segment;
-        Self { directory, header, retention, run_begin, next_segment, segments, spares, is_in_memory, shared, counts }
+        let last_failure = None;
+        Self {
+            directory,
+            header,
+            retention,
+            run_begin,
+            next_segment,
+            segments,
+            spares,
+            is_in_memory,
+            shared,
+            counts,
+            last_failure,
+        }
     }
 
     /// Takes over the segments of earlier runs, and makes the writer's first segment.
@@ -169,7 +184,7 @@ impl SegmentMaintenance {
                     if error.is_no_space() {
                         self.counts.no_space += 1;
                     } else {
-                        self.counts.failures += 1;
+                        self.count_failure(error);
                     }
                     break;
                 }
@@ -189,6 +204,17 @@ impl SegmentMaintenance {
     #[must_use]
     pub fn counts(&self) -> &MaintenanceCounts {
         &self.counts
+    }
+
+    /// The error behind the last of [`MaintenanceCounts::failures`].
+    #[must_use]
+    pub fn last_failure(&self) -> Option<&LogError> {
+        self.last_failure.as_ref()
+    }
+
+    fn count_failure(&mut self, error: LogError) {
+        self.counts.failures += 1;
+        self.last_failure = Some(error);
     }
 
     /// Size of all segments with a file name, bytes. Without the spares: each waits only for the writer, which maps it until
@@ -339,7 +365,7 @@ impl SegmentMaintenance {
         let path = segment_path(&self.directory, number);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                self.counts.failures += 1;
+                self.count_failure(LogError::io("delete", path)(error));
                 return false;
             }
             _ => {}

@@ -189,7 +189,7 @@ where
         let has_changed = self.shared.state().view != view;
         if has_changed {
             self.hooks.on_epoch(view.epoch);
-            self.shared.change(|state| state.view = view);
+            self.publish_view();
         }
     }
 
@@ -295,6 +295,10 @@ where
 
     fn publish_view(&self) {
         let view = self.core.view();
+        let was_alarmed = self.shared.state().view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary());
+        if was_alarmed && view.obstacle.is_none() {
+            tracing::info!(group = self.options.name, "eligible again");
+        }
         self.shared.change(|state| state.view = view);
     }
 

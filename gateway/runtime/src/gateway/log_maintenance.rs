@@ -1,7 +1,7 @@
 //! Maintenance of one channel's log, with its counters.
 
 use mdgw_feeds::identity::ChannelId;
-use mdgw_publog::{MaintenanceCounts, SegmentMaintenance};
+use mdgw_publog::{LogError, MaintenanceCounts, SegmentMaintenance};
 use mdgw_telemetry::{counter_block, counters::CounterWriter};
 
 /// A log's maintenance and its counters. Owned by the maintenance thread.
@@ -10,6 +10,8 @@ pub(super) struct MaintainedLog {
     pub(super) channel: ChannelId,
     maintenance: SegmentMaintenance,
     counters: CounterWriter<LogCounters>,
+    /// The failure that was logged last: the alarm has the count alone, and a failure that lasts is logged once.
+    logged_failure: Option<String>,
 }
 
 counter_block! {
@@ -28,11 +30,12 @@ impl MaintainedLog {
         maintenance: SegmentMaintenance,
         counters: CounterWriter<LogCounters>,
     ) -> Self {
-        Self { channel, maintenance, counters }
+        Self { channel, maintenance, counters, logged_failure: None }
     }
 
     /// Creates and deletes segments as needed, and publishes the counters. `now_ns`: ns since 1970 UTC.
     pub(super) fn turn(&mut self, now_ns: u64) {
+        let failures_before = self.maintenance.counts().failures;
         self.maintenance.run_once(now_ns);
         let MaintenanceCounts { no_space, failures, reused, protected_removed, .. } = *self.maintenance.counts();
         self.counters.publish(&LogCounters {
@@ -41,5 +44,21 @@ impl MaintainedLog {
             log_segments_reused: reused,
             log_protected_segments_deleted: protected_removed,
         });
+        if failures > failures_before {
+            self.log_failure();
+        }
+    }
+
+    fn log_failure(&mut self) {
+        let Some(error) = self.maintenance.last_failure() else { return };
+        // Without the segment's number, with which each attempt differs.
+        let cause = match error {
+            LogError::Io { action, source, .. } => format!("cannot {action} a segment: {source}"),
+            other => other.to_string(),
+        };
+        if self.logged_failure.as_ref() != Some(&cause) {
+            tracing::warn!(channel = self.channel.0, %error, "maintenance of the publication log");
+            self.logged_failure = Some(cause);
+        }
     }
 }

@@ -160,7 +160,7 @@ pub(super) const TABLES: [Table; 21] = [
                 "date",
                 "`\"YYYY-MM-DD\"`",
                 "from the input, else from the clock",
-                "Trading date, where it is not to be taken from the input.",
+                "Trading date of the next session, where it is not to be taken from the input. A session that has begun keeps its date, and dates never go back.",
             ),
             number(
                 "window_packets",
