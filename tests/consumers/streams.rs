@@ -8,6 +8,7 @@ use mdgw_feeds::{
     identity::Epoch,
     published::{
         packet::PacketFlags,
+        probe,
         tag::{TagKey, TagUse},
     },
 };
@@ -192,6 +193,19 @@ fn one_line() -> Vec<Scenario> {
     stream.publish_all(&gateway, FIRST, NONE, &[0]);
     stream.failed_heartbeat(&gateway, FIRST, &[0]);
     stream.failed_heartbeat(&gateway, FIRST, &[0]);
+    all.push(stream);
+
+    let gateway = simple_gateway(3);
+    let mut stream = Scenario::new(
+        "probes",
+        "On the host of a gateway its probes arrive too, and are ignored. What only looks like one is refused.",
+        "",
+    );
+    stream.send_next(probe::to_bytes(1).into());
+    stream.publish_all(&gateway, FIRST, NONE, &[0]);
+    stream.send_next(probe::to_bytes(2).into());
+    stream.send_next(b"MDGP\x02\0\0\x01".to_vec());
+    stream.send_next(b"MDGP\x02\0\0\0\0".to_vec());
     all.push(stream);
     all
 }

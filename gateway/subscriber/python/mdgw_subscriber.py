@@ -606,6 +606,8 @@ class Receiver:
         try:
             self._accept(line, data, now, service)
         except Refused as refused:
+            if len(data) == 8 and data[:4] == b"MDGP" and data[5:] == b"\0\0\0" and line != SERVICE_LINE:
+                return None  # a probe by which a gateway on this host checks its own group
             self.drops[refused.reason] += 1
             return refused.reason
         return None

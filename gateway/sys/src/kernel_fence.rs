@@ -6,7 +6,7 @@
 //! comes after it. A refused packet returns `EPERM` to the sender.
 //!
 //! - Only UDP over IPv4 to the configured destinations is checked. Of that traffic the program refuses every packet
-//!   that is no published packet of a known group, except [probes](PROBE_MAGIC) that stay on the host. All other
+//!   that is no published packet of a known group, except [probes](mdgw_wire::published::probe) that stay on the host (TTL 0), since a standby sends them too. All other
 //!   traffic passes.
 //! - Deadlines and epochs are in memory that the election thread and the kernel share, so a renewal is one store.
 //! - The fence fails closed: memory starts as 0, which is closed.
@@ -37,10 +37,6 @@ use mdgw_wire::{
 
 use self::{bpf::Map, program::Destinations};
 pub use super::cgroup::FenceCgroup;
-
-/// Prefix of a probe, a datagram by which a gateway checks whether it receives its own group. The closed fence of a
-/// standby lets probes with TTL 0 pass, since a standby sends them too.
-pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 
 /// A fence in force. Dropping it lets all packets out again, unless another process holds its descriptors.
 #[derive(Debug)]

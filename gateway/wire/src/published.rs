@@ -1,6 +1,7 @@
 //! Our own output as one more feed: the published packet, the retransmission protocol, and a receiver for both.
 //!
 //! - [`packet`]: the datagram on the wire, checked once.
+//! - [`probe`]: what a gateway sends to its own output groups to see whether it receives them.
 //! - [`tag`]: proof that a holder of a key sent a packet.
 //! - [`position`]: the position of a channel's published stream.
 //! - [`request`]: requests to the retransmission service, and the form of its answers.
@@ -8,6 +9,7 @@
 
 pub mod packet;
 pub mod position;
+pub mod probe;
 pub mod receiver;
 pub mod request;
 pub mod tag;

@@ -34,6 +34,7 @@ use mdgw_wire::{
     published::{
         packet::{PACKET_BYTES_MAX, Packet, parse_packet},
         position::StreamPosition,
+        probe,
         tag::{TagPolicy, TagUse},
     },
     time::MonoNs,
@@ -44,7 +45,7 @@ use super::{
     epochs::KnownEpochs,
     history::InputHistory,
     log_follower::LogFollower,
-    probe::{self, ProbeTimes, Prober, ReceivePath},
+    probe::{ProbeTimes, Prober, ReceivePath},
     tracker::ReceiveTracker,
 };
 use crate::standby::windows::WindowHash;

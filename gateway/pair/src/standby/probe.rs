@@ -1,20 +1,14 @@
 //! Does this gateway receive its group at all? It sends probes to the group and receives them itself.
 //!
-//! ```text
-//!  probe | MDGP | node u8 | zero u8 × 3 |
-//! ```
 //! A gateway that does not receive its peer's output blames the peer only while it receives its own probes. Otherwise
 //! the fault is its own receive path. No switch sends a packet back to its origin, so a probe returns through the
 //! kernel alone (TTL 0: it does not leave the host), and it counts only while the interface has a carrier. Receivers
-//! drop probes because of their different magic. The kernel fence lets probes pass when it drops everything else.
+//! ignore [probes](mdgw_wire::published::probe). The kernel fence lets probes pass when it drops everything else.
 
 use std::net::SocketAddrV4;
 
-use mdgw_sys::{
-    kernel_fence::PROBE_MAGIC,
-    sockets::{Interface, OutputOptions, SocketError, open_output},
-};
-use mdgw_wire::time::MonoNs;
+use mdgw_sys::sockets::{Interface, OutputOptions, SocketError, open_output};
+use mdgw_wire::{published::probe::to_bytes, time::MonoNs};
 use socket2::Socket;
 
 /// Sends probes to the groups.
@@ -112,19 +106,6 @@ impl ProbeTimes {
     }
 }
 
-/// The node that sent the probe; `None` if the bytes are not a probe.
-pub(super) fn node_of(datagram: &[u8]) -> Option<u8> {
-    match datagram {
-        [magic @ .., node, 0, 0, 0] if magic == PROBE_MAGIC => Some(*node),
-        _ => None,
-    }
-}
-
-fn to_bytes(node: u8) -> [u8; 8] {
-    let [m, d, g, p] = *PROBE_MAGIC;
-    [m, d, g, p, node, 0, 0, 0]
-}
-
 /// Interval between probes, ns: five probes within the time after which a gateway counts as not receiving.
 const PROBE_NS: u64 = 200_000_000;
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
@@ -132,14 +113,6 @@ const SILENCE_NS_MAX: u64 = 1_000_000_000;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_probe_decodes_to_its_senders_node() {
-        assert_eq!(node_of(&to_bytes(7)), Some(7));
-        for other in [&b""[..], b"MDGP", b"MDGW\x07\0\0\0", b"MDGP\x07\0\0\x01", b"MDGP\x07\0\0\0\0"] {
-            assert_eq!(node_of(other), None);
-        }
-    }
 
     #[test]
     fn the_receive_path_counts_as_failed_after_one_second_without_a_probe() {

@@ -17,10 +17,13 @@ use std::{
 
 use mdgw_wire::{
     identity::GroupId,
-    published::packet::{PACKET_MAGIC, PacketHeader},
+    published::{
+        packet::{PACKET_MAGIC, PacketHeader},
+        probe::PROBE_MAGIC,
+    },
 };
 
-use super::{PROBE_MAGIC, SLOT_ATOMICS, bpf::Map};
+use super::{SLOT_ATOMICS, bpf::Map};
 
 /// One instruction, as `bpf_insn` of linux/bpf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,10 @@ use std::{
 
 use mdgw_wire::{
     identity::{ChannelId, Feed, Sequence, Session},
-    published::packet::{PacketFlags, PacketHeader, PacketMeta},
+    published::{
+        packet::{PacketFlags, PacketHeader, PacketMeta},
+        probe,
+    },
     time::TradingDate,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -169,7 +172,7 @@ fn gateway_process() {
             "send-probe" => {
                 let destination: SocketAddrV4 = words[1].parse().unwrap();
                 socket.set_multicast_ttl_v4(words[2].parse().unwrap()).unwrap();
-                reply(send_outcome(socket.send_to(&[&PROBE_MAGIC[..], &[1, 0, 0, 0]].concat(), destination)));
+                reply(send_outcome(socket.send_to(&probe::to_bytes(1), destination)));
                 socket.set_multicast_ttl_v4(1).unwrap();
                 continue;
             }

@@ -45,6 +45,7 @@ use self::{
 };
 use super::{
     packet::{PACKET_BYTES_MAX, Packet, PacketFlags, parse_packet},
+    probe,
     request::ServiceRequest,
     tag::{TAG_BYTES, TagPolicy, TagUse},
 };
@@ -290,6 +291,10 @@ impl Receiver {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
+        // On the gateway's own host each probe of its arrives here too.
+        if datagram.line != Line::RECOVERY && probe::node_of(datagram.bytes).is_some() {
+            return Ok(());
+        }
         self.packets += 1;
         let packet = parse_packet(datagram.bytes).map_err(|reason| self.refuse(reason))?;
         if packet.meta.group != self.config.group {
