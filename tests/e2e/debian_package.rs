@@ -366,7 +366,10 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
     root.run("mkdir -p /var/lib/mdgw /var/log/mdgw; echo votes >/var/lib/mdgw/votes; echo key >/etc/mdgw/key");
     let (_, calls) = root.dpkg("--remove mdgw");
     let stopped: Vec<_> = calls.iter().filter_map(|call| call.split_once("stop ")).map(|(_, unit)| unit).collect();
-    assert_eq!(stopped, ["mdgw-live.service", "mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"]);
+    assert_eq!(
+        stopped,
+        ["mdgw-live.service", "mdgw-journal.service", "mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"]
+    );
     assert_eq!(calls.last().map(String::as_str), Some("daemon-reload"));
     assert_eq!(root.run("cat /etc/mdgw/mdgw.toml"), edited);
     assert_eq!(root.run("cat /var/lib/mdgw/votes"), "votes\n");

@@ -20,7 +20,8 @@ use mdgw_tests::{
     skip::skip,
 };
 
-const UNITS: [&str; 4] = ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service", "mdgw-live.service"];
+const UNITS: [&str; 5] =
+    ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service", "mdgw-live.service", "mdgw-journal.service"];
 const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
 
 fn read(path: &Path) -> String {
@@ -428,6 +429,24 @@ fn the_live_gateway_reads_the_logs_of_a_gateway_as_the_units_run_both() {
     expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
 }
 
+#[test]
+fn the_journal_writes_to_its_state_directory_as_the_units_run_both() {
+    let Some(host) = Host::new("the_journal_writes_to_its_state_directory_as_the_units_run_both") else { return };
+    // The commented table of the shipped configuration; the file system of this host may be small.
+    let journal = [
+        ("# [journal]", "[journal]"),
+        ("#   directory = \"/var/lib/mdgw-journal\"", "directory = \"/var/lib/mdgw-journal\""),
+        ("#   free_bytes_min = 10737418240", "free_bytes_min = 0"),
+    ];
+    let config = adapted("config/mdgw.toml", &[&POOL[..], &journal].concat());
+    let gateway = host.run(&ServiceUnit::load("mdgw.service"), &config, None, "gateway running");
+    let journal = host.run(&ServiceUnit::load("mdgw-journal.service"), &config, None, "journal: ready");
+    expect_written(&journal, &["var/lib/mdgw-journal/writer.lock"]);
+    let ended = journal.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!ended.stderr.contains("WARN") && !ended.stderr.contains("ERROR"), "{}", ended.stderr);
+    expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
+}
+
 /// `ops/config/quorum.toml` with these replacements and those that this machine takes.
 fn quorum_config(replacements: &[(&str, &str)]) -> String {
     adapted("config/quorum.toml", &[&POOL[..], &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
@@ -488,7 +507,7 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     let Some(host) = Host::new("a_unit_whose_filter_lacks_a_needed_system_call_does_not_start") else { return };
     let gateway = ServiceUnit::load("mdgw.service");
     let with_fence = gateway.clone().with_drop_in(KERNEL_FENCE);
-    let [_, sentinel, witness, _live] = UNITS.map(ServiceUnit::load);
+    let [_, sentinel, witness, _live, _journal] = UNITS.map(ServiceUnit::load);
     let fenced = quorum_config(&[FENCE]);
     let cases = [
         (&gateway, "adjtimex clock_adjtime", quorum_config(&[]), "adjtimex: Operation not permitted"),

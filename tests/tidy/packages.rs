@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, env, process::Command};
 use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
     ("gateway/wire", &[]),
     ("feeds", &["wire"]),
     ("gateway/sys", &["wire"]),
@@ -15,6 +15,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
     ("gateway/publog", &[]),
     ("gateway/keys", &[]),
     ("gateway/live", &["feeds", "keys", "publog", "wire"]),
+    ("gateway/journal", &["captures", "feeds", "publog", "sys", "wire"]),
     ("gateway/doctor", &["sys"]),
     ("gateway/admin", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
@@ -22,7 +23,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
     ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry", "wire"]),
     ("gateway/captures", &["feeds", "wire"]),
     ("gateway/simulator", &["captures", "feeds", "sys", "wire"]),
-    ("gateway/tools", &["captures", "feeds", "publog", "status", "sys", "telemetry"]),
+    ("gateway/tools", &["captures", "feeds", "journal", "publog", "status", "sys", "telemetry"]),
     (
         "gateway/runtime",
         &["admin", "doctor", "election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"],
@@ -35,6 +36,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
             "doctor",
             "election",
             "feeds",
+            "journal",
             "live",
             "runtime",
             "simulator",

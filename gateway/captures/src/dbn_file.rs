@@ -11,25 +11,22 @@
 //! The content of the file depends only on the caller's input: `start` is the earliest time of its records (`ts_recv`,
 //! or `ts_event` where there is none), `end` the latest time plus one nanosecond.
 
+mod metadata;
 mod spool;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     env, fmt,
     fs::{self, File},
     io,
-    num::NonZeroU64,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
-use dbn::{
-    MappingInterval, Metadata, RType, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder,
-};
+use dbn::{RType, Schema};
 use mdgw_wire::{identity::InstrumentId, time::TradingDate};
 use tempfile::NamedTempFile;
-use time::{Date, OffsetDateTime};
 
+pub use self::metadata::MetadataCollector;
 use self::spool::{Compression, Spool, SpoolReader, WriteOutcome, is_out_of_space, write_spooled};
 
 /// Metadata that the records don't contain.
@@ -46,12 +43,9 @@ pub struct DbnFileOptions {
 pub struct DbnFileWriter {
     destination: Destination,
     compression: Compression,
-    options: DbnFileOptions,
+    metadata: MetadataCollector,
     spool: Spool,
     record_bytes: u64,
-    /// Earliest and latest time by which consumers look up a record's symbol: `ts_recv`, else `ts_event`.
-    time_range: Option<(u64, u64)>,
-    mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
 }
 
 /// Content of a finished file.
@@ -118,17 +112,15 @@ impl DbnFileWriter {
             } else {
                 Compression::None
             },
-            options,
+            metadata: MetadataCollector::new(options),
             spool: Spool::new(spool)?,
             record_bytes: 0,
-            time_range: None,
-            mappings: BTreeMap::new(),
         })
     }
 
     /// Sets the dataset.
     pub fn set_dataset(&mut self, dataset: &str) {
-        dataset.clone_into(&mut self.options.dataset);
+        self.metadata.set_dataset(dataset);
     }
 
     /// Appends one whole record. After a failure nothing more is appended: [`Self::has_failed`] reports the failure,
@@ -138,10 +130,7 @@ impl DbnFileWriter {
         if self.has_failed() {
             return;
         }
-        if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
-            let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
-            self.time_range = Some(extended(self.time_range, ts_recv.unwrap_or(ts_event)));
-        }
+        self.metadata.record(bytes);
         self.record_bytes += bytes.len() as u64;
     }
 
@@ -156,9 +145,7 @@ impl DbnFileWriter {
         if self.has_failed() {
             return;
         }
-        let mut text = symbol.escape_ascii().to_string();
-        text.truncate(dbn::SYMBOL_CSTR_LEN - 1);
-        self.mappings.entry(text).or_default().insert((date, instrument));
+        self.metadata.mapping(symbol, instrument, date);
     }
 
     /// Assembles the file and renames it to its path.
@@ -167,12 +154,9 @@ impl DbnFileWriter {
     /// Not everything could be written. The valid part is at the file's path; if there is none, the path keeps its
     /// former content.
     pub fn finish(self) -> Result<DbnFileSummary, DbnFileError> {
-        let metadata = self.metadata();
-        let Self { destination, compression, spool, record_bytes, .. } = self;
+        let Self { destination, compression, metadata, spool, record_bytes } = self;
         let failed = |kept, source| DbnFileError { name: destination.name(), kept, source };
-        let mut header = Vec::new();
-        let encoded = MetadataEncoder::new(&mut header).encode(&metadata);
-        encoded.map_err(|error| failed(None, io::Error::other(error)))?;
+        let header = metadata.encode().map_err(|error| failed(None, error))?;
         let bytes = header.len() as u64 + record_bytes;
         let (spool_reader, spool_failure) = spool.into_reader().map_err(|error| failed(None, error))?;
         let spool_failure = spool_failure.map(|error| match &destination {
@@ -203,64 +187,9 @@ impl DbnFileWriter {
         };
         let WriteOutcome { record_count, bytes: kept_bytes, out_of_space, failure } = outcome;
         match spool_failure.or(out_of_space).or(failure) {
-            None => Ok(DbnFileSummary { record_count, symbol_count: metadata.symbols.len() as u64, bytes }),
+            None => Ok(DbnFileSummary { record_count, symbol_count: metadata.symbol_count(), bytes }),
             Some(source) => Err(failed(is_kept.then_some(DbnFileKept { record_count, bytes: kept_bytes }), source)),
         }
-    }
-
-    fn metadata(&self) -> Metadata {
-        let dates: BTreeSet<TradingDate> = self.mappings.values().flatten().map(|(date, _)| *date).collect();
-        let dates: Vec<TradingDate> = dates.into_iter().collect();
-        Metadata {
-            version: dbn::DBN_VERSION,
-            dataset: self.options.dataset.clone(),
-            schema: self.options.schema,
-            start: self.time_range.map_or(0, |(earliest, _)| earliest),
-            end: self.time_range.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
-            limit: None,
-            stype_in: Some(SType::RawSymbol),
-            stype_out: SType::InstrumentId,
-            ts_out: false,
-            symbol_cstr_len: dbn::SYMBOL_CSTR_LEN,
-            layout: None,
-            symbols: self.mappings.keys().cloned().collect(),
-            partial: Vec::new(),
-            not_found: Vec::new(),
-            mappings: self
-                .mappings
-                .iter()
-                .map(|(symbol, days)| SymbolMapping {
-                    raw_symbol: symbol.clone(),
-                    intervals: self.intervals(days, &dates),
-                })
-                .collect(),
-        }
-    }
-
-    /// One interval for each trading date of the symbol; consumers read it as a range of UTC dates. An evening in New
-    /// York is already the next day in UTC, so an interval extends to the file's next trading date. A capture may have
-    /// been recorded at another time than its messages, so the first and last interval extend to the range of the
-    /// file's records. An instrument id may belong to different symbols on different dates: their intervals do not
-    /// overlap.
-    fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
-        let recorded = self.time_range.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
-        days.iter()
-            .filter_map(|(date, instrument)| {
-                let index = dates.binary_search(date).ok()?;
-                let mut start = calendar_date(*date)?;
-                if let Some((earliest, _)) = recorded.filter(|_| index == 0) {
-                    start = start.min(earliest);
-                }
-                let end = match dates.get(index + 1) {
-                    Some(next) => calendar_date(*next)?,
-                    None => {
-                        let end = calendar_date(date.next_day())?;
-                        recorded.and_then(|(_, latest)| latest.next_day()).map_or(end, |behind| end.max(behind))
-                    }
-                };
-                Some(MappingInterval { start_date: start, end_date: end, symbol: instrument.0.to_string() })
-            })
-            .collect()
     }
 }
 
@@ -325,18 +254,6 @@ fn in_temporary_folder(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("its spool in {}: {error}", env::temp_dir().display()))
 }
 
-fn extended(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
-    range.map_or((value, value), |(earliest, latest)| (earliest.min(value), latest.max(value)))
-}
-
-/// A timestamp of a record, if present and defined.
-fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
-    let bytes = record.get(offset..)?.first_chunk()?;
-    Some(u64::from_le_bytes(*bytes)).filter(|ts| *ts != UNDEF_TIMESTAMP)
-}
-
-const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
-
 /// Name of a record type for users: its schema.
 pub fn schema_name(rtype: RType) -> &'static str {
     RType::try_into_schema(u16::from(rtype as u8)).map_or(rtype.as_str(), |schema| schema.as_str())
@@ -362,15 +279,6 @@ const _: () = assert!(
         && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::ImbalanceMsg, ts_recv)
         && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::StatMsg, ts_recv)
 );
-
-fn utc_date(ts: u64) -> Option<Date> {
-    let seconds = i64::try_from(ts / 1_000_000_000).ok()?;
-    OffsetDateTime::from_unix_timestamp(seconds).ok().map(OffsetDateTime::date)
-}
-
-fn calendar_date(date: TradingDate) -> Option<Date> {
-    utc_date(date.midnight_utc().0)
-}
 
 #[cfg(test)]
 mod tests;

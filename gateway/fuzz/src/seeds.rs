@@ -45,6 +45,9 @@ pub fn all() -> io::Result<Vec<(&'static str, Vec<Vec<u8>>)>> {
     let copies = lines(&formats.join("state_copy.hex"))?;
     let for_each_feed = copies.iter().flat_map(|copy| (0..3).map(|feed| [&[feed][..], copy].concat()));
     all.push(("state_copy", for_each_feed.collect()));
+    // The first byte: checksums are made valid.
+    let journal = lines(&formats.join("journal_names.hex"))?;
+    all.push(("journal_names", vec![[vec![0], journal.concat()].concat()]));
     Ok(all)
 }
 

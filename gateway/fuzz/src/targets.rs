@@ -153,6 +153,15 @@ pub fn latency_log(input: &[u8]) {
     }
 }
 
+/// The names file of an open journal.
+pub fn journal_names(input: &[u8]) {
+    with_file("unused", &[], |path| {
+        let folder = path.with_file_name("journal");
+        fs::create_dir_all(&folder).expect("a folder in memory");
+        let _is_closed = mdgw_journal::fuzzing::journal_names(input, &folder);
+    });
+}
+
 /// Calls `read` with the path of a file of that content, in memory.
 fn with_file(name: &str, input: &[u8], read: impl FnOnce(&Path)) {
     thread_local! {

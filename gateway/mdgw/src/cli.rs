@@ -14,6 +14,7 @@ mod diff;
 mod doctor;
 mod ha;
 mod inspect;
+mod journal;
 mod live;
 mod logging;
 mod man;
@@ -56,6 +57,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Journal(args) => journal::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Replay(args) => replay::run(&args),
@@ -128,6 +130,8 @@ enum Command {
     Run(run::Args),
     /// Serve official DBN live clients from the publication logs of a gateway on this host. SIGHUP reads the keys again.
     Live(live::Args),
+    /// Write what the publication logs of a gateway on this host hold to DBN files, one per dataset and day.
+    Journal(journal::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
     /// Subscribe to a gateway's output: print the records or write a DBN file.

@@ -60,6 +60,9 @@ alarms! {
     Outranked = "outranked", "receivers may drop the leader's packets: a higher epoch than its own was received";
     TagRefused = "tag-refused", "a packet of an output group has no tag under a key of this gateway";
     EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";
+    JournalStopped = "journal-stopped", "the journal cannot write and has stopped; the gateway publishes on";
+    JournalHole = "journal-hole", "the journal lacks messages that the publication log no longer had";
+    JournalDamaged = "journal-damaged", "files of the journal were damaged and set aside";
 }
 
 /// How often this process has raised an alarm.

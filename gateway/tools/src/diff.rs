@@ -14,6 +14,7 @@
 mod compare;
 mod dbn_records;
 mod feed_messages;
+pub mod journal;
 mod published;
 
 use std::{
@@ -37,7 +38,7 @@ use self::{
     feed_messages::FeedMessages,
     published::{PublishedCapture, PublishedLog},
 };
-use crate::{merge::MergeError, summary_table::SummaryTable};
+use crate::{merge::MergeError, replay::offline::OfflineError, summary_table::SummaryTable};
 
 /// Options of a comparison.
 #[derive(Clone, Debug)]
@@ -136,6 +137,18 @@ pub enum DiffError {
         b: String,
         /// What the second recording contains.
         kind_b: &'static str,
+    },
+    /// A journal can't be read.
+    #[error(transparent)]
+    Journal(#[from] mdgw_journal::RecordsError),
+    /// The captures of the lines can't be replayed.
+    #[error(transparent)]
+    Offline(Box<OfflineError>),
+    /// The records of a capture have no channel number.
+    #[error("the journal holds several channels, among them {} and {}: choose one with --channel", .channels[0], .channels[1])]
+    SeveralChannels {
+        /// Two of them.
+        channels: [u16; 2],
     },
     /// One side is too far ahead of the other.
     #[error("diff: the inputs are more than {names_max} items apart; raise --remember")]

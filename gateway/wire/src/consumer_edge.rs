@@ -65,6 +65,18 @@ impl ConsumerEdge {
         Self { ts_recv, ts_recv_last: 0 }
     }
 
+    /// An edge that continues behind a record with that receive time.
+    #[must_use]
+    pub fn behind(ts_recv: TsRecvMode, ts_recv_last: u64) -> Self {
+        Self { ts_recv, ts_recv_last }
+    }
+
+    /// The latest receive time delivered so far, ns since 1970 UTC; 0 if none.
+    #[must_use]
+    pub fn ts_recv_last(&self) -> u64 {
+        self.ts_recv_last
+    }
+
     /// Delivers the records of one frame's body. Stops at bytes that are not a whole record and returns the number of
     /// bytes left over (0 for a valid body).
     pub fn deliver(&mut self, header: &FrameHeader, body: &[u8], mut emit: impl FnMut(EdgeOutput<'_>)) -> usize {

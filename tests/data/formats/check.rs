@@ -9,7 +9,7 @@ use std::fmt::Debug;
 pub(crate) fn check<T: PartialEq + Debug>(
     fixture: &str,
     values: &[T],
-    read: impl Fn(&[u8]) -> T,
+    mut read: impl FnMut(&[u8]) -> T,
     write: impl Fn(&T) -> Vec<u8>,
 ) {
     let lines: Vec<&str> = fixture.lines().filter(|line| !line.starts_with('#')).collect();

@@ -1,5 +1,7 @@
+use std::num::NonZeroU64;
+
 use dbn::{
-    MboMsg, StatusMsg, TradeMsg, TsSymbolMap,
+    MboMsg, Metadata, SType, StatusMsg, TradeMsg, TsSymbolMap, UNDEF_TIMESTAMP,
     decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
     symbol_map::SymbolIndex as _,
 };

@@ -19,6 +19,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mdgw_captures::{capture_file::OpenOptions, pacer::Pace};
 use mdgw_feeds::{channel::SchemaSet, consumer_edge::TsRecvMode, identity::Feed, time::TradingDate};
 use mdgw_sys::sockets::Interface;
+use mdgw_tools::diff::{
+    DiffOptions,
+    journal::{self, JournalDiffOptions},
+};
 use mdgw_tools::replay::{
     capture_merge::{CaptureMerge, Moment, Window},
     feed_guess::GuessBasis,
@@ -35,11 +39,12 @@ use super::{Outcome, print, warn};
 /// Several files are merged by capture time: give one file per line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit code 1: with --until-loss, the first rate already lost packets. 2: a capture could not be read to its end, or the \
+Exit code 1: with --until-loss, the first rate already lost packets; with --journal, a record differs or is missing. 2: a capture could not be read to its end, or the \
 output could not be written; everything before that point is kept.
 
 Examples:
   mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
+  mdgw replay --offline A.pcap.gz B.pcap.gz --journal XNAS.ITCH/2026-11-27.mbo.dbn.zst
   mdgw replay A.pcap B.pcap --to 239.1.1.1:26477 --to 239.1.1.2:26477 --interface lo --speed 10
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --loss 0.01,0.02 --skew-us 0,30
   mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --until-loss --rate 10000 --loop 0")]
@@ -87,6 +92,18 @@ struct OfflineArgs {
     /// Receive time of the records: the capture's, or none (then the output depends on the messages only).
     #[arg(long, value_enum, default_value_t = TsRecvArg::Capture, requires = "offline")]
     ts_recv: TsRecvArg,
+    /// Compare the records with those of a journal, by session and sequence; repeat it for several files of one day. Feed,
+    /// schemas and date are the journal's.
+    #[arg(
+        long,
+        value_name = "JOURNAL.dbn[.zst]",
+        requires = "offline",
+        conflicts_with_all = ["schema", "out", "feed", "control"]
+    )]
+    journal: Vec<PathBuf>,
+    /// Channel of the journal that the captures carry, where it holds several.
+    #[arg(long, value_name = "ID", requires = "journal")]
+    channel: Option<u16>,
     /// Serve `mdgw top --socket SOCKET` on this socket.
     #[arg(long, value_name = "SOCKET", requires = "offline")]
     control: Option<PathBuf>,
@@ -135,6 +152,9 @@ enum TsRecvArg {
 /// Runs `mdgw replay`.
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let stop = catch_signals()?;
+    if !args.offline_args.journal.is_empty() {
+        return compare_with_journal(args, &stop);
+    }
     if args.offline { run_offline(args, &stop) } else { run_to_wire(args, &stop) }
 }
 
@@ -194,6 +214,35 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     }
     Ok(Outcome::Done)
 }
+
+/// [`Outcome::No`] if a record differs, or only one side has it.
+fn compare_with_journal(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
+    let options = JournalDiffOptions {
+        journals: args.offline_args.journal.clone(),
+        captures: args.files.clone(),
+        channel: args.offline_args.channel,
+        date: args.date,
+        window: args.window(),
+        diff: DiffOptions { listed_max: DIFFERENCES_LISTED, names_max: NAMES_REMEMBERED, feed: None, date: None },
+    };
+    let bar = progress_bar(&options.journals);
+    let compared = journal::run(&options, &mut |file_bytes| {
+        bar.set_position(file_bytes);
+        continue_unless(stop)
+    });
+    bar.finish_and_clear();
+    let difference = compared?;
+    print(&if args.json { format!("{}\n", difference.to_json()) } else { difference.to_text() })?;
+    if !difference.damages.is_empty() {
+        bail!("{} (everything before this point was compared)", difference.damages.join("; "));
+    }
+    Ok(if difference.same { Outcome::Done } else { Outcome::No })
+}
+
+/// Differences that are listed one by one.
+const DIFFERENCES_LISTED: usize = 20;
+/// Records that journal or captures may be ahead of the other.
+const NAMES_REMEMBERED: usize = 1 << 20;
 
 fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
     let wire_args = &args.wire_args;

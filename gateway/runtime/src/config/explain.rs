@@ -383,6 +383,18 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             Bytes(live.queue_bytes_max)
         )?;
     }
+    if let Some(journal) = &config.journal {
+        let limit = |count: u64, text: String| if count == 0 { "without limit".to_owned() } else { text };
+        writeln!(
+            out,
+            "journal      {}, compression {}: kept {} and {}, {} left free (mdgw journal)",
+            journal.directory.display(),
+            journal.compression.name(),
+            limit(journal.retention_days.into(), format!("{} days", journal.retention_days)),
+            limit(journal.retention_bytes, format!("up to {}", Bytes(journal.retention_bytes))),
+            Bytes(journal.free_bytes_min)
+        )?;
+    }
     if let Some(admin) = &config.admin {
         writeln!(out, "admin        {admin}: / (the page), /metrics, /live, /ready, /leader")?;
     }

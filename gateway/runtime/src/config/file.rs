@@ -27,6 +27,8 @@ pub(crate) struct File {
     pub retransmission: Option<Spanned<Retransmission>>,
     /// `[live]`
     pub live: Option<Spanned<Live>>,
+    /// `[journal]`
+    pub journal: Option<Spanned<Journal>>,
     /// `[admin]`
     pub admin: Option<Spanned<Admin>>,
     /// `[election]`
@@ -252,6 +254,24 @@ pub(crate) struct Live {
     pub stall_seconds: FileValue<i64>,
     /// Threads.
     pub threads: FileValue<i64>,
+}
+
+/// `[journal]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Journal {
+    /// Folder of the journals.
+    pub directory: FileValue<String>,
+    /// Compression of closed journals.
+    pub compression: Option<Spanned<String>>,
+    /// Longest time until a record is on the disk.
+    pub flush_ms: FileValue<i64>,
+    /// Days for which closed journals are kept.
+    pub retention_days: FileValue<i64>,
+    /// Bytes of all journals.
+    pub retention_bytes: FileValue<i64>,
+    /// Bytes left free on the disk.
+    pub free_bytes_min: FileValue<i64>,
 }
 
 /// `[admin]`

@@ -122,6 +122,14 @@ pub(crate) const LIVE_STALL_SECONDS: Bound = bound(1, 86_400, 300, "seconds");
 pub(crate) const LIVE_REPLAYS_MAX: Bound = bound(1, 100, 8, "replays");
 /// Threads that write to live clients.
 pub(crate) const LIVE_THREADS: Bound = bound(1, 64, 2, "threads");
+/// How long a record waits until it is on the journal's disk. The default costs one sync per second and open journal.
+pub(crate) const JOURNAL_FLUSH_MS: Bound = bound(10, 60_000, 1_000, "milliseconds");
+/// Days for which closed journals are kept. By default an operator removes them.
+pub(crate) const JOURNAL_RETENTION_DAYS: Bound = bound(0, 36_500, 0, "days");
+/// Bytes of all journals. By default an operator removes them.
+pub(crate) const JOURNAL_RETENTION_BYTES: Bound = bound(0, 1 << 50, 0, "bytes");
+/// Bytes that the journal leaves free on its disk, for the log of the system and for others.
+pub(crate) const JOURNAL_FREE_BYTES_MIN: Bound = bound(0, 1 << 50, 1 << 30, "bytes");
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal
 /// period without an answer, the election uses the connection to another node.
 pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");

@@ -143,8 +143,9 @@ impl Resolved {
                 || channel_of(key).is_some_and(|name| names.contains(name))
                 // Lines were compared above. A whole output has further keys.
                 || (key.starts_with("output.") && key.contains(".line["))
-                // Another process reads this table.
+                // Other processes read these tables.
                 || key.starts_with("live.")
+                || key.starts_with("journal.")
         };
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !is_reloadable(key)).map(

@@ -5,6 +5,7 @@ mod admin;
 mod backend;
 mod channels;
 mod election;
+mod journal;
 mod live;
 mod outputs;
 mod pools;
@@ -73,6 +74,7 @@ impl Resolver<'_> {
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
         let admin = file.admin.as_ref().map(|written| self.admin(written));
         let live = file.live.as_ref().map(|written| self.live(written));
+        let journal = file.journal.as_ref().map(|written| self.journal(written));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
             self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
@@ -96,6 +98,7 @@ impl Resolver<'_> {
             outputs,
             retransmission,
             live,
+            journal,
             admin,
             election,
             latency,

@@ -50,6 +50,8 @@ pub struct Resolved {
     pub retransmission: Option<RetransmissionConfig>,
     /// The live gateway, if configured; a process of its own runs it.
     pub live: Option<LiveSettings>,
+    /// The journals, if configured; a process of its own writes them.
+    pub journal: Option<JournalSettings>,
     /// Where metrics and health are served, if configured.
     pub admin: Option<AdminListen>,
     /// The election; `None`: this gateway is standalone.
@@ -401,6 +403,47 @@ pub struct LiveSettings {
     pub stall_ns: u64,
     /// Threads that write to clients.
     pub threads: usize,
+}
+
+/// Journals on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalSettings {
+    /// Folder of the journals.
+    pub directory: PathBuf,
+    /// Compression of closed journals.
+    pub compression: JournalCompression,
+    /// Longest time until a record is on the disk.
+    pub flush_ns: u64,
+    /// Days for which closed journals are kept; 0: without a limit.
+    pub retention_days: u32,
+    /// Bytes of all journals; 0: without a limit.
+    pub retention_bytes: u64,
+    /// Bytes left free on the disk.
+    pub free_bytes_min: u64,
+}
+
+/// Compression of closed journals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournalCompression {
+    /// None.
+    #[default]
+    None,
+    /// Zstandard.
+    Zstd,
+}
+
+impl JournalCompression {
+    /// All values with their names in the configuration.
+    pub(crate) const NAMES: &[(Self, &'static str)] = &[(Self::None, "none"), (Self::Zstd, "zstd")];
+
+    /// The value's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zstd => "zstd",
+        }
+    }
 }
 
 /// Where the admin listener is.

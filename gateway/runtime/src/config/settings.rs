@@ -12,9 +12,9 @@ use mdgw_feeds::published::packet::PACKET_VERSION;
 use mdgw_pair::pair_link::PeerEndpoint;
 
 use super::resolved::{
-    Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, Interface, LineConfig, LiveSettings, ON_SUSPENDED,
-    OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads,
-    WAIT_POLICIES,
+    Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, Interface, JournalSettings, LineConfig, LiveSettings,
+    ON_SUSPENDED, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS,
+    Threads, WAIT_POLICIES,
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
@@ -53,6 +53,9 @@ impl Resolved {
         }
         if let Some(live) = &self.live {
             list.live(live);
+        }
+        if let Some(journal) = &self.journal {
+            list.journal(journal);
         }
         if let Some(admin) = &self.admin {
             list.push("admin.listen", quoted(admin));
@@ -260,6 +263,17 @@ impl SettingList {
             list.push("replays_max", live.replays_max);
             list.push("stall_seconds", live.stall_ns / 1_000_000_000);
             list.push("threads", live.threads);
+        });
+    }
+
+    fn journal(&mut self, journal: &JournalSettings) {
+        self.with_prefix("journal.".to_owned(), |list| {
+            list.push("directory", quoted(journal.directory.display()));
+            list.push("compression", quoted(journal.compression.name()));
+            list.push("flush_ms", journal.flush_ns / 1_000_000);
+            list.push("retention_days", journal.retention_days);
+            list.push("retention_bytes", journal.retention_bytes);
+            list.push("free_bytes_min", journal.free_bytes_min);
         });
     }
 

@@ -163,7 +163,7 @@ fn flatten(path: &str, value: &Value, fields: &mut Map<String, Value>) {
 }
 
 /// A record without its receive times, and these times combined into one number.
-fn without_local_times(record: &[u8]) -> (Vec<u8>, u64) {
+pub(super) fn without_local_times(record: &[u8]) -> (Vec<u8>, u64) {
     let mut content = record.to_vec();
     let mut local = 0_u64;
     if let Some(offset) = dbn_file::ts_recv_at(record)

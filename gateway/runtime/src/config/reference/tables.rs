@@ -32,7 +32,7 @@ const STORE_USER: Key = optional("user", "text", "none", "User, with `password_f
 const STORE_PASSWORD_FILE: Key =
     optional("password_file", PATH, "none", "File that holds the password; only its owner may have access.");
 
-pub(super) const TABLES: [Table; 21] = [
+pub(super) const TABLES: [Table; 22] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -347,6 +347,39 @@ pub(super) const TABLES: [Table; 21] = [
                 "A client that takes nothing for that long is disconnected.",
             ),
             number("threads", limits::LIVE_THREADS, "Threads that write to clients."),
+        ],
+    },
+    Table {
+        header: "[journal]",
+        about: "DBN files of what is published, written by `mdgw journal`, a process of its own: [set-up](journal.md). Leave the table out to run without.",
+        keys: &[
+            required(
+                "directory",
+                "path",
+                "Folder of the journals, made if it does not exist. One process writes to it.",
+            ),
+            key(
+                "compression",
+                Allowed::OneOf(&["none", "zstd"]),
+                Absent::Value("\"none\""),
+                "Of closed journals. An open one is plain.",
+            ),
+            number("flush_ms", limits::JOURNAL_FLUSH_MS, "Longest time until a record is on the disk."),
+            number(
+                "retention_days",
+                limits::JOURNAL_RETENTION_DAYS,
+                "Closed journals of earlier trading dates are removed; 0: none.",
+            ),
+            number(
+                "retention_bytes",
+                limits::JOURNAL_RETENTION_BYTES,
+                "Of all journals, the open ones included. Above it the oldest closed ones are removed, but never the last of a dataset and its schemas; 0: none.",
+            ),
+            number(
+                "free_bytes_min",
+                limits::JOURNAL_FREE_BYTES_MIN,
+                "Left free on the disk: below it the journal stops, with an alarm, until there is space again.",
+            ),
         ],
     },
     Table {

@@ -44,6 +44,8 @@ allowed = [\"127.0.0.0/8\"]
 [live]
 listen = \"127.0.0.1:2004\"
 key_file = \"/k\"
+[journal]
+directory = \"/j\"
 [admin]
 listen = \"127.0.0.1:9464\"
 [latency]

@@ -32,6 +32,17 @@ fn a_reload_changes_only_reloadable_keys() {
     assert_eq!(refused, ["pool.main.cores Some(\"[2]\") Some(\"[3]\")"]);
 }
 
+/// Other processes read these tables.
+#[test]
+fn a_reload_ignores_the_tables_of_live_clients_and_journals() {
+    let tables = "[live]\nlisten = \"127.0.0.1:13000\"\nkey_file = \"/k\"\n[journal]\ndirectory = \"/j\"\n";
+    let [without, with] = [MINIMAL.to_owned(), format!("{MINIMAL}{tables}")].map(|text| load(&text).unwrap());
+    let changed = load(&format!("{MINIMAL}{}retention_days = 3\n", tables.replace("/k", "/l"))).unwrap();
+    for [old, new] in [[&without, &with], [&with, &changed], [&changed, &without]] {
+        assert_eq!(Resolved::diff_reloadable(old, new), Ok(Changes::default()));
+    }
+}
+
 /// [`MINIMAL`] with a second channel of these numbers in its group.
 fn with_channel(id: u16, group: u16) -> String {
     format!(
