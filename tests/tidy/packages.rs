@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, env, process::Command};
 use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
     ("gateway/wire", &[]),
     ("feeds", &["wire"]),
     ("gateway/sys", &["wire"]),
@@ -27,6 +27,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 23] = [
         "gateway/runtime",
         &["admin", "doctor", "election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"],
     ),
+    ("gateway/log-reader", &["publog", "wire"]),
     ("gateway/subscriber", &["keys", "wire"]),
     (
         "gateway/mdgw",
@@ -140,12 +141,16 @@ fn packages_depend_only_on_allowed_packages() {
     assert_eq!(found, ["gateway/pair: sys is unused", "gateway/pair: simulator is unused in tests"]);
 }
 
-/// What a consumer in Rust compiles with the subscriber library, itself included.
+/// What a consumer in Rust compiles with the library for the network, or with the one for shared memory, itself included.
 #[test]
 fn a_consumer_compiles_fewer_than_thirty_packages() {
+    ["mdgw-subscriber", "mdgw-log-reader"].into_iter().for_each(check_packages_of_consumer);
+}
+
+fn check_packages_of_consumer(library: &str) {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let tree = Command::new(cargo)
-        .args(["tree", "--locked", "--package", "mdgw-subscriber", "--edges", "normal,build", "--prefix", "none"])
+        .args(["tree", "--locked", "--package", library, "--edges", "normal,build", "--prefix", "none"])
         .args(["--format", "{p}"])
         .current_dir(root())
         .output()
