@@ -54,6 +54,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
             "election",
             "engine",
             "feeds",
+            "log-reader",
             "pair",
             "publog",
             "runtime",

@@ -97,6 +97,9 @@ impl EntryReceiver {
 
     fn accept_checked(&mut self, entry: &LogEntry<'_>, deliver: &mut impl FnMut(Output<'_>)) -> Result<(), DropReason> {
         let [flags, _] = entry.flags.to_le_bytes();
+        if flags & !FLAGS_KNOWN != 0 {
+            return Err(DropReason::ProtocolMismatch);
+        }
         let meta = PacketMeta {
             flags: PacketFlags(flags),
             group: GroupId(0),
@@ -167,6 +170,9 @@ impl EntryReceiver {
         Ok(())
     }
 }
+
+/// Flags of packets, without the tag: an entry has none.
+const FLAGS_KNOWN: u8 = 0b1111;
 
 #[cfg(test)]
 mod tests;
