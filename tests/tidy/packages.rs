@@ -46,7 +46,10 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
             "tools",
         ],
     ),
-    ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "status", "sys", "telemetry"]),
+    (
+        "bench",
+        &["captures", "election", "engine", "feeds", "log-reader", "publog", "simulator", "status", "sys", "telemetry"],
+    ),
     (
         "tests",
         &[
