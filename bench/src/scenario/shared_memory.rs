@@ -1,7 +1,8 @@
 //! How long does an entry of the publication log take to a reader in another process, and what do readers cost the publisher?
 //!
 //! *Hop*: from before the append to the delivery of the message in the reader's process, which spins. Entries go at intervals, so that each
-//! is delivered before the next one. *Publish*: append, commit and send of a packet, without readers and beside many of them, some of
+//! is delivered before the next one. *Bare hop*: one word in memory, from the writer's core to the reader's, in the same round: what the two
+//! cores can do, which on a virtual machine changes with the host's placement of them. *Publish*: append, commit and send of a packet, without readers and beside many of them, some of
 //! which are stopped; the same writer, in alternating turns of one run.
 
 use std::{
@@ -10,7 +11,13 @@ use std::{
     net::{Ipv4Addr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Barrier,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
     thread,
     time::Duration,
 };
@@ -76,13 +83,14 @@ pub(crate) fn run(options: &SharedMemoryOptions) -> Result<()> {
     let (reader_core, writer_core) = (cores[0], *cores.last().context("a core")?);
     ensure!(reader_core != writer_core, "the writer and the reader need a core each");
     pin_to(writer_core)?;
-    let mut hops = Vec::new();
+    let (mut bare, mut hops) = (Vec::new(), Vec::new());
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for _ in 0..options.rounds {
+        bare.push(bare_hop(options, reader_core)?);
         hops.push(hop(options, reader_core)?);
-        let mut log = TestLog::new(options.records)?;
+        let mut log = TestLog::new(options.records, 4 << 20)?;
         alone.push(log.publish(options)?);
-        let readers = Readers::start(options, log.directory.path(), reader_core)?;
+        let readers = start_readers(options, log.directory.path(), reader_core)?;
         beside.push(log.publish(options)?);
         drop(readers);
     }
@@ -92,11 +100,13 @@ pub(crate) fn run(options: &SharedMemoryOptions) -> Result<()> {
     for (name, percentile) in [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9)] {
         let at = at(percentile);
         let hop = spread(&|round| hops[round].percentile(name));
+        let bare_hop = spread(&|round| at(&bare[round]));
         let (none, many) = (spread(&|round| at(&alone[round])), spread(&|round| at(&beside[round])));
         let ratio = spread(&|round| at(&beside[round]) / at(&alone[round]));
         if !options.json {
             println!(
-                "{name:<6} hop {} ns; publish without readers {} ns, beside {} readers ({} stopped) {} ns, ratio {:.3} ({:.3} to {:.3})",
+                "{name:<6} bare hop {} ns, hop {} ns; publish without readers {} ns, beside {} readers ({} stopped) {} ns, ratio {:.3} ({:.3} to {:.3})",
+                text(bare_hop),
                 text(hop),
                 text(none),
                 options.readers,
@@ -107,7 +117,7 @@ pub(crate) fn run(options: &SharedMemoryOptions) -> Result<()> {
                 ratio.max
             );
         }
-        let value = json!({ "hop_ns": hop.to_json(), "publish_ns": none.to_json(), "beside_ns": many.to_json(), "ratio": ratio.to_json() });
+        let value = json!({ "bare_hop_ns": bare_hop.to_json(), "hop_ns": hop.to_json(), "publish_ns": none.to_json(), "beside_ns": many.to_json(), "ratio": ratio.to_json() });
         report.insert(name.to_owned(), value);
     }
     if options.json {
@@ -131,24 +141,51 @@ impl Hop {
     }
 }
 
+fn bare_hop(options: &SharedMemoryOptions, reader_core: usize) -> Result<Histogram<u64>> {
+    let (word, is_pinned) = (AtomicU64::new(0), Barrier::new(2));
+    let mut times: Histogram<u64> = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let pinned = pin_to(reader_core);
+            is_pinned.wait();
+            let mut last = 0;
+            while pinned.is_ok() && last != u64::MAX {
+                let sent = word.load(Acquire);
+                if sent != last {
+                    if sent != u64::MAX {
+                        times.saturating_record(mono_now().0.saturating_sub(sent));
+                    }
+                    last = sent;
+                }
+            }
+        });
+        is_pinned.wait();
+        for _ in 0..options.entries {
+            word.store(mono_now().0, Release);
+            let due = mono_now().0 + options.interval_us * 1_000;
+            while mono_now().0 < due {}
+        }
+        word.store(u64::MAX, Release);
+    });
+    Ok(times)
+}
+
 fn hop(options: &SharedMemoryOptions, reader_core: usize) -> Result<Hop> {
-    let mut log = TestLog::new(options.records)?;
+    // One segment takes all entries: nobody could make another one on the core of the reader, which spins.
+    let mut log = TestLog::new(options.records, 64 << 20)?;
     log.write(1)?;
     let mut reader = ReaderProcess::start(log.directory.path(), 0, reader_core)?;
     let interval_ns = options.interval_us * 1_000;
-    log.with_maintenance(|log| {
-        let mut due = mono_now().0 + interval_ns;
-        for _ in 0..options.entries {
-            while mono_now().0 < due {
-                std::hint::spin_loop();
-            }
-            log.append(mono_now().0)?;
-            // Late entries do not crowd: each one is to find a reader that has delivered the one before.
-            due = mono_now().0 + interval_ns;
+    let mut due = mono_now().0 + interval_ns;
+    for _ in 0..options.entries {
+        while mono_now().0 < due {
+            std::hint::spin_loop();
         }
-        log.end();
-        Ok(())
-    })?;
+        log.append(mono_now().0)?;
+        // Late entries do not crowd: each one is to find a reader that has delivered the one before.
+        due = mono_now().0 + interval_ns;
+    }
+    log.end();
     let measured: Value = serde_json::from_str(&reader.line()?)?;
     ensure!(measured["lost"] == 0, "the reader missed entries: {measured}");
     ensure!(measured["messages"].as_u64() >= Some(options.entries), "{measured}");
@@ -167,11 +204,12 @@ struct TestLog {
 }
 
 impl TestLog {
-    fn new(records: usize) -> Result<Self> {
+    fn new(records: usize, segment_bytes: usize) -> Result<Self> {
         let directory = tempfile::tempdir_in("/dev/shm")?;
+        let bytes_max = 8 * segment_bytes as u64;
         let options = LogOptions {
-            segment_bytes: 4 << 20,
-            retention: Retention { bytes_max: 32 << 20, age_ns_max: None, protected_bytes_max: 32 << 20 },
+            segment_bytes,
+            retention: Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max },
             ..LogOptions::new(directory.path().join(CHANNEL.0.to_string()), CHANNEL.0)
         };
         let OpenedLog { writer, maintenance, .. } = mdgw_publog::open(options, 0)?;
@@ -244,15 +282,19 @@ impl TestLog {
         let mut maintenance = self.maintenance.take().context("maintenance is idle")?;
         let is_ended = AtomicBool::new(false);
         let cores = pinnable_cores();
+        // With a real-time priority, a thread that is not on its core yet would wait for this one for ever.
+        let is_pinned = Barrier::new(2);
         thread::scope(|scope| {
             let kept = scope.spawn(|| {
                 let _shares_a_core = pin_to(cores[0]);
+                is_pinned.wait();
                 while !is_ended.load(Relaxed) {
                     maintenance.run_once(mono_now().0);
                     thread::sleep(Duration::from_millis(2));
                 }
                 maintenance
             });
+            is_pinned.wait();
             let outcome = run(self);
             is_ended.store(true, Relaxed);
             self.maintenance = kept.join().ok();
@@ -263,18 +305,14 @@ impl TestLog {
     }
 }
 
-/// Readers of a log in processes of their own.
-struct Readers(Vec<ReaderProcess>);
-
-impl Readers {
-    fn start(options: &SharedMemoryOptions, log_dir: &Path, core: usize) -> Result<Self> {
-        let start = |_| ReaderProcess::start(log_dir, options.pause_us, core);
-        let readers = (0..options.readers).map(start).collect::<Result<Vec<_>>>()?;
-        for reader in readers.iter().take(options.stopped) {
-            kill_process(Pid::from_child(&reader.child), Signal::STOP)?;
-        }
-        Ok(Self(readers))
+/// Starts the readers of a log, each in a process of its own, and stops some.
+fn start_readers(options: &SharedMemoryOptions, log_dir: &Path, core: usize) -> Result<Vec<ReaderProcess>> {
+    let start = |_| ReaderProcess::start(log_dir, options.pause_us, core);
+    let readers = (0..options.readers).map(start).collect::<Result<Vec<_>>>()?;
+    for reader in readers.iter().take(options.stopped) {
+        kill_process(Pid::from_child(&reader.child), Signal::STOP)?;
     }
+    Ok(readers)
 }
 
 struct ReaderProcess {
@@ -320,7 +358,7 @@ pub(crate) fn run_reader(args: &ReaderArgs) -> Result<()> {
     let mut reader = LogReader::open(config)?;
     println!("{READING}");
     std::io::stdout().flush()?;
-    let mut hops: Histogram<u64> = Histogram::new(3)?;
+    let mut hops: Histogram<u64> = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
     let mut has_ended = false;
     while !has_ended {
         reader.poll(Duration::from_secs(1), &mut |output| match output.item {
