@@ -538,9 +538,12 @@ static int start(mdgw_log *log)
     uint64_t session[2] = {0, 0};
     bool is_gone = false;
     int found;
+    /* Whatever the start: a directory whose oldest file is no segment of the channel is refused. */
+    if (seek_oldest(log) < 0)
+        return -1;
     switch (config->start) {
     case MDGW_LOG_OLDEST:
-        return seek_oldest(log);
+        return 0;
     case MDGW_LOG_LIVE:
         return seek_end(log, session) < 0 ? -1 : 0;
     case MDGW_LOG_RESUME:
