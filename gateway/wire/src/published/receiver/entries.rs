@@ -43,6 +43,8 @@ pub struct LogEntry<'a> {
 #[derive(Debug)]
 pub struct EntryReceiver {
     stream: ItemStream,
+    /// The stream's session as entries have it, so that each session is decoded once.
+    session: [u8; Session::BYTES],
     /// The next position: `sequence << 16 | part`. Everything before it was delivered or reported as lost.
     expected: Option<Sequence>,
     drops: DropCounts,
@@ -52,13 +54,19 @@ impl EntryReceiver {
     /// Begins with the first entry that it gets. Messages of up to `message_bytes_max` bytes of records can be joined from parts.
     #[must_use]
     pub fn new(channel: ChannelId, message_bytes_max: usize) -> Self {
-        Self { stream: ItemStream::new(channel, message_bytes_max), expected: None, drops: DropCounts::default() }
+        Self {
+            stream: ItemStream::new(channel, message_bytes_max),
+            session: [0; Session::BYTES],
+            expected: None,
+            drops: DropCounts::default(),
+        }
     }
 
     /// Continues where an earlier receiver stopped: everything before `position` counts as delivered. A message of which some
     /// parts lie before the position is delivered whole. No [`Item::Session`](super::Item::Session) is delivered for that session.
     pub fn resume(&mut self, position: StreamPosition) {
         self.stream.resume(position.session, position.sequence);
+        self.session = position.session.to_bytes();
         self.expected = Some(position_of(position.sequence));
     }
 
@@ -105,7 +113,7 @@ impl EntryReceiver {
             group: GroupId(0),
             channel: self.stream.id,
             epoch: Epoch(0),
-            session: Session::from_bytes(entry.session).ok_or(DropReason::FieldInvalid)?,
+            session: self.decode_session(entry.session).ok_or(DropReason::FieldInvalid)?,
             first: Sequence(entry.first),
             next: Sequence(entry.next),
             send_time_ns: 0,
@@ -148,6 +156,10 @@ impl EntryReceiver {
         Ok(())
     }
 
+    fn decode_session(&self, session: [u8; Session::BYTES]) -> Option<Session> {
+        if session == self.session { self.stream.session } else { Session::from_bytes(session) }
+    }
+
     fn begin_session(
         &mut self,
         session: Session,
@@ -160,6 +172,7 @@ impl EntryReceiver {
         }
         self.stream.abandon_incomplete_message(deliver);
         self.stream.begin(session, deliver);
+        self.session = session.to_bytes();
         // A session that begins within the day has a first message; so has one of which the log lost the beginning.
         let is_whole = previous
             .is_some_and(|previous| is_after_loss || (previous.feed, previous.date) == (session.feed, session.date));
