@@ -368,7 +368,7 @@ fn log_group_refusal(gateway: &GatewayConfig) -> Option<String> {
         let name = gateway.log_group.as_deref().unwrap_or_default();
         format!(
             "gateway.log_group = \"{name}\": this user cannot give files to the group: {error}. Add the gateway's user to it (under systemd: \
-             SupplementaryGroups={name})"
+             mdgw.service.d/log-readers.conf)"
         )
     })
 }
