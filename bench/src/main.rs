@@ -62,6 +62,11 @@ enum Scenario {
     DeathNoticeGateway(scenario::death_notice::GatewayProcessArgs),
     /// What the fence in the kernel adds to a send; as root.
     KernelFence(scenario::kernel_fence::KernelFenceOptions),
+    /// From the publication log to a reader in another process, and what many readers cost the publisher.
+    SharedMemory(scenario::shared_memory::SharedMemoryOptions),
+    /// A reader of `shared-memory`.
+    #[command(hide = true)]
+    SharedMemoryReader(scenario::shared_memory::ReaderArgs),
     /// Wire to wire, seen from outside: the gateway as a program, over a bare loop that receives and sends again.
     Wire(Box<scenario::wire::WireOptions>),
 }
@@ -105,6 +110,8 @@ fn main() -> Result<()> {
         Scenario::DeathNotice(options) => scenario::death_notice::run(&options),
         Scenario::DeathNoticeGateway(args) => scenario::death_notice::run_gateway_process(&args),
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
+        Scenario::SharedMemory(options) => scenario::shared_memory::run(&options),
+        Scenario::SharedMemoryReader(args) => scenario::shared_memory::run_reader(&args),
         Scenario::Wire(options) => scenario::wire::run(&options),
     }
 }

@@ -8,5 +8,6 @@ pub(crate) mod dispatch;
 pub(crate) mod end_to_end;
 pub(crate) mod kernel_fence;
 pub(crate) mod once;
+pub(crate) mod shared_memory;
 pub(crate) mod turn;
 pub(crate) mod wire;

@@ -5,6 +5,7 @@
 mod c;
 mod data_files;
 mod failover;
+mod log;
 mod packets;
 mod python;
 mod random_streams;

@@ -72,6 +72,18 @@ pub(crate) fn compile_example(test: &str, folder: &Path) -> Option<PathBuf> {
     compile(test, &source, &example, &SANITIZED).then_some(example)
 }
 
+/// The example that reads a log, compiled with sanitizers in that folder. `None`, with a message, without a compiler.
+pub(crate) fn compile_log_example(test: &str, folder: &Path) -> Option<PathBuf> {
+    let program = folder.join("log_example");
+    let flags = [&SANITIZED[..], &["-I", LOG_READER, LOG_READER_SOURCE]].concat();
+    compile(test, &data_files::repository_path("gateway/log-reader/c/log_example.c"), &program, &flags)
+        .then_some(program)
+}
+
+/// From the root of the repository, where compilers run.
+const LOG_READER: &str = "gateway/log-reader/c";
+const LOG_READER_SOURCE: &str = "gateway/log-reader/c/mdgw_log.c";
+
 /// The program that prints vectors.
 struct Vectors {
     folder: tempfile::TempDir,
@@ -96,6 +108,7 @@ impl Vectors {
 fn compile(test: &str, source: &Path, program: &Path, flags: &[&str]) -> bool {
     let receiver = data_files::repository_path("gateway/subscriber/c");
     let mut compiler = Command::new("cc");
+    compiler.current_dir(data_files::repository_path(""));
     compiler.args(STRICT).args(flags).arg("-I").arg(&receiver).arg("-o").arg(program);
     let Ok(output) = compiler.arg(source).arg(receiver.join("mdgw_subscriber.c")).output() else {
         skip(test, "no C compiler (cc)");

@@ -1,6 +1,6 @@
 //! A gateway's log and retransmission service, as the product writes and serves them, on a clock of its own.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::{net::Ipv4Addr, path::Path, sync::Arc};
 
 use mdgw_engine::publish::{LogSink, packet_header};
 use mdgw_feeds::{
@@ -59,7 +59,16 @@ impl VirtualGateway {
 
     /// The same for another channel, with segments of that size; eight of them are kept.
     pub(crate) fn of_channel(channel: ChannelId, body_bytes_max: usize, segment_bytes: usize) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::in_directory(tempfile::tempdir().unwrap(), channel, body_bytes_max, segment_bytes)
+    }
+
+    /// The same with its log in that directory. In memory, segments are used again.
+    pub(crate) fn in_directory(
+        directory: tempfile::TempDir,
+        channel: ChannelId,
+        body_bytes_max: usize,
+        segment_bytes: usize,
+    ) -> Self {
         let kept = 8 * segment_bytes as u64;
         let options = LogOptions {
             segment_bytes,
@@ -136,6 +145,11 @@ impl VirtualGateway {
 
     pub(crate) fn end_session(&mut self) {
         self.log().end_of_session();
+    }
+
+    /// Directory of the log's segments.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// All entries of the log.

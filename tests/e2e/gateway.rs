@@ -19,6 +19,7 @@ mod output_failures;
 mod overload;
 mod reload;
 mod service_manager;
+mod shared_memory;
 mod systemd;
 mod top;
 mod until_loss;

@@ -7,6 +7,7 @@ mod debian_package;
 use std::{
     cell::RefCell,
     fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{self as std_process, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -23,6 +24,7 @@ use mdgw_tests::{
 const UNITS: [&str; 5] =
     ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service", "mdgw-live.service", "mdgw-journal.service"];
 const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
+const LOG_READERS: &str = "mdgw.service.d/log-readers.conf";
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -523,6 +525,32 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
         let text = ended.stdout + &ended.stderr;
         assert!(ended.code != Some(0) && text.contains(error), "{}: {text}", unit.name);
     }
+}
+
+/// The group of the user nobody, to whom the units' users are changed here.
+fn group_of_nobody() -> Option<String> {
+    let groups = fs::read_to_string("/etc/group").ok()?;
+    let line = groups.lines().find(|line| line.split(':').nth(2) == Some(USER))?;
+    line.split(':').next().map(str::to_owned)
+}
+
+#[test]
+fn publication_logs_are_given_to_a_group_of_readers_with_the_drop_in_and_not_without() {
+    let test = "publication_logs_are_given_to_a_group_of_readers_with_the_drop_in_and_not_without";
+    let Some(host) = Host::new(test) else { return };
+    let Some(group) = group_of_nobody() else { return skip(test, "the user nobody has no group of its own") };
+    let unit = ServiceUnit::load("mdgw.service");
+    let config = quorum_config(&[("state_file = ", &format!("log_group = \"{group}\"\nstate_file = "))]);
+    let (refused, _manager) = host.start(&unit, &config, None);
+    let refused = refused.end();
+    let text = refused.stdout + &refused.stderr;
+    assert!(refused.code != Some(0) && text.contains("this user cannot give files to the group"), "{text}");
+
+    let gateway = host.run(&unit.with_drop_in(LOG_READERS), &config, None, "gateway running");
+    let logs = root_of(&gateway).join("dev/shm/mdgw");
+    let metadata = fs::metadata(&logs).unwrap_or_else(|error| panic!("{}: {error}", logs.display()));
+    assert_eq!(metadata.mode() & 0o7777, 0o750, "{}", logs.display());
+    expect_gateway(gateway, 1, &["dev/shm/mdgw"]);
 }
 
 /// The drop-in adds what `mdgw.service` lacks for the kernel fence, and takes away nothing else.

@@ -13,6 +13,7 @@ use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use mdgw_captures::{
@@ -24,6 +25,7 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId},
     time::TradingDate,
 };
+use mdgw_log_reader::{LogChannel, LogReader, LogReaderConfig, LogStart};
 use mdgw_publog::{LogOptions, Reader};
 use mdgw_runtime::{
     audit::file::{AuditFile, AuditHistory},
@@ -168,6 +170,9 @@ fn publication_log_segments() {
             Ok(mut reader) => read_log(&mut reader, sessions),
             Err(error) => assert_names_file(&error, &log),
         }
+        for start in [LogStart::Oldest, LogStart::Day, LogStart::Session, LogStart::Live] {
+            follow_log(&log, start);
+        }
         // Reading continues with the valid part.
         let options = LogOptions { segment_bytes: seeds::SEGMENT_BYTES, private_bytes: 64 << 10, ..log_options(&log) };
         match mdgw_publog::open(options, 1) {
@@ -199,6 +204,25 @@ fn read_log(reader: &mut Reader, sessions: [[u8; 16]; 2]) {
         let _range = reader.session_range(session);
     }
     let (_last, _end) = (reader.last_entry(), reader.seek_end());
+}
+
+/// As a consumer on the gateway's host does.
+fn follow_log(log: &Path, start: LogStart) {
+    let id = ChannelId(seeds::LOG_CHANNEL);
+    let channel = LogChannel { id, directory: log.to_owned(), resume: None };
+    let mut reader = match LogReader::open(LogReaderConfig { start, ..LogReaderConfig::new(vec![channel]) }) {
+        Ok(reader) => reader,
+        Err(error) => return assert_names_file(&error, log),
+    };
+    let mut entries = 0;
+    loop {
+        match reader.poll(Duration::ZERO, &mut |_| {}) {
+            Ok(polled) if polled.entries == 0 => return,
+            Ok(polled) => entries += polled.entries,
+            Err(error) => return assert_names_file(&error, log),
+        }
+        assert!(entries <= seeds::SEGMENT_BYTES, "the reader does not end");
+    }
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub struct GatewayOptions {
     pub dispatch: &'static str,
     /// I/O backend: `auto`, `io_uring` or `epoll`.
     pub io: &'static str,
+    /// Additional lines of `[gateway]`.
+    pub gateway: String,
     /// Additional lines of `[[channel]]`.
     pub channel: String,
     /// Whether gaps are requested from the venue.
@@ -71,6 +73,7 @@ impl GatewayOptions {
             threads: 2,
             dispatch: "leader-followers",
             io: "auto",
+            gateway: String::new(),
             channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\n".to_owned(),
             has_recovery: true,
             allowed: "127.0.0.0/8",
@@ -147,14 +150,14 @@ impl GatewayFixture {
     pub fn config_text(&self, options: &GatewayOptions) -> String {
         let GatewayOptions { feed, threads, dispatch, io, channel, has_recovery, allowed, retransmission, .. } =
             options;
-        let GatewayOptions { segment_bytes, retention_bytes, output, output_line, latency, .. } = options;
+        let GatewayOptions { gateway, segment_bytes, retention_bytes, output, output_line, latency, .. } = options;
         let directory = self.directory.path().display();
         // Programs of other versions, which tests/mixed_versions runs, may not know the key.
         let dispatch =
             if *dispatch == "leader-followers" { String::new() } else { format!("dispatch = \"{dispatch}\"\n") };
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{directory}/state.json\"\nlog_dir = \"{directory}/log\"\n\
-             segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
+             segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n{gateway}\n\
              [[pool]]\nname = \"main\"\nthreads = {threads}\n{dispatch}io = \"{io}\"\nwait = \"park\"\n\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n",
             self.node

@@ -103,7 +103,7 @@ fn guides_and_runbooks_name_exported_metrics_and_alarms_only() {
 }
 
 /// Names of the receivers in Python and C.
-const OF_RECEIVERS: [&str; 2] = ["mdgw_fill_local_times", "mdgw_subscriber"];
+const OF_RECEIVERS: [&str; 4] = ["mdgw_fill_local_times", "mdgw_log_counts_of", "mdgw_log_position", "mdgw_subscriber"];
 
 const PAGES: [&str; 3] = ["ops/guide/", "ops/runbooks/", "ops/prometheus/"];
 

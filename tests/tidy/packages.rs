@@ -28,6 +28,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
         "gateway/runtime",
         &["admin", "doctor", "election", "engine", "feeds", "keys", "pair", "publog", "status", "sys", "telemetry"],
     ),
+    ("gateway/log-reader", &["publog", "wire"]),
     ("gateway/subscriber", &["keys", "wire"]),
     (
         "gateway/mdgw",
@@ -47,7 +48,10 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
             "tools",
         ],
     ),
-    ("bench", &["captures", "election", "engine", "feeds", "publog", "simulator", "status", "sys", "telemetry"]),
+    (
+        "bench",
+        &["captures", "election", "engine", "feeds", "log-reader", "publog", "simulator", "status", "sys", "telemetry"],
+    ),
     (
         "tests",
         &[
@@ -55,6 +59,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 24] = [
             "election",
             "engine",
             "feeds",
+            "log-reader",
             "pair",
             "publog",
             "runtime",
@@ -142,12 +147,16 @@ fn packages_depend_only_on_allowed_packages() {
     assert_eq!(found, ["gateway/pair: sys is unused", "gateway/pair: simulator is unused in tests"]);
 }
 
-/// What a consumer in Rust compiles with the subscriber library, itself included.
+/// What a consumer in Rust compiles with the library for the network, or with the one for shared memory, itself included.
 #[test]
 fn a_consumer_compiles_fewer_than_thirty_packages() {
+    ["mdgw-subscriber", "mdgw-log-reader"].into_iter().for_each(check_packages_of_consumer);
+}
+
+fn check_packages_of_consumer(library: &str) {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let tree = Command::new(cargo)
-        .args(["tree", "--locked", "--package", "mdgw-subscriber", "--edges", "normal,build", "--prefix", "none"])
+        .args(["tree", "--locked", "--package", library, "--edges", "normal,build", "--prefix", "none"])
         .args(["--format", "{p}"])
         .current_dir(root())
         .output()

@@ -48,7 +48,27 @@ pub fn all() -> io::Result<Vec<(&'static str, Vec<Vec<u8>>)>> {
     // The first byte: checksums are made valid.
     let journal = lines(&formats.join("journal_names.hex"))?;
     all.push(("journal_names", vec![[vec![0], journal.concat()].concat()]));
+    all.push(("log_segment", vec![log_segment(&[1, 1]), log_segment(&[1, 2, 3, 5])]));
     Ok(all)
+}
+
+/// A segment with a message for each sequence: seal, number of slots, one slot, entries. What has no name is 0.
+fn log_segment(sequences: &[u64]) -> Vec<u8> {
+    const ENTRIES_AT: u64 = 6_208;
+    let session = [1_u64 | 20_260_102 << 32, 0];
+    let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let mut segment = vec![(19 * sequences.len()) as u8, 1];
+    segment.extend(words(&[session[0], session[1], sequences[0], ENTRIES_AT]));
+    for (number, sequence) in (0..).zip(sequences) {
+        let payload_bytes = 32 + 56;
+        let sizes = payload_bytes | 1 << 32;
+        segment.extend(words(&[64 + payload_bytes, number, session[0], session[1], *sequence, sequence + 1, 7, sizes]));
+        // A frame of 56 bytes and one record, the first and last part; the record's length, in units of four, and its type.
+        segment.extend(words(&[*sequence, 9, 56 << 32 | 1 << 48, 3 << 8]));
+        segment.extend(words(&[14 | 0xa0 << 8, 0, 0, 0, 0, 0, 0]));
+    }
+    segment.extend([0xff; 8]);
+    segment
 }
 
 /// One line of a live client, with its length before it.

@@ -3,7 +3,7 @@
 //!
 //! Messages that need a tag are read under a valid one: what is fuzzed is the parser behind the tag.
 
-use std::{cell::RefCell, fs, path::Path};
+use std::{cell::RefCell, fs, path::Path, time::Duration};
 
 use mdgw_captures::capture_file::{CaptureFile, OpenOptions};
 pub use mdgw_election::fuzzing::{death_notice, election_record, vote_message};
@@ -19,8 +19,10 @@ use mdgw_feeds::{
     identity::{ChannelId, Feed},
 };
 use mdgw_live::protocol::{LineBuffer, ProtocolLimits, Session, Step};
+use mdgw_log_reader::{Item, LogChannel, LogReader, LogReaderConfig, LogStart, Output};
 pub use mdgw_pair::fuzzing::link_message;
 use mdgw_pair::pair_link::{framing::LinkStream, message::LinkIdentity};
+use mdgw_publog::{Checksum, LogOptions};
 use mdgw_runtime::config::{Resolved, explain::explain};
 use mdgw_status::control::Request;
 use mdgw_tools::report::Report;
@@ -161,6 +163,73 @@ pub fn journal_names(input: &[u8]) {
         let _is_closed = mdgw_journal::fuzzing::journal_names(input, &folder);
     });
 }
+
+/// A segment of a publication log, as a reader of another user gets it: its seal, index and entries, behind the header of a log without
+/// checksums. First a byte for the seal and one for the number of index slots, then the slots, then the entries.
+pub fn log_segment(input: &[u8]) {
+    let [seal, slots, rest @ ..] = input else { return };
+    let (index, entries) = rest.split_at(rest.len().min(32 * usize::from(*slots % 4)));
+    with_log(|directory, segment, empty| {
+        let mut file = empty.to_vec();
+        let mut write = |at: usize, bytes: &[u8]| {
+            let length = bytes.len().min(file.len() - at);
+            file[at..at + length].copy_from_slice(&bytes[..length]);
+        };
+        write(128, &(index.len() as u64 / 32).to_le_bytes());
+        write(256, &(LOG_ENTRIES_AT as u64 + 8 * u64::from(*seal)).to_le_bytes());
+        write(4_096, index);
+        write(LOG_ENTRIES_AT, entries);
+        fs::write(segment, &file).expect("the file can be written");
+        for start in [LogStart::Oldest, LogStart::Day, LogStart::Session, LogStart::Live] {
+            let channel = LogChannel { id: ChannelId(1), directory: directory.to_owned(), resume: None };
+            let config = LogReaderConfig { start, ..LogReaderConfig::new(vec![channel]) };
+            let Ok(mut reader) = LogReader::open(config) else { continue };
+            let (mut read, mut last) = (0, None);
+            let mut check = |output: Output<'_>| {
+                if let Item::Message { header, body } = output.item {
+                    let name = (output.session, header.sequence.get());
+                    assert!(last < Some(name), "names ascend");
+                    assert!(body.len() <= 1 << 16);
+                    last = Some(name);
+                }
+            };
+            while let Ok(polled) = reader.poll(Duration::ZERO, &mut check)
+                && polled.entries > 0
+            {
+                read += polled.entries;
+                assert!(read <= LOG_BYTES / 64, "the reader does not end");
+            }
+        }
+    });
+}
+
+/// Calls `read` with a log's directory, the path of its only segment, and the content of an empty one.
+fn with_log(read: impl FnOnce(&Path, &Path, &[u8])) {
+    thread_local! {
+        static LOG: RefCell<Option<(tempfile::TempDir, Vec<u8>)>> = const { RefCell::new(None) };
+    }
+    LOG.with_borrow_mut(|log| {
+        let (folder, empty) = log.get_or_insert_with(|| {
+            let folder = tempfile::tempdir_in("/dev/shm").expect("a file system in memory");
+            let options = LogOptions {
+                segment_bytes: LOG_BYTES,
+                private_bytes: LOG_BYTES,
+                checksum: Checksum::Off,
+                ..LogOptions::new(folder.path(), 1)
+            };
+            drop(mdgw_publog::open(options, 0).expect("a log can be made"));
+            fs::remove_file(folder.path().join("0000000000000002.segment")).expect("a segment made ahead");
+            let empty = fs::read(folder.path().join(LOG_SEGMENT)).expect("the first segment");
+            (folder, empty)
+        });
+        read(folder.path(), &folder.path().join(LOG_SEGMENT), empty);
+    });
+}
+
+const LOG_SEGMENT: &str = "0000000000000001.segment";
+const LOG_BYTES: usize = 32 << 10;
+/// Behind the header and the slots of the index: one for 16 KiB, and 64 for sessions.
+const LOG_ENTRIES_AT: usize = 4_096 + (LOG_BYTES / (16 << 10) + 64) * 32;
 
 /// Calls `read` with the path of a file of that content, in memory.
 fn with_file(name: &str, input: &[u8], read: impl FnOnce(&Path)) {

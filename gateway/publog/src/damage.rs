@@ -9,7 +9,7 @@ use std::{env, fs, os::unix::fs::FileExt as _, path::Path};
 use crate::{
     Checksum, LogError, LogOptions, Reader,
     directory::{segment_numbers, segment_path},
-    model::{CHANNEL, NOW_NS, WrittenEntry, directory, options, read_all},
+    model::{CHANNEL, NOW_NS, WrittenEntry, directory, options, read_all, read_all_copied},
     open,
 };
 
@@ -58,6 +58,11 @@ fn served(directory: &Path, is_truncated: bool) -> Result<Option<Vec<u64>>, Stri
             return Err(format!("served after {:?}: {entry:?}", sequences.last()));
         }
         sequences.push(entry.first);
+    }
+    let mut copying = Reader::open(directory, CHANNEL).map_err(|error| error.to_string())?;
+    let (copied, error) = read_all_copied(&mut copying);
+    if !copied.iter().map(|entry| entry.first).eq(sequences.iter().copied()) {
+        return Err(format!("served {} entries, copied {}: {error:?}", sequences.len(), copied.len()));
     }
     // Every way to an entry keeps the promise, index and end too. Until a writer has truncated the log, the index may lead to
     // intact entries behind a damaged one.

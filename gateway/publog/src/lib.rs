@@ -25,14 +25,24 @@
 //!   missing once the next segment exists ([`Reader::lost_entries`]). An entry that no reader may miss
 //!   ([`Writer::commit_lasting`]) is repeated at the beginning of that segment.
 //!
+//! Files are hostile to a reader of another user: lengths, offsets and checksums are checked before use, and
+//! [`Reader::next_copied`] checks a copy. No reader is safe from a file that is truncated while it is mapped: the kernel then ends
+//! the reader with SIGBUS. Nobody but the log's owner and root can truncate, and no version of the writer does.
+//!
 //! Out of scope: the meaning of sessions, sequences and payloads; clocks; threads.
 
+#![cfg_attr(not(feature = "writer"), allow(dead_code, reason = "parts that only the writer uses"))]
+
+#[cfg(feature = "writer")]
+mod access;
 mod commit;
 mod directory;
 mod error;
 mod reader;
+#[cfg(feature = "writer")]
 mod retention;
 mod segment;
+#[cfg(feature = "writer")]
 mod writer;
 
 #[cfg(test)]
@@ -42,9 +52,13 @@ mod model;
 #[cfg(all(test, feature = "loom"))]
 mod reuse_model;
 
+#[cfg(feature = "writer")]
+pub use access::{ReaderGroup, create_log_root};
 pub use error::LogError;
-pub use reader::{Reader, SeekResult, SessionRange};
+pub use reader::{EntryCopy, Reader, SeekResult, SessionRange};
+#[cfg(feature = "writer")]
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};
+#[cfg(feature = "writer")]
 pub use writer::{LogOptions, LogRecovery, OpenedLog, Pending, Writer, WriterCounts, open};
 
 /// Session identifier in its wire form. Only compared for equality.

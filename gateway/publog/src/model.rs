@@ -1,13 +1,18 @@
 //! The log against a `Vec`: committed entries are read in order, each once, whatever happens to the writer.
 
-use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::Path,
+};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 use crate::{
-    Checksum, Entry, LogError, LogOptions, OpenedLog, Position, Reader, Retention, SeekResult, SessionBytes,
-    SessionRange,
+    Checksum, Entry, EntryCopy, LogError, LogOptions, OpenedLog, Position, Reader, ReaderGroup, Retention, SeekResult,
+    SessionBytes, SessionRange, create_log_root,
     directory::{segment_numbers, segment_path},
     open,
 };
@@ -60,6 +65,18 @@ pub(crate) fn read_all(reader: &mut Reader) -> Vec<WrittenEntry> {
     std::iter::from_fn(|| reader.next().map(|entry| WrittenEntry::from_entry(&entry))).collect()
 }
 
+/// As [`read_all`], through copies; `Err` where the log ends with damage.
+pub(crate) fn read_all_copied(reader: &mut Reader) -> (Vec<WrittenEntry>, Option<LogError>) {
+    let (mut copy, mut entries) = (EntryCopy::default(), Vec::new());
+    loop {
+        match reader.next_copied(&mut copy) {
+            Ok(Some(entry)) => entries.push(WrittenEntry::from_entry(&entry)),
+            Ok(None) => return (entries, None),
+            Err(error) => return (entries, Some(error)),
+        }
+    }
+}
+
 pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -102,6 +119,7 @@ proptest! {
         let mut model: Vec<WrittenEntry> = Vec::new();
         let mut log = open(options.clone(), NOW_NS).unwrap();
         let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        let mut copying = Reader::open(directory.path(), CHANNEL).unwrap();
         let mut cursor = log.writer.end();
         let (mut read, mut published) = (0, 0);
         let (mut session, mut next) = (1_u8, 1);
@@ -126,6 +144,9 @@ proptest! {
                 Step::Read => {
                     let read_entries = read_all(&mut reader);
                     prop_assert_eq!(&read_entries, &model[read..]);
+                    let (copied, error) = read_all_copied(&mut copying);
+                    prop_assert!(error.is_none());
+                    prop_assert_eq!(copied, read_entries);
                     read = model.len();
                     let mut pending = log.writer.pending(cursor).unwrap();
                     let sent: Vec<_> = pending.by_ref().map(|entry| WrittenEntry::from_entry(&entry)).collect();
@@ -147,7 +168,7 @@ proptest! {
             }
         }
         prop_assert_eq!(read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap()), model);
-        prop_assert_eq!(reader.lost_entries(), 0);
+        prop_assert_eq!((reader.lost_entries(), copying.lost_entries()), (0, 0));
         prop_assert_eq!(log.writer.counts().segments_not_ready, 0);
     }
 
@@ -698,4 +719,61 @@ fn a_segment_that_a_reader_maps_is_not_reused() {
         }
     }
     assert_eq!(reader.next().map(|entry| entry.first), Some(1));
+}
+
+/// A umask would give less or more; the modes and the group are those of the option.
+#[test]
+fn a_log_of_a_reader_group_is_open_to_that_group_alone() {
+    for root in directories() {
+        let group = fs::metadata(root.path()).unwrap().gid();
+        let logs = root.path().join("logs");
+        create_log_root(&logs, Some(ReaderGroup(group))).unwrap();
+        let with = |reader_group| LogOptions { reader_group, ..options(&logs.join("7")) };
+        // An earlier run without a group.
+        let mut log = open(with(None), NOW_NS).unwrap();
+        WrittenEntry::with_sequence(1).write(&mut log);
+        drop(log);
+        let mut log = open(with(Some(ReaderGroup(group))), NOW_NS).unwrap();
+        for sequence in 2..200 {
+            log.maintenance.run_once(NOW_NS);
+            WrittenEntry::with_sequence(sequence).write(&mut log);
+        }
+        let access = |path: &Path| {
+            let metadata = fs::metadata(path).unwrap();
+            (metadata.mode() & 0o7777, metadata.gid())
+        };
+        for directory in [&logs, &logs.join("7")] {
+            assert_eq!(access(directory), (0o750, group));
+        }
+        assert_eq!(access(&logs.join("7/writer.lock")).0, 0o600, "whoever may read it may lock it");
+        let segments = segment_numbers(&logs.join("7")).unwrap();
+        assert!(segments.len() > 3);
+        for number in segments {
+            assert_eq!(access(&segment_path(&logs.join("7"), number)), (0o640, group));
+        }
+        // A directory that lets the group in already, such as one of the system, is not changed.
+        fs::set_permissions(&logs, fs::Permissions::from_mode(0o1777)).unwrap();
+        create_log_root(&logs, Some(ReaderGroup(group))).unwrap();
+        assert_eq!(access(&logs).0, 0o1777);
+    }
+}
+
+#[test]
+fn a_log_that_was_removed_is_abandoned_and_read_from_its_new_beginning() {
+    for root in directories() {
+        let directory = root.path().join("log");
+        let mut log = open(options(&directory), NOW_NS).unwrap();
+        WrittenEntry::with_sequence(1).write(&mut log);
+        let mut reader = Reader::open(&directory, CHANNEL).unwrap();
+        assert_eq!(read_all_copied(&mut reader).0.len(), 1);
+        assert!(!reader.is_abandoned());
+        drop(log);
+        fs::remove_dir_all(&directory).unwrap();
+        let mut log = open(options(&directory), NOW_NS).unwrap();
+        WrittenEntry::with_sequence(9).write(&mut log);
+        assert!(read_all_copied(&mut reader).0.is_empty() && reader.is_abandoned());
+        reader.seek_oldest().unwrap();
+        assert_eq!(read_all_copied(&mut reader).0, [WrittenEntry::with_sequence(9)]);
+        assert!(!reader.is_abandoned());
+    }
 }

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use crate::{
     Entry, LogError, Position, SessionBytes,
     directory::{segment_numbers, segment_path},
-    segment::{EntryState, IndexSlot, ReadSegment},
+    segment::{CopyState, EntryState, IndexSlot, ReadSegment},
 };
+
+pub use crate::segment::EntryCopy;
 
 /// Reads a log's entries in order. Within a segment, [`next`](Self::next) makes no system call. Segments stay
 /// readable for as long as they are mapped here, even after they were removed.
@@ -85,6 +87,53 @@ impl Reader {
         Some(entry)
     }
 
+    /// Copies the next entry, checks the copy and returns it; `None` if the entry is not committed yet. For a reader that does
+    /// not trust whoever can write the files: nothing is read twice, and nothing refers to shared memory. Within a segment there is
+    /// no system call. Truncation by others is the one thing that cannot be checked: see the crate's documentation.
+    ///
+    /// # Errors
+    /// If the next segment cannot be opened, or the log ends with a damaged entry. The reader stays where it was.
+    #[inline]
+    pub fn next_copied<'copy>(&mut self, copy: &'copy mut EntryCopy) -> Result<Option<Entry<'copy>>, LogError> {
+        let mut state = self.segment.as_ref().map(|segment| segment.copy_entry_at(self.offset, copy));
+        if matches!(state, None | Some(CopyState::Sealed | CopyState::Damaged)) {
+            state = self.copy_from_next_segment(copy, state == Some(CopyState::Damaged))?;
+        }
+        if state != Some(CopyState::Copied) {
+            return Ok(None);
+        }
+        let Some(entry) = copy.entry() else { return Ok(None) };
+        self.offset = offset_of(entry.end);
+        self.lost_entries += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        self.expected_number = Some(entry.number.saturating_add(1));
+        Ok(Some(entry))
+    }
+
+    #[cold]
+    fn copy_from_next_segment(
+        &mut self,
+        copy: &mut EntryCopy,
+        is_damaged: bool,
+    ) -> Result<Option<CopyState>, LogError> {
+        let before = self.position();
+        let next_segment = if self.segment.is_some() { before.segment.saturating_add(1) } else { 0 };
+        let has_entry = self.cross_segment(next_segment)?;
+        if is_damaged && self.position() == before {
+            let path = segment_path(&self.directory, before.segment);
+            return Err(LogError::DamagedEntry { path, offset: before.offset });
+        }
+        Ok(self.segment.as_ref().filter(|_| has_entry).map(|segment| segment.copy_entry_at(self.offset, copy)))
+    }
+
+    /// Whether the segment being read was removed from the directory although the log has not left it: somebody removed the whole
+    /// log, and a new one does not continue it. Only meaningful while [`Self::next_copied`] returns no entry. A system call.
+    #[must_use]
+    pub fn is_abandoned(&self) -> bool {
+        self.segment.as_ref().is_some_and(|segment| {
+            segment.is_unlinked() && matches!(segment.entry_at(self.offset), EntryState::Uncommitted)
+        })
+    }
+
     /// The next entry, without advancing.
     #[inline]
     pub fn peek(&mut self) -> Option<Entry<'_>> {
@@ -137,7 +186,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub(crate) fn seek_oldest(&mut self) -> Result<(), LogError> {
+    pub fn seek_oldest(&mut self) -> Result<(), LogError> {
         self.segment = None;
         self.expected_number = None;
         self.open_segment_from(0)
@@ -298,28 +347,29 @@ impl Reader {
             Some(EntryState::Sealed | EntryState::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
         };
-        self.cross_segment(next_segment)
+        // An error counts as no new entry: the next call tries again.
+        self.cross_segment(next_segment).unwrap_or(false)
     }
 
     #[cold]
-    fn cross_segment(&mut self, next_segment: u64) -> bool {
+    fn cross_segment(&mut self, next_segment: u64) -> Result<bool, LogError> {
         let mut next_segment = next_segment;
         // A segment can be sealed without an entry; there are never more than a few of them in a row.
         for _ in 0..EMPTY_SEGMENTS_MAX {
             let before = self.position();
-            // An error of the directory counts as no new entry: the next call tries again.
-            if self.open_segment_from(next_segment).is_err() || self.position() == before {
-                return false;
+            self.open_segment_from(next_segment)?;
+            if self.position() == before {
+                return Ok(false);
             }
             match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
                 Some(EntryState::Sealed | EntryState::Damaged) => {
                     next_segment = self.position().segment.saturating_add(1)
                 }
-                Some(EntryState::Entry(_)) => return true,
-                Some(EntryState::Uncommitted) | None => return false,
+                Some(EntryState::Entry(_)) => return Ok(true),
+                Some(EntryState::Uncommitted) | None => return Ok(false),
             }
         }
-        false
+        Ok(false)
     }
 
     /// Moves to the beginning of the lowest segment from `number` on, if any.

@@ -25,7 +25,7 @@ use crossbeam_queue::ArrayQueue;
 use rustix::fs::statfs;
 
 use crate::{
-    LogError, Position,
+    LogError, LogOptions, Position, ReaderGroup,
     directory::{segment_numbers, segment_path, unfinished_path},
     segment::{SegmentHeader, WriteSegment, try_lock_for_reuse, unlock},
 };
@@ -88,6 +88,7 @@ impl RetentionHold {
 pub struct SegmentMaintenance {
     directory: PathBuf,
     header: SegmentHeader,
+    reader_group: Option<ReaderGroup>,
     retention: Retention,
     /// First segment of this run: no earlier one is mapped here, so none can be reused.
     run_begin: u64,
@@ -132,12 +133,12 @@ struct RetainedSegment {
 
 impl SegmentMaintenance {
     pub(crate) fn new(
-        directory: PathBuf,
+        options: &LogOptions,
         header: SegmentHeader,
-        retention: Retention,
         next_segment: u64,
         shared: Arc<SegmentExchange>,
     ) -> Self {
+        let LogOptions { directory, reader_group, retention, .. } = options.clone();
         let (segments, spares) = (VecDeque::new(), VecDeque::new());
         let is_in_memory = statfs(&directory).is_ok_and(|file_system| file_system.f_type == TMPFS_MAGIC);
         let counts = MaintenanceCounts::default();
@@ -146,6 +147,7 @@ impl SegmentMaintenance {
         Self {
             directory,
             header,
+            reader_group,
             retention,
             run_begin,
             next_segment,
@@ -324,7 +326,7 @@ impl SegmentMaintenance {
         let unfinished = unfinished_path(&self.directory, number);
         let path = segment_path(&self.directory, number);
         let header = SegmentHeader { number, created_ns: now_ns, ..self.header };
-        let made = WriteSegment::create(&unfinished, header)
+        let made = WriteSegment::create(&unfinished, header, self.reader_group)
             .and_then(|segment| rename(&unfinished, &path).map(|()| segment))
             .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
         self.next_segment += 1;

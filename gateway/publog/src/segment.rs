@@ -13,24 +13,27 @@
 
 #![allow(unsafe_code, reason = "memory that other processes map")]
 
+#[cfg(feature = "writer")]
+mod write;
+
 use std::{
     fs::File,
     io,
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    os::{fd::AsRawFd, unix::fs::MetadataExt as _},
     path::Path,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
+use memmap2::{MmapOptions, MmapRaw};
+use zerocopy::IntoBytes as _;
 
 use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
     commit::{self, CommitState, CommitWord},
 };
+
+#[cfg(feature = "writer")]
+pub(crate) use self::write::{EntryHeader, WriteSegment, seal_after_crash, try_lock, try_lock_for_reuse, unlock};
 
 /// Bytes of an entry before its payload.
 pub(crate) const ENTRY_HEADER_BYTES: usize = 64;
@@ -94,7 +97,7 @@ pub(crate) struct ReadSegment {
     map: MmapRaw,
     header: SegmentHeader,
     /// Holds the shared lock: dropped after the mapping.
-    _locked: File,
+    locked: File,
 }
 
 impl ReadSegment {
@@ -106,7 +109,7 @@ impl ReadSegment {
         if header.channel != channel {
             return Err(HeaderFault::Foreign("it belongs to another channel").into_error(path, channel));
         }
-        Ok(Self { map, header, _locked: file })
+        Ok(Self { map, header, locked: file })
     }
 
     /// The channel in the segment's header.
@@ -141,6 +144,46 @@ impl ReadSegment {
         }
     }
 
+    /// Copies the content at `offset` and checks lengths and checksum of the copy. No reference to the mapped bytes is made:
+    /// the result is sound whatever another process stores meanwhile, and what was checked is what is returned.
+    #[inline]
+    pub(crate) fn copy_entry_at(&self, offset: usize, copy: &mut EntryCopy) -> CopyState {
+        if !is_word_inside(&self.map, offset) {
+            return CopyState::Damaged;
+        }
+        // Acquire pairs with the Release of `commit::commit`: the entry's other words are loaded as they were before it.
+        let (length_bytes, crc) = match commit::observe(word(&self.map, offset)) {
+            CommitState::Uncommitted => return CopyState::Uncommitted,
+            CommitState::Sealed => return CopyState::Sealed,
+            CommitState::Committed { length_bytes, crc } => (length_bytes as usize, crc),
+        };
+        let length_words = length_bytes / WORD_BYTES;
+        let is_inside = offset.checked_add(length_bytes).is_some_and(|end| end <= self.map.len());
+        if length_bytes < ENTRY_HEADER_BYTES || !length_bytes.is_multiple_of(WORD_BYTES) || !is_inside {
+            return CopyState::Damaged;
+        }
+        if copy.words.len() < length_words {
+            copy.words.resize(length_words, 0);
+        }
+        for (copied, shared) in copy.words.iter_mut().zip(words(&self.map, offset, length_words)) {
+            *copied = shared.load(Relaxed);
+        }
+        (copy.segment, copy.offset, copy.length_bytes) = (self.header.number, offset, length_bytes);
+        let Some(payload_bytes) = copy.payload_bytes() else { return CopyState::Damaged };
+        if self.header.checksum == Checksum::Crc32c {
+            let checked = copy.words.as_bytes().get(WORD_BYTES..ENTRY_HEADER_BYTES + payload_bytes);
+            if checked.map(crc32c::crc32c) != Some(crc) {
+                return CopyState::Damaged;
+            }
+        }
+        CopyState::Copied
+    }
+
+    /// Whether the file has lost its name: it was removed, and the mapping alone keeps it.
+    pub(crate) fn is_unlinked(&self) -> bool {
+        self.locked.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    }
+
     /// Offset at which the segment is sealed, or was truncated later.
     fn sealed_at(&self) -> Option<usize> {
         let at = usize::try_from(word(&self.map, SEALED_AT).load(Relaxed)).unwrap_or(0);
@@ -166,204 +209,66 @@ impl ReadSegment {
     }
 }
 
+/// An entry, copied out of a segment. The memory of one copy serves for all entries.
+#[derive(Clone, Debug, Default)]
+pub struct EntryCopy {
+    words: Vec<u64>,
+    segment: u64,
+    offset: usize,
+    length_bytes: usize,
+}
+
+/// What [`ReadSegment::copy_entry_at`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyState {
+    Uncommitted,
+    /// The copy holds an intact entry.
+    Copied,
+    Sealed,
+    Damaged,
+}
+
+impl EntryCopy {
+    /// Memory for entries with payloads of up to so many bytes. Longer ones make it grow.
+    #[must_use]
+    pub fn with_payload_bytes(payload_bytes_max: usize) -> Self {
+        Self { words: vec![0; (ENTRY_HEADER_BYTES + payload_bytes_max).div_ceil(WORD_BYTES)], ..Self::default() }
+    }
+
+    /// The payload's length, if it agrees with the entry's.
+    fn payload_bytes(&self) -> Option<usize> {
+        let payload_bytes = (self.words.get(7)? & 0xffff_ffff) as usize;
+        let length_bytes = (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(WORD_BYTES);
+        (length_bytes == self.length_bytes).then_some(payload_bytes)
+    }
+
+    /// The entry; `None` before the first one.
+    #[inline]
+    pub(crate) fn entry(&self) -> Option<Entry<'_>> {
+        let payload = self.words.as_bytes().get(ENTRY_HEADER_BYTES..ENTRY_HEADER_BYTES + self.payload_bytes()?)?;
+        let &[_, number, session_low, session_high, first, next, ts_commit, sizes] = self.words.first_chunk::<8>()?;
+        let at = |offset: usize| Position { segment: self.segment, offset: offset as u64 };
+        Some(Entry {
+            position: at(self.offset),
+            end: at(self.offset + self.length_bytes),
+            number,
+            session: session_from_words([session_low, session_high]),
+            first,
+            next,
+            ts_commit,
+            frame_count: (sizes >> 32 & 0xffff) as u16,
+            flags: (sizes >> 48) as u16,
+            payload,
+        })
+    }
+}
+
 /// One index slot: maps a sequence to an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexSlot {
     pub(crate) session: SessionBytes,
     pub(crate) first: u64,
     pub(crate) offset: usize,
-}
-
-/// A segment mapped by its only writer.
-#[derive(Debug)]
-pub(crate) struct WriteSegment {
-    map: MmapRaw,
-    header: SegmentHeader,
-    /// Inode of the file; 0 for private memory.
-    inode: u64,
-    /// Where the next entry begins. Nothing at or beyond it is committed.
-    end: usize,
-    slot_count: usize,
-    next_slot_offset: usize,
-    slot_session: SessionBytes,
-}
-
-/// Fields of an entry's header, without its lengths.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct EntryHeader {
-    pub(crate) number: u64,
-    pub(crate) session: SessionBytes,
-    pub(crate) first: u64,
-    pub(crate) next: u64,
-    pub(crate) ts_commit: u64,
-    pub(crate) frame_count: u16,
-    pub(crate) flags: u16,
-}
-
-impl WriteSegment {
-    /// Creates the file at `path`, which must not exist, with reserved space and all pages present.
-    pub(crate) fn create(path: &Path, header: SegmentHeader) -> Result<Self, LogError> {
-        let file =
-            File::options().read(true).write(true).create_new(true).open(path).map_err(LogError::io("create", path))?;
-        reserve(&file, header.layout.segment_bytes).map_err(LogError::io("reserve space for", path))?;
-        let map =
-            MmapOptions::new().len(header.layout.segment_bytes).map_raw(&file).map_err(LogError::io("map", path))?;
-        let inode = file.metadata().map_err(LogError::io("stat", path))?.ino();
-        Ok(Self { inode, ..Self::new(map, header) })
-    }
-
-    /// Private memory in the layout of a segment, all pages present.
-    pub(crate) fn private(header: SegmentHeader) -> io::Result<Self> {
-        let map = MmapOptions::new().len(header.layout.segment_bytes).map_anon()?;
-        Ok(Self::new(map.into(), header))
-    }
-
-    fn new(map: MmapRaw, header: SegmentHeader) -> Self {
-        if map.advise(Advice::PopulateWrite).is_err() {
-            // Kernels before 5.14: one store per page has the same effect.
-            for offset in (0..map.len()).step_by(PAGE_BYTES) {
-                word(&map, offset).store(0, Relaxed);
-            }
-        }
-        let end = header.layout.entries_offset;
-        let segment = Self { map, header, inode: 0, end, slot_count: 0, next_slot_offset: 0, slot_session: [0; 16] };
-        segment.store_header();
-        segment
-    }
-
-    fn store_header(&self) {
-        for (index, value) in header_words(&self.header).into_iter().enumerate() {
-            word(&self.map, index * WORD_BYTES).store(value, Relaxed);
-        }
-    }
-
-    /// Whether `file` is the file of this segment.
-    pub(crate) fn is_file(&self, file: &File) -> bool {
-        self.inode != 0 && file.metadata().is_ok_and(|metadata| metadata.ino() == self.inode)
-    }
-
-    /// Makes this segment, which no reader maps, an empty one with another header of the same layout. Its pages stay
-    /// present. Its bytes stay as remains of earlier use, as [`commit::commit`] permits.
-    pub(crate) fn reuse(mut self, header: SegmentHeader) -> Self {
-        debug_assert_eq!(self.header.layout, header.layout);
-        self.header = header;
-        self.reset();
-        word(&self.map, SEALED_AT).store(0, Relaxed);
-        self.store_header();
-        self
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.header.number
-    }
-
-    /// Where the next entry begins.
-    pub(crate) fn end(&self) -> usize {
-        self.end
-    }
-
-    pub(crate) fn segment_bytes(&self) -> usize {
-        self.header.layout.segment_bytes
-    }
-
-    /// Whether there is room for an entry of the maximum size and the word after it.
-    #[inline]
-    pub(crate) fn has_room(&self) -> bool {
-        self.end + self.header.layout.entry_bytes_max() + WORD_BYTES <= self.map.len()
-    }
-
-    /// Memory for the payload of the next entry. Its content is undefined remains of earlier use.
-    #[inline]
-    pub(crate) fn payload(&mut self) -> &mut [u8] {
-        assert!(self.has_room());
-        let begin = self.map.as_mut_ptr().wrapping_add(self.end + ENTRY_HEADER_BYTES);
-        // SAFETY: from_raw_parts_mut demands valid memory that no other code accesses while the slice lives. By
-        // `has_room` the range lies inside the mapping, which `self` owns. The range lies beyond `end`: readers, in
-        // this or other processes, read no byte beyond the commit word at `end` until that word is stored. Storing it
-        // takes `&mut self` and so ends this borrow. No second writer exists: the directory is locked.
-        unsafe { std::slice::from_raw_parts_mut(begin, self.header.layout.payload_bytes_max) }
-    }
-
-    /// Commits the entry whose payload is the first `payload_bytes` of [`Self::payload`].
-    #[inline]
-    pub(crate) fn commit(&mut self, entry: &EntryHeader, payload_bytes: usize) {
-        assert!(self.has_room() && payload_bytes <= self.header.layout.payload_bytes_max);
-        let begin = self.end;
-        let [session_low, session_high] = session_words(entry.session);
-        let sizes = payload_bytes as u64 | u64::from(entry.frame_count) << 32 | u64::from(entry.flags) << 48;
-        let words = [entry.number, session_low, session_high, entry.first, entry.next, entry.ts_commit, sizes];
-        for (index, value) in words.into_iter().enumerate() {
-            word(&self.map, begin + (index + 1) * WORD_BYTES).store(value, Relaxed);
-        }
-        let crc = match self.header.checksum {
-            Checksum::Crc32c => committed_crc(&self.map, begin, payload_bytes),
-            Checksum::Off => 0,
-        };
-        let length_bytes = (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(WORD_BYTES);
-        let length = u32::try_from(length_bytes).unwrap_or_else(|_| unreachable!("a segment is smaller than 4 GiB"));
-        self.end = begin + length_bytes;
-        commit::commit(word(&self.map, begin), word(&self.map, self.end), length, crc);
-        if begin >= self.next_slot_offset || entry.session != self.slot_session {
-            self.push_slot(entry, begin);
-        }
-    }
-
-    /// Seals the segment at its current end.
-    pub(crate) fn seal(&mut self) {
-        word(&self.map, SEALED_AT).store(self.end as u64, Relaxed);
-        commit::seal(word(&self.map, self.end));
-    }
-
-    /// Removes every entry. Only for memory that no reader maps.
-    pub(crate) fn reset(&mut self) {
-        self.end = self.header.layout.entries_offset;
-        self.slot_count = 0;
-        self.next_slot_offset = 0;
-        self.slot_session = [0; 16];
-        word(&self.map, SLOT_COUNT).store_release(0);
-        word(&self.map, self.end).store_release(0);
-    }
-
-    /// The content at `offset`; `base` is added to positions.
-    #[inline]
-    pub(crate) fn entry_at(&self, number: u64, base: u64, offset: usize) -> EntryState<'_> {
-        entry_at(&self.map, number, base, offset)
-    }
-
-    /// Index slots, oldest first.
-    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = IndexSlot> + '_ {
-        slots(&self.map, &self.header)
-    }
-
-    /// Adds an index slot for the entry at `offset`. The index is sparse, so a full table is no error: the scan from
-    /// the last slot only gets longer.
-    fn push_slot(&mut self, entry: &EntryHeader, offset: usize) {
-        if self.slot_count >= self.header.layout.slot_count_max {
-            return;
-        }
-        let [session_low, session_high] = session_words(entry.session);
-        let values = [session_low, session_high, entry.first, offset as u64];
-        for (word, value) in slot_words(&self.map, self.slot_count).into_iter().zip(values) {
-            word.store(value, Relaxed);
-        }
-        self.slot_count += 1;
-        self.next_slot_offset = offset + INDEX_INTERVAL_BYTES;
-        self.slot_session = entry.session;
-        word(&self.map, SLOT_COUNT).store_release(self.slot_count as u64);
-    }
-}
-
-/// Seals an existing segment at `offset`, where its last whole entry ends. Its writer must be gone.
-pub(crate) fn seal_after_crash(path: &Path, channel: u16, offset: usize) -> Result<(), LogError> {
-    let file = File::options().read(true).write(true).open(path).map_err(LogError::io("open", path))?;
-    let map = map_existing(&file, path, channel, |options, file| options.map_raw(file))?;
-    if offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
-        // Truncated inside its last entry: there is no word to store, and readers end at the end of the file.
-        return Ok(());
-    }
-    word(&map, SEALED_AT).store(offset as u64, Relaxed);
-    commit::seal(word(&map, offset));
-    Ok(())
 }
 
 /// Opens a file for reading, with the shared lock that keeps the file from being reused. A file that is being reused
@@ -374,18 +279,6 @@ fn open_shared(path: &Path) -> Result<File, LogError> {
         return Ok(file);
     }
     Err(LogError::io("open", path)(io::ErrorKind::NotFound.into()))
-}
-
-/// Locks a segment file that is open for writing against readers, for as long as it is open; `false` if a reader maps it.
-pub(crate) fn try_lock_for_reuse(file: &File) -> io::Result<bool> {
-    lock_range(file, libc::F_WRLCK)
-}
-
-/// Gives up this open file description's lock.
-pub(crate) fn unlock(file: &File) {
-    // Cannot fail: there is a lock to give up, and no memory is needed for a whole file.
-    let unlocked = lock_range(file, libc::F_UNLCK);
-    debug_assert!(unlocked.is_ok());
 }
 
 /// Locks the whole file without waiting, for this open file description; `false` if another one holds a conflicting lock.
@@ -409,25 +302,6 @@ fn lock_range(file: &File, kind: libc::c_int) -> io::Result<bool> {
     }
 }
 
-/// Locks a file for as long as it is open; `false` if another process has locked it.
-pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
-    match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Reserves space in the file, so that a store into its mapping can never meet a full disk.
-fn reserve(file: &File, bytes: usize) -> io::Result<()> {
-    let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // Not fallocate(2), which rustix has: glibc writes to each block where a file system cannot reserve space.
-    // SAFETY: posix_fallocate(3) takes a descriptor, which `file` keeps open over the call, and touches no memory of
-    // ours.
-    let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) };
-    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
-}
-
 fn map_existing(
     file: &File,
     path: &Path,
@@ -449,7 +323,7 @@ fn not_a_segment(path: &Path, channel: u16, reason: &'static str) -> LogError {
 
 #[inline]
 fn entry_at(map: &MmapRaw, number: u64, base: u64, offset: usize) -> EntryState<'_> {
-    if !offset.is_multiple_of(WORD_BYTES) || offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
+    if !is_word_inside(map, offset) {
         return EntryState::Damaged;
     }
     let length_bytes = match commit::observe(word(map, offset)) {
@@ -480,6 +354,10 @@ fn entry_at(map: &MmapRaw, number: u64, base: u64, offset: usize) -> EntryState<
     })
 }
 
+fn is_word_inside(map: &MmapRaw, offset: usize) -> bool {
+    offset.is_multiple_of(WORD_BYTES) && offset.checked_add(WORD_BYTES).is_some_and(|end| end <= map.len())
+}
+
 /// CRC-32C of an entry from after its commit word to the end of its payload. For committed entries, or for the entry
 /// that the writer is about to commit.
 fn committed_crc(map: &MmapRaw, offset: usize, payload_bytes: usize) -> u32 {
@@ -495,6 +373,16 @@ fn word(map: &MmapRaw, offset: usize) -> &AtomicU64 {
     // inside it, both asserted; it lives as long as `map` is borrowed. All access to these words is atomic, and a
     // mapping made for reading is only ever loaded from, which atomics of this size may do on read-only memory.
     unsafe { &*at }
+}
+
+/// `count` words from `offset` on.
+#[inline]
+fn words(map: &MmapRaw, offset: usize, count: usize) -> &[AtomicU64] {
+    assert!(offset.is_multiple_of(WORD_BYTES) && offset + count * WORD_BYTES <= map.len());
+    let begin = map.as_ptr().wrapping_add(offset).cast::<AtomicU64>();
+    // SAFETY: as in `word`, for `count` words: aligned and inside the mapping, both asserted, which lives as long as `map` is
+    // borrowed. They are only loaded, and atomically, so no store of another process is a data race on our side.
+    unsafe { std::slice::from_raw_parts(begin, count) }
 }
 
 /// Bytes that are no longer written. Private to this module: callers ensure that the range is committed or, in the
@@ -526,30 +414,8 @@ fn slot_words(map: &MmapRaw, index: usize) -> [&AtomicU64; 4] {
     [0, 1, 2, 3].map(|number| word(map, begin + number * WORD_BYTES))
 }
 
-fn session_words(session: SessionBytes) -> [u64; 2] {
-    zerocopy::transmute!(session)
-}
-
 fn session_from_words(words: [u64; 2]) -> SessionBytes {
     zerocopy::transmute!(words)
-}
-
-fn header_words(header: &SegmentHeader) -> [u64; 7] {
-    let checksum = match header.checksum {
-        Checksum::Off => 0,
-        Checksum::Crc32c => 1,
-    };
-    let mut words = [
-        MAGIC,
-        VERSION | u64::from(header.channel) << 32 | checksum << 48,
-        header.number,
-        header.layout.segment_bytes as u64,
-        header.layout.slot_count_max as u64 | (header.layout.payload_bytes_max as u64) << 32,
-        header.created_ns,
-        0,
-    ];
-    words[6] = header_crc(&words);
-    words
 }
 
 fn header_crc(words: &[u64; 7]) -> u64 {

@@ -3,12 +3,14 @@
 use std::{
     collections::VecDeque,
     fs::{self, File},
+    os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use crate::{
-    Checksum, Entry, LogError, Position, SessionBytes,
+    Checksum, Entry, LogError, Position, ReaderGroup, SessionBytes,
+    access::{create_log_directory, grant_existing},
     directory::{lock_path, remove_unfinished, segment_numbers, segment_path},
     retention::{Retention, SegmentExchange, SegmentMaintenance},
     segment::{
@@ -35,6 +37,8 @@ pub struct LogOptions {
     pub retention: Retention,
     /// Number of segments made ahead, 1 to 8.
     pub ready_segments: usize,
+    /// Group whose members may read the log. `None`: files are made as the umask says.
+    pub reader_group: Option<ReaderGroup>,
     /// Size, bytes, of each of the two private memory areas that are used while no segment is ready.
     pub private_bytes: usize,
 }
@@ -51,6 +55,7 @@ impl LogOptions {
             checksum: Checksum::default(),
             retention: Retention::default(),
             ready_segments: 1,
+            reader_group: None,
             private_bytes: 1 << 20,
         }
     }
@@ -92,9 +97,10 @@ pub struct LogRecovery {
 pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
     let layout = Layout::new(options.segment_bytes, options.payload_bytes_max)?;
     let private_layout = Layout::new(options.private_bytes, options.payload_bytes_max)?;
-    fs::create_dir_all(&options.directory).map_err(LogError::io("make", &options.directory))?;
+    create_log_directory(&options.directory, options.reader_group)?;
     let path = lock_path(&options.directory);
-    let lock = File::options().write(true).create(true).truncate(false).open(&path);
+    // For its owner alone: whoever may read a file may lock it with flock(2), and keep the writer out.
+    let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);
     let lock = lock.map_err(LogError::io("open", &path))?;
     if !try_lock(&lock).map_err(LogError::io("lock", &path))? {
         return Err(LogError::Busy { path: options.directory });
@@ -111,13 +117,12 @@ pub fn open(options: LogOptions, now_ns: u64) -> Result<OpenedLog, LogError> {
         spare.push(area.map_err(LogError::io("map private memory for", &options.directory))?);
     }
     let shared = Arc::new(SegmentExchange::new(options.ready_segments.clamp(1, 8), next_segment));
-    let mut maintenance = SegmentMaintenance::new(
-        options.directory.clone(),
-        header,
-        options.retention,
-        next_segment,
-        Arc::clone(&shared),
-    );
+    if let Some(group) = options.reader_group {
+        for number in segment_numbers(&options.directory)? {
+            grant_existing(&segment_path(&options.directory, number), group)?;
+        }
+    }
+    let mut maintenance = SegmentMaintenance::new(&options, header, next_segment, Arc::clone(&shared));
     let current = maintenance.make_first(now_ns)?;
     maintenance.run_once(now_ns);
     let writer = Writer {

@@ -13,6 +13,7 @@ pub(crate) mod file;
 pub mod host;
 pub mod host_needs;
 pub(crate) mod limits;
+pub(crate) mod log_group;
 pub(crate) mod memory;
 mod quantity;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub(crate) mod tag_keys;
 
 pub use error::{ConfigError, Problem};
 pub use limits::PUBLISHED_BYTES_MAX;
+pub use log_group::LogGroupError;
 pub use reload::{Changes, OutputLines, Refused};
 pub use resolved::Resolved;
 pub use tag_keys::TagKeyError;

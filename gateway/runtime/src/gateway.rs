@@ -116,7 +116,7 @@ use crate::{
         file::AuditError,
     },
     config::{
-        Resolved, TagKeyError,
+        LogGroupError, Resolved, TagKeyError,
         host::NO_COLD_CORE,
         resolved::{AdminListen, Backend, LinkConfig, LogFormat},
     },
@@ -243,6 +243,9 @@ pub enum GatewayError {
         /// Error of the publication log.
         source: mdgw_publog::LogError,
     },
+    /// The group of `log_group` cannot be used.
+    #[error(transparent)]
+    LogGroup(#[from] LogGroupError),
     /// A socket cannot be opened or set up.
     #[error(transparent)]
     Socket(#[from] SocketError),

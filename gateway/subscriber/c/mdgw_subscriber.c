@@ -2138,6 +2138,137 @@ const mdgw_rivals *mdgw_receiver_rivals(const mdgw_receiver *receiver)
 
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver) { return receiver->counts; }
 
+/* --- Entries of a log ------------------------------------------------------------------------------------------------- */
+
+struct mdgw_entries {
+    struct mdgw_receiver receiver; /* counts and callback alone */
+    channel channel;
+};
+
+mdgw_entries *mdgw_entries_new(uint16_t number, size_t message_bytes_max, mdgw_deliver *deliver, void *user)
+{
+    if (message_bytes_max > CONFIGURED_BYTES_MAX) {
+        errno = EINVAL;
+        return NULL;
+    }
+    mdgw_entries *entries = calloc(1, sizeof *entries);
+    uint8_t *message = malloc(message_bytes_max + 1);
+    if (!entries || !message) {
+        free(entries);
+        free(message);
+        errno = ENOMEM;
+        return NULL;
+    }
+    entries->receiver.deliver = deliver;
+    entries->receiver.user = user;
+    entries->receiver.config.message_bytes_max = message_bytes_max;
+    entries->channel.receiver = &entries->receiver;
+    entries->channel.number = number;
+    entries->channel.message = message;
+    entries->channel.expected = NOWHERE;
+    return entries;
+}
+
+void mdgw_entries_free(mdgw_entries *entries)
+{
+    if (!entries)
+        return;
+    free(entries->channel.message);
+    free(entries);
+}
+
+void mdgw_entries_resume(mdgw_entries *entries, mdgw_session session, uint64_t sequence)
+{
+    channel *channel = &entries->channel;
+    channel->session = session;
+    channel->has_session = true;
+    channel->reported_through = min_u64(sequence, SEQUENCE_END - 1);
+    channel->expected = channel->reported_through << 16;
+}
+
+bool mdgw_entries_position(const mdgw_entries *entries, mdgw_session *session, uint64_t *sequence)
+{
+    const channel *channel = &entries->channel;
+    if (!channel->has_session || channel->expected == NOWHERE)
+        return false;
+    *session = channel->session;
+    *sequence = max_u64(channel->expected >> 16, channel->reported_through);
+    return true;
+}
+
+static void begin_entries(channel *channel, mdgw_session session, bool is_after_loss)
+{
+    bool has_previous = channel->has_session;
+    bool is_same_day = has_previous && compare_days(&channel->session, &session) == 0;
+    if (channel->has_parts)
+        abandon_message(channel);
+    begin_stream(channel, session);
+    /* A session that begins within the day has a first message; so has one of which the log lost the beginning. */
+    bool is_whole = has_previous && (is_after_loss || is_same_day);
+    channel->expected = is_whole ? UINT64_C(1) << 16 : NOWHERE;
+    if (is_whole)
+        channel->reported_through = 1;
+}
+
+static mdgw_reason accept_entry(channel *channel, const mdgw_packet *packet, bool is_after_loss)
+{
+    uint64_t first = packet->first << 16, next = packet->next << 16;
+    if (packet->has_part) {
+        uint64_t own = packet->part_sequence << 16 | packet->part;
+        first = packet->part == 0 ? first : own;
+        next = packet->is_last_part ? next : own + 1;
+        if (!packet->is_last_part && packet->part == UINT16_MAX)
+            return MDGW_FIELD_INVALID;
+    }
+    int order = channel->has_session ? compare_sessions(&packet->session, &channel->session) : 1;
+    if (order < 0)
+        return MDGW_SESSION_STALE;
+    if (order > 0)
+        begin_entries(channel, packet->session, is_after_loss);
+    if (channel->expected == NOWHERE) {
+        /* Nobody can begin in the middle of a message. */
+        channel->expected = (first & PART_MASK) == 0 ? first : ((first >> 16) + 1) << 16;
+        channel->reported_through = channel->expected >> 16;
+    }
+    if (first < next ? next <= channel->expected : next < channel->expected)
+        return MDGW_DUPLICATE;
+    if (channel->expected < first) {
+        /* Parts of a message at either end of the gap are useless without the missing ones. */
+        channel->has_parts = false;
+        report_lost(channel, channel->expected >> 16, message_after(first));
+    }
+    if (first < next) {
+        deliver_frames(channel, packet->frames, packet->frames_bytes, max_u64(first, channel->expected), next);
+    } else {
+        size_t offset = 0;
+        mdgw_frame frame;
+        while (mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &frame))
+            on_out_of_sequence(channel, &frame);
+    }
+    channel->expected = next;
+    if (packet->flags & MDGW_SESSION_ENDS) {
+        channel->has_session_end = true;
+        channel->session_end = packet->next << 16;
+    }
+    report_end_if_reached(channel);
+    return MDGW_USED;
+}
+
+mdgw_reason mdgw_entries_accept(mdgw_entries *entries, const uint8_t *data, size_t length, bool is_after_loss)
+{
+    mdgw_packet packet;
+    mdgw_reason reason = mdgw_parse_packet(data, length, &packet);
+    if (reason == MDGW_USED && packet.is_tagged)
+        reason = MDGW_PROTOCOL_MISMATCH;
+    if (reason == MDGW_USED)
+        reason = accept_entry(&entries->channel, &packet, is_after_loss);
+    entries->receiver.counts.packets++;
+    entries->receiver.counts.refused[reason] += reason != MDGW_USED;
+    return reason;
+}
+
+mdgw_counts mdgw_entries_counts(const mdgw_entries *entries) { return entries->receiver.counts; }
+
 /* --- Records ---------------------------------------------------------------------------------------------------------- */
 
 /* Offsets of local values in a record; 0 where its type has none. */

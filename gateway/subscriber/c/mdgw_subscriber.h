@@ -230,6 +230,20 @@ typedef struct mdgw_counts {
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 
+/* The entries of a publication log, as items; mdgw_log.h reads them. An entry is the body of a packet: `packet` is that packet, without
+ * a tag. Entries come in order, and what a log lacks does not come later, so a hole is reported at once. */
+typedef struct mdgw_entries mdgw_entries;
+/* NULL without memory, or for message_bytes_max above 1 GiB. */
+mdgw_entries *mdgw_entries_new(uint16_t channel, size_t message_bytes_max, mdgw_deliver *deliver, void *user);
+void mdgw_entries_free(mdgw_entries *entries);
+/* Everything before that message counts as delivered. */
+void mdgw_entries_resume(mdgw_entries *entries, mdgw_session session, uint64_t sequence);
+/* The next message; false before the first one. */
+bool mdgw_entries_position(const mdgw_entries *entries, mdgw_session *session, uint64_t *sequence);
+/* is_after_loss: entries are missing since the one before. */
+mdgw_reason mdgw_entries_accept(mdgw_entries *entries, const uint8_t *packet, size_t length, bool is_after_loss);
+mdgw_counts mdgw_entries_counts(const mdgw_entries *entries);
+
 /* Copies the records of an item to `records` (item->body_bytes bytes) and fills in ts_recv, ts_in_delta and flags. *last is 0
  * at first; keep one for each channel: times never decrease within it. A record of an unknown type, or of a known type with another
  * length, stays as it is. */

@@ -27,7 +27,6 @@
 
 #![forbid(unsafe_code)]
 
-mod records;
 mod services;
 mod sockets;
 #[cfg(test)]
@@ -63,9 +62,12 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-pub use self::{records::ConsumerEdges, services::ServiceSelector};
+pub use self::services::ServiceSelector;
 pub use mdgw_keys::{KeyError, SecretFile};
-pub use mdgw_wire::published::tag::{TagKey, TagPolicy};
+pub use mdgw_wire::published::{
+    records::ConsumerEdges,
+    tag::{TagKey, TagPolicy},
+};
 
 /// Configuration of a subscription to one group.
 #[derive(Clone, Debug)]

@@ -35,3 +35,4 @@ mod skip;
 pub(crate) mod socket_options;
 pub mod sockets;
 pub mod task_queue;
+pub mod unix_group;

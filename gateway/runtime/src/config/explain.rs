@@ -40,6 +40,9 @@ pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         Some(age_ns) => writeln!(out, "retention {}", Nanoseconds(age_ns))?,
         None => writeln!(out, "retention by size only")?,
     }
+    if let Some(group) = &gateway.log_group {
+        writeln!(out, "             publication logs may be read by group {group}")?;
+    }
     for (name, path) in [("audit file", &gateway.audit_file), ("control socket", &gateway.control_socket)] {
         if let Some(path) = path {
             writeln!(out, "             {name} {}", path.display())?;

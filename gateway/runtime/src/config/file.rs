@@ -49,6 +49,8 @@ pub(crate) struct Gateway {
     pub state_file: FileValue<String>,
     /// Directory of the publication logs.
     pub log_dir: FileValue<String>,
+    /// Group whose members may read the publication logs.
+    pub log_group: FileValue<String>,
     /// Audit file: changes of leadership.
     pub audit_file: FileValue<String>,
     /// Control socket, for `mdgw ha` and `mdgw top`.

@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     io,
     net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, fchown},
     path::{Path, PathBuf},
 };
 
@@ -24,7 +24,7 @@ use mdgw_sys::{
 
 use super::{
     quantity::Bytes,
-    resolved::{AdminListen, Interface, OutputLine, Resolved, Threads},
+    resolved::{AdminListen, GatewayConfig, Interface, OutputLine, Resolved, Threads},
     tag_keys::tag_policies,
 };
 
@@ -285,6 +285,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
             refused.push(format!("directory {} of the {owner}: {danger}", directory.display()));
         }
     }
+    refused.extend(log_group_refusal(gateway));
     if let Some(audit) = &gateway.audit_file
         && audit.metadata().is_ok_and(|found| !found.is_file())
     {
@@ -346,12 +347,30 @@ pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     probe(place).map(|_| ()).map_err(|error| (place.to_owned(), error))
 }
 
-/// Makes a file in `directory` and removes it. Returns the user whose file it was: the user of this process.
-fn probe(directory: &Path) -> io::Result<u32> {
+/// Makes a file in `directory` and removes it. Its user is the user of this process.
+fn probe(directory: &Path) -> io::Result<File> {
     let path = directory.join(format!(".mdgw-check-{}", std::process::id()));
     let made = File::create_new(&path)?;
     fs::remove_file(&path)?;
-    Ok(made.metadata()?.uid())
+    Ok(made)
+}
+
+/// Why the group of `log_group` cannot be given access to the publication logs.
+fn log_group_refusal(gateway: &GatewayConfig) -> Option<String> {
+    let group = match gateway.log_reader_group() {
+        Ok(group) => group?,
+        Err(error) => return Some(error.to_string()),
+    };
+    let place = gateway.log_dir.ancestors().find(|place| place.is_dir())?;
+    // Another check says if the directory is not writable.
+    let file = probe(place).ok()?;
+    fchown(&file, None, Some(group.0)).err().map(|error| {
+        let name = gateway.log_group.as_deref().unwrap_or_default();
+        format!(
+            "gateway.log_group = \"{name}\": this user cannot give files to the group: {error}. Add the gateway's user to it (under systemd: \
+             mdgw.service.d/log-readers.conf)"
+        )
+    })
 }
 
 /// How another user of this host could replace what is in an existing directory. `/dev/shm` is open to every user: who makes
@@ -367,7 +386,10 @@ fn foreign_control(directory: &Path) -> Option<String> {
             directory.display()
         ));
     }
-    let own = probe(directory).ok().filter(|own| *own != ROOT)?;
+    let own = probe(directory).and_then(|made| made.metadata()).ok()?.uid();
+    if own == ROOT {
+        return None;
+    }
     (owner != ROOT && owner != own).then(|| {
         format!("it belongs to user {owner}, who can change it; this process is of user {own}: remove it, or chown it")
     })
@@ -443,6 +465,22 @@ mod tests {
             assert_eq!(found.len(), usize::from(is_fault), "{mode:o}: {found:?}");
             assert!(found.iter().all(|fault| fault.contains("(mode 777): chmod o-w")), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_group_of_readers_that_this_host_does_not_have_is_a_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Resolved::shipped();
+        config.gateway.log_dir = folder.path().join("logs");
+        let mut faults = |group: &str| {
+            config.gateway.log_group = Some(group.to_owned());
+            refusals(&config).into_iter().filter(|fault| fault.contains("log_group")).collect::<Vec<_>>()
+        };
+        let found = faults("no-such-group");
+        assert!(found.len() == 1 && found[0].contains("groupadd --system no-such-group"), "{found:?}");
+        // Root may give files to any group; anybody else is no member of root's.
+        let is_root = folder.path().metadata().unwrap().uid() == ROOT;
+        assert_eq!(faults("root").len(), usize::from(!is_root));
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Resolver<'_> {
             node: self.number(&gateway.node, limits::NODE),
             state_file: state_file.map(Into::into).unwrap_or_default(),
             log_dir: text(&gateway.log_dir).unwrap_or("/dev/shm/mdgw").into(),
+            log_group: text(&gateway.log_group).map(Into::into),
             audit_file: text(&gateway.audit_file).map(Into::into),
             control_socket: text(&gateway.control_socket).map(Into::into),
             segment_bytes,

@@ -92,6 +92,8 @@ pub struct GatewayConfig {
     pub state_file: PathBuf,
     /// Directory of the publication logs, with one directory per channel.
     pub log_dir: PathBuf,
+    /// Group whose members may read the publication logs; `None`: the umask decides who may.
+    pub log_group: Option<String>,
     /// Changes of leadership, synced to disk; `None`: not recorded.
     pub audit_file: Option<PathBuf>,
     /// Control socket for `mdgw ha` and `mdgw top`; `None`: no socket.

@@ -30,6 +30,9 @@ impl Resolved {
         list.push("gateway.node", gateway.node);
         list.push("gateway.state_file", quoted(gateway.state_file.display()));
         list.push("gateway.log_dir", quoted(gateway.log_dir.display()));
+        if let Some(group) = &gateway.log_group {
+            list.push("gateway.log_group", quoted(group));
+        }
         for (key, path) in [("audit_file", &gateway.audit_file), ("control_socket", &gateway.control_socket)] {
             if let Some(path) = path {
                 list.push(&format!("gateway.{key}"), quoted(path.display()));

@@ -27,7 +27,7 @@ use mdgw_pair::{
     pair_link::message::LinkIdentity,
     standby::{ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput},
 };
-use mdgw_publog::{LogOptions, LogRecovery, Retention, SegmentMaintenance};
+use mdgw_publog::{LogOptions, LogRecovery, Retention, SegmentMaintenance, create_log_root};
 use mdgw_sys::{
     batch::Outputs,
     clock::unix_now,
@@ -241,7 +241,10 @@ impl ChannelBuilder<'_> {
             let act = format!("remove the log of channel {} before a full replay", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
+        let log_error = |source| GatewayError::Log { channel: setup.name.clone(), source };
         let mut options = LogOptions::new(&directory, setup.id.0);
+        options.reader_group = gateway.log_reader_group()?;
+        create_log_root(&gateway.log_dir, options.reader_group).map_err(log_error)?;
         options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
         let frame_bytes_max =
             output.map_or(PACKET_BYTES_MAX - PACKET_HEADER_BYTES - TAG_BYTES, OutputConfig::frame_bytes_max);
@@ -251,8 +254,7 @@ impl ChannelBuilder<'_> {
             age_ns_max: gateway.retention_ns,
             protected_bytes_max: 2 * gateway.retention_bytes,
         };
-        let opened = mdgw_publog::open(options, unix_now().0)
-            .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
+        let opened = mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
         let LogRecovery { last, last_flags, damaged_segments, removed_files, .. } = opened.recovered;
         if damaged_segments + removed_files > 0 {

@@ -221,10 +221,19 @@ pub fn parse_packet(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
         next: Sequence(header.next.get()),
         send_time_ns: header.send_time_ns.get(),
     };
+    check_packet(meta, body, header.frame_count.get(), is_tagged)
+}
+
+/// Checks the range and the frames of a packet, as [`parse_packet`] does.
+pub(super) fn check_packet(
+    meta: PacketMeta,
+    body: &[u8],
+    frame_count: u16,
+    is_tagged: bool,
+) -> Result<Packet<'_>, DropReason> {
     if meta.first > meta.next || meta.next.0 >= SEQUENCE_END {
         return Err(DropReason::SequenceInvalid);
     }
-    let frame_count = header.frame_count.get();
     let part = check_frames(&meta, body, frame_count)?;
     Ok(Packet { meta, body, part, frame_count, is_tagged })
 }

@@ -19,6 +19,7 @@
 
 mod assembly;
 mod channel;
+mod entries;
 mod epoch_filter;
 mod epoch_start;
 mod item_stream;
@@ -37,7 +38,10 @@ use crate::{
     time::{MonoNs, UnixNs},
 };
 
-pub use self::epoch_start::RivalEpochs;
+pub use self::{
+    entries::{EntryReceiver, LogEntry},
+    epoch_start::RivalEpochs,
+};
 
 use self::{
     channel::ReceiverChannel,

@@ -53,6 +53,12 @@ pub(super) const TABLES: [Table; 22] = [
                 Absent::Value("\"/dev/shm/mdgw\""),
                 "Directory of the publication logs. In memory no write waits for a disk.",
             ),
+            optional(
+                "log_group",
+                "name of a group",
+                "the umask decides",
+                "Group whose members, and nobody else, may read the publication logs ([shared memory](shared-memory.md)). The gateway's user must be a member.",
+            ),
             optional("audit_file", PATH, "no audit", "Changes of leadership, each on disk before the next one."),
             optional(
                 "control_socket",

@@ -58,6 +58,12 @@ impl ItemStream {
         self.emit(Item::Session, deliver);
     }
 
+    /// Continues a session in the middle. Messages before `next` were reported.
+    pub(super) fn resume(&mut self, session: Session, next: Sequence) {
+        self.session = Some(session);
+        self.reported_through = next;
+    }
+
     pub(super) fn emit(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(session) = self.session {
             deliver(Output { channel: self.id, session, item });

@@ -24,15 +24,15 @@ use crate::{
     time::TradingDate,
 };
 
-const GROUP: GroupId = GroupId(3);
-const CHANNEL: ChannelId = ChannelId(7);
+pub(super) const GROUP: GroupId = GroupId(3);
+pub(super) const CHANNEL: ChannelId = ChannelId(7);
 /// Room for the frames of one packet.
-const BODY_BYTES_MAX: usize = 400;
+pub(super) const BODY_BYTES_MAX: usize = 400;
 const RECORD_BYTES: usize = 56;
 
 /// Output of one input sequence of the channel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Input {
+pub(super) enum Input {
     Silent,
     /// The message produced this many records.
     Records(u16),
@@ -40,7 +40,7 @@ enum Input {
     Missing,
 }
 
-fn session(restart: u32) -> Session {
+pub(super) fn session(restart: u32) -> Session {
     Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_240_102).unwrap(), restart }
 }
 
@@ -77,14 +77,14 @@ const WHOLE: (u16, FrameFlags) = (0, FrameFlags(3));
 
 /// One log entry.
 #[derive(Clone, Debug)]
-struct Entry {
-    first: u64,
-    next: u64,
-    body: Vec<u8>,
+pub(super) struct Entry {
+    pub(super) first: u64,
+    pub(super) next: u64,
+    pub(super) body: Vec<u8>,
 }
 
 /// A gateway's log of these inputs, numbered from 1, with that many messages per packet and at most that many bytes of frames.
-fn log_of(inputs: &[Input], cuts: &[u64], body_bytes_max: usize) -> Vec<Entry> {
+pub(super) fn log_of(inputs: &[Input], cuts: &[u64], body_bytes_max: usize) -> Vec<Entry> {
     let mut log: Vec<Entry> = Vec::new();
     let mut open = Entry { first: 1, next: 1, body: Vec::new() };
     let mut cuts = cuts.iter().cycle();
@@ -138,7 +138,13 @@ fn log_of(inputs: &[Input], cuts: &[u64], body_bytes_max: usize) -> Vec<Entry> {
     log
 }
 
-fn datagram(flags: PacketFlags, session: Session, epoch: Epoch, (first, next): (u64, u64), body: &[u8]) -> Vec<u8> {
+pub(super) fn datagram(
+    flags: PacketFlags,
+    session: Session,
+    epoch: Epoch,
+    (first, next): (u64, u64),
+    body: &[u8],
+) -> Vec<u8> {
     let (first, next) = (Sequence(first), Sequence(next));
     let meta = PacketMeta { flags, group: GROUP, channel: CHANNEL, epoch, session, first, next, send_time_ns: 5 };
     let mut bytes = vec![0; 2_000];

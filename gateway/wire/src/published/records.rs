@@ -1,11 +1,10 @@
 //! Turns messages into the records that a consumer sees.
 
-use mdgw_wire::{
+use super::receiver::{Item, Output};
+use crate::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     identity::ChannelId,
 };
-
-use super::{Item, Output};
 
 /// One [`ConsumerEdge`] per channel: copies values local to the gateway (`ts_recv`, `ts_in_delta`, and the flags that
 /// follow from them) into the records.
