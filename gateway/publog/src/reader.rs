@@ -82,7 +82,8 @@ impl Reader {
         }
         let EntryState::Entry(entry) = self.segment.as_ref()?.intact_entry_at(self.offset) else { return None };
         self.offset = offset_of(entry.end);
-        self.lost_entries += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        let missing = self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        self.lost_entries = self.lost_entries.saturating_add(missing);
         self.expected_number = Some(entry.number.saturating_add(1));
         Some(entry)
     }
@@ -104,7 +105,8 @@ impl Reader {
         }
         let Some(entry) = copy.entry() else { return Ok(None) };
         self.offset = offset_of(entry.end);
-        self.lost_entries += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        let missing = self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        self.lost_entries = self.lost_entries.saturating_add(missing);
         self.expected_number = Some(entry.number.saturating_add(1));
         Ok(Some(entry))
     }
