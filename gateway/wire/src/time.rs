@@ -81,17 +81,17 @@ impl TradingDate {
         (self.0 / 10_000, self.0 / 100 % 100, self.0 % 100)
     }
 
-    /// Midnight UTC of this day.
+    /// Midnight UTC of this day; of a day after July 2554, the last time that there is.
     #[must_use]
     pub fn midnight_utc(self) -> UnixNs {
-        UnixNs(self.unix_days() * NS_PER_DAY)
+        UnixNs(self.unix_days().saturating_mul(NS_PER_DAY))
     }
 
     /// Midnight New York of this day, by the offset in force during trading hours. (Clocks change on Sundays, so no
     /// session has two offsets.)
     #[must_use]
     pub fn midnight_new_york(self) -> UnixNs {
-        UnixNs(self.unix_days() * NS_PER_DAY + self.new_york_offset_ns())
+        UnixNs(self.midnight_utc().0.saturating_add(self.new_york_offset_ns()))
     }
 
     /// The next calendar day.
@@ -199,6 +199,13 @@ mod tests {
 
     fn date(number: u32) -> TradingDate {
         TradingDate::from_yyyymmdd(number).unwrap()
+    }
+
+    /// Dates of damaged files reach that far.
+    #[test]
+    fn a_date_beyond_the_clock_has_its_last_time() {
+        let date = TradingDate::from_ymd(9_999, 12, 31).unwrap();
+        assert_eq!([date.midnight_utc(), date.midnight_new_york()], [UnixNs(u64::MAX); 2]);
     }
 
     #[test]
