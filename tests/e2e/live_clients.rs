@@ -237,7 +237,7 @@ const WRONG_KEY: &[u8] = b"auth=00-defgh|dataset=XNAS.ITCH|encoding=dbn|ts_out=0
 /// limits for all addresses are.
 #[test]
 fn connections_of_one_address_keep_no_other_out() {
-    let (silent, wrong, other) = ([127, 0, 0, 2], [127, 0, 0, 3], [127, 0, 0, 4]);
+    let (silent, wrong, other, health) = ([127, 0, 0, 2], [127, 0, 0, 3], [127, 0, 0, 4], [127, 0, 0, 5]);
     let fixture = GatewayFixture::new();
     let day = TradingDay::of(&fixture, 1_000);
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
@@ -264,6 +264,12 @@ fn connections_of_one_address_keep_no_other_out() {
     }
     assert_refused_alone(wrong);
     assert!(answer_from(other, address, WRONG_KEY).contains("Authentication failed"));
+    // A health check that connects and closes is no failure.
+    for _ in 0..5 {
+        let mut greeting = [0; 12];
+        connect_from(health, address).read_exact(&mut greeting).unwrap();
+    }
+    assert!(answer_from(health, address, WRONG_KEY).contains("Authentication failed"));
     drop(open);
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);

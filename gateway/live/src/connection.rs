@@ -25,7 +25,7 @@ use crate::{
     stream::{
         chunk::{CHUNK_BYTES, Chunk},
         dataset::{Dataset, Snapshot},
-        replay::{self, ReplayItem},
+        replay::{self, Replay, ReplayItem},
         ring::RingRead,
     },
     subscriptions::{Phase, Subscriptions},
@@ -85,7 +85,7 @@ enum Source {
     /// The ring, from that chunk on.
     Ring(u64),
     /// A replay, up to where it joins the ring.
-    Replay(mpsc::Receiver<ReplayItem>),
+    Replay(Replay),
 }
 
 enum Request {
@@ -338,6 +338,9 @@ impl Served {
             return self.error(ErrorCode::ReplayDataAgedOut, reason, true);
         }
         self.dataset.demand(request.schema);
+        if let Source::Replay(replay) = &self.source {
+            replay.add(request.schema);
+        }
         let now = now_ns();
         let acknowledgement = control::subscription_acknowledgement(now, &request.id, request.schema_name);
         self.outgoing.push(acknowledgement.as_ref(), now);
@@ -569,7 +572,7 @@ impl Served {
                     }
                 }
             }
-            Source::Replay(items) => match items.try_recv() {
+            Source::Replay(replay) => match replay.items.try_recv() {
                 Ok(ReplayItem::Chunk { chunk, is_past_start }) => {
                     let phase = if is_past_start { Phase::ReplayPastStart } else { Phase::Replay };
                     self.append(&chunk, phase);
@@ -668,7 +671,7 @@ impl Served {
         match (&mut self.snapshot, &mut self.source) {
             // The feeder answers within its poll interval.
             (Some(_), _) => tokio::time::sleep(Duration::from_millis(1)).await,
-            (None, Source::Replay(items)) => {
+            (None, Source::Replay(Replay { items, .. })) => {
                 // `fill` takes the item: this only waits until there is one.
                 while items.is_empty() && !items.is_closed() {
                     tokio::time::sleep(Duration::from_millis(1)).await;

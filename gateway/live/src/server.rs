@@ -355,38 +355,50 @@ struct Refusal {
     reason: String,
     /// Whether it counts against the peer's address.
     is_fault_of_peer: bool,
+    /// Whether the peer came only to see that somebody listens, as health checks do.
+    is_health_check: bool,
 }
 
 impl Refusal {
     fn of_peer(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_fault_of_peer: true }
+        Self { reason: reason.into(), is_fault_of_peer: true, is_health_check: false }
     }
 
     fn of_server(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), is_fault_of_peer: false }
+        Self { reason: reason.into(), is_fault_of_peer: false, is_health_check: false }
+    }
+
+    fn of_health_check() -> Self {
+        Self { is_health_check: true, ..Self::of_server("closed without a request") }
     }
 }
 
 /// Greets, challenges and decides. A client that is refused has had its answer.
 async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admitted, Refusal> {
     let text = |error: io::Error| Refusal::of_peer(error.to_string());
-    stream.set_nodelay(true).map_err(text)?;
+    let own = |error: io::Error| Refusal::of_server(error.to_string());
+    stream.set_nodelay(true).map_err(own)?;
     // A client whose host is gone before it starts its session is noticed by nothing else.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
-    SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(text)?;
-    let challenge = auth::new_challenge().map_err(text)?;
+    SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(own)?;
+    let challenge = auth::new_challenge().map_err(own)?;
     write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(text)?;
     let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
     let mut protocol = Session::new(ProtocolLimits { symbols_max: shared.config.limits.symbols_max });
     let mut received = [0; 1 << 10];
+    let mut has_received = false;
     let decided = loop {
         let step = match lines.next_line() {
             Ok(Some(line)) => protocol.accept(line),
             Ok(None) => {
                 let bytes = read_some(stream, &mut received).await.map_err(text)?;
+                if bytes == 0 && !has_received {
+                    return Err(Refusal::of_health_check());
+                }
                 if bytes == 0 {
                     return Err(Refusal::of_peer("closed before the authentication"));
                 }
+                has_received = true;
                 lines.push(received.get(..bytes).unwrap_or_default());
                 continue;
             }
@@ -491,7 +503,8 @@ impl ServerState {
         let key = keys.find(challenge, &request.auth).ok_or_else(|| Refusal::of_peer("Authentication failed"))?;
         let is_allowed = key.datasets.is_empty() || key.datasets.contains(&request.dataset);
         let dataset = self.datasets.iter().find(|dataset| dataset.name == request.dataset);
-        let unknown = || Refusal::of_peer(format!("Unknown dataset {}", request.dataset));
+        // The key was right: nobody is guessing.
+        let unknown = || Refusal::of_server(format!("Unknown dataset {}", request.dataset));
         let dataset = dataset.filter(|_| is_allowed).ok_or_else(unknown)?;
         let session = self.sessions.admit(key.name.clone(), key.sessions_max).map_err(|no_room| match no_room {
             NoRoom::InAll => Refusal::of_server("Too many sessions"),
@@ -505,6 +518,9 @@ impl ServerState {
     }
 
     fn count_failure(&self, peer: SocketAddr, refusal: &Refusal) {
+        if refusal.is_health_check {
+            return tracing::debug!(%peer, "live: connection closed without a request");
+        }
         self.counters.failed_handshakes.fetch_add(1, Relaxed);
         tracing::warn!(%peer, reason = refusal.reason, "live: handshake failed");
         if !refusal.is_fault_of_peer {

@@ -250,7 +250,7 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
         assert_eq!(sent(&mut session), Ok(vec![]));
         session.began_after_end = began_after_end;
         let (sender, receiver) = mpsc::channel(1);
-        session.source = Source::Replay(receiver);
+        session.source = Source::Replay(Replay::of(receiver));
         sender.try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_entries: vec![0], is_ended })).unwrap();
         assert_eq!(sent(&mut session), expected, "{began_after_end} {is_ended}");
     }

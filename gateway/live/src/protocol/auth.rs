@@ -42,7 +42,7 @@ pub fn answer(challenge: &str, key: &str) -> String {
 /// the work of a known one.
 #[must_use]
 pub fn find_key<'k>(challenge: &str, answered: &str, keys: impl Iterator<Item = &'k str>) -> Option<usize> {
-    let name = answered.rsplit('-').next().unwrap_or_default();
+    let name = answered.get(answered.len().saturating_sub(KEY_NAME_BYTES)..).unwrap_or_default();
     let mut found = None;
     let mut is_any_compared = false;
     for (index, key) in keys.enumerate() {
@@ -87,6 +87,12 @@ mod tests {
         assert_eq!(answer(CHALLENGE, KEY), ANSWER);
         let other = "db-anotherTESTkey456789abcdefgh";
         assert_eq!(find_key(CHALLENGE, ANSWER, [other, KEY].into_iter()), Some(1));
+    }
+
+    #[test]
+    fn the_name_of_a_key_may_have_a_hyphen() {
+        let key = "db-unitTESTkey0123456789abcd-xyz";
+        assert_eq!(find_key(CHALLENGE, &answer(CHALLENGE, key), [KEY, key].into_iter()), Some(1));
     }
 
     #[test]

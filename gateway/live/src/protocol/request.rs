@@ -196,9 +196,14 @@ impl RequestLine {
                 Some(text) => Some(parse_time(text).ok_or_else(|| format!("Invalid start {}", shown(text)))?),
             },
             snapshot: flag(fields.get("snapshot")).ok_or("Invalid snapshot: expected 0 or 1")?,
-            is_last: fields.get("is_last").is_none_or(|text| text != "0"),
+            is_last: is_last_line(line),
         })
     }
+}
+
+/// Whether a line is the last one of its request.
+pub(super) fn is_last_line(line: &str) -> bool {
+    Fields(line).get("is_last").is_none_or(|text| text != "0")
 }
 
 fn parse_symbols(text: &str) -> Result<Symbols, String> {
@@ -207,10 +212,10 @@ fn parse_symbols(text: &str) -> Result<Symbols, String> {
     }
     let mut list = Vec::new();
     for symbol in text.split(',').map(str::trim).filter(|symbol| !symbol.is_empty()) {
-        if symbol.len() > SYMBOL_BYTES_MAX || !symbol.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ') {
-            return Err(format!("Invalid symbol {}", shown(symbol)));
-        }
-        list.push(symbol.to_owned());
+        let is_possible =
+            symbol.len() <= SYMBOL_BYTES_MAX && symbol.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ');
+        // No instrument has an impossible symbol: it is reported as not resolved, and the others are served.
+        list.push(if is_possible { symbol.to_owned() } else { format!("{}...", shown(symbol)) });
     }
     if list.is_empty() { Err("symbols are missing".to_owned()) } else { Ok(Symbols::List(list)) }
 }

@@ -1,6 +1,6 @@
 //! State of one client's session: which lines are allowed when, and which lines form one request.
 
-use super::request::{AuthRequest, RequestLine, SubscribeRequest, Symbols, UnsubscribeRequest};
+use super::request::{AuthRequest, RequestLine, SubscribeRequest, Symbols, UnsubscribeRequest, is_last_line};
 
 /// Bounds of a session's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct Session {
     limits: ProtocolLimits,
     /// The request whose last line is still to come.
     open: Option<OpenRequest>,
+    /// Why the request whose last line is still to come is refused as a whole: one of its lines is invalid.
+    invalid: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,7 @@ impl Session {
     /// A session whose greeting and challenge have been sent.
     #[must_use]
     pub fn new(limits: ProtocolLimits) -> Self {
-        Self { state: State::Greeted, limits, open: None }
+        Self { state: State::Greeted, limits, open: None, invalid: None }
     }
 
     /// The server accepted the authentication request.
@@ -96,7 +98,7 @@ impl Session {
             if self.state == State::Started {
                 return self.report("Invalid request: the session has started already".to_owned());
             }
-            self.open = None;
+            (self.open, self.invalid) = (None, None);
             self.state = State::Started;
             return Step::Start;
         }
@@ -104,14 +106,19 @@ impl Session {
         if !is_unsubscribe && !text.split('|').any(|field| field.starts_with("schema=")) {
             return self.report("Invalid request: expected a subscription or start_session".to_owned());
         }
-        let line = match RequestLine::parse(text) {
-            Ok(line) => line,
-            Err(reason) => {
-                // Further lines of the request are complete requests of their own, with errors of their own.
-                return self.report(format!("Invalid subscription: {reason}"));
-            }
+        let parsed = RequestLine::parse(text);
+        let is_last = parsed.as_ref().map_or_else(|_| is_last_line(text), |line| line.is_last);
+        let reason = match (self.invalid.take(), parsed) {
+            (None, Ok(line)) => return self.join(line, is_unsubscribe),
+            (Some(reason), _) => reason,
+            (None, Err(reason)) => format!("Invalid subscription: {reason}"),
         };
-        self.join(line, is_unsubscribe)
+        self.open = None;
+        if is_last {
+            return self.report(reason);
+        }
+        self.invalid = Some(reason);
+        Step::Wait
     }
 
     /// Adds a line to the open request, or begins one; completes the request with its last line.

@@ -129,6 +129,23 @@ fn several_lines_are_one_request() {
 }
 
 #[test]
+fn a_request_with_an_invalid_line_is_refused_once_and_as_a_whole() {
+    let [good, bad] = ["schema=trades|symbols=A|id=3", "schema=trades|stype_in=parent|symbols=B|id=3"];
+    for lines in [[good, bad, good], [bad, bad, bad], [good, good, bad], [bad, good, good]] {
+        let mut session = ready();
+        for line in &lines[..2] {
+            assert_eq!(session.accept(format!("{line}|is_last=0").as_bytes()), Step::Wait, "{lines:?}");
+        }
+        assert!(reported(&mut session, lines[2]).contains("Unsupported stype_in parent"), "{lines:?}");
+        assert_eq!(subscribed(&mut session, good).symbols, Symbols::List(vec!["A".to_owned()]), "{lines:?}");
+    }
+    let mut session = ready();
+    assert_eq!(session.accept(format!("{bad}|is_last=0").as_bytes()), Step::Wait);
+    assert_eq!(session.accept(b"start_session"), Step::Start);
+    assert_eq!(subscribed(&mut session, good).id, "3");
+}
+
+#[test]
 fn invalid_requests_are_reported_and_the_session_goes_on() {
     let mut session = ready();
     for (line, expected) in [
@@ -147,8 +164,10 @@ fn invalid_requests_are_reported_and_the_session_goes_on() {
         let reason = reported(&mut session, line);
         assert!(reason.contains(expected), "{line}: {reason}");
     }
-    let long = format!("schema=mbo|symbols={}", "A".repeat(71));
-    assert!(reported(&mut session, &long).contains("Invalid symbol"));
+    // No instrument has such a symbol: it is not resolved, and the rest is served.
+    let long = format!("schema=mbo|symbols=AAPL,{},B\u{e9}", "A".repeat(71));
+    let symbols = ["AAPL".to_owned(), format!("{}...", "A".repeat(64)), "B...".to_owned()];
+    assert_eq!(subscribed(&mut session, &long).symbols, Symbols::List(symbols.into()));
     assert_eq!(session.accept(b"start_session"), Step::Start);
     assert!(reported(&mut session, "schema=mbo|symbols=A|start=0").contains("before the session start"));
     assert_eq!(subscribed(&mut session, "schema=mbo|symbols=A").start, None);

@@ -9,6 +9,7 @@ use std::{
             Ordering::{Acquire, Relaxed, Release},
         },
     },
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -34,7 +35,30 @@ pub(crate) struct Dataset {
     pub(crate) is_current: watch::Sender<bool>,
     /// One permit for each replay that may run at a time; further ones wait. Each reads the log and keeps books of its own.
     pub(crate) replays: Arc<Semaphore>,
+    pub(crate) oldest_event: OldestEvent,
 }
+
+/// The event time before which a log lacks records. Finding it takes a read of the log, which many requests share.
+#[derive(Debug, Default)]
+pub(crate) struct OldestEvent(Mutex<Option<(Instant, Option<u64>)>>);
+
+impl OldestEvent {
+    /// What was found last, or what `find` returns.
+    pub(crate) fn get(&self, find: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, oldest)) = *known
+            && at.elapsed() < OLDEST_EVENT_AGE_MAX
+        {
+            return oldest;
+        }
+        let oldest = find();
+        *known = Some((Instant::now(), oldest));
+        oldest
+    }
+}
+
+/// How long a found [`OldestEvent`] is used: less than what retention removes in that time is no loss that a request could know of.
+const OLDEST_EVENT_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// Symbols of the dataset and their latest instrument ids.
 #[derive(Debug, Default)]
@@ -77,6 +101,7 @@ impl Dataset {
             demand: AtomicU16::new(0),
             produced: AtomicU16::new(0),
             replays: Arc::new(Semaphore::new(replays_max)),
+            oldest_event: OldestEvent::default(),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
         }

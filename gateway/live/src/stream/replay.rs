@@ -1,6 +1,13 @@
 //! Records from before a session: read from the logs' beginning up to a position of the ring.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 
@@ -21,31 +28,55 @@ pub(crate) enum ReplayItem {
     Joined(RingPosition),
 }
 
+/// A running replay, for its session.
+#[derive(Debug)]
+pub(crate) struct Replay {
+    /// What the replay hands over. If it ends without [`ReplayItem::Joined`], a log could not be read.
+    pub(crate) items: mpsc::Receiver<ReplayItem>,
+    /// Schemas of which the chunks have the records.
+    wanted: Arc<AtomicU16>,
+}
+
+impl Replay {
+    /// A replay of which somebody else makes the items.
+    #[cfg(test)]
+    pub(crate) fn of(items: mpsc::Receiver<ReplayItem>) -> Self {
+        Self { items, wanted: Arc::default() }
+    }
+
+    /// From now on the replay hands over this schema too, so that a subscription made meanwhile misses nothing.
+    pub(crate) fn add(&self, schemas: Schemas) {
+        self.wanted.fetch_or(schemas.0, Relaxed);
+    }
+}
+
 /// Chunks that wait for the session.
 const CHUNKS_MAX: usize = 2;
 /// How long a replay waits for the feeder when it has read further.
 const FEEDER_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Starts a replay on a thread for blocking work. It ends when the receiver is dropped. A receiver that ends without
-/// [`ReplayItem::Joined`] reports a log that could not be read.
-pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> mpsc::Receiver<ReplayItem> {
-    let (sender, receiver) = mpsc::channel(CHUNKS_MAX);
+/// Starts a replay on a thread for blocking work. It ends when the [`Replay`] is dropped.
+pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {
+    let (sender, items) = mpsc::channel(CHUNKS_MAX);
+    let wanted = Arc::new(AtomicU16::new(schemas.0));
+    let replay = Replay { items, wanted: Arc::clone(&wanted) };
     let dataset = Arc::clone(dataset);
     tokio::spawn(async move {
         let permit = Arc::clone(&dataset.replays).acquire_owned().await;
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            run(&dataset, schemas, &live_from, &sender);
+            run(&dataset, &wanted, &live_from, &sender);
         });
     });
-    receiver
+    replay
 }
 
-fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
+fn run(dataset: &Dataset, wanted: &AtomicU16, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
     let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
     let mut is_past_start = false;
     while !sender.is_closed() {
         // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
+        let schemas = Schemas(wanted.load(Relaxed));
         let is_produced = dataset.is_produced(schemas);
         let target = dataset.ring.end();
         if !is_produced || !has_reached(&target.first_entries, &reader.next_entries()) {
@@ -58,7 +89,7 @@ fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &m
             // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
             is_past_start |= has_reached(&reader.next_entries(), &live_from.first_entries);
             let until = if is_past_start { &target.first_entries } else { &live_from.first_entries };
-            let entries = reader.read(schemas, Some(until), &mut chunk);
+            let entries = reader.read(Schemas(wanted.load(Relaxed)), Some(until), &mut chunk);
             if sender.is_closed()
                 || (!chunk.is_empty() && sender.blocking_send(ReplayItem::Chunk { chunk, is_past_start }).is_err())
             {
@@ -71,6 +102,10 @@ fn run(dataset: &Dataset, schemas: Schemas, live_from: &RingPosition, sender: &m
                 }
                 is_past_start = true;
             }
+        }
+        // The ring's end was taken before the feeder produced what was added since.
+        if Schemas(wanted.load(Relaxed)) != schemas {
+            continue;
         }
         // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
         if dataset.ring.is_close(target.chunk) {
@@ -87,7 +122,10 @@ fn has_reached(entries: &[u64], target: &[u64]) -> bool {
 /// Whether a replay from this event time would lack records: the session's beginning is gone from a log, and the oldest
 /// record there is later.
 pub(crate) fn is_aged_out(dataset: &Dataset, start: u64) -> bool {
-    dataset.sources.iter().any(|source| oldest_event(source, dataset.native()).is_some_and(|oldest| start < oldest))
+    let oldest = dataset
+        .oldest_event
+        .get(|| dataset.sources.iter().filter_map(|source| oldest_event(source, dataset.native())).max());
+    oldest.is_some_and(|oldest| start < oldest)
 }
 
 /// Event time of the oldest record of a log that has lost its session's beginning.
@@ -104,6 +142,28 @@ fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::stream::channel::tests::TestLog;
+
+    #[test]
+    fn a_replay_hands_over_a_schema_that_is_added_while_it_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        (1..4).for_each(|sequence| log.add_order(sequence));
+        let mut feeder = DatasetReader::open(&dataset.sources).unwrap();
+        let mut chunk = Chunk::default();
+        feeder.read(Schemas::MBO.with(Schemas::STATUS), None, &mut chunk);
+        dataset.set_produced(Schemas::MBO.with(Schemas::STATUS));
+        dataset.ring.push(chunk, feeder.next_entries());
+        let (sender, items) = mpsc::channel(8);
+        let replay = Replay { items, wanted: Arc::new(AtomicU16::new(Schemas::STATUS.0)) };
+        replay.add(Schemas::MBO);
+        let wanted = Arc::clone(&replay.wanted);
+        run(&dataset, &wanted, &dataset.ring.end(), &sender);
+        let mut items = replay.items;
+        let Ok(ReplayItem::Chunk { chunk, .. }) = items.try_recv() else { panic!("a chunk") };
+        assert_eq!(chunk.records().filter(|record| !record.is_mapping()).count(), 3, "the orders are there");
+        assert!(matches!(items.try_recv(), Ok(ReplayItem::Joined(_))));
+    }
 
     /// Subscriptions without a replay begin with the session, so no chunk has records of both sides of the session's start, however
     /// much room it has.
@@ -124,7 +184,7 @@ mod tests {
         let live_from = read_orders(1..4);
         let joins_at = read_orders(4..7);
         let (sender, mut receiver) = mpsc::channel(8);
-        run(&dataset, Schemas::MBO, &live_from, &sender);
+        run(&dataset, &AtomicU16::new(Schemas::MBO.0), &live_from, &sender);
         for (expected_past_start, expected) in [(false, [1, 2, 3]), (true, [4, 5, 6])] {
             let Ok(ReplayItem::Chunk { chunk, is_past_start }) = receiver.try_recv() else { panic!("two chunks") };
             let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();
