@@ -382,7 +382,7 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
     SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(own)?;
     let challenge = auth::new_challenge().map_err(own)?;
-    write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(text)?;
+    write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(|_| Refusal::of_health_check())?;
     let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
     let mut protocol = Session::new(ProtocolLimits { symbols_max: shared.config.limits.symbols_max });
     let mut received = [0; 1 << 10];
@@ -391,13 +391,12 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
         let step = match lines.next_line() {
             Ok(Some(line)) => protocol.accept(line),
             Ok(None) => {
-                let bytes = read_some(stream, &mut received).await.map_err(text)?;
-                if bytes == 0 && !has_received {
-                    return Err(Refusal::of_health_check());
-                }
-                if bytes == 0 {
-                    return Err(Refusal::of_peer("closed before the authentication"));
-                }
+                let bytes = match read_some(stream, &mut received).await {
+                    // A health check leaves the greeting unread, so its end is a reset.
+                    Ok(0) | Err(_) if !has_received => return Err(Refusal::of_health_check()),
+                    Ok(0) => return Err(Refusal::of_peer("closed before the authentication")),
+                    bytes => bytes.map_err(text)?,
+                };
                 has_received = true;
                 lines.push(received.get(..bytes).unwrap_or_default());
                 continue;
