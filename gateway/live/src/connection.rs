@@ -7,6 +7,7 @@ use std::{
 };
 
 use dbn::{SType, enums::ErrorCode};
+use socket2::SockRef;
 use tokio::{
     io,
     net::TcpStream,
@@ -165,7 +166,13 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
         loop {
             match lines.next_line() {
                 Ok(None) => break,
-                Ok(Some(line)) => served.accept(protocol.accept(line)),
+                Ok(Some(line)) => {
+                    let step = protocol.accept(line);
+                    if let Some(reason) = protocol.take_incomplete() {
+                        served.accept(Step::Report(reason));
+                    }
+                    served.accept(step);
+                }
                 Err(_) => return served.close(&stream, Some("Request line too long"), Ending::LineTooLong).await,
             }
         }
@@ -207,7 +214,10 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
             () = tokio::time::sleep_until(last_sent + heartbeat), if !has_unsent && protocol.has_started() => {
                 served.outgoing.push(control::heartbeat(now_ns()).as_ref(), now_ns());
             }
-            () = tokio::time::sleep_until(last_sent + limits.stall), if has_unsent => return Ending::TooSlow,
+            () = tokio::time::sleep_until(last_sent + limits.stall), if has_unsent => {
+                reset(&stream);
+                return Ending::TooSlow;
+            }
         }
     }
 }
@@ -394,7 +404,7 @@ impl Served {
         let Symbols::List(list) = &request.symbols else {
             let instruments = self.dataset.instruments();
             for (id, symbol) in &instruments {
-                self.push_mapping(*id, symbol);
+                self.push_mapping(*id, SymbolType::RawSymbol, symbol);
             }
             return instruments.into_iter().map(|(id, _)| id).collect();
         };
@@ -431,14 +441,19 @@ impl Served {
             }
         };
         for (id, symbol) in wanted.into_iter().filter(|(id, _)| !known.contains(id)) {
-            self.push_mapping(id, &symbol);
+            self.push_mapping(id, request.symbol_type, &symbol);
             mapped.push(id);
         }
     }
 
-    fn push_mapping(&mut self, id: u32, symbol: &str) {
+    /// Sends a mapping in the form in which the client asked for the instrument.
+    fn push_mapping(&mut self, id: u32, asked: SymbolType, symbol: &str) {
         let now = now_ns();
-        self.outgoing.push(control::mapping(now, id, (SType::RawSymbol, symbol), symbol).as_ref(), now);
+        let mapping = match asked {
+            SymbolType::RawSymbol => control::mapping(now, id, (SType::RawSymbol, symbol), symbol),
+            SymbolType::InstrumentId => control::mapping(now, id, (SType::InstrumentId, &id.to_string()), symbol),
+        };
+        self.outgoing.push(mapping.as_ref(), now);
     }
 
     fn unsubscribe(&mut self, request: &UnsubscribeRequest) {
@@ -592,6 +607,9 @@ impl Served {
                     Ok(true)
                 }
                 Err(mpsc::error::TryRecvError::Empty) => Ok(false),
+                Err(mpsc::error::TryRecvError::Disconnected) if replay.is_displaced() => {
+                    Err((Ending::TooSlow, Some("Slow reading: other sessions waited for a replay")))
+                }
                 Err(mpsc::error::TryRecvError::Disconnected) => Err((Ending::Failed, Some("Replay failed"))),
             },
         }
@@ -630,8 +648,8 @@ impl Served {
             return Err((Ending::EndOfSession, None));
         }
         for (id, symbol) in self.dataset.instruments() {
-            if self.subscriptions.map(id, &symbol) {
-                self.push_mapping(id, &symbol);
+            if let Some(asked) = self.subscriptions.map(id, &symbol) {
+                self.push_mapping(id, asked, &symbol);
             }
         }
         if let Some(PendingSnapshot::Requested(request, mapped, _) | PendingSnapshot::Taken(request, mapped, _)) =
@@ -656,9 +674,9 @@ impl Served {
         for record in chunk.records() {
             if record.is_mapping() {
                 if let Some(symbol) = record.mapped_symbol()
-                    && self.subscriptions.map(record.instrument_id, symbol)
+                    && let Some(asked) = self.subscriptions.map(record.instrument_id, symbol)
                 {
-                    self.push_mapping(record.instrument_id, symbol);
+                    self.push_mapping(record.instrument_id, asked, symbol);
                 }
             } else if self.subscriptions.passes(&record, control::ts_event(record.bytes), phase) {
                 self.outgoing.push(record.bytes, now);
@@ -695,8 +713,10 @@ impl Served {
             }
             // The day's last records are due to every client that still takes some.
             let limit = if ending == Ending::EndOfSession { self.limits.stall } else { CLOSE_TIMEOUT };
-            if self.outgoing.finish().is_ok() {
-                let _ = tokio::time::timeout(limit, self.drain(stream)).await;
+            if self.outgoing.finish().is_err()
+                || !matches!(tokio::time::timeout(limit, self.drain(stream)).await, Ok(Ok(())))
+            {
+                reset(stream);
             }
         }
         ending
@@ -713,6 +733,12 @@ impl Served {
         }
         Ok(())
     }
+}
+
+/// Lets the end of the connection be a reset: the client lacks bytes, and would take a plain close for the end of the day.
+fn reset(stream: &TcpStream) {
+    // Without the reset the client sees a plain close; nothing better is left to do.
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
 /// How long the last bytes may take when a session ends for another reason than the end of the day.

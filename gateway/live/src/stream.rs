@@ -16,4 +16,5 @@ pub(crate) mod feeder;
 pub(crate) mod intervals;
 pub(crate) mod reader;
 pub(crate) mod replay;
+mod replay_places;
 pub(crate) mod ring;

@@ -2,14 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{schema::Schemas, stream::chunk::ChunkRecord};
+use crate::{protocol::SymbolType, schema::Schemas, stream::chunk::ChunkRecord};
 
 /// Subscriptions of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     all: Wanted,
     by_symbol: HashMap<Arc<str>, SymbolEntry>,
-    by_id: HashMap<u32, Wanted>,
+    by_id: HashMap<u32, Instrument>,
     /// Every schema that occurs above.
     any: Schemas,
 }
@@ -19,6 +19,33 @@ struct SymbolEntry {
     wanted: Wanted,
     /// The instrument, once its symbol is known.
     id: Option<u32>,
+}
+
+/// What is wanted of an instrument. Both kinds of subscriptions end on their own.
+#[derive(Debug, Default)]
+struct Instrument {
+    /// By its symbol.
+    of_symbol: Wanted,
+    /// By its id.
+    of_id: Wanted,
+}
+
+impl Instrument {
+    fn both(&self) -> [&Wanted; 2] {
+        [&self.of_symbol, &self.of_id]
+    }
+
+    fn both_mut(&mut self) -> [&mut Wanted; 2] {
+        [&mut self.of_symbol, &mut self.of_id]
+    }
+
+    fn passes(&self, schemas: Schemas, ts_event: u64, phase: Phase) -> bool {
+        self.both().into_iter().any(|wanted| wanted.passes(schemas, ts_event, phase))
+    }
+
+    fn is_unused(&self) -> bool {
+        self.both().into_iter().all(|wanted| wanted.schemas.is_empty())
+    }
 }
 
 /// Schemas, and where the replay of some of them begins.
@@ -88,25 +115,26 @@ impl Subscriptions {
         entry.wanted.add(schema, start);
         entry.id = id.or(entry.id);
         if let Some(id) = entry.id {
-            self.by_id.entry(id).or_default().add(schema, start);
+            self.by_id.entry(id).or_default().of_symbol.add(schema, start);
         }
     }
 
     /// Subscribes to an instrument id.
     pub(crate) fn add_id(&mut self, id: u32, schema: Schemas, start: Option<u64>) {
         self.any = self.any.with(schema);
-        self.by_id.entry(id).or_default().add(schema, start);
+        self.by_id.entry(id).or_default().of_id.add(schema, start);
     }
 
     /// Ends the subscriptions of a schema to all instruments and to each.
     pub(crate) fn remove_all(&mut self, schema: Schemas) {
         self.any = self.any.without(schema);
         self.all.remove(schema);
-        for wanted in self.by_symbol.values_mut().map(|entry| &mut entry.wanted).chain(self.by_id.values_mut()) {
+        let instruments = self.by_id.values_mut().flat_map(Instrument::both_mut);
+        for wanted in self.by_symbol.values_mut().map(|entry| &mut entry.wanted).chain(instruments) {
             wanted.remove(schema);
         }
         self.by_symbol.retain(|_, entry| !entry.wanted.schemas.is_empty());
-        self.by_id.retain(|_, wanted| !wanted.schemas.is_empty());
+        self.by_id.retain(|_, instrument| !instrument.is_unused());
     }
 
     /// Ends the subscription of a schema to a symbol.
@@ -118,24 +146,28 @@ impl Subscriptions {
             self.by_symbol.remove(symbol);
         }
         if let Some(id) = id {
-            self.remove_id(id, schema);
+            self.change(id, |instrument| instrument.of_symbol.remove(schema));
         }
     }
 
     /// Ends the subscription of a schema to an instrument id.
     pub(crate) fn remove_id(&mut self, id: u32, schema: Schemas) {
-        if let Some(wanted) = self.by_id.get_mut(&id) {
-            wanted.remove(schema);
-            if wanted.schemas.is_empty() {
-                self.by_id.remove(&id);
-            }
+        self.change(id, |instrument| instrument.of_id.remove(schema));
+    }
+
+    /// Changes what is wanted of an instrument, and forgets the instrument if nothing is left.
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Instrument)) {
+        let Some(instrument) = self.by_id.get_mut(&id) else { return };
+        change(instrument);
+        if instrument.is_unused() {
+            self.by_id.remove(&id);
         }
     }
 
-    /// Symbols held, and ids held without their symbol.
+    /// Symbols and ids subscribed to.
     pub(crate) fn count(&self) -> usize {
-        let ids_of_symbols = self.by_symbol.values().filter(|entry| entry.id.is_some()).count();
-        self.by_symbol.len() + self.by_id.len().saturating_sub(ids_of_symbols)
+        let ids = self.by_id.values().filter(|instrument| !instrument.of_id.schemas.is_empty());
+        self.by_symbol.len() + ids.count()
     }
 
     /// Every schema subscribed to.
@@ -155,33 +187,36 @@ impl Subscriptions {
 
     /// Instruments subscribed to one by one with that schema.
     pub(crate) fn instruments(&self, schema: Schemas) -> Vec<u32> {
-        self.by_id.iter().filter(|(_, wanted)| wanted.schemas.contains(schema)).map(|(id, _)| *id).collect()
+        let has_schema =
+            |instrument: &Instrument| instrument.both().into_iter().any(|wanted| wanted.schemas.contains(schema));
+        self.by_id.iter().filter(|(_, instrument)| has_schema(instrument)).map(|(id, _)| *id).collect()
     }
 
-    /// A symbol's id became known or changed. Returns whether the client subscribed to the symbol or to the id.
-    pub(crate) fn map(&mut self, id: u32, symbol: &str) -> bool {
-        let Some(entry) = self.by_symbol.get_mut(symbol) else {
-            // The id belongs to another symbol from now on.
-            if let Some(former) = self.by_symbol.values_mut().find(|entry| entry.id == Some(id)) {
-                former.id = None;
-                self.by_id.remove(&id);
-            }
-            return !self.all.schemas.is_empty() || self.by_id.contains_key(&id);
-        };
-        let former = entry.id.replace(id);
-        let wanted = entry.wanted.clone();
-        if former != Some(id) {
-            if let Some(former) = former {
-                self.by_id.remove(&former);
-            }
-            if let Some((_, other)) =
-                self.by_symbol.iter_mut().find(|(other, entry)| &***other != symbol && entry.id == Some(id))
-            {
-                other.id = None;
-            }
-            self.by_id.insert(id, wanted);
+    /// A symbol's id became known or changed. Returns how the client asked for the instrument, if it did.
+    pub(crate) fn map(&mut self, id: u32, symbol: &str) -> Option<SymbolType> {
+        // The id belongs to another symbol from now on.
+        if self.by_id.get(&id).is_some_and(|instrument| !instrument.of_symbol.schemas.is_empty())
+            && self.by_symbol.get(symbol).is_none_or(|entry| entry.id != Some(id))
+            && let Some(former) = self.by_symbol.values_mut().find(|entry| entry.id == Some(id))
+        {
+            former.id = None;
+            self.change(id, |instrument| instrument.of_symbol = Wanted::default());
         }
-        true
+        let Some(entry) = self.by_symbol.get_mut(symbol) else {
+            let has_id = self.by_id.get(&id).is_some_and(|instrument| !instrument.of_id.schemas.is_empty());
+            return if !self.all.schemas.is_empty() {
+                Some(SymbolType::RawSymbol)
+            } else {
+                has_id.then_some(SymbolType::InstrumentId)
+            };
+        };
+        if let Some(former) = entry.id.replace(id).filter(|former| *former != id) {
+            self.change(former, |instrument| instrument.of_symbol = Wanted::default());
+        }
+        if let Some(entry) = self.by_symbol.get(symbol) {
+            self.by_id.entry(id).or_default().of_symbol = entry.wanted.clone();
+        }
+        Some(SymbolType::RawSymbol)
     }
 
     /// Whether the session gets a record.
@@ -193,15 +228,17 @@ impl Subscriptions {
             return true;
         }
         if record.is_control() {
-            return self.by_id.values().any(|wanted| wanted.passes(record.schemas, ts_event, phase));
+            return self.by_id.values().any(|instrument| instrument.passes(record.schemas, ts_event, phase));
         }
-        self.by_id.get(&record.instrument_id).is_some_and(|wanted| wanted.passes(record.schemas, ts_event, phase))
+        let instrument = self.by_id.get(&record.instrument_id);
+        instrument.is_some_and(|instrument| instrument.passes(record.schemas, ts_event, phase))
     }
 
     /// The replay has caught up: all subscriptions are live from now on.
     pub(crate) fn end_replay(&mut self) {
         let symbols = self.by_symbol.values_mut().map(|entry| &mut entry.wanted);
-        for wanted in symbols.chain(self.by_id.values_mut()).chain([&mut self.all]) {
+        let instruments = self.by_id.values_mut().flat_map(Instrument::both_mut);
+        for wanted in symbols.chain(instruments).chain([&mut self.all]) {
             wanted.starts = Vec::new();
         }
     }
@@ -244,12 +281,31 @@ mod tests {
         subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
         subscriptions.add_symbol("LATER".into(), None, Schemas::MBO, None);
         let live = |subscriptions: &Subscriptions, id| passes(subscriptions, id, Schemas::MBO, 5, Phase::Live);
-        assert!(!subscriptions.map(1, "B"), "B has the id now, and nobody asked for B");
+        assert_eq!(subscriptions.map(1, "B"), None, "B has the id now, and nobody asked for B");
         assert!(!live(&subscriptions, 1));
-        assert!(subscriptions.map(9, "A") && subscriptions.map(3, "LATER"));
+        assert_eq!(subscriptions.map(9, "A"), Some(SymbolType::RawSymbol));
+        assert_eq!(subscriptions.map(3, "LATER"), Some(SymbolType::RawSymbol));
         assert!(live(&subscriptions, 9) && live(&subscriptions, 3) && !live(&subscriptions, 1));
-        assert!(subscriptions.map(9, "LATER"), "two symbols that were asked for change places");
+        assert!(subscriptions.map(9, "LATER").is_some(), "two symbols that were asked for change places");
         assert!(live(&subscriptions, 9) && !live(&subscriptions, 3));
+    }
+
+    #[test]
+    fn a_symbol_and_its_id_are_subscriptions_of_their_own() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
+        subscriptions.add_id(1, Schemas::MBO, None);
+        subscriptions.add_id(1, Schemas::TRADES, None);
+        assert_eq!(subscriptions.count(), 2);
+        let live = |subscriptions: &Subscriptions, schema| passes(subscriptions, 1, schema, 5, Phase::Live);
+        subscriptions.remove_symbol("A", Schemas::MBO);
+        assert!(live(&subscriptions, Schemas::MBO), "the id is still subscribed to");
+        assert_eq!(subscriptions.map(1, "A"), Some(SymbolType::InstrumentId));
+        subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
+        subscriptions.remove_id(1, Schemas::MBO);
+        assert!(live(&subscriptions, Schemas::MBO), "the symbol is still subscribed to");
+        assert_eq!(subscriptions.map(2, "A"), Some(SymbolType::RawSymbol));
+        assert!(!live(&subscriptions, Schemas::MBO) && live(&subscriptions, Schemas::TRADES));
     }
 
     #[test]

@@ -358,7 +358,7 @@ fn a_replay_ends_with_its_client() {
         let free = |replays: usize| {
             let dataset = Arc::clone(&dataset);
             async move {
-                while dataset.replays.available_permits() != replays {
+                while dataset.replays.free() != replays {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }

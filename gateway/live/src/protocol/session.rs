@@ -37,6 +37,8 @@ pub struct Session {
     open: Option<OpenRequest>,
     /// Why the request whose last line is still to come is refused as a whole: one of its lines is invalid.
     invalid: Option<String>,
+    /// Why a request that another one, or the start, interrupted is refused.
+    incomplete: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +61,7 @@ impl Session {
     /// A session whose greeting and challenge have been sent.
     #[must_use]
     pub fn new(limits: ProtocolLimits) -> Self {
-        Self { state: State::Greeted, limits, open: None, invalid: None }
+        Self { state: State::Greeted, limits, open: None, invalid: None, incomplete: None }
     }
 
     /// The server accepted the authentication request.
@@ -71,6 +73,11 @@ impl Session {
     #[must_use]
     pub fn has_started(&self) -> bool {
         self.state == State::Started
+    }
+
+    /// Why the request before the latest line is refused: its last line did not come. To be reported before the step of that line.
+    pub fn take_incomplete(&mut self) -> Option<String> {
+        self.incomplete.take()
     }
 
     /// Handles one line, without its end.
@@ -98,7 +105,8 @@ impl Session {
             if self.state == State::Started {
                 return self.report("Invalid request: the session has started already".to_owned());
             }
-            (self.open, self.invalid) = (None, None);
+            let invalid = self.invalid.take();
+            self.incomplete = self.open.take().map(OpenRequest::incomplete).or(invalid);
             self.state = State::Started;
             return Step::Start;
         }
@@ -126,7 +134,10 @@ impl Session {
         let is_last = line.is_last;
         let mut request = match self.open.take() {
             Some(open) if open.continues_with(&line, is_unsubscribe) => open.with(line, self.limits.symbols_max),
-            _ => OpenRequest { refusal: self.refusal_of(&line, is_unsubscribe), first: line, is_unsubscribe },
+            interrupted => {
+                self.incomplete = interrupted.map(OpenRequest::incomplete);
+                OpenRequest { refusal: self.refusal_of(&line, is_unsubscribe), first: line, is_unsubscribe }
+            }
         };
         if !is_last {
             // The rest of a refused request is only counted as part of it.
@@ -171,6 +182,12 @@ impl Session {
 impl OpenRequest {
     fn continues_with(&self, line: &RequestLine, is_unsubscribe: bool) -> bool {
         self.is_unsubscribe == is_unsubscribe && self.first.id == line.id && self.first.schema == line.schema
+    }
+
+    /// Why a request without its last line is refused.
+    fn incomplete(self) -> String {
+        let (request, id) = (if self.is_unsubscribe { "unsubscribe" } else { "subscription" }, self.first.id);
+        self.refusal.unwrap_or_else(|| format!("Invalid {request}: the last line (is_last=1) of request {id} is missing"))
     }
 
     fn with(mut self, line: RequestLine, symbols_max: usize) -> Self {

@@ -238,3 +238,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_request_without_its_last_line_is_reported() {
+    let mut session = ready();
+    assert_eq!(session.accept(b"schema=trades|symbols=A|id=3|is_last=0"), Step::Wait);
+    assert_eq!(session.take_incomplete(), None);
+    let step = session.accept(b"schema=trades|symbols=B|id=4");
+    assert!(matches!(step, Step::Subscribe(request) if request.id == "4"));
+    let reason = "Invalid subscription: the last line (is_last=1) of request 3 is missing";
+    assert_eq!(session.take_incomplete().as_deref(), Some(reason));
+    assert_eq!(session.take_incomplete(), None);
+    assert_eq!(session.accept(b"unsubscribe|schema=trades|symbols=B|id=5|is_last=0"), Step::Wait);
+    assert_eq!(session.accept(b"start_session"), Step::Start);
+    let reason = "Invalid unsubscribe: the last line (is_last=1) of request 5 is missing";
+    assert_eq!(session.take_incomplete().as_deref(), Some(reason));
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, enums::rtype};
+use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, TradeMsg, enums::rtype};
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
 use mdgw_publog::{LogError, Reader, SessionBytes};
 use mdgw_wire::{
@@ -50,6 +50,8 @@ pub(crate) struct ChannelStream {
     is_incomplete: bool,
     /// Whether the oldest entry of the log was not the beginning of its session.
     began_incomplete: bool,
+    /// Whether messages of the session are missing between those that were read: whoever keeps books of the mbo records has wrong ones.
+    has_hole: bool,
     has_ended: bool,
     /// Number of the entry behind the last one read.
     next_entry: u64,
@@ -90,7 +92,9 @@ impl ChannelSource {
                 let depth = Schemas::MBP_1.with(Schemas::MBP_10).with(Schemas::TBBO).with(Schemas::TRADES);
                 depth.with(Schemas::BBO).with(Schemas::OHLCV)
             }
-            Basis::Quotes | Basis::Levels => Schemas::MBP_1.with(Schemas::TBBO).with(Schemas::BBO).with(Schemas::OHLCV),
+            Basis::Quotes | Basis::Levels => {
+                Schemas::MBP_1.with(Schemas::TBBO).with(Schemas::TRADES).with(Schemas::BBO).with(Schemas::OHLCV)
+            }
             Basis::Trades => Schemas::OHLCV,
             Basis::Nothing => Schemas::default(),
         };
@@ -149,6 +153,7 @@ impl ChannelStream {
             session: None,
             is_incomplete: false,
             began_incomplete: false,
+            has_hole: false,
             has_ended: false,
             next_entry: 0,
             next_sequence: FIRST_SEQUENCE,
@@ -205,8 +210,14 @@ impl ChannelStream {
         let derived = wanted.without(self.native);
         if self.session != Some(entry.session) {
             self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
+            // The venue's restart on the same day cuts no bar.
+            if self.session.is_some_and(|session| trading_day(&session) == trading_day(&entry.session)) {
+                self.intervals.forget_books();
+            } else {
+                self.intervals.finish(wanted, chunk);
+            }
             self.session = Some(entry.session);
-            self.intervals.finish(wanted, chunk);
+            self.has_hole = false;
             match &mut self.derivation {
                 Derivation::Orders(books) => books.clear(),
                 Derivation::Levels(tops) => tops.clear(),
@@ -218,7 +229,7 @@ impl ChannelStream {
         } else if has_hole {
             // The rest of a message in progress is part of the hole.
             self.message.clear();
-            self.is_incomplete = true;
+            (self.is_incomplete, self.has_hole) = (true, true);
         }
         self.next_sequence = self.next_sequence.max(entry.next);
         let extra_flags = if self.is_incomplete { dbn::flags::MAYBE_BAD_BOOK } else { 0 };
@@ -227,7 +238,7 @@ impl ChannelStream {
             if header.kind != FrameKind::Message as u8 || flags.contains(FrameFlags::LATE_FILL) {
                 continue;
             }
-            let Self { edge, derivation, intervals, message, ts_event, publisher_id, .. } = self;
+            let Self { edge, derivation, intervals, message, ts_event, publisher_id, has_hole, .. } = self;
             edge.deliver(header, body, |output| match output {
                 EdgeOutput::Mapping { id, symbol } => {
                     if let Ok(symbol) = std::str::from_utf8(symbol) {
@@ -243,17 +254,22 @@ impl ChannelStream {
                     let trade = (kind != rtype::MBO).then(|| read_trade(kind, bytes)).flatten();
                     let schemas = Schemas::of_record(kind, trade.as_ref().is_some_and(|trade| trade.action == b'T'));
                     if !wanted.and(schemas).is_empty() {
-                        chunk.push(bytes, schemas);
+                        match marked(bytes).filter(|_| *has_hole && kind == rtype::MBO) {
+                            Some(order) => chunk.push(&order, schemas),
+                            None => chunk.push(bytes, schemas),
+                        }
                     }
                     match derivation {
                         Derivation::Orders(_) if kind == rtype::MBO => message.extend(Mbo::read(bytes)),
                         Derivation::Quotes if kind == rtype::MBP_1 => {
                             if let Some(event) = &trade {
+                                derive_trade(event, derived, chunk);
                                 observe(event, &first_level(bytes), extra_flags, intervals);
                             }
                         }
                         Derivation::Levels(tops) if kind == rtype::MBP_10 => {
                             if let Some(event) = &trade {
+                                derive_trade(event, derived, chunk);
                                 derive_from_levels(
                                     event,
                                     bytes,
@@ -290,6 +306,38 @@ impl ChannelStream {
 /// Sequence of a session's first message.
 const FIRST_SEQUENCE: u64 = 1;
 
+/// Feed and date of a session: two sessions of one day differ in their restart counts.
+fn trading_day(session: &SessionBytes) -> Option<&[u8]> {
+    session.get(..8)
+}
+
+/// An mbo record with the flag that says that its reader's book may be wrong.
+fn marked(record: &[u8]) -> Option<[u8; size_of::<dbn::MboMsg>()]> {
+    let mut record: [u8; size_of::<dbn::MboMsg>()] = record.try_into().ok()?;
+    record[core::mem::offset_of!(dbn::MboMsg, flags)] |= dbn::flags::MAYBE_BAD_BOOK;
+    Some(record)
+}
+
+/// The trade of a market-by-price record, if it is one.
+fn derive_trade(event: &Mbo, derived: Schemas, chunk: &mut Chunk) {
+    if event.action != b'T' || !derived.contains(Schemas::TRADES) {
+        return;
+    }
+    let trade = TradeMsg {
+        hd: RecordHeader::new::<TradeMsg>(rtype::MBP_0, event.publisher_id, event.instrument_id, event.ts_event),
+        price: event.price,
+        size: event.size,
+        action: c_char(event.action),
+        side: c_char(event.side),
+        flags: FlagSet::new(event.flags | dbn::flags::LAST),
+        depth: 0,
+        ts_recv: event.ts_recv,
+        ts_in_delta: event.ts_in_delta,
+        sequence: event.sequence,
+    };
+    chunk.push(trade.as_ref(), Schemas::TRADES);
+}
+
 /// The common fields of trades and market by price.
 fn read_trade(kind: u8, record: &[u8]) -> Option<Mbo> {
     use core::mem::offset_of;
@@ -301,14 +349,14 @@ fn read_trade(kind: u8, record: &[u8]) -> Option<Mbo> {
         instrument_id: control::instrument_id(record),
         ts_event: control::ts_event(record),
         order_id: 0,
-        price: control::u64_at(record, offset_of!(dbn::TradeMsg, price)).cast_signed(),
-        size: control::u32_at(record, offset_of!(dbn::TradeMsg, size)),
-        flags: *record.get(offset_of!(dbn::TradeMsg, flags))?,
-        action: *record.get(offset_of!(dbn::TradeMsg, action))?,
-        side: *record.get(offset_of!(dbn::TradeMsg, side))?,
-        ts_recv: control::u64_at(record, offset_of!(dbn::TradeMsg, ts_recv)),
-        ts_in_delta: control::u32_at(record, offset_of!(dbn::TradeMsg, ts_in_delta)).cast_signed(),
-        sequence: control::u32_at(record, offset_of!(dbn::TradeMsg, sequence)),
+        price: control::u64_at(record, offset_of!(TradeMsg, price)).cast_signed(),
+        size: control::u32_at(record, offset_of!(TradeMsg, size)),
+        flags: *record.get(offset_of!(TradeMsg, flags))?,
+        action: *record.get(offset_of!(TradeMsg, action))?,
+        side: *record.get(offset_of!(TradeMsg, side))?,
+        ts_recv: control::u64_at(record, offset_of!(TradeMsg, ts_recv)),
+        ts_in_delta: control::u32_at(record, offset_of!(TradeMsg, ts_in_delta)).cast_signed(),
+        sequence: control::u32_at(record, offset_of!(TradeMsg, sequence)),
     })
 }
 
@@ -335,7 +383,7 @@ fn observe(event: &Mbo, top: &BidAskPair, extra_flags: u8, intervals: &mut Inter
 /// mbp-1 from mbp-10: each trade, and each record that touched or changed the best level.
 fn derive_from_levels(event: &Mbo, record: &[u8], tops: &mut BTreeMap<u32, BidAskPair>, out: &mut Output<'_>) {
     let top = first_level(record);
-    let depth = record.get(core::mem::offset_of!(dbn::TradeMsg, depth)).copied().unwrap_or(u8::MAX);
+    let depth = record.get(core::mem::offset_of!(TradeMsg, depth)).copied().unwrap_or(u8::MAX);
     let is_trade = event.action == b'T';
     let has_changed = tops.insert(event.instrument_id, top.clone()).is_none_or(|before| before != top);
     if !is_trade && depth != 0 && !has_changed {
@@ -431,5 +479,21 @@ pub(crate) mod tests {
         let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
         assert_eq!(marked, [false, false, true, true]);
         assert!(stream.is_incomplete() && !stream.began_incomplete());
+    }
+
+    /// The orders of the missing messages are in no client's book.
+    #[test]
+    fn mbo_records_behind_messages_that_the_log_lacks_are_marked() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        for sequence in [3, 4, 6, 7] {
+            log.add_order(sequence);
+        }
+        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut chunk = Chunk::default();
+        while stream.read(Schemas::MBO, &mut chunk) {}
+        let at = core::mem::offset_of!(MboMsg, flags);
+        let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
+        assert_eq!(marked, [false, false, true, true], "a log that begins late has no hole");
     }
 }

@@ -12,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-use super::{channel::ChannelSource, ring::Ring};
+use super::{channel::ChannelSource, replay_places::ReplayPlaces, ring::Ring};
 use crate::schema::Schemas;
 
 /// One dataset.
@@ -33,8 +33,7 @@ pub(crate) struct Dataset {
     snapshots: Mutex<VecDeque<SnapshotRequest>>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
-    /// One permit for each replay that may run at a time; further ones wait. Each reads the log and keeps books of its own.
-    pub(crate) replays: Arc<Semaphore>,
+    pub(crate) replays: ReplayPlaces,
     pub(crate) oldest_event: OldestEvent,
 }
 
@@ -100,7 +99,7 @@ impl Dataset {
             symbols: RwLock::default(),
             demand: AtomicU16::new(0),
             produced: AtomicU16::new(0),
-            replays: Arc::new(Semaphore::new(replays_max)),
+            replays: ReplayPlaces::new(replays_max),
             oldest_event: OldestEvent::default(),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),

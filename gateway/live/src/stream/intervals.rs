@@ -82,6 +82,13 @@ impl Intervals {
         *self = Self::default();
     }
 
+    /// The venue has begun again on the same day: its books are empty, and the bars go on.
+    pub(crate) fn forget_books(&mut self) {
+        for instrument in self.instruments.values_mut() {
+            instrument.top = BidAskPair::default();
+        }
+    }
+
     /// A trade becomes part of the open bars and samples.
     pub(crate) fn trade(&mut self, trade: &Mbo, extra_flags: u8) {
         let instrument = self.touch(trade, extra_flags);

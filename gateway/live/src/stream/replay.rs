@@ -3,13 +3,16 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU16, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU16, Ordering::Relaxed},
     },
     thread,
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::{
+    runtime::Handle,
+    sync::mpsc::{self, error::SendTimeoutError},
+};
 
 use super::{channel::ChannelSource, chunk::Chunk, dataset::Dataset, reader::DatasetReader, ring::RingPosition};
 use crate::{control, schema::Schemas};
@@ -31,22 +34,42 @@ pub(crate) enum ReplayItem {
 /// A running replay, for its session.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    /// What the replay hands over. If it ends without [`ReplayItem::Joined`], a log could not be read.
+    /// What the replay hands over. If it ends without [`ReplayItem::Joined`], a log could not be read, or another session
+    /// needed the replay's place.
     pub(crate) items: mpsc::Receiver<ReplayItem>,
+    shared: Arc<Shared>,
+}
+
+/// What a replay and its session tell each other.
+#[derive(Debug)]
+struct Shared {
     /// Schemas of which the chunks have the records.
-    wanted: Arc<AtomicU16>,
+    wanted: AtomicU16,
+    /// Whether the session took nothing while others waited for a replay.
+    is_displaced: AtomicBool,
+}
+
+impl Shared {
+    fn new(schemas: Schemas) -> Self {
+        Self { wanted: AtomicU16::new(schemas.0), is_displaced: AtomicBool::new(false) }
+    }
 }
 
 impl Replay {
     /// A replay of which somebody else makes the items.
     #[cfg(test)]
     pub(crate) fn of(items: mpsc::Receiver<ReplayItem>) -> Self {
-        Self { items, wanted: Arc::default() }
+        Self { items, shared: Arc::new(Shared::new(Schemas::default())) }
+    }
+
+    /// Whether the replay ended since its session took nothing while others waited for a replay.
+    pub(crate) fn is_displaced(&self) -> bool {
+        self.shared.is_displaced.load(Relaxed)
     }
 
     /// From now on the replay hands over this schema too, so that a subscription made meanwhile misses nothing.
     pub(crate) fn add(&self, schemas: Schemas) {
-        self.wanted.fetch_or(schemas.0, Relaxed);
+        self.shared.wanted.fetch_or(schemas.0, Relaxed);
     }
 }
 
@@ -54,29 +77,57 @@ impl Replay {
 const CHUNKS_MAX: usize = 2;
 /// How long a replay waits for the feeder when it has read further.
 const FEEDER_INTERVAL: Duration = Duration::from_millis(1);
+/// How long a replay waits for its session to take a chunk before it makes room for replays that wait.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Starts a replay on a thread for blocking work. It ends when the [`Replay`] is dropped.
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {
     let (sender, items) = mpsc::channel(CHUNKS_MAX);
-    let wanted = Arc::new(AtomicU16::new(schemas.0));
-    let replay = Replay { items, wanted: Arc::clone(&wanted) };
+    let shared = Arc::new(Shared::new(schemas));
+    let replay = Replay { items, shared: Arc::clone(&shared) };
     let dataset = Arc::clone(dataset);
     tokio::spawn(async move {
-        let permit = Arc::clone(&dataset.replays).acquire_owned().await;
+        let place = tokio::select! {
+            place = dataset.replays.take() => place,
+            // The session has left.
+            () = sender.closed() => return,
+        };
         tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            run(&dataset, &wanted, &live_from, &sender);
+            let _place = place;
+            run(&dataset, &shared, &live_from, &sender);
         });
     });
     replay
 }
 
-fn run(dataset: &Dataset, wanted: &AtomicU16, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
+/// Hands an item to the session. Returns whether the replay goes on.
+async fn hand_over(
+    dataset: &Dataset,
+    shared: &Shared,
+    sender: &mpsc::Sender<ReplayItem>,
+    mut item: ReplayItem,
+) -> bool {
+    loop {
+        match sender.send_timeout(item, PATIENCE).await {
+            Ok(()) => return true,
+            Err(SendTimeoutError::Closed(_)) => return false,
+            Err(SendTimeoutError::Timeout(_)) if dataset.replays.has_waiting() => {
+                shared.is_displaced.store(true, Relaxed);
+                return false;
+            }
+            Err(SendTimeoutError::Timeout(returned)) => item = returned,
+        }
+    }
+}
+
+fn run(dataset: &Dataset, shared: &Shared, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
+    let wanted = || Schemas(shared.wanted.load(Relaxed));
+    let hand_over = |item| Handle::current().block_on(hand_over(dataset, shared, sender, item));
     let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
     let mut is_past_start = false;
     while !sender.is_closed() {
         // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
-        let schemas = Schemas(wanted.load(Relaxed));
+        let schemas = wanted();
         let is_produced = dataset.is_produced(schemas);
         let target = dataset.ring.end();
         if !is_produced || !has_reached(&target.first_entries, &reader.next_entries()) {
@@ -89,9 +140,9 @@ fn run(dataset: &Dataset, wanted: &AtomicU16, live_from: &RingPosition, sender: 
             // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
             is_past_start |= has_reached(&reader.next_entries(), &live_from.first_entries);
             let until = if is_past_start { &target.first_entries } else { &live_from.first_entries };
-            let entries = reader.read(Schemas(wanted.load(Relaxed)), Some(until), &mut chunk);
+            let entries = reader.read(wanted(), Some(until), &mut chunk);
             if sender.is_closed()
-                || (!chunk.is_empty() && sender.blocking_send(ReplayItem::Chunk { chunk, is_past_start }).is_err())
+                || (!chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start }))
             {
                 return;
             }
@@ -104,12 +155,12 @@ fn run(dataset: &Dataset, wanted: &AtomicU16, live_from: &RingPosition, sender: 
             }
         }
         // The ring's end was taken before the feeder produced what was added since.
-        if Schemas(wanted.load(Relaxed)) != schemas {
+        if wanted() != schemas {
             continue;
         }
         // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
         if dataset.ring.is_close(target.chunk) {
-            _ = sender.blocking_send(ReplayItem::Joined(target));
+            hand_over(ReplayItem::Joined(target));
             return;
         }
     }
@@ -143,6 +194,24 @@ mod tests {
     use super::*;
     use crate::stream::channel::tests::TestLog;
 
+    /// A client that takes nothing keeps its replay while nobody else wants one.
+    #[tokio::test(start_paused = true)]
+    async fn a_replay_that_nobody_reads_makes_room_for_one_that_waits() {
+        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 1 << 20, 1);
+        let place = dataset.replays.take().await;
+        let (sender, items) = mpsc::channel(1);
+        let replay = Replay { items, shared: Arc::new(Shared::new(Schemas::MBO)) };
+        let item = || ReplayItem::Joined(dataset.ring.end());
+        assert!(hand_over(&dataset, &replay.shared, &sender, item()).await);
+        let mut second = Box::pin(hand_over(&dataset, &replay.shared, &sender, item()));
+        assert!(tokio::time::timeout(PATIENCE * 3, &mut second).await.is_err(), "nobody waits");
+        let mut waiting = Box::pin(dataset.replays.take());
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
+        assert!(!second.await && replay.is_displaced());
+        drop(place);
+        assert!(waiting.await.is_some());
+    }
+
     #[test]
     fn a_replay_hands_over_a_schema_that_is_added_while_it_runs() {
         let directory = tempfile::tempdir().unwrap();
@@ -155,10 +224,11 @@ mod tests {
         dataset.set_produced(Schemas::MBO.with(Schemas::STATUS));
         dataset.ring.push(chunk, feeder.next_entries());
         let (sender, items) = mpsc::channel(8);
-        let replay = Replay { items, wanted: Arc::new(AtomicU16::new(Schemas::STATUS.0)) };
+        let replay = Replay { items, shared: Arc::new(Shared::new(Schemas::STATUS)) };
         replay.add(Schemas::MBO);
-        let wanted = Arc::clone(&replay.wanted);
-        run(&dataset, &wanted, &dataset.ring.end(), &sender);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        run(&dataset, &replay.shared, &dataset.ring.end(), &sender);
         let mut items = replay.items;
         let Ok(ReplayItem::Chunk { chunk, .. }) = items.try_recv() else { panic!("a chunk") };
         assert_eq!(chunk.records().filter(|record| !record.is_mapping()).count(), 3, "the orders are there");
@@ -184,7 +254,9 @@ mod tests {
         let live_from = read_orders(1..4);
         let joins_at = read_orders(4..7);
         let (sender, mut receiver) = mpsc::channel(8);
-        run(&dataset, &AtomicU16::new(Schemas::MBO.0), &live_from, &sender);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        run(&dataset, &Shared::new(Schemas::MBO), &live_from, &sender);
         for (expected_past_start, expected) in [(false, [1, 2, 3]), (true, [4, 5, 6])] {
             let Ok(ReplayItem::Chunk { chunk, is_past_start }) = receiver.try_recv() else { panic!("two chunks") };
             let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();
