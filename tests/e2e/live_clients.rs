@@ -247,7 +247,9 @@ fn connections_of_one_address_keep_no_other_out() {
     // Refused for their address alone, 200 connections must not use up the 50 of a second.
     let assert_refused_alone = |source| {
         for _ in 0..200 {
-            assert_eq!(answer_from(source, address, WRONG_KEY), "");
+            // A reset may come before the client has read the answer.
+            let answer = answer_from(source, address, WRONG_KEY);
+            assert!(answer.is_empty() || answer.contains("success=0|error=Too many "), "{answer}");
         }
     };
     // Half of the handshakes are an address's most.

@@ -163,6 +163,44 @@ fn sighup_reads_the_keys_of_clients_again() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// The gateway of a pair is killed and its `mdgw live` is not: clients must learn that, since they could go on at the other gateway.
+/// A gateway that comes back is served again.
+#[test]
+fn clients_are_sent_away_when_the_gateway_has_ended_and_served_when_it_is_back() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live_with(&fixture, "");
+    day.play_first_half(&fixture);
+    let all = || vec![subscription(Schema::Mbo, Symbols::All, 0)];
+    let ending = run(async {
+        let mut client = start(&[address], all(), Compression::None).await;
+        let mut session = Session::default();
+        while session.records.is_empty() {
+            assert!(session.receive(&mut client).await, "the session goes on");
+        }
+        let _ = gateway.stop_with(Signal::Kill);
+        while let Some(record) = client.next_record().await.unwrap() {
+            if let Some(error) = record.get::<ErrorMsg>() {
+                return error.err().unwrap().to_owned();
+            }
+        }
+        panic!("the connection was closed without an error");
+    });
+    assert_eq!(ending, "The gateway has ended");
+    let refused = run(async { log_in(&[address], KEY, Compression::None).await.err().map(|error| error.to_string()) });
+    assert!(refused.as_ref().is_some_and(|error| error.contains("The gateway does not run")), "{refused:?}");
+
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    run(async {
+        while log_in(&[address], KEY, Compression::None).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// The client has a list of both gateways. Its own reconnects ask for nothing from before, so a new session does, with the event
 /// time of the last record that the client has.
 #[test]

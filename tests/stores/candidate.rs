@@ -136,7 +136,7 @@ fn zookeeper_config(access: StoreAccess) -> ZooKeeperConfig {
 
 fn options(timing: LeaseTiming) -> ElectionOptions {
     ElectionOptions {
-        name: GROUP.0.to_string(),
+        group: GROUP.0,
         timing,
         core: None,
         fifo_priority: None,

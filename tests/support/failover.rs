@@ -136,7 +136,7 @@ impl ClusterProcess {
         let backends = Arc::new(QuorumTransport::start(link).map_err(|error| text(&error))?);
         let backend = backends.backend(GROUP, file, &inbox).map_err(|error| text(&error))?;
         let options = ElectionOptions {
-            name: self.node.to_string(),
+            group: self.node.into(),
             timing: self.timing(),
             core: None,
             fifo_priority: None,

@@ -15,6 +15,7 @@ runbooks! {
     "kernel-drops"
     "channel-failed"
     "log-behind"
+    "state-file-failing"
     "audit-failing"
     "gateways-differ"
     "pair-link-down"

@@ -125,8 +125,8 @@ pub trait ElectionHooks: Send {
 /// How an election is driven.
 #[derive(Clone, Debug)]
 pub struct ElectionOptions {
-    /// Name of the group, for threads and logs.
-    pub name: String,
+    /// Number of the group, for threads and logs.
+    pub group: u16,
     /// Timing of the lease.
     pub timing: LeaseTiming,
     /// The CPU core to which the thread is pinned; never one of a pool's.

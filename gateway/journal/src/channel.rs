@@ -77,7 +77,7 @@ impl ChannelTail {
         let is_ahead = self.position.is_none_or(|at| (session, next) > (at.session, at.next));
         // An entry that was committed meanwhile is found here.
         if is_ahead && self.peek().is_none() {
-            tracing::warn!(channel = self.id.0, "journal: the publication log was replaced, opening it again");
+            tracing::warn!(channel_id = self.id.0, "journal: the publication log was replaced, opening it again");
             *self = Self::open(channel, self.position)?;
         }
         Ok(())
@@ -100,7 +100,11 @@ impl ChannelTail {
         *has_lost_entries |= expected_entry.is_some_and(|expected| entry.number != expected);
         *expected_entry = Some(entry.number + 1);
         let Some(session) = Session::from_bytes(entry.session) else {
-            tracing::warn!(channel = id.0, entry = entry.number, "journal: an entry of an unknown session is left out");
+            tracing::warn!(
+                channel_id = id.0,
+                entry = entry.number,
+                "journal: an entry of an unknown session is left out"
+            );
             return Ok(true);
         };
         let at = match position {
@@ -187,7 +191,12 @@ fn message(
         }
     });
     if other_length > 0 {
-        tracing::warn!(channel = channel.0, sequence, other_length, "journal: records of another version are left out");
+        tracing::warn!(
+            channel_id = channel.0,
+            sequence,
+            other_length,
+            "journal: records of another version are left out"
+        );
     }
     file.frame(FrameName { channel, session, sequence, part }, record_count, bytes_count);
     (at.next, at.next_part) = if flags.contains(FrameFlags::LAST_PART) {
@@ -214,7 +223,7 @@ fn declare_hole(files: &mut OpenFiles, missing: Missing) -> Result<(), JournalEr
     let Missing { channel, session, first, count } = missing;
     tracing::error!(
         alarm = Alarm::JournalHole.name(),
-        channel = channel.0,
+        channel_id = channel.0,
         %session,
         first,
         count,

@@ -75,6 +75,8 @@ pub(crate) enum Ending {
     LineTooLong,
     /// More requests at a time than a session may have, or answers to them that exceed the session's queue.
     TooManyRequests,
+    /// The gateway that writes the log has ended: the client shall try the other one.
+    GatewayEnded,
     /// Something failed here.
     Failed,
 }
@@ -159,6 +161,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
     let Ok(outgoing) = Outgoing::new(auth.compression, auth.ts_out) else { return Ending::Failed };
     let heartbeat = Duration::from_secs(auth.heartbeat_interval_s.into());
     let mut chunks = dataset.ring.subscribe();
+    let mut is_abandoned = dataset.is_abandoned.subscribe();
     let mut served = Served::new(dataset, auth, limits, outgoing, progress);
     let mut last_sent = Instant::now();
     let mut received = [0; 4 << 10];
@@ -181,6 +184,9 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
         }
         if *stop.borrow() {
             return served.close(&stream, Some("Gateway is stopping"), Ending::Stopping).await;
+        }
+        if *is_abandoned.borrow_and_update() {
+            return served.close(&stream, Some("The gateway has ended"), Ending::GatewayEnded).await;
         }
         chunks.mark_unchanged();
         if let Err((ending, reason)) = served.fill() {
@@ -211,6 +217,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
             }
             () = served.wait(&mut chunks), if !has_unsent => {}
             _ = stop.changed() => {}
+            _ = is_abandoned.changed() => {}
             () = tokio::time::sleep_until(last_sent + heartbeat), if !has_unsent && protocol.has_started() => {
                 served.outgoing.push(control::heartbeat(now_ns()).as_ref(), now_ns());
             }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
@@ -311,6 +311,7 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
         // What is refused for its address alone does not count towards the limit of a second: others would be refused for it.
         if shared.is_blocked(peer.ip()) {
             shared.counters.refused_address.fetch_add(1, Relaxed);
+            refuse(&stream, "Too many failed authentications: try again in a minute");
             continue;
         }
         let of_address_max = shared.config.limits.handshakes_max.div_ceil(2);
@@ -320,6 +321,7 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
         }
         let (true, Ok(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
             shared.counters.refused_rate.fetch_add(1, Relaxed);
+            refuse(&stream, "Too many connections: try again");
             continue;
         };
         let (shared, stop) = (Arc::clone(shared), stop.clone());
@@ -338,6 +340,15 @@ async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: wat
             shared.count_failure(peer, &refusal);
         });
     }
+}
+
+/// Answers a client whose request is not read, as far as that takes no waiting. Clients wait for a greeting before anything else; the
+/// challenge in it belongs to no session.
+fn refuse(stream: &TcpStream, reason: &str) {
+    let answer = protocol::greeting("refused") + &protocol::failure(reason);
+    // A client that does not get it sees the connection end.
+    let _ = stream.try_write(answer.as_bytes());
+    let _ = SockRef::from(stream).shutdown(Shutdown::Write);
 }
 
 /// A client whose key is right, before it gets the answer.
@@ -430,6 +441,8 @@ async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) 
     let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
     let refusal = if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
         Some(Refusal::of_server("The gateway is still reading its log: try again"))
+    } else if *admitted.dataset.is_abandoned.borrow() {
+        Some(Refusal::of_server("The gateway does not run: try again, or try the other gateway"))
     } else if shared.keys().find(&admitted.challenge, &admitted.auth.auth).is_none() {
         // The key was taken away while the client waited.
         Some(Refusal::of_peer("Authentication failed"))

@@ -18,3 +18,4 @@ pub(crate) mod reader;
 pub(crate) mod replay;
 mod replay_places;
 pub(crate) mod ring;
+mod writer_watch;

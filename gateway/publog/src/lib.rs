@@ -38,6 +38,7 @@ mod access;
 mod commit;
 mod directory;
 mod error;
+mod presence;
 mod reader;
 #[cfg(feature = "writer")]
 mod retention;
@@ -55,6 +56,7 @@ mod reuse_model;
 #[cfg(feature = "writer")]
 pub use access::{ReaderGroup, create_log_root};
 pub use error::LogError;
+pub use presence::has_writer;
 pub use reader::{EntryCopy, Reader, SeekResult, SessionRange};
 #[cfg(feature = "writer")]
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};

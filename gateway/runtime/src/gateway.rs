@@ -33,6 +33,7 @@ mod wiring;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::TcpListener,
     path::PathBuf,
     sync::{
@@ -281,12 +282,12 @@ pub enum GatewayError {
         /// Operation that failed.
         act: String,
         /// The system's error.
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
 impl GatewayError {
-    fn io(act: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+    fn io(act: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let act = act.into();
         move |source| Self::Io { act, source }
     }
@@ -503,8 +504,17 @@ impl Gateway {
             AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
             AdminListen::Unix(path) => listen(path).map(Listener::Unix),
         };
-        let server = listener.and_then(|listener| AdminServer::start(listener, sources));
-        let server = server.map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?;
+        let listener = match listener {
+            Ok(listener) => listener,
+            // Whoever has the port keeps the monitoring from this gateway, and no market data from its receivers.
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                tracing::error!(listen = %listen_at, %error, "admin listener: the gateway runs without metrics, health and page");
+                return Ok(());
+            }
+            Err(error) => return Err(GatewayError::io(format!("open the admin listener {listen_at}"))(error)),
+        };
+        let server = AdminServer::start(listener, sources)
+            .map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?;
         let socket = if let AdminListen::Unix(path) = listen_at { Some(path.clone()) } else { None };
         self.admin = Some(Admin { _server: server, socket });
         tracing::info!(listen = %listen_at, "admin listener");
@@ -634,7 +644,7 @@ impl Gateway {
         let Some(link @ LinkConfig { listen, peers, key_file, .. }) = &election.link else { return Ok(()) };
         let failed = |why: String| GatewayError::Io {
             act: "link to the other gateways".to_owned(),
-            source: std::io::Error::other(why),
+            source: io::Error::other(why),
         };
         let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
         let endpoints = PairEndpoints {

@@ -171,7 +171,7 @@ impl LatencyThread {
                     outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
                 });
                 if let Err(error) = outcome {
-                    tracing::error!(channel = channel.0, %error, "cannot write the last counts of a channel to the latency log");
+                    tracing::error!(channel_id = channel.0, %error, "cannot write the last counts of a channel to the latency log");
                 }
             }
             writer.recent.forget(channel);

@@ -443,12 +443,12 @@ const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 const FILE_BYTES_MAX: usize = 16 << 20;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
-    fn known(restart: u32) -> KnownSession {
+    pub(crate) fn known(restart: u32) -> KnownSession {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
         KnownSession {
             session: Session { feed: Feed::IexDeep, date, restart },

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use self::client::{ControlError, send_request};
-pub use self::server::{ControlServer, listen};
+pub use self::server::{ControlServer, check_socket_path, listen};
 
 /// A request to a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

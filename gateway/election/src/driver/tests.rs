@@ -108,7 +108,7 @@ fn election_with_delays(
         raises: Arc::clone(&network.2),
     });
     let options = ElectionOptions {
-        name: node.to_string(),
+        group: node.into(),
         timing: TIMING,
         core: None,
         fifo_priority: None,

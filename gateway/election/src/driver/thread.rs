@@ -79,7 +79,7 @@ where
     }
 
     pub(super) fn launch(self) -> io::Result<()> {
-        let name = format!("mdgw-elect-{}", self.options.name);
+        let name = format!("mdgw-elect-{}", self.options.group);
         std::thread::Builder::new().name(name).spawn(move || {
             let mut thread = self;
             // However the thread ends, the fence is closed then and listeners are notified. State that the backend
@@ -228,7 +228,7 @@ where
                     self.publish_view();
                     self.shared.notify_listeners(ListenerEvent::Lost(epoch, reason), None);
                     self.hooks.on_leadership(epoch, Some(reason));
-                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leadership lost");
+                    tracing::warn!(group = self.options.group, epoch = epoch.count(), ?reason, "leadership lost");
                 }
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
@@ -250,7 +250,7 @@ where
                         let due = self.raises.take_due(mono_now());
                         self.report_raises(due);
                     } else {
-                        tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
+                        tracing::info!(group = self.options.group, epoch = epoch.count(), "leads");
                     }
                 }
                 Output::PeerOutputEnded(epoch) => self.hooks.on_peer_output_ended(epoch),
@@ -259,7 +259,7 @@ where
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {
                     let epoch = self.core.view().epoch;
-                    tracing::info!(group = self.options.name, ?state, "connection to the election store");
+                    tracing::info!(group = self.options.group, ?state, "connection to the election store");
                     self.shared.notify_listeners(ListenerEvent::Connection(epoch, state), None);
                 }
                 Output::Notice(notice) => self.report(&notice),
@@ -269,7 +269,7 @@ where
 
     fn report_raises(&mut self, raises: Option<Raises>) {
         let Some(Raises { epoch, count }) = raises else { return };
-        tracing::info!(group = self.options.name, epoch = epoch.count(), count, "raised its epoch and leads on");
+        tracing::info!(group = self.options.group, epoch = epoch.count(), count, "raised its epoch and leads on");
         self.hooks.on_raised(epoch, count);
     }
 
@@ -277,15 +277,15 @@ where
         match notice {
             Notice::HigherEpochObserved(_) => {
                 let Some(count) = self.outranked.record(mono_now()) else { return };
-                tracing::error!(alarm = Alarm::Outranked.name(), group = self.options.name, count, "{notice}");
+                tracing::error!(alarm = Alarm::Outranked.name(), group = self.options.group, count, "{notice}");
             }
             Notice::RunsOnPromises => {
-                tracing::error!(alarm = Alarm::StoreUnreachable.name(), group = self.options.name, "{notice}")
+                tracing::error!(alarm = Alarm::StoreUnreachable.name(), group = self.options.group, "{notice}")
             }
             Notice::Obstacle(obstacle) if !obstacle.is_temporary() => {
-                tracing::error!(alarm = Alarm::NotEligible.name(), group = self.options.name, "{notice}");
+                tracing::error!(alarm = Alarm::NotEligible.name(), group = self.options.group, "{notice}");
             }
-            _ => tracing::warn!(group = self.options.name, "{notice}"),
+            _ => tracing::warn!(group = self.options.group, "{notice}"),
         }
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
@@ -297,7 +297,7 @@ where
         let view = self.core.view();
         let was_alarmed = self.shared.state().view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary());
         if was_alarmed && view.obstacle.is_none() {
-            tracing::info!(group = self.options.name, "eligible again");
+            tracing::info!(group = self.options.group, "eligible again");
         }
         self.shared.change(|state| state.view = view);
     }
@@ -310,7 +310,7 @@ where
         self.stalls.saturating_record(stall_ns);
         let is_alarming = self.is_alarming(stall_ns);
         if is_alarming {
-            let group = &self.options.name;
+            let group = self.options.group;
             tracing::warn!(alarm = Alarm::ElectionThreadStall.name(), group, stall_ns, "the election thread woke late");
         }
         self.publish_stalls(is_alarming);
@@ -320,7 +320,7 @@ where
     fn record_busy_time(&mut self, round_ns: u64) {
         if self.is_alarming(round_ns) {
             self.stalls.saturating_record(round_ns);
-            let group = &self.options.name;
+            let group = self.options.group;
             tracing::warn!(
                 alarm = Alarm::ElectionThreadStall.name(),
                 group,

@@ -434,7 +434,7 @@ fn run(node: u8, datagrams: MemberSocket, seeds: Vec<SocketAddr>) -> (Election, 
     let backend = Arc::new(MembershipTransport::start(datagrams).unwrap()).backend(GroupId(1), &inbox);
     let fence = Arc::new(Fence::closed());
     let options = ElectionOptions {
-        name: node.to_string(),
+        group: node.into(),
         timing: LeaseTiming::CALM,
         core: None,
         fifo_priority: None,

@@ -187,7 +187,8 @@ impl OpenRequest {
     /// Why a request without its last line is refused.
     fn incomplete(self) -> String {
         let (request, id) = (if self.is_unsubscribe { "unsubscribe" } else { "subscription" }, self.first.id);
-        self.refusal.unwrap_or_else(|| format!("Invalid {request}: the last line (is_last=1) of request {id} is missing"))
+        self.refusal
+            .unwrap_or_else(|| format!("Invalid {request}: the last line (is_last=1) of request {id} is missing"))
     }
 
     fn with(mut self, line: RequestLine, symbols_max: usize) -> Self {

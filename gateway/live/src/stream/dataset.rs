@@ -33,6 +33,8 @@ pub(crate) struct Dataset {
     snapshots: Mutex<VecDeque<SnapshotRequest>>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
+    /// Whether the gateway that wrote the logs has ended in the middle of the day.
+    pub(crate) is_abandoned: watch::Sender<bool>,
     pub(crate) replays: ReplayPlaces,
     pub(crate) oldest_event: OldestEvent,
 }
@@ -103,6 +105,7 @@ impl Dataset {
             oldest_event: OldestEvent::default(),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
+            is_abandoned: watch::Sender::new(false),
         }
     }
 

@@ -6,13 +6,14 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::{
     chunk::Chunk,
     dataset::{Dataset, Snapshot, SnapshotRequest},
     reader::{DatasetReader, ENTRIES_MAX},
+    writer_watch::WriterWatch,
 };
 
 /// How long the feeder sleeps when the logs have nothing new: a fraction of what a client's network takes.
@@ -31,6 +32,7 @@ pub(crate) fn start(dataset: Arc<Dataset>, stop: Arc<AtomicBool>) -> std::io::Re
 
 fn run(dataset: &Dataset, stop: &AtomicBool) {
     let Some(mut reader) = open(dataset, stop) else { return };
+    let mut writer = WriterWatch::default();
     while !stop.load(Relaxed) {
         let mut chunk = Chunk::default();
         let wanted = dataset.native().with(dataset.demanded());
@@ -44,8 +46,9 @@ fn run(dataset: &Dataset, stop: &AtomicBool) {
         }
         if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
-        }
-        if !is_behind {
+            // After the day's end a log is served as it is.
+            let is_lost = writer.is_lost(&dataset.sources, Instant::now()) && !dataset.ring.end().is_ended;
+            dataset.is_abandoned.send_if_modified(|is_abandoned| std::mem::replace(is_abandoned, is_lost) != is_lost);
             thread::sleep(POLL_INTERVAL);
         }
     }

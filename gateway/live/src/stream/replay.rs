@@ -37,19 +37,19 @@ pub(crate) struct Replay {
     /// What the replay hands over. If it ends without [`ReplayItem::Joined`], a log could not be read, or another session
     /// needed the replay's place.
     pub(crate) items: mpsc::Receiver<ReplayItem>,
-    shared: Arc<Shared>,
+    state: Arc<ReplayState>,
 }
 
 /// What a replay and its session tell each other.
 #[derive(Debug)]
-struct Shared {
+struct ReplayState {
     /// Schemas of which the chunks have the records.
     wanted: AtomicU16,
     /// Whether the session took nothing while others waited for a replay.
     is_displaced: AtomicBool,
 }
 
-impl Shared {
+impl ReplayState {
     fn new(schemas: Schemas) -> Self {
         Self { wanted: AtomicU16::new(schemas.0), is_displaced: AtomicBool::new(false) }
     }
@@ -59,17 +59,17 @@ impl Replay {
     /// A replay of which somebody else makes the items.
     #[cfg(test)]
     pub(crate) fn of(items: mpsc::Receiver<ReplayItem>) -> Self {
-        Self { items, shared: Arc::new(Shared::new(Schemas::default())) }
+        Self { items, state: Arc::new(ReplayState::new(Schemas::default())) }
     }
 
     /// Whether the replay ended since its session took nothing while others waited for a replay.
     pub(crate) fn is_displaced(&self) -> bool {
-        self.shared.is_displaced.load(Relaxed)
+        self.state.is_displaced.load(Relaxed)
     }
 
     /// From now on the replay hands over this schema too, so that a subscription made meanwhile misses nothing.
     pub(crate) fn add(&self, schemas: Schemas) {
-        self.shared.wanted.fetch_or(schemas.0, Relaxed);
+        self.state.wanted.fetch_or(schemas.0, Relaxed);
     }
 }
 
@@ -83,8 +83,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Starts a replay on a thread for blocking work. It ends when the [`Replay`] is dropped.
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {
     let (sender, items) = mpsc::channel(CHUNKS_MAX);
-    let shared = Arc::new(Shared::new(schemas));
-    let replay = Replay { items, shared: Arc::clone(&shared) };
+    let state = Arc::new(ReplayState::new(schemas));
+    let replay = Replay { items, state: Arc::clone(&state) };
     let dataset = Arc::clone(dataset);
     tokio::spawn(async move {
         let place = tokio::select! {
@@ -94,7 +94,7 @@ pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPos
         };
         tokio::task::spawn_blocking(move || {
             let _place = place;
-            run(&dataset, &shared, &live_from, &sender);
+            run(&dataset, &state, &live_from, &sender);
         });
     });
     replay
@@ -103,7 +103,7 @@ pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPos
 /// Hands an item to the session. Returns whether the replay goes on.
 async fn hand_over(
     dataset: &Dataset,
-    shared: &Shared,
+    state: &ReplayState,
     sender: &mpsc::Sender<ReplayItem>,
     mut item: ReplayItem,
 ) -> bool {
@@ -112,7 +112,7 @@ async fn hand_over(
             Ok(()) => return true,
             Err(SendTimeoutError::Closed(_)) => return false,
             Err(SendTimeoutError::Timeout(_)) if dataset.replays.has_waiting() => {
-                shared.is_displaced.store(true, Relaxed);
+                state.is_displaced.store(true, Relaxed);
                 return false;
             }
             Err(SendTimeoutError::Timeout(returned)) => item = returned,
@@ -120,9 +120,9 @@ async fn hand_over(
     }
 }
 
-fn run(dataset: &Dataset, shared: &Shared, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
-    let wanted = || Schemas(shared.wanted.load(Relaxed));
-    let hand_over = |item| Handle::current().block_on(hand_over(dataset, shared, sender, item));
+fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
+    let wanted = || Schemas(state.wanted.load(Relaxed));
+    let hand_over = |item| Handle::current().block_on(hand_over(dataset, state, sender, item));
     let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
     let mut is_past_start = false;
     while !sender.is_closed() {
@@ -141,9 +141,7 @@ fn run(dataset: &Dataset, shared: &Shared, live_from: &RingPosition, sender: &mp
             is_past_start |= has_reached(&reader.next_entries(), &live_from.first_entries);
             let until = if is_past_start { &target.first_entries } else { &live_from.first_entries };
             let entries = reader.read(wanted(), Some(until), &mut chunk);
-            if sender.is_closed()
-                || (!chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start }))
-            {
+            if sender.is_closed() || (!chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start })) {
                 return;
             }
             if entries == 0 {
@@ -200,10 +198,10 @@ mod tests {
         let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 1 << 20, 1);
         let place = dataset.replays.take().await;
         let (sender, items) = mpsc::channel(1);
-        let replay = Replay { items, shared: Arc::new(Shared::new(Schemas::MBO)) };
+        let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::MBO)) };
         let item = || ReplayItem::Joined(dataset.ring.end());
-        assert!(hand_over(&dataset, &replay.shared, &sender, item()).await);
-        let mut second = Box::pin(hand_over(&dataset, &replay.shared, &sender, item()));
+        assert!(hand_over(&dataset, &replay.state, &sender, item()).await);
+        let mut second = Box::pin(hand_over(&dataset, &replay.state, &sender, item()));
         assert!(tokio::time::timeout(PATIENCE * 3, &mut second).await.is_err(), "nobody waits");
         let mut waiting = Box::pin(dataset.replays.take());
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
@@ -224,11 +222,11 @@ mod tests {
         dataset.set_produced(Schemas::MBO.with(Schemas::STATUS));
         dataset.ring.push(chunk, feeder.next_entries());
         let (sender, items) = mpsc::channel(8);
-        let replay = Replay { items, shared: Arc::new(Shared::new(Schemas::STATUS)) };
+        let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::STATUS)) };
         replay.add(Schemas::MBO);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _entered = runtime.enter();
-        run(&dataset, &replay.shared, &dataset.ring.end(), &sender);
+        run(&dataset, &replay.state, &dataset.ring.end(), &sender);
         let mut items = replay.items;
         let Ok(ReplayItem::Chunk { chunk, .. }) = items.try_recv() else { panic!("a chunk") };
         assert_eq!(chunk.records().filter(|record| !record.is_mapping()).count(), 3, "the orders are there");
@@ -256,7 +254,7 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(8);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _entered = runtime.enter();
-        run(&dataset, &Shared::new(Schemas::MBO), &live_from, &sender);
+        run(&dataset, &ReplayState::new(Schemas::MBO), &live_from, &sender);
         for (expected_past_start, expected) in [(false, [1, 2, 3]), (true, [4, 5, 6])] {
             let Ok(ReplayItem::Chunk { chunk, is_past_start }) = receiver.try_recv() else { panic!("two chunks") };
             let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();

@@ -97,7 +97,7 @@ pub fn fetch_copy(
                     logged_at = Instant::now();
                     let so_far = begun.elapsed().as_millis();
                     tracing::info!(
-                        channel = channel.0,
+                        channel_id = channel.0,
                         items = receiver.items(),
                         ms = so_far,
                         "copying the peer's state"

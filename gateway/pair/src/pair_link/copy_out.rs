@@ -66,7 +66,7 @@ impl CopySender {
         now: MonoNs,
     ) -> bool {
         if let Err(cause) = self.go_on(send_to_channel, now) {
-            tracing::info!(channel = self.channel.0, slices = self.slices, ?cause, "state copy finished");
+            tracing::info!(channel_id = self.channel.0, slices = self.slices, ?cause, "state copy finished");
             self.connection = None;
         }
         if self.connection.is_some() {

@@ -157,6 +157,7 @@ impl PairLink {
             current: None,
             dial_at: MonoNs(0),
             never_connected_since: Some(begun),
+            up_logged_at: None,
             mismatches: MismatchWatch::new(logs.clone()),
             overflowed: BTreeSet::new(),
         };
@@ -213,6 +214,8 @@ struct Peer {
     dial_at: MonoNs,
     /// Start of the wait for the first connection; `None`: there was a connection, or its absence was logged.
     never_connected_since: Option<MonoNs>,
+    /// When the log last said that the link is up: a disturbed link comes up many times a second.
+    up_logged_at: Option<MonoNs>,
     mismatches: MismatchWatch,
     /// Channels that had no room for all of the answer that is arriving.
     overflowed: BTreeSet<ChannelId>,
@@ -418,7 +421,11 @@ impl Link {
         add(&self.handle.counters.connections);
         self.handle.set_linked(node, true);
         self.peer_gap_requests.set_linked(true);
-        tracing::info!(peer = %self.peers[index].end.address, node, %incarnation, "pair link is up");
+        let is_due = |logged_at: MonoNs| now.since(logged_at) >= UP_LOGGED_INTERVAL_NS;
+        if self.peers[index].up_logged_at.is_none_or(is_due) {
+            tracing::info!(peer = %self.peers[index].end.address, node, %incarnation, "pair link is up");
+            self.peers[index].up_logged_at = Some(now);
+        }
         self.peers[index].overflowed.clear();
         self.peers[index].never_connected_since = None;
         self.peers[index].current = Some(connection);
@@ -445,7 +452,7 @@ impl Link {
         let node = connection.stream.peer_node();
         // One copy of each channel at a time. The limit keeps frequent requests from filling the memory.
         let is_accepted = self.copies.len() < COPIES_MAX && self.copies.iter().all(|copy| copy.channel() != channel);
-        tracing::info!(node, channel = channel.0, is_accepted, "a peer copies the channel's state");
+        tracing::info!(node, channel_id = channel.0, is_accepted, "a peer copies the channel's state");
         self.copies.push(CopySender::new(connection, channel, is_accepted, now));
         if self.copies.len() > 2 * COPIES_MAX {
             self.copies.pop();
@@ -614,7 +621,7 @@ impl Link {
                     Ok(Some(mismatch)) => {
                         tracing::error!(
                             alarm = Alarm::GatewaysDiffer.name(),
-                            channel = channel.0,
+                            channel_id = channel.0,
                             %session,
                             sequence = sequence.0,
                             ours = %Hex(&mismatch.ours),
@@ -789,6 +796,8 @@ const ALIVE_NS: u64 = 500_000_000;
 /// How long after the start a peer without any connection is reported, ns. Two gateways are rarely started at the same
 /// moment.
 const NEVER_CONNECTED_NS: u64 = 10_000_000_000;
+/// Time between two log lines that say that the link to a peer is up, ns.
+const UP_LOGGED_INTERVAL_NS: u64 = 10_000_000_000;
 const REFUSED_LOGGED_MAX: usize = 64;
 /// Longest time that a queued message without a wake-up waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);

@@ -109,7 +109,7 @@ impl InputHistory {
         if stored.is_truncated && !was_cut {
             tracing::warn!(
                 alarm = Alarm::InputHistoryTruncated.name(),
-                channel = channel.0,
+                channel_id = channel.0,
                 history_bytes = self.bytes_max,
                 "the input history no longer covers the whole session: a peer that rejoins must copy the state"
             );

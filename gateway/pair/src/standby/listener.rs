@@ -661,7 +661,7 @@ impl Listener {
             if let Some(count) = channel.tag_alarm.on_refused(now) {
                 tracing::warn!(
                     alarm = Alarm::TagRefused.name(),
-                    channel = channel.id.0,
+                    channel_id = channel.id.0,
                     reason = reason.name(),
                     count,
                     "packet of an output group dropped: its sender does not hold a key of this gateway"
@@ -682,7 +682,7 @@ impl Listener {
         // A leader declares its own gaps.
         if !channel.fence.is_open_at(now) && channel.note_declared_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
-            tracing::warn!(alarm = Alarm::GapDeclared.name(), channel = id.0, %session, "gap declared by the leader: books of this standby are suspect too");
+            tracing::warn!(alarm = Alarm::GapDeclared.name(), channel_id = id.0, %session, "gap declared by the leader: books of this standby are suspect too");
             self.status_table.record_declared_gap(id, session);
         }
         channel.tracker.accept(span, meta.epoch, now);
@@ -732,7 +732,7 @@ impl Channel {
                     tracing::error!(
                         alarm = Alarm::Outranked.name(),
                         group = self.status_table.group.0,
-                        channel = self.id.0,
+                        channel_id = self.id.0,
                         epoch = epoch.count(),
                         node = epoch.node(),
                         highest = highest.count(),

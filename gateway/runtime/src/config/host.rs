@@ -1,6 +1,7 @@
 //! Compares this host with the needs of a configuration: faults that would prevent the start, and warnings.
 
 mod election;
+mod local_sockets;
 
 use std::{
     collections::BTreeSet,
@@ -49,7 +50,7 @@ pub struct Host {
     pub lock_refused: Option<String>,
     /// Attempts that this host refused: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
-    /// Parts that are missing now, and may exist when the gateway starts.
+    /// Parts that are missing now, and may exist when the gateway starts: a sentinel, a free port.
     pub not_yet_present: Vec<String>,
 }
 
@@ -79,7 +80,13 @@ impl Host {
             sources_max: read_sysctl("igmp_max_msf"),
             lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
             refused: refusals(config),
-            not_yet_present: config.election.as_ref().and_then(election::missing_sentinel).into_iter().collect(),
+            not_yet_present: config
+                .election
+                .as_ref()
+                .and_then(election::missing_sentinel)
+                .into_iter()
+                .chain(local_sockets::admin_in_use(config))
+                .collect(),
         }
     }
 
@@ -301,6 +308,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
     {
         refused.push(format!("admin cannot listen on {listen}: {error}"));
     }
+    refused.extend(local_sockets::refusals(config));
     refused.extend(config.election.iter().flat_map(election::refusals));
     refused.extend(tag_policies(config).err().map(|error| error.to_string()));
     for channel in &config.channels {

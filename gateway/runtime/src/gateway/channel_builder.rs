@@ -255,8 +255,9 @@ impl ChannelBuilder<'_> {
             protected_bytes_max: 2 * gateway.retention_bytes,
         };
         let opened = mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
-        tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
-        let LogRecovery { last, last_flags, damaged_segments, removed_files, .. } = opened.recovered;
+        let LogRecovery { segments, damaged_segments, removed_files, last, last_flags, next_number } = opened.recovered;
+        let next = last.map(|(_, next)| next);
+        tracing::info!(channel = setup.name, segments, next_entry = next_number, next, "publication log");
         if damaged_segments + removed_files > 0 {
             tracing::warn!(
                 channel = setup.name,

@@ -74,8 +74,17 @@ impl ColdThreads {
             Some(watch.map_err(GatewayError::io("watch multicast memberships"))?)
         };
         let (kernel_drops_here, drop_log) = (kernel_drops.clone(), DropLog::of(config));
-        let maintenance =
-            MaintenanceTasks { state, sessions, logs, drops, kernel_drops: kernel_drops_here, drop_log, epochs };
+        let maintenance = MaintenanceTasks {
+            state,
+            sessions,
+            logs,
+            drops,
+            kernel_drops: kernel_drops_here,
+            drop_log,
+            epochs,
+            unsaved_sessions: BTreeMap::new(),
+            is_state_failing: false,
+        };
         let (thread_stop, tasks) = (Arc::clone(&stop), TaskQueue::default());
         let thread_tasks = tasks.clone();
         let maintenance = std::thread::Builder::new()
@@ -114,10 +123,8 @@ impl ColdThreads {
             || {},
             move |maintenance| {
                 // A session that has just begun may still be in the queue.
-                if let Err(error) = maintenance.persist_sessions() {
-                    tracing::error!(%error, "cannot write restart counts to the state file");
-                }
-                channels.into_iter().map(|channel| (channel, maintenance.state.stored(channel))).collect()
+                maintenance.persist_state();
+                channels.into_iter().map(|channel| (channel, maintenance.stored(channel))).collect()
             },
         )
     }
@@ -180,7 +187,7 @@ impl ColdThreads {
             && !running.tasks.run_even_late(|| {}, move |service| service.remove(channel))
         {
             tracing::error!(
-                channel = channel.0,
+                channel_id = channel.0,
                 "the retransmission service does not answer, and serves the channel until it does"
             );
         }
@@ -192,7 +199,7 @@ impl ColdThreads {
                 .persist_sessions()
                 .and_then(|()| maintenance.state.record_shutdown(position.map(|position| (channel, position))));
             if let Err(error) = recorded {
-                tracing::error!(channel = channel.0, %error, "cannot write the position of a removed channel to the state file");
+                tracing::error!(channel_id = channel.0, %error, "cannot write the position of a removed channel to the state file");
             }
         });
     }
@@ -313,6 +320,10 @@ struct MaintenanceTasks {
     drop_log: DropLog,
     /// Known epochs of each group. The highest one of each group is stored in the state file.
     epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
+    /// Sessions that the state file does not have yet.
+    unsaved_sessions: BTreeMap<ChannelId, KnownSession>,
+    /// Whether the state file could not be written when that was tried last.
+    is_state_failing: bool,
 }
 
 /// Interval of the maintenance tasks. A segment takes at least tens of milliseconds to fill, and one segment is ready
@@ -331,21 +342,19 @@ impl MaintenanceTasks {
             for log in &mut self.logs {
                 log.turn(now_ns);
             }
-            if let Err(error) = self.persist_sessions() {
-                // Publishing continues. After a restart the gateway may count session restarts from the older state on
-                // disk.
-                tracing::error!(%error, "cannot write restart counts to the state file");
+            if !self.sessions.is_empty() {
+                self.persist_state();
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
                 self.read_drops();
-                self.persist_epochs();
+                self.persist_state();
             }
             turn = turn.wrapping_add(1);
             std::thread::sleep(TASK_INTERVAL);
         }
         self.read_drops();
         self.drop_log.report_all();
-        self.persist_epochs();
+        self.persist_epochs()?;
         self.persist_sessions()?;
         Ok(self.state)
     }
@@ -353,19 +362,44 @@ impl MaintenanceTasks {
     /// Stores the highest known epoch of each group. A peer's epoch may be above this gateway's, which must not publish
     /// below it after a restart. An epoch of another group says nothing: a gateway that knows an epoch above those of the
     /// leader's record cannot open as its designated successor.
-    fn persist_epochs(&mut self) {
-        let highest = self.epochs.iter().map(|(group, epochs)| (*group, epochs.highest()));
-        if let Err(error) = self.state.record_epochs(highest) {
-            tracing::error!(%error, "cannot write the epochs to the state file");
+    fn persist_epochs(&mut self) -> Result<(), StateError> {
+        self.state.record_epochs(self.epochs.iter().map(|(group, epochs)| (*group, epochs.highest())))
+    }
+
+    /// What the state file has of a channel, or shall have as soon as it can be written.
+    fn stored(&self, channel: ChannelId) -> StoredChannel {
+        match self.unsaved_sessions.get(&channel) {
+            Some(unsaved) => StoredChannel { session: Some(*unsaved), shutdown_position: None },
+            None => self.state.stored(channel),
+        }
+    }
+
+    /// Stores what the state file lacks. Publishing continues if that fails: after a restart the gateway may count session restarts,
+    /// and know epochs, from the older state on disk.
+    fn persist_state(&mut self) {
+        let mut is_failing = false;
+        for (what, stored) in [("restart counts", self.persist_sessions()), ("epochs", self.persist_epochs())] {
+            if let Err(error) = stored {
+                tracing::error!(alarm = Alarm::StateFileFailing.name(), what, %error, "cannot write the state file");
+                is_failing = true;
+            }
+        }
+        if std::mem::replace(&mut self.is_state_failing, is_failing) && !is_failing {
+            tracing::info!("the state file is writable again");
         }
     }
 
     fn persist_sessions(&mut self) -> Result<(), StateError> {
         while let Some((channel, known)) = self.sessions.pop() {
-            if self.state.session(channel).is_none_or(|stored| stored.session != known.session) {
-                tracing::info!(channel = channel.0, session = %known.session, "session");
+            let stored = self.unsaved_sessions.insert(channel, known).or_else(|| self.state.session(channel));
+            if stored.is_none_or(|stored| stored.session != known.session) {
+                tracing::info!(channel_id = channel.0, session = %known.session, "session");
             }
-            self.state.set_session(channel, known)?;
+        }
+        // What cannot be written is tried again in the next turn.
+        while let Some(entry) = self.unsaved_sessions.first_entry() {
+            self.state.set_session(*entry.key(), *entry.get())?;
+            entry.remove();
         }
         Ok(())
     }
@@ -446,9 +480,12 @@ const DROP_LOG_INTERVAL_NS: u64 = 1_000_000_000;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use mdgw_feeds::identity::Epoch;
 
     use super::*;
+    use crate::state_file::tests::known;
 
     #[test]
     fn drops_of_a_flood_are_logged_once_a_second_for_each_socket_and_none_is_left_out() {
@@ -468,6 +505,40 @@ mod tests {
         assert_eq!(log.take_due(MonoNs(u64::MAX)), []);
     }
 
+    /// A write that failed is tried again, and the session is in the file as soon as there is room.
+    #[test]
+    fn a_session_that_could_not_be_stored_is_stored_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        let mut tasks = maintenance(StateFile::open(&path).unwrap(), Vec::new());
+        assert!(tasks.sessions.push((ChannelId(3), known(2))).is_ok());
+        // The new state is made beside the old one: a folder in its place refuses that, for root too.
+        fs::create_dir(path.with_file_name("state.json.new")).unwrap();
+        for _ in 0..2 {
+            tasks.persist_state();
+            assert!(tasks.is_state_failing && tasks.state.session(ChannelId(3)).is_none());
+        }
+        fs::remove_dir(path.with_file_name("state.json.new")).unwrap();
+        tasks.persist_state();
+        assert!(!tasks.is_state_failing && tasks.unsaved_sessions.is_empty());
+        drop(tasks);
+        assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(3)), Some(known(2)));
+    }
+
+    fn maintenance(state: StateFile, epochs: Vec<(GroupId, Arc<KnownEpochs>)>) -> MaintenanceTasks {
+        MaintenanceTasks {
+            state,
+            sessions: Arc::new(ArrayQueue::new(1)),
+            logs: Vec::new(),
+            drops: SocketDrops::default(),
+            kernel_drops: KernelDrops::default(),
+            drop_log: DropLog::default(),
+            epochs,
+            unsaved_sessions: BTreeMap::new(),
+            is_state_failing: false,
+        }
+    }
+
     #[test]
     fn each_groups_highest_epoch_is_stored_and_counts_for_no_other_group() {
         let folder = tempfile::tempdir().unwrap();
@@ -475,18 +546,10 @@ mod tests {
         let known = |group, count| (GroupId(group), Arc::new(KnownEpochs::new(Epoch::new(count, 1), 1_000)));
         let groups = vec![known(1, 10), known(2, 5)];
         let second = Arc::clone(&groups[1].1);
-        let mut tasks = MaintenanceTasks {
-            state: StateFile::open(&path).unwrap(),
-            sessions: Arc::new(ArrayQueue::new(1)),
-            logs: Vec::new(),
-            drops: SocketDrops::default(),
-            kernel_drops: KernelDrops::default(),
-            drop_log: DropLog::default(),
-            epochs: groups,
-        };
-        tasks.persist_epochs();
+        let mut tasks = maintenance(StateFile::open(&path).unwrap(), groups);
+        tasks.persist_epochs().unwrap();
         second.observe(Epoch::new(6, 2)).unwrap();
-        tasks.persist_epochs();
+        tasks.persist_epochs().unwrap();
         drop(tasks);
         let state = StateFile::open(&path).unwrap();
         assert_eq!([1, 2, 3].map(|group| state.group_epoch(GroupId(group), 1).count()), [10, 6, 0]);

@@ -137,7 +137,7 @@ fn start_one(
     let fence = Arc::clone(handle.handle.fence());
     let hooks = Box::new(handle);
     let options = ElectionOptions {
-        name: group.0.to_string(),
+        group: group.0,
         timing: election.timing,
         core: election.core,
         fifo_priority: election.priority,

@@ -57,7 +57,7 @@ impl MaintainedLog {
             other => other.to_string(),
         };
         if self.logged_failure.as_ref() != Some(&cause) {
-            tracing::warn!(channel = self.channel.0, %error, "maintenance of the publication log");
+            tracing::warn!(channel_id = self.channel.0, %error, "maintenance of the publication log");
             self.logged_failure = Some(cause);
         }
     }

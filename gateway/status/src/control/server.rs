@@ -4,7 +4,7 @@ use std::{
     fs, io,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::{
-        fs::PermissionsExt as _,
+        fs::{FileTypeExt as _, PermissionsExt as _},
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -63,7 +63,8 @@ impl std::fmt::Debug for ControlServer {
     }
 }
 
-/// A socket that only the owner of this process may use. A socket that a crashed process left is replaced; one in use is not.
+/// A socket that only the owner of this process may use. A socket that a crashed process left is replaced; one in use is not, and
+/// neither is a file of another kind.
 ///
 /// Creates the socket under another name, sets its permissions and renames it, so that no client connects before the
 /// permissions are set.
@@ -74,6 +75,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;
     }
+    check_socket_path(path)?;
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another process"));
     }
@@ -84,6 +86,20 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o600))?;
     fs::rename(&unfinished, path)?;
     Ok(listener)
+}
+
+/// Whether [`listen`] may create a socket here: nothing is there, or a socket.
+///
+/// # Errors
+/// If a file of another kind is there, or the path cannot be looked at.
+pub fn check_socket_path(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path has a file that is no socket"))
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 fn accept(listener: &UnixListener, answer: &Arc<RequestHandler>, stop: &Arc<AtomicBool>) {

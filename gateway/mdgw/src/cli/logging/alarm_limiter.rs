@@ -1,6 +1,7 @@
-//! Limits how often each alarm is written: at most once in an interval for each thing that it names. The last one that was
+//! Limits how often each alarm is written: at most once in an interval for each text and thing that it names. The last one that was
 //! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
-//! began and how it is now, however often it is raised.
+//! began and how it is now, however often it is raised. Other events that a fault can repeat without end ask for the same by the
+//! field `repeats`.
 
 use std::{
     collections::BTreeMap,
@@ -23,15 +24,20 @@ struct Written {
 }
 
 /// Fields that say which thing an alarm is about. The others say how it is.
-const NAMING_FIELDS: [&str; 8] = ["channel", "line", "group", "node", "peer", "thread", "listener", "gateway"];
+const NAMING_FIELDS: [&str; 9] =
+    ["channel", "channel_id", "line", "group", "node", "peer", "thread", "listener", "gateway"];
 /// Most things at a time. An alarm beyond them is written without a limit.
 const THINGS_MAX: usize = 4_096;
 
 impl AlarmLimiter {
-    /// Returns the event if it is to be written now. An event that is no alarm always is.
+    /// Returns the event if it is to be written now. An event without a limit always is.
     pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Option<LogEvent> {
-        let Some(alarm) = event.field("alarm").filter(|_| !interval.is_zero()) else { return Some(event) };
-        let mut thing = alarm.text();
+        let is_limited = event.field("alarm").is_some() || event.field("repeats").is_some();
+        if !is_limited || interval.is_zero() {
+            return Some(event);
+        }
+        // Several causes share an alarm, each with a text of its own.
+        let mut thing = event.message.clone();
         for value in NAMING_FIELDS.iter().filter_map(|name| event.field(name)) {
             thing.push('\0');
             thing.push_str(&value.text());

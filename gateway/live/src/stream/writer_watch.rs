@@ -1,0 +1,59 @@
+//! Whether the gateway that writes the logs has ended.
+
+use std::time::{Duration, Instant};
+
+use mdgw_publog::has_writer;
+
+use super::channel::ChannelSource;
+
+/// Looks at the lock of a dataset's first log. One gateway writes all logs of a dataset.
+#[derive(Debug, Default)]
+pub(crate) struct WriterWatch {
+    looked_at: Option<Instant>,
+    /// Whether a writer was ever seen. A log that is served after its gateway's end has none, and neither has one whose writer is hidden.
+    was_seen: bool,
+    absent_since: Option<Instant>,
+}
+
+impl WriterWatch {
+    /// Whether the writer has ended and has not come back: a gateway that is restarted goes on with its logs.
+    pub(crate) fn is_lost(&mut self, sources: &[ChannelSource], now: Instant) -> bool {
+        if self.looked_at.is_none_or(|looked_at| now.duration_since(looked_at) >= INTERVAL) {
+            self.looked_at = Some(now);
+            // What cannot be read says nothing about the writer.
+            let has_writer = sources.first().is_none_or(|source| has_writer(&source.log_directory).unwrap_or(true));
+            self.look(has_writer, now);
+        }
+        self.absent_since.is_some_and(|since| now.duration_since(since) >= ABSENCE_MAX)
+    }
+
+    fn look(&mut self, has_writer: bool, now: Instant) {
+        self.was_seen |= has_writer;
+        self.absent_since = (!has_writer && self.was_seen).then(|| self.absent_since.unwrap_or(now));
+    }
+}
+
+/// Time between two looks at the lock.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// How long a gateway may take for its restart before its clients are sent elsewhere.
+const ABSENCE_MAX: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_that_comes_back_in_time_is_not_lost() {
+        let (mut watch, start) = (WriterWatch::default(), Instant::now());
+        let mut looks = |has_writer: bool, seconds: u64| {
+            let now = start + Duration::from_secs(seconds);
+            watch.look(has_writer, now);
+            watch.looked_at = Some(now);
+            watch.is_lost(&[], now)
+        };
+        assert!(!looks(false, 0) && !looks(false, 100), "nobody has written yet");
+        assert!(!looks(true, 101) && !looks(false, 102) && !looks(true, 106) && !looks(false, 110));
+        assert!(!looks(false, 114) && looks(false, 115), "five seconds without");
+        assert!(!looks(true, 116), "it is back");
+    }
+}
