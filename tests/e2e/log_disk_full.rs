@@ -22,6 +22,15 @@ fn publishing_continues_when_the_log_disk_is_full() {
     assert!(gateway.stdout.contains("published, but not in the publication log"), "{}", gateway.stdout);
 }
 
+/// The log goes on, and reaches back less far than it is configured to.
+#[test]
+fn a_log_that_loses_its_oldest_segments_for_want_of_space_raises_the_alarm() {
+    let Some(gateway) = run_with_log_size("4m") else { return };
+    let expected = "no space for a new log segment: deleted the oldest, which retention would have kept";
+    assert!(gateway.stderr.contains("alarm=\"log-behind\"") && gateway.stderr.contains(expected), "{}", gateway.stderr);
+    assert!(!gateway.stdout.contains("not in the publication log"), "{}", gateway.stdout);
+}
+
 #[test]
 fn no_log_behind_alarm_while_the_log_has_space() {
     let Some(gateway) = run_with_log_size("64m") else { return };

@@ -117,6 +117,8 @@ pub struct MaintenanceCounts {
     pub removed: u64,
     /// Protected segments removed: the gateway cannot take over from its peer's last observed position.
     pub protected_removed: u64,
+    /// Segments removed although retention would have kept them, since there was no space for a new one.
+    pub removed_for_space: u64,
     /// Calls that found neither space for a segment nor an old segment to remove.
     pub no_space: u64,
     /// Other errors of the operating system.
@@ -237,7 +239,8 @@ impl SegmentMaintenance {
         }
         loop {
             match self.try_make(now_ns) {
-                Err(error) if error.is_no_space() && (self.unlink_spare() || self.unlink_oldest()) => {}
+                Err(error) if error.is_no_space() && self.unlink_spare() => {}
+                Err(error) if error.is_no_space() && self.unlink_oldest() => self.counts.removed_for_space += 1,
                 other => return other,
             }
         }

@@ -91,29 +91,23 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_admin(&config).with_context(|| format!("start {}", args.config.display()))?;
-    let mut alarms_checked = Instant::now();
-    let mut readiness_checked = None::<Instant>;
+    let mut periodic = Periodic::new();
     let fault = 'running: loop {
-        for signal in signals.pending() {
-            if signal != SIGHUP {
-                break 'running None;
+        let mut is_stopping = false;
+        for signal in signals.pending().collect::<Vec<_>>() {
+            is_stopping |= signal != SIGHUP;
+            if !is_stopping {
+                let mut reloading =
+                    Reloading { args, log: &log, signals: &mut signals, periodic: &mut periodic, is_stopping: false };
+                service.reload(|service| reloading.run(&mut config, &mut gateway, service));
+                is_stopping = reloading.is_stopping;
             }
-            service.reload(|service| reload(args, &mut config, &mut gateway, &log, service));
         }
-        gateway.update_health();
-        if let Some(fault) = gateway.fault() {
+        if is_stopping {
+            break 'running None;
+        }
+        if let Some(fault) = periodic.turn(&mut gateway, &config, &mut service) {
             break Some(fault);
-        }
-        if alarms_checked.elapsed() >= ALARM_INTERVAL {
-            gateway.log_alarms();
-            alarms_checked = Instant::now();
-        }
-        if gateway.check_threads() {
-            service.feed();
-        }
-        if readiness_checked.is_none_or(|at| at.elapsed() >= READINESS_INTERVAL) {
-            service.update(&gateway.readiness(&config));
-            readiness_checked = Some(Instant::now());
         }
         std::thread::sleep(SIGNAL_INTERVAL);
     };
@@ -151,38 +145,110 @@ const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval at which readiness and the status line are evaluated.
 const READINESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
-/// refused and its key is named. A reload is applied as a whole, or not at all.
-fn reload(args: &Args, config: &mut Resolved, gateway: &mut Gateway, log: &Log, service: &mut ServiceManager) {
-    let new = match Resolved::load(&args.config) {
-        Ok(new) => new,
-        Err(error) => return warn(&format!("reload {} failed, nothing changed: {error}", args.config.display())),
-    };
-    let mut ticked_at = Instant::now();
-    let mut tick = |gateway: &mut Gateway| {
-        if ticked_at.elapsed() >= SIGNAL_INTERVAL {
-            ticked_at = Instant::now();
-            gateway.update_health();
-            if gateway.check_threads() {
-                service.feed();
+/// What is done again and again while the gateway runs, also during a reload.
+struct Periodic {
+    alarms_checked: Instant,
+    readiness_checked: Option<Instant>,
+}
+
+impl Periodic {
+    fn new() -> Self {
+        Self { alarms_checked: Instant::now(), readiness_checked: None }
+    }
+
+    /// Returns the fault of a gateway that has stopped.
+    fn turn(&mut self, gateway: &mut Gateway, config: &Resolved, service: &mut ServiceManager) -> Option<String> {
+        gateway.update_health();
+        if let Some(fault) = gateway.fault() {
+            return Some(fault);
+        }
+        if self.alarms_checked.elapsed() >= ALARM_INTERVAL {
+            gateway.log_alarms();
+            self.alarms_checked = Instant::now();
+        }
+        if gateway.check_threads() {
+            service.feed();
+        }
+        if self.readiness_checked.is_none_or(|at| at.elapsed() >= READINESS_INTERVAL) {
+            service.update(&gateway.readiness(config));
+            self.readiness_checked = Some(Instant::now());
+        }
+        None
+    }
+}
+
+/// A reload, and what goes on meanwhile.
+struct Reloading<'r> {
+    args: &'r Args,
+    log: &'r Log,
+    signals: &'r mut Signals,
+    periodic: &'r mut Periodic,
+    /// Whether a signal has asked for the stop.
+    is_stopping: bool,
+}
+
+impl Reloading<'_> {
+    /// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
+    /// refused and its key is named. A reload is applied as a whole, or not at all.
+    fn run(&mut self, config: &mut Resolved, gateway: &mut Gateway, service: &mut ServiceManager) {
+        let path = self.args.config.display();
+        let new = match Resolved::load(&self.args.config) {
+            Ok(new) => new,
+            Err(error) => return warn(&format!("reload {path} failed, nothing changed: {error}")),
+        };
+        let mut ticked_at = Instant::now();
+        let mut tick = |gateway: &mut Gateway| {
+            if ticked_at.elapsed() >= SIGNAL_INTERVAL {
+                ticked_at = Instant::now();
+                self.tick(gateway, config, service);
             }
-        }
-    };
-    let applied =
-        Resolved::diff_reloadable(config, &new).and_then(|changes| gateway.reload((config, &new), &changes, &mut tick));
-    match applied {
-        Ok(()) => {
-            log.set(&new.log);
-            *config = new;
-            tracing::info!(config = %args.config.display(), "configuration reloaded");
-        }
-        Err(refused) => {
-            for refused in refused {
-                warn(&format!("reload {} failed, nothing changed: {refused}", args.config.display()));
+        };
+        let applied = Resolved::diff_reloadable(config, &new)
+            .and_then(|changes| gateway.reload((config, &new), &changes, &mut tick));
+        match applied {
+            Ok(()) => {
+                self.log.set(&new.log);
+                tracing::info!(config = %path, changed = changed_keys(config, &new), "configuration reloaded");
+                *config = new;
+            }
+            Err(refused) => {
+                for refused in refused {
+                    warn(&format!("reload {path} failed, nothing changed: {refused}"));
+                }
             }
         }
     }
+
+    /// A channel with large books may take longer to build than a service manager waits for the stop. So the other gateway leads
+    /// as soon as the stop is asked for, whatever this one still does.
+    fn tick(&mut self, gateway: &mut Gateway, config: &Resolved, service: &mut ServiceManager) {
+        let is_asked = self.signals.pending().any(|signal| signal != SIGHUP);
+        if is_asked && !std::mem::replace(&mut self.is_stopping, true) {
+            service.stopping("stopping after a reload", Gateway::stop_limit(config));
+            gateway.hand_over();
+        }
+        // The loop after the reload meets the fault of a gateway that has stopped again.
+        let _ = self.periodic.turn(gateway, config, service);
+    }
 }
+
+/// Keys whose values differ, for the log.
+fn changed_keys(old: &Resolved, new: &Resolved) -> String {
+    let (old, new) = (old.settings(), new.settings());
+    let differing = new.iter().filter(|setting| !old.contains(setting));
+    let gone = old.iter().filter(|(key, _)| !new.iter().any(|(other, _)| other == key));
+    let mut keys: Vec<&str> = differing.chain(gone).map(|(key, _)| key.as_str()).collect();
+    let more = keys.len().saturating_sub(CHANGED_KEYS_MAX);
+    keys.truncate(CHANGED_KEYS_MAX);
+    let mut text = keys.join(", ");
+    if more > 0 {
+        text.push_str(&format!(" and {more} more"));
+    }
+    text
+}
+
+/// Keys that the log names after a reload. A channel has a few dozen.
+const CHANGED_KEYS_MAX: usize = 40;
 
 /// The summary of the run: a table with one line per channel.
 fn summary(report: &GatewayReport) -> anyhow::Result<String> {

@@ -119,6 +119,14 @@ fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
             "no space for a new log segment, and no segment can be deleted"
         );
     }
+    if let Some(more) = growth(last.log_segments_deleted_early, now.log_segments_deleted_early) {
+        tracing::warn!(
+            alarm = Alarm::LogBehind.name(),
+            channel,
+            more,
+            "no space for a new log segment: deleted the oldest, which retention would have kept"
+        );
+    }
     if let Some(more) = growth(last.log_failures, now.log_failures) {
         tracing::warn!(alarm = Alarm::LogBehind.name(), channel, more, "cannot create or delete a log segment");
     }

@@ -18,6 +18,7 @@ counter_block! {
     /// Counters of one channel's publication log. Written by the maintenance thread.
     pub(super) struct LogCounters, key LogCounter {
         log_no_space_turns: Counter, None, "maintenance turns without space for a segment";
+        log_segments_deleted_early: Counter, Segments, "deleted segments that retention would have kept: there was no space for a new one";
         log_failures: Counter, None, "segments that could not be created or deleted";
         log_segments_reused: Counter, Segments, "segments made from deleted ones, without new memory";
         log_protected_segments_deleted: Counter, Segments, "deleted segments that the peer may not have published yet";
@@ -37,9 +38,11 @@ impl MaintainedLog {
     pub(super) fn turn(&mut self, now_ns: u64) {
         let failures_before = self.maintenance.counts().failures;
         self.maintenance.run_once(now_ns);
-        let MaintenanceCounts { no_space, failures, reused, protected_removed, .. } = *self.maintenance.counts();
+        let MaintenanceCounts { removed_for_space, no_space, failures, reused, protected_removed, .. } =
+            *self.maintenance.counts();
         self.counters.publish(&LogCounters {
             log_no_space_turns: no_space,
+            log_segments_deleted_early: removed_for_space,
             log_failures: failures,
             log_segments_reused: reused,
             log_protected_segments_deleted: protected_removed,
