@@ -177,3 +177,26 @@ fn a_leader_that_reloads_first_stays_and_its_standby_is_not_eligible_until_it_re
     // What the second gateway's log lacks of the channel was received before the kill.
     reloading.expect_whole_days(tails);
 }
+
+/// The books of the channel that is added are large, so the reload takes longer than the other gateway needs to lead.
+#[test]
+fn a_leader_that_is_stopped_while_it_builds_a_channel_hands_over_before_the_channel_is_built() {
+    let reloading = ReloadingPair::start();
+    let config = reloading.config(1, 2, true);
+    let (before, second) = config.split_at(config.find("name = \"two\"").unwrap());
+    let config = before.to_owned() + &second.replacen("orders_max = 262144", "orders_max = 16777216", 1);
+    fs::write(reloading.pair.gateways.fixture(1).path("gateway.toml"), config).unwrap();
+    let gateway = reloading.pair.gateways.running(1).unwrap();
+    gateway.signal(Signal::HangUp);
+    wait_until("the reload builds the channel", || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap();
+        let mut names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.any(|name| name.trim() == "mdgw-reload")
+    });
+    gateway.signal(Signal::Terminate);
+    reloading.pair.wait_until_leads(2);
+    let _line = gateway.wait_for_stderr("channel added");
+    let log = gateway.stderr_so_far();
+    let at = |line: &str| log.find(line).unwrap_or_else(|| panic!("{line}: {log}"));
+    assert!(at("handed over before the stop") < at("channel added"), "{log}");
+}
