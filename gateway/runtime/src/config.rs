@@ -28,6 +28,6 @@ pub(crate) mod tag_keys;
 pub use error::{ConfigError, Problem};
 pub use limits::PUBLISHED_BYTES_MAX;
 pub use log_group::LogGroupError;
-pub use reload::{Changes, OutputLines, Refused};
+pub use reload::{Changes, OutputLines, RELOADABLE, Refused};
 pub use resolved::Resolved;
 pub use tag_keys::TagKeyError;

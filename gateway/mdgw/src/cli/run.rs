@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use mdgw_feeds::{consumer_edge::TsRecvMode, time::TradingDate};
 use mdgw_runtime::{
-    config::Resolved,
+    config::{RELOADABLE, Resolved},
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
 use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, memory};
@@ -194,7 +194,7 @@ impl Reloading<'_> {
         let path = self.args.config.display();
         let new = match Resolved::load(&self.args.config) {
             Ok(new) => new,
-            Err(error) => return warn(&format!("reload {path} failed, nothing changed: {error}")),
+            Err(error) => return tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}"),
         };
         let mut ticked_at = Instant::now();
         let mut tick = |gateway: &mut Gateway| {
@@ -213,8 +213,10 @@ impl Reloading<'_> {
             }
             Err(refused) => {
                 for refused in refused {
-                    warn(&format!("reload {path} failed, nothing changed: {refused}"));
+                    tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {refused}");
                 }
+                let keys = RELOADABLE.join(", ");
+                tracing::info!("a reload can change {keys}, and whole channels and output lines");
             }
         }
     }

@@ -14,7 +14,7 @@ use super::{
 
 /// Keys that may change while the gateway runs. Besides them, whole channels and whole output lines may be added and
 /// removed. All other keys are fixed at the start.
-pub(crate) const RELOADABLE: [&str; 9] = [
+pub const RELOADABLE: [&str; 9] = [
     "log.level",
     "log.alarm_interval_ms",
     "latency.interval_ms",
@@ -91,13 +91,7 @@ impl fmt::Display for Refused {
             return write!(f, "{}: {reason}", self.key);
         }
         let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
-        write!(
-            f,
-            "{}: {new} needs a restart, since {}; {old} remains in effect (reloadable: {}, and whole channels and output lines)",
-            self.key,
-            why_fixed(&self.key),
-            RELOADABLE.join(", ")
-        )
+        write!(f, "{}: {new} needs a restart, since {}; {old} remains in effect", self.key, why_fixed(&self.key))
     }
 }
 
@@ -136,13 +130,18 @@ impl Resolved {
         let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) =
             (old.settings().into_iter().collect(), new.settings().into_iter().collect());
         let service_stays = old.retransmission.is_some() == new.retransmission.is_some();
+        if !service_stays {
+            let reason = "to add or remove it needs a restart, since the listener is opened at the start";
+            refused.push(Refused::table("retransmission".to_owned(), reason));
+        }
         let is_reloadable = |key: &str| {
             (RELOADABLE.contains(&key)
-                && (service_stays || !key.starts_with("retransmission."))
                 && (has_new_revision || key != REVISION))
                 || channel_of(key).is_some_and(|name| names.contains(name))
                 // Lines were compared above. A whole output has further keys.
                 || (key.starts_with("output.") && key.contains(".line["))
+                // It was refused as a whole.
+                || (!service_stays && key.starts_with("retransmission."))
                 // Other processes read these tables.
                 || key.starts_with("live.")
                 || key.starts_with("journal.")

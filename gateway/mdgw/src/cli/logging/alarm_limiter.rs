@@ -1,12 +1,14 @@
 //! Limits how often each alarm is written: at most once in an interval for each text and thing that it names. The last one that was
 //! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
-//! began and how it is now, however often it is raised. Other events that a fault can repeat without end ask for the same by the
-//! field `repeats`.
+//! began and how it is now, however often it is raised. The same holds for other warnings about a channel, which are written each second as
+//! long as their counter grows.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
+
+use tracing::Level;
 
 use super::event::{FieldValue, LogEvent};
 
@@ -32,7 +34,8 @@ const THINGS_MAX: usize = 4_096;
 impl AlarmLimiter {
     /// Returns the event if it is to be written now. An event without a limit always is.
     pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Option<LogEvent> {
-        let is_limited = event.field("alarm").is_some() || event.field("repeats").is_some();
+        let is_limited =
+            event.field("alarm").is_some() || (event.level == Level::WARN && event.field("channel").is_some());
         if !is_limited || interval.is_zero() {
             return Some(event);
         }
@@ -130,6 +133,20 @@ mod tests {
         );
         assert!(!limiter.is_idle());
         assert!(written(&mut limiter, start, 30, Vec::new()).is_empty() && limiter.is_idle());
+    }
+
+    #[test]
+    fn texts_of_one_alarm_and_warnings_about_a_channel_are_limited_each_for_themselves() {
+        let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
+        let second_cause =
+            || logged(|| tracing::warn!(alarm = Alarm::GapDeclared.name(), channel = "one", "too large")).remove(0);
+        let drops = |more: u64| logged(|| tracing::warn!(channel = "one", more, "dropped")).remove(0);
+        let first = written(&mut limiter, start, 0, vec![alarm("one", 1), second_cause(), drops(5)]);
+        assert_eq!(first.len(), 3, "{first:?}");
+        assert!(written(&mut limiter, start, 1, vec![alarm("one", 2), second_cause(), drops(7)]).is_empty());
+        let last = written(&mut limiter, start, 10, Vec::new());
+        assert_eq!(last.len(), 3, "{last:?}");
+        assert!(last.iter().any(|text| text == "dropped channel=\"one\" more=7"), "{last:?}");
     }
 
     #[test]
