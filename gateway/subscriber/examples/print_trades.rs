@@ -6,18 +6,14 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-use std::{error::Error, time::Duration};
-
 use dbn::{
-    RecordRef, TradeMsg,
-    decode::{DecodeRecordRef as _, dbn::RecordDecoder},
+    TradeMsg,
+    decode::{DecodeRecord as _, dbn::RecordDecoder},
     pretty::Px,
 };
-use mdgw_subscriber::{
-    ConsumerEdges, EdgeOutput, Item, LineAddress, Subscriber, SubscriberConfig, TsRecvMode, wire::identity::GroupId,
-};
+use mdgw_subscriber::{EventKind, LineAddress, Subscriber, SubscriberConfig, TsRecvMode, wire::identity::GroupId};
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [group, line, interface, service @ ..] = &arguments[..] else {
         return Err("usage: print_trades GROUP LINE INTERFACE [SERVICE]".into());
@@ -25,26 +21,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut config = SubscriberConfig::new(vec![LineAddress::new(line.parse()?, interface.parse()?)]);
     config.receiver.group = GroupId(group.parse()?);
     config.services = service.iter().map(|service| service.parse()).collect::<Result<_, _>>()?;
-    let mut subscriber = Subscriber::open(config)?;
-    let mut edges = ConsumerEdges::new(TsRecvMode::Capture);
-    loop {
-        subscriber.poll(Duration::from_secs(1), &mut |output| {
-            if let Item::Gap(gap) | Item::Lost(gap) = output.item {
-                eprintln!("{} messages are missing", gap.count());
-            }
-            edges.deliver(&output, |record| {
-                if let EdgeOutput::Record { bytes, .. } = record
-                    && let Ok(Some(record)) = RecordDecoder::new(bytes).decode_record_ref()
-                {
-                    print_trade(record);
+    for event in Subscriber::open(config)?.events(TsRecvMode::Capture) {
+        match event?.kind {
+            EventKind::Record(record) => {
+                if let Ok(Some(trade)) = RecordDecoder::new(&record[..]).decode_record::<TradeMsg>() {
+                    println!("{} {} {} at {}", trade.hd.ts_event, trade.hd.instrument_id, trade.size, Px(trade.price));
                 }
-            });
-        })?;
+            }
+            EventKind::Gap(gap) | EventKind::Lost(gap) => eprintln!("{} messages are missing", gap.count()),
+            _ => {}
+        }
     }
-}
-
-fn print_trade(record: RecordRef<'_>) {
-    if let Some(trade) = record.get::<TradeMsg>() {
-        println!("{} {} {} at {}", trade.hd.ts_event, trade.hd.instrument_id, trade.size, Px(trade.price));
-    }
+    Ok(())
 }

@@ -1,4 +1,5 @@
-//! Library for consumers of the published multicast: one blocking loop around [`Receiver`].
+//! Library for consumers of the published multicast. [`Subscriber::events`] is an iterator that waits; [`Subscriber::poll`] calls back,
+//! and lends what it delivers:
 //!
 //! ```no_run
 //! use mdgw_subscriber::{Item, LineAddress, Subscriber, SubscriberConfig};
@@ -27,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+mod events;
 mod services;
 mod sockets;
 #[cfg(test)]
@@ -62,7 +64,10 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-pub use self::services::ServiceSelector;
+pub use self::{
+    events::{Event, EventKind, Events},
+    services::ServiceSelector,
+};
 pub use mdgw_keys::{KeyError, SecretFile};
 pub use mdgw_wire::published::{
     records::ConsumerEdges,

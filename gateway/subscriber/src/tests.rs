@@ -241,3 +241,25 @@ fn a_line_that_cannot_be_joined_is_named_in_the_error() {
     assert!(error.to_string().starts_with("cannot receive 239.1.2.3:0 on interface 203.0.113.7: "), "{error}");
     assert!(matches!(Subscriber::open(SubscriberConfig::new(Vec::new())), Err(SubscriberError::LineCount(0))));
 }
+
+/// The items of the callback, in its order, with their own bytes.
+#[test]
+fn the_iterator_yields_records_sessions_and_losses_in_order() {
+    let config = SubscriberConfig::new(vec![LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK)]);
+    let subscriber = Subscriber::open(config).unwrap();
+    let address = subscriber.line_addresses().unwrap()[0];
+    let sender = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    // Sequence 2 is lost, and no service has it.
+    for sequence in [1, 3] {
+        sender.send_to(&message(PacketFlags::default(), sequence), address).unwrap();
+    }
+    let events: Vec<_> = subscriber.events(TsRecvMode::Capture).take(4).map(|event| event.unwrap().kind).collect();
+    let [EventKind::Session(begun), EventKind::Record(first), EventKind::Lost(lost), EventKind::Record(third)] =
+        &events[..]
+    else {
+        panic!("{events:?}")
+    };
+    assert_eq!((*begun, lost.count()), (session(), 1));
+    let ts_recv = |record: &[u8]| u64::from_le_bytes(record[40..48].try_into().unwrap());
+    assert_eq!((first.len(), ts_recv(first), ts_recv(third)), (56, 1_001, 1_003), "with their local times");
+}
