@@ -15,6 +15,8 @@ use crate::{
 /// Answers of this host and of others. Each error is a text for the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
+    /// Interfaces of this process's network namespace, by name.
+    pub interfaces: Result<BTreeMap<String, InterfaceFacts>, String>,
     /// By interface.
     pub nics: BTreeMap<String, NicFacts>,
     /// Of the wall clock.
@@ -27,6 +29,15 @@ pub struct Facts {
     pub endpoints: Vec<Endpoint>,
     /// What `mdgw check` finds, if there is a configuration.
     pub check: Option<CheckResult>,
+}
+
+/// An interface as the kernel reports it to this process, whatever `/sys` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceFacts {
+    /// Its number in this network namespace.
+    pub index: u32,
+    /// Whether it is up and has a link.
+    pub is_running: bool,
 }
 
 /// Settings of a network card.
@@ -98,6 +109,7 @@ impl Facts {
         let interfaces = needs.map(Needs::feed_interfaces).unwrap_or_default();
         let directories = needs.map(|needs| needs.directories.as_slice()).unwrap_or_default();
         Self {
+            interfaces: read_interfaces(),
             nics: interfaces.into_iter().map(|name| (name.to_owned(), NicFacts::read(name))).collect(),
             clock: synchronisation().map_err(text),
             time_daemon: DaemonReport::read(),
@@ -106,6 +118,13 @@ impl Facts {
             check: None,
         }
     }
+}
+
+fn read_interfaces() -> Result<BTreeMap<String, InterfaceFacts>, String> {
+    let found = mdgw_sys::interfaces::interfaces().map_err(text)?.into_iter();
+    let facts = found.map(|of| (of.name, InterfaceFacts { index: of.index, is_running: of.running }));
+    // Labels of addresses (`eth0:1`) are no interfaces of their own, and do no harm here.
+    Ok(facts.collect())
 }
 
 impl NicFacts {

@@ -50,7 +50,9 @@ fn facts(is_good: bool) -> Facts {
     let answer = |text: &str| if is_good { Ok(text.to_owned()) } else { Err(refused()) };
     let endpoint = |role, address: &str| Endpoint { role, address: address.to_owned(), answer: answer("connected") };
     let free_bytes = Ok(if is_good { 1 << 40 } else { 100 << 20 });
+    let interface = |name: &str, index| (name.to_owned(), InterfaceFacts { index, is_running: is_good });
     Facts {
+        interfaces: Ok(BTreeMap::from([interface("eth1", 2), interface("eth3", 4)])),
         nics: BTreeMap::from([("eth1".to_owned(), nic)]),
         clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
         time_daemon: is_good.then_some(Ok(REPORT)),
@@ -123,6 +125,8 @@ fn write_host(root: &Path, is_good: bool) {
                 pick("Filename\tType\tSize\n", "Filename\tType\tSize\n/dev/sda2  partition  8388604  0  -2\n"),
             ),
             ("/proc/sys/net/core/rmem_max", pick("67108864", "212992")),
+            ("/sys/class/net/eth1/ifindex", "2"),
+            ("/sys/class/net/eth3/ifindex", "4"),
             ("/sys/class/net/eth1/type", "1"),
             ("/sys/class/net/eth1/operstate", pick("up", "down")),
             ("/sys/class/net/eth3/operstate", pick("up", "lowerlayerdown")),
@@ -225,6 +229,7 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     write(root.path(), &[("/.dockerenv", ""), ("/proc/1/comm", "sh\n")]);
     let hidden = || Err("Operation not permitted".to_owned());
     let facts = Facts {
+        interfaces: Err("Operation not permitted".to_owned()),
         nics: BTreeMap::new(),
         clock: Err("not permitted".to_owned()),
         time_daemon: None,
@@ -239,7 +244,6 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     assert_eq!(known, ["real-time limits"], "nothing asks for a priority");
     assert!(without.items.iter().all(|item| item.commands.is_empty() && !item.read.is_empty()));
 
-    fs::create_dir_all(root.path().join("sys/class/net/eth1")).unwrap();
     let nic = NicFacts {
         ring: Err("not supported".to_owned()),
         coalescing: Err("not supported".to_owned()),
@@ -251,9 +255,50 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let facts = Facts { nics: BTreeMap::from([("eth1".to_owned(), nic)]), disks: vec![disk], ..facts };
     let with = examine(root.path(), &facts, Some(&needs()));
     let known: Vec<_> = with.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
-    assert_eq!(known, ["link", "store", "peer"], "eth3 is not there; no store, no peer");
+    assert_eq!(known, ["store", "peer"], "no store, no peer");
     let text = with.text(false);
     assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
+}
+
+/// Statuses of the links of eth1 and eth3, and of the other items of eth1 that `/sys` alone shows.
+fn links(root: &Path, facts: &Facts) -> (Vec<(Status, String)>, Vec<(&'static str, Status, String)>) {
+    let report = examine(root, facts, Some(&needs()));
+    let links = report.items.iter().filter(|item| item.name == "link").map(|item| (item.status, item.read.clone()));
+    let others = report.items.iter().filter(|item| ["NUMA node", "IRQ affinity"].contains(&item.name));
+    (links.collect(), others.map(|item| (item.name, item.status, item.read.clone())).collect())
+}
+
+#[test]
+fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    // Without /sys, as in some containers.
+    fs::remove_dir_all(root.path().join("sys/class/net")).unwrap();
+    let unreadable = |name: &str| format!("/sys/class/net/{name}/ifindex: No such file or directory");
+    let (link, others) = links(root.path(), &facts(true));
+    let up = |name: &str| (Status::Ok, format!("up; not readable: {}", unreadable(name)));
+    assert_eq!(link, [up("eth1"), up("eth3")]);
+    assert!(others.iter().all(|(_, status, read)| *status == Status::Unknown && *read == unreadable("eth1")));
+    assert_eq!(others.len(), 2);
+    let (link, _) = links(root.path(), &facts(false));
+    assert_eq!(link[0], (Status::Fail, format!("down; not readable: {}", unreadable("eth1"))));
+
+    // With the /sys of a network namespace that has another eth1, which is down, and no eth3.
+    let other = [("/sys/class/net/eth1/ifindex", "7"), ("/sys/class/net/eth1/operstate", "down")];
+    write(root.path(), &other);
+    let (link, others) = links(root.path(), &facts(true));
+    let foreign = "/sys/class/net/eth1 is of another network namespace (interface 7; here 2)";
+    assert_eq!(link, [(Status::Ok, format!("up; not readable: {foreign}")), up("eth3")]);
+    assert!(others.iter().all(|(_, status, read)| *status == Status::Unknown && read == foreign), "{others:?}");
+
+    // An interface of that other namespace alone does not exist here.
+    write(root.path(), &[("/sys/class/net/eth3/ifindex", "4"), ("/sys/class/net/eth3/operstate", "up")]);
+    let mut here = facts(true);
+    here.interfaces.as_mut().unwrap().remove("eth3");
+    assert_eq!(links(root.path(), &here).0[1], (Status::Fail, "no such interface".to_owned()));
+    // Without an answer of the kernel nothing is known of it.
+    here.interfaces = Err("Operation not permitted".to_owned());
+    assert!(links(root.path(), &here).0.iter().all(|(status, _)| *status == Status::Unknown));
 }
 
 /// The item for the clock's offset, where these processes run.
