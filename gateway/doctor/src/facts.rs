@@ -1,9 +1,10 @@
 //! What only system calls and connections show.
 
-use std::{collections::BTreeMap, io, path::PathBuf};
+use std::{collections::BTreeMap, io};
 
 use mdgw_sys::{
     clock_rate::{Synchronisation, synchronisation},
+    disk_space::free_bytes,
     ethtool::{self, Coalescing, ReceiveRing, StampSupport},
 };
 
@@ -93,13 +94,15 @@ pub enum NoAnswer {
     Failed(String),
 }
 
-/// Number of warnings, and all faults, of `mdgw check`.
+/// Findings of `mdgw check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
     /// Why the gateway would not start.
     pub faults: Vec<String>,
-    /// Number of its warnings.
-    pub warnings: usize,
+    /// Why it would run worse than it could.
+    pub warnings: Vec<String>,
+    /// What the user who asks lacks the rights for. The gateway's user may have them.
+    pub not_permitted: Vec<String>,
 }
 
 impl Facts {
@@ -142,11 +145,7 @@ impl NicFacts {
 impl Disk {
     /// The space where the folder is, or will be.
     fn read(directory: &Directory) -> Self {
-        let absolute = std::path::absolute(&directory.path).unwrap_or_else(|_| PathBuf::from("/"));
-        let existing = absolute.ancestors().find(|place| place.exists()).unwrap_or_else(|| std::path::Path::new("/"));
-        let space = rustix::fs::statvfs(existing).map_err(|error| text(error.into()));
-        let free_bytes = space.map(|space| space.f_bavail.saturating_mul(space.f_frsize));
-        Self { directory: directory.clone(), free_bytes }
+        Self { directory: directory.clone(), free_bytes: free_bytes(&directory.path).map_err(text) }
     }
 }
 

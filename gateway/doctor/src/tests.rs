@@ -58,7 +58,10 @@ fn facts(is_good: bool) -> Facts {
         time_daemon: is_good.then_some(Ok(REPORT)),
         disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
         endpoints: vec![endpoint(Role::Store, "etcd1:2379"), endpoint(Role::Peer, "10.0.0.2:31200")],
-        check: Some(CheckResult { faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] }, warnings: 0 }),
+        check: Some(CheckResult {
+            faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] },
+            ..CheckResult::default()
+        }),
     }
 }
 
@@ -260,12 +263,16 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
 }
 
-/// Statuses of the links of eth1 and eth3, and of the other items of eth1 that `/sys` alone shows.
-fn links(root: &Path, facts: &Facts) -> (Vec<(Status, String)>, Vec<(&'static str, Status, String)>) {
+type Found = Vec<(Status, String)>;
+
+/// The links of eth1 and eth3, and the other items of eth1 that `/sys` alone shows.
+fn links(root: &Path, facts: &Facts) -> (Found, Found) {
     let report = examine(root, facts, Some(&needs()));
-    let links = report.items.iter().filter(|item| item.name == "link").map(|item| (item.status, item.read.clone()));
-    let others = report.items.iter().filter(|item| ["NUMA node", "IRQ affinity"].contains(&item.name));
-    (links.collect(), others.map(|item| (item.name, item.status, item.read.clone())).collect())
+    let of = |names: &[&str]| {
+        let items = report.items.iter().filter(|item| names.contains(&item.name));
+        items.map(|item| (item.status, item.read.clone())).collect()
+    };
+    (of(&["link"]), of(&["NUMA node", "IRQ affinity"]))
 }
 
 #[test]
@@ -278,7 +285,7 @@ fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
     let (link, others) = links(root.path(), &facts(true));
     let up = |name: &str| (Status::Ok, format!("up; not readable: {}", unreadable(name)));
     assert_eq!(link, [up("eth1"), up("eth3")]);
-    assert!(others.iter().all(|(_, status, read)| *status == Status::Unknown && *read == unreadable("eth1")));
+    assert!(others.iter().all(|(status, read)| *status == Status::Unknown && *read == unreadable("eth1")));
     assert_eq!(others.len(), 2);
     let (link, _) = links(root.path(), &facts(false));
     assert_eq!(link[0], (Status::Fail, format!("down; not readable: {}", unreadable("eth1"))));
@@ -289,7 +296,7 @@ fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
     let (link, others) = links(root.path(), &facts(true));
     let foreign = "/sys/class/net/eth1 is of another network namespace (interface 7; here 2)";
     assert_eq!(link, [(Status::Ok, format!("up; not readable: {foreign}")), up("eth3")]);
-    assert!(others.iter().all(|(_, status, read)| *status == Status::Unknown && read == foreign), "{others:?}");
+    assert!(others.iter().all(|(status, read)| *status == Status::Unknown && read == foreign), "{others:?}");
 
     // An interface of that other namespace alone does not exist here.
     write(root.path(), &[("/sys/class/net/eth3/ifindex", "4"), ("/sys/class/net/eth3/operstate", "up")]);
@@ -393,6 +400,32 @@ fn a_peer_that_this_host_cannot_ask_is_unknown_and_not_at_fault() {
         (Status::Unknown, "not asked: /etc/mdgw/pair.key: Permission denied")
     );
     assert!(peer.commands.is_empty());
+}
+
+#[test]
+fn every_finding_of_the_check_is_shown_and_a_lack_of_rights_is_no_failure() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let items = |faults: &[&str], warnings: &[&str], not_permitted: &[&str]| {
+        let check =
+            CheckResult { faults: texts(faults), warnings: texts(warnings), not_permitted: texts(not_permitted) };
+        let report = examine(root.path(), &Facts { check: Some(check), ..facts(true) }, Some(&needs()));
+        let items = report.items.into_iter().filter(|item| item.name == "mdgw check");
+        (report.worst, items.map(|item| (item.status, item.read)).collect::<Vec<_>>())
+    };
+    let ok = |read: &str| (Status::Ok, read.to_owned());
+    assert_eq!(items(&[], &[], &[]), (Status::Ok, vec![ok("no fault, no warning")]));
+    let rights = "this user lacks the rights to find out: key: Permission denied; no write. Run mdgw check gateway.toml as the gateway's user";
+    let hidden = (Status::Unknown, rights.to_owned());
+    let not_permitted = ["key: Permission denied", "no write"];
+    assert_eq!(items(&[], &[], &not_permitted), (Status::Ok, vec![hidden.clone()]));
+    let warned = |read: &str| (Status::Warn, read.to_owned());
+    assert_eq!(items(&[], &["a"], &[]), (Status::Warn, vec![warned("1 warning: a")]));
+    assert_eq!(
+        items(&["x", "y"], &["a", "b", "c"], &not_permitted),
+        (Status::Fail, vec![(Status::Fail, "x; y".to_owned()), warned("3 warnings: a; b; c"), hidden])
+    );
 }
 
 /// Runs a remedy for the kernel's command line on a file of that content, without `update-grub`.
