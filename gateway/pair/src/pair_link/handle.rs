@@ -77,6 +77,7 @@ pub struct PeerReport {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
+    pub(super) connections_unused: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) datagrams: AtomicU64,
     pub(super) queue_full: AtomicU64,
@@ -87,6 +88,9 @@ pub(super) struct Counters {
 pub struct PairCounts {
     /// Connections that proved the key.
     pub connections: u64,
+    /// Connections that their other end closed without a message: health checks, and requests for positions by a gateway that
+    /// starts or by `mdgw doctor`. Not refused.
+    pub connections_unused: u64,
     /// Connections, messages and datagrams that were refused.
     pub refused: u64,
     /// Messages received on a connection.
@@ -213,6 +217,7 @@ impl LinkHandle {
         let windows: Vec<WindowCounts> = self.lock().windows.values().copied().collect();
         PairCounts {
             connections: counters.connections.load(Relaxed),
+            connections_unused: counters.connections_unused.load(Relaxed),
             refused: self.listener_counters.refused_total(),
             messages: counters.messages.load(Relaxed),
             datagrams: counters.datagrams.load(Relaxed),
