@@ -71,7 +71,13 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     let (code, body) = get_at(listen, "/ready");
     assert_eq!((code, body.as_str()), (503, "one is waiting\n"), "no packet yet");
     assert_eq!(get_at(listen, "/live").0, 200);
-    assert_eq!(get_at(listen, "/leader"), (200, "standalone: always publishes\n".to_owned()));
+    for (path, code, body) in [
+        ("/leader", 200, "standalone: always publishes\n"),
+        ("/leader?group=1", 200, "standalone: always publishes\n"),
+        ("/leader?group=9", 503, "no such group\n"),
+    ] {
+        assert_eq!(get_at(listen, path), (code, body.to_owned()), "{path}");
+    }
 
     let _ = fixture.sim(&["--messages", "20000", "--rate", "20000"]).end().expect_code(0);
     // Everything has arrived once two snapshots are alike, and the latency thread has collected once more.

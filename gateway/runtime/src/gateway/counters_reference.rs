@@ -61,7 +61,7 @@ fn markdown() -> String {
     reasons(
         &mut text,
         "Refusals of listeners",
-        "Why a listener beside the data path (pair link, votes, members, retransmission service) did not use a datagram or a \
+        "Why a listener beside the data path (pair link, votes, members, retransmission service, admin listener) did not use a datagram or a \
          connection. The listener of the output groups uses the drop reasons. The log has them at once and then once a minute, \
          `mdgw run` at its end, and a witness at its end.",
         Refusal::ALL.iter().map(|refusal| (refusal.name(), refusal.help())),

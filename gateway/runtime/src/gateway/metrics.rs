@@ -48,6 +48,8 @@ use crate::audit::AuditSender;
 #[derive(Debug)]
 pub(super) struct AdminSource {
     pub(super) watch: Watch,
+    /// All groups. A reload adds none.
+    pub(super) groups: BTreeSet<GroupId>,
     /// Empty for a gateway that always publishes.
     pub(super) elections: BTreeMap<GroupId, Election>,
     pub(super) node: u8,
@@ -99,6 +101,9 @@ impl AdminSource {
     }
 
     fn leader(&self, group: Option<u16>) -> Health {
+        if group.is_some_and(|group| !self.groups.contains(&GroupId(group))) {
+            return failing("no such group");
+        }
         if self.elections.is_empty() {
             return healthy("standalone: always publishes");
         }
@@ -109,9 +114,6 @@ impl AdminSource {
             let numbers: Vec<_> = groups.iter().map(|(id, _)| id.0.to_string()).collect();
             numbers.join(", ")
         };
-        if leads.is_empty() && others.is_empty() {
-            return failing("no such group");
-        }
         if others.is_empty() {
             healthy(format!("leads group {}", list(&leads)))
         } else {
