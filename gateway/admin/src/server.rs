@@ -459,7 +459,7 @@ mod tests {
             name: "x".to_owned(),
             help: "an x".to_owned(),
             kind: MetricKind::Gauge,
-            is_seconds: false,
+            unit: None,
             samples: vec![Sample { labels: Vec::new(), value: Value::Count(7) }],
         };
         let sources = Sources {

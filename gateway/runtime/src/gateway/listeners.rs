@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
 use mdgw_admin::Observed;
-use mdgw_feeds::{drop_reason::DropReason, time::MonoNs};
-use mdgw_pair::standby::StatusTable;
+use mdgw_feeds::{drop_reason::DropReason, identity::ChannelId, time::MonoNs};
+use mdgw_pair::standby::{ReceiveCounts, StatusTable};
 use mdgw_status::snapshot::ListenerSnapshot;
 use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
 
@@ -36,6 +36,12 @@ impl Listeners {
     /// Everything that was counted, listener by listener.
     pub(super) fn snapshots(&self) -> Vec<ListenerSnapshot> {
         self.read().map(|read| read.snapshot).collect()
+    }
+
+    /// What was received of the other gateways' output, by channel; `None` without an election.
+    pub(super) fn received(&self) -> Option<BTreeMap<ChannelId, ReceiveCounts>> {
+        let all = self.status_table.as_ref()?.all();
+        Some(all.into_iter().map(|(channel, status)| (channel, status.counts)).collect())
     }
 
     fn read(&self) -> impl Iterator<Item = Read> {
