@@ -501,6 +501,7 @@ mod tests {
             ("GET /status.json", "200", "11111"),
             ("GET /history.json", "404", "no audit file"),
             ("GET /runbooks/gap-declared.md", "200", "# Gap declared"),
+            ("GET /runbooks/upgrade.md", "200", "# Upgrade a pair"),
             ("GET /runbooks/README.md", "404", "/metrics /live"),
             ("GET /runbooks/../runbooks/gap-declared.md", "404", "/metrics /live"),
             ("POST /", "405", "only GET"),
