@@ -109,6 +109,7 @@ fn write_host(root: &Path, is_good: bool) {
             ("/proc/cmdline", pick("quiet rcu_nocbs=1,3", "quiet")),
             (&format!("{CPU}/intel_pstate/no_turbo"), pick("1", "0")),
             ("/proc/1/comm", "systemd\n"),
+            ("/proc/2/comm", "kthreadd\n"),
             ("/proc/800/comm", pick("chronyd\n", "irqbalance\n")),
             (
                 "/proc/self/limits",
@@ -229,7 +230,8 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
 #[test]
 fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let root = tempfile::tempdir().unwrap();
-    write(root.path(), &[("/.dockerenv", ""), ("/proc/1/comm", "sh\n")]);
+    // Without a marker file, as under containerd and CRI-O.
+    write(root.path(), &[("/proc/1/comm", "sh\n"), ("/proc/2/comm", "sleep\n")]);
     let hidden = || Err("Operation not permitted".to_owned());
     let facts = Facts {
         interfaces: Err("Operation not permitted".to_owned()),
@@ -260,7 +262,7 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let known: Vec<_> = with.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
     assert_eq!(known, ["store", "peer"], "no store, no peer");
     let text = with.text(false);
-    assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
+    assert!(text.contains("irqbalance: the host's processes cannot be seen: a container"), "{text}");
 }
 
 type Found = Vec<(Status, String)>;
@@ -357,8 +359,8 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     write_host(root.path(), false);
     let limits = "Max locked memory  unlimited  unlimited  bytes\nMax realtime priority  20  20\n";
     let gateway = [
-        ("/proc/900/cmdline", "/usr/bin/mdgw\0live\0/etc/mdgw/mdgw.toml\0"),
-        ("/proc/901/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/mdgw.toml\0"),
+        ("/proc/900/cmdline", "/usr/bin/mdgw\0live\0gateway.toml\0"),
+        ("/proc/901/cmdline", "/usr/bin/mdgw\0run\0gateway.toml\0"),
         ("/proc/901/limits", limits),
         ("/proc/901/status", "CapEff:\t0000000000000000\n"),
     ];
@@ -370,21 +372,29 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     assert_eq!(priority.status, Status::Fail);
     assert_eq!(priority.read, "the gateway (process 901) may ask for 20, and the configuration asks for 50");
 
-    // Of several gateways it is the one with this configuration, if there is such a one.
-    let others = [
-        ("/proc/899/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/other.toml\0"),
-        ("/proc/902/cmdline", "/usr/bin/mdgw\0run\0--date\x002019-01-30\0gateway.toml\0"),
-        ("/proc/902/limits", "Max realtime priority  30  30\n"),
-        ("/proc/902/status", "CapEff:\t0000000000000000\n"),
-    ];
-    write(root.path(), &others);
     let limits_of = |config: &str| {
         let needs = Needs { config: config.to_owned(), ..needs() };
         let report = examine(root.path(), &facts(true), Some(&needs));
         report.items.into_iter().find(|item| item.name == "real-time limits").unwrap().read
     };
-    assert!(limits_of("gateway.toml").contains("process 902) may ask for 30"), "{}", limits_of("gateway.toml"));
+    assert!(limits_of("third.toml").contains("this process"), "a single gateway, with another configuration");
+
+    // Of several gateways it is the one with this configuration, if there is such a one.
+    let others = [
+        ("/proc/899/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/other.toml\0"),
+        ("/proc/902/cmdline", "/usr/bin/mdgw\0run\0--date\x002019-01-30\0second.toml\0"),
+        ("/proc/902/limits", "Max realtime priority  30  30\n"),
+        ("/proc/902/status", "CapEff:\t0000000000000000\n"),
+    ];
+    write(root.path(), &others);
+    assert!(limits_of("second.toml").contains("process 902) may ask for 30"), "{}", limits_of("second.toml"));
+    assert!(limits_of("gateway.toml").contains("process 901) may ask for 20"), "{}", limits_of("gateway.toml"));
     assert!(limits_of("third.toml").contains("this process"), "{}", limits_of("third.toml"));
+    // By another path of the same file, from the folder of the gateway.
+    write(root.path(), &[("/etc/mdgw/second.toml", ""), ("/etc/mdgw/other.toml", "")]);
+    symlink("/etc/mdgw", root.path().join("proc/902/cwd")).unwrap();
+    let path = root.path().join("etc/mdgw/../mdgw/second.toml");
+    assert!(limits_of(path.to_str().unwrap()).contains("process 902)"), "{}", limits_of(path.to_str().unwrap()));
 }
 
 #[test]
