@@ -198,6 +198,7 @@ fn run_pipeline<S: HandleSet>(set: S, between_calls: impl Fn()) -> AllocationRun
         fence: Arc::new(Fence::standalone(Epoch::new(1, 0))),
         counters: registry.register("one"),
         drop_counters: registry.register("one"),
+        book_fault_counters: registry.register("one"),
         metrics,
         sessions: Arc::new(ArrayQueue::new(4)),
     });

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use mdgw_feeds::book::BookFault;
 use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
@@ -71,7 +72,13 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     let (code, body) = get_at(listen, "/ready");
     assert_eq!((code, body.as_str()), (503, "one is waiting\n"), "no packet yet");
     assert_eq!(get_at(listen, "/live").0, 200);
-    assert_eq!(get_at(listen, "/leader"), (200, "standalone: always publishes\n".to_owned()));
+    for (path, code, body) in [
+        ("/leader", 200, "standalone: always publishes\n"),
+        ("/leader?group=1", 200, "standalone: always publishes\n"),
+        ("/leader?group=9", 503, "no such group\n"),
+    ] {
+        assert_eq!(get_at(listen, path), (code, body.to_owned()), "{path}");
+    }
 
     let _ = fixture.sim(&["--messages", "20000", "--rate", "20000"]).end().expect_code(0);
     // Everything has arrived once two snapshots are alike, and the latency thread has collected once more.
@@ -115,6 +122,20 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     );
     assert!(samples["mdgw_pool_processing_seconds_sum{pool=main}"] > 0.0);
     assert!(samples["mdgw_pool_processing_seconds_bucket{le=0.004194304,pool=main}"] > 0.0);
+    let faults = samples.iter().filter(|(name, _)| name.starts_with("mdgw_channel_book_faults_by_reason_total{"));
+    let faults: Vec<f64> = faults.map(|(_, count)| *count).collect();
+    assert_eq!(faults.len(), BookFault::ALL.len());
+    assert_eq!(faults.iter().sum::<f64>(), samples["mdgw_channel_book_faults_total{channel=one}"]);
+    for name in ["answered_total", "bytes_total", "expired_total", "truncated_total"] {
+        assert!(samples.contains_key(&format!("mdgw_retransmission_{name}{{}}")), "{name}");
+    }
+    for line in [
+        "# UNIT mdgw_receive_buffer_used_bytes bytes",
+        "# UNIT mdgw_receive_buffer_limit_bytes bytes",
+        "# HELP mdgw_channel_state state: 0 waiting, 1 live, 2 gap, 3 recovering, 4 stale, 5 ended, 6 failed",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "no {line}");
+    }
     // Each alarm is there before it is raised, so that its first rise is seen.
     for alarm in Alarm::ALL {
         assert!(samples.contains_key(&format!("mdgw_alarms_total{{alarm={}}}", alarm.name())), "{alarm:?}");

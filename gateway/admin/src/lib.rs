@@ -17,8 +17,9 @@ mod host;
 pub mod limits;
 pub mod metric;
 mod page;
+mod places;
 mod runbooks;
 mod server;
 
 pub use runbooks::runbook;
-pub use server::{AdminServer, Health, Listener, Probe, Sources};
+pub use server::{AdminServer, Health, Listener, Observed, Probe, Sources};

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-/// Connections at a time. Further ones are closed at once.
-pub const CONNECTIONS_MAX: usize = 16;
+/// Connections that wait for their request at a time. A further one displaces the oldest of the address that holds most.
+pub const WAITING_MAX: usize = 32;
+/// Answers at a time but those about health. Further requests get status 503.
+pub const ANSWERS_MAX: usize = 16;
+/// Of these, answers to one address that is not on loopback.
+pub const ANSWERS_PER_PEER_MAX: usize = 8;
 /// Bytes of a request's line and headers together. No request has a body.
 pub const REQUEST_BYTES_MAX: usize = 8_192;
 /// Headers of a request.

@@ -15,16 +15,36 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// A family of samples with one name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metric {
-    /// Name without unit and without `_total`; both are appended.
+    /// Name without `_total`, and without the unit, if it has one; both are appended.
     pub name: String,
     /// Meaning, one line.
     pub help: String,
     /// How the values change.
     pub kind: MetricKind,
-    /// Whether the values are seconds.
-    pub is_seconds: bool,
+    /// Unit of the values, if it is part of the name.
+    pub unit: Option<MetricUnit>,
     /// One for each combination of labels.
     pub samples: Vec<Sample>,
+}
+
+/// A unit that is part of a metric's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricUnit {
+    /// Seconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+}
+
+impl MetricUnit {
+    /// As appended to the name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Seconds => "seconds",
+            Self::Bytes => "bytes",
+        }
+    }
 }
 
 /// How a value changes.
@@ -86,8 +106,11 @@ impl Collector for Collected {
                 MetricKind::Gauge => MetricType::Gauge,
                 MetricKind::Histogram => MetricType::Histogram,
             };
-            let unit = metric.is_seconds.then_some(&Unit::Seconds);
-            let mut encoder = encoder.encode_descriptor(&metric.name, &metric.help, unit, kind)?;
+            let unit = metric.unit.map(|unit| match unit {
+                MetricUnit::Seconds => Unit::Seconds,
+                MetricUnit::Bytes => Unit::Bytes,
+            });
+            let mut encoder = encoder.encode_descriptor(&metric.name, &metric.help, unit.as_ref(), kind)?;
             for sample in &metric.samples {
                 let labels = Labels(&sample.labels);
                 encode_value(encoder.encode_family(&labels)?, metric.kind, &sample.value)?;
@@ -123,27 +146,22 @@ impl EncodeLabelSet for Labels<'_> {
 mod tests {
     use super::*;
 
-    fn metric(kind: MetricKind, is_seconds: bool, value: Value) -> Metric {
+    fn metric(kind: MetricKind, unit: Option<MetricUnit>, value: Value) -> Metric {
         let labels = vec![("channel", "a\"b\\c\nd".to_owned())];
-        Metric {
-            name: "x".to_owned(),
-            help: "an x".to_owned(),
-            kind,
-            is_seconds,
-            samples: vec![Sample { labels, value }],
-        }
+        Metric { name: "x".to_owned(), help: "an x".to_owned(), kind, unit, samples: vec![Sample { labels, value }] }
     }
 
     #[test]
     fn each_kind_has_its_text() {
         let metrics = vec![
-            metric(MetricKind::Counter, false, Value::Count(u64::MAX)),
-            Metric { name: "y".to_owned(), ..metric(MetricKind::Gauge, true, Value::Real(0.5)) },
+            metric(MetricKind::Counter, None, Value::Count(u64::MAX)),
+            Metric { name: "w".to_owned(), ..metric(MetricKind::Gauge, Some(MetricUnit::Bytes), Value::Count(3)) },
+            Metric { name: "y".to_owned(), ..metric(MetricKind::Gauge, Some(MetricUnit::Seconds), Value::Real(0.5)) },
             Metric {
                 name: "z".to_owned(),
                 ..metric(
                     MetricKind::Histogram,
-                    true,
+                    Some(MetricUnit::Seconds),
                     Value::Buckets { sum: 2.5, buckets: vec![(1.0, 3), (f64::INFINITY, 1)] },
                 )
             },
@@ -151,6 +169,7 @@ mod tests {
         let label = r#"channel="a\"b\\c\nd""#;
         let expected = format!(
             "# HELP x an x\n# TYPE x counter\nx_total{{{label}}} 18446744073709551615\n\
+             # HELP w_bytes an x\n# TYPE w_bytes gauge\n# UNIT w_bytes bytes\nw_bytes{{{label}}} 3\n\
              # HELP y_seconds an x\n# TYPE y_seconds gauge\n# UNIT y_seconds seconds\ny_seconds{{{label}}} 0.5\n\
              # HELP z_seconds an x\n# TYPE z_seconds histogram\n# UNIT z_seconds seconds\nz_seconds_sum{{{label}}} 2.5\nz_seconds_count{{{label}}} 4\n\
              z_seconds_bucket{{le=\"1.0\",{label}}} 3\nz_seconds_bucket{{le=\"+Inf\",{label}}} 4\n# EOF\n"
@@ -160,8 +179,8 @@ mod tests {
 
     #[test]
     fn a_value_of_another_kind_is_an_error_and_a_metric_without_samples_no_text() {
-        encode(vec![metric(MetricKind::Histogram, false, Value::Count(1))]).unwrap_err();
-        let empty = Metric { samples: Vec::new(), ..metric(MetricKind::Gauge, false, Value::Count(1)) };
+        encode(vec![metric(MetricKind::Histogram, None, Value::Count(1))]).unwrap_err();
+        let empty = Metric { samples: Vec::new(), ..metric(MetricKind::Gauge, None, Value::Count(1)) };
         assert_eq!(encode(vec![empty]).unwrap(), "# EOF\n");
     }
 }

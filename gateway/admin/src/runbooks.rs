@@ -42,6 +42,7 @@ runbooks! {
     "disk-full"
     "slow-consumer"
     "store-maintenance"
+    "upgrade"
 }
 
 /// The text of the runbook `ops/runbooks/NAME.md`; `None` if there is none of that name.

@@ -3,9 +3,12 @@
 use std::{
     convert::Infallible,
     fmt, io,
-    net::TcpListener,
+    net::{IpAddr, TcpListener},
     os::unix::net::UnixListener,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -24,13 +27,15 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    sync::{Notify, Semaphore},
+    sync::Notify,
+    task::AbortHandle,
 };
 
 use crate::{
     host, limits,
     metric::{self, Metric},
     page::Page,
+    places::Places,
     runbooks::runbook,
 };
 
@@ -63,6 +68,23 @@ pub struct Health {
     pub text: String,
 }
 
+/// What the listener counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observed {
+    /// A connection has arrived.
+    Connection,
+    /// A connection without a request was closed to make room for another one.
+    Displaced,
+    /// A connection sent no complete request in time.
+    Silent,
+    /// The bytes are no request.
+    Malformed,
+    /// The request is longer than any request.
+    TooLong,
+    /// All places for answers are taken, or all those of the client's address.
+    Busy,
+}
+
 /// Where answers come from. The functions run on the listener's thread and may take some milliseconds.
 pub struct Sources {
     /// All metrics.
@@ -73,6 +95,8 @@ pub struct Sources {
     pub status: Box<dyn Fn() -> String + Send + Sync>,
     /// The newest lines of the audit, as JSON; an error if they cannot be read.
     pub history: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
+    /// Counts what arrives and what is refused.
+    pub count: Box<dyn Fn(Observed) + Send + Sync>,
 }
 
 impl fmt::Debug for Sources {
@@ -148,30 +172,36 @@ enum Accepting {
 }
 
 async fn accept(listener: Accepting, answers: Arc<Answers>) {
-    let free = Arc::new(Semaphore::new(limits::CONNECTIONS_MAX));
+    let places = Arc::new(SharedPlaces::default());
     loop {
         let accepted = match &listener {
-            Accepting::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
-            Accepting::Unix(listener) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+            Accepting::Tcp(listener) => {
+                listener.accept().await.map(|(stream, from)| (Stream::Tcp(stream), Some(from.ip())))
+            }
+            Accepting::Unix(listener) => listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), None)),
         };
-        let stream = match accepted {
-            Ok(stream) => stream,
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "admin listener: cannot accept");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
                 continue;
             }
         };
-        // A connection beyond the limit is closed by dropping it.
-        let Ok(permit) = Arc::clone(&free).try_acquire_owned() else { continue };
-        let answers = Arc::clone(&answers);
-        tokio::spawn(async move {
+        (answers.sources.count)(Observed::Connection);
+        let (place, displaced) = Place::take(&places, from);
+        if let Some(displaced) = displaced {
+            displaced.abort();
+            (answers.sources.count)(Observed::Displaced);
+        }
+        let (number, answers) = (place.number, Arc::clone(&answers));
+        let task = tokio::spawn(async move {
             match stream {
-                Stream::Tcp(stream) => serve(stream, answers).await,
-                Stream::Unix(stream) => serve(stream, answers).await,
+                Stream::Tcp(stream) => serve(stream, answers, place).await,
+                Stream::Unix(stream) => serve(stream, answers, place).await,
             }
-            drop(permit);
         });
+        places.lock().set_handle(number, task.abort_handle());
     }
 }
 
@@ -180,12 +210,56 @@ enum Stream {
     Unix(tokio::net::UnixStream),
 }
 
+#[derive(Debug, Default)]
+struct SharedPlaces(Mutex<Places<AbortHandle>>);
+
+impl SharedPlaces {
+    fn lock(&self) -> MutexGuard<'_, Places<AbortHandle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a connection, until it ends.
+#[derive(Debug)]
+struct Place {
+    places: Arc<SharedPlaces>,
+    number: u64,
+    has_request: AtomicBool,
+}
+
+impl Place {
+    /// Takes a place. Also returns the connection that has to be closed for it.
+    fn take(places: &Arc<SharedPlaces>, from: Option<IpAddr>) -> (Arc<Self>, Option<AbortHandle>) {
+        let (number, displaced) = places.lock().admit(from);
+        let place = Self { places: Arc::clone(places), number, has_request: AtomicBool::new(false) };
+        (Arc::new(place), displaced)
+    }
+
+    /// `false`: there is no place for the answer.
+    fn begin_answer(&self, is_health: bool) -> bool {
+        self.has_request.store(true, Ordering::Relaxed);
+        self.places.lock().begin_answer(self.number, is_health)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.lock().release(self.number);
+    }
+}
+
 /// After an error of accept(2), such as too many open files.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>) {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>, place: Arc<Place>) {
+    let (of_service, of_requests) = (Arc::clone(&answers), Arc::clone(&place));
     let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answers.answer(&request);
+        let answer = if of_requests.begin_answer(probe(&request).is_some()) {
+            of_service.answer(&request)
+        } else {
+            (of_service.sources.count)(Observed::Busy);
+            text(StatusCode::SERVICE_UNAVAILABLE, "all places for answers are taken\n")
+        };
         async move { Ok::<_, Infallible>(answer) }
     });
     let connection = http1::Builder::new()
@@ -195,8 +269,35 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers
         .max_headers(limits::HEADERS_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    // An error is the client's: it sent no HTTP, or went away.
-    let _ended = tokio::time::timeout(limits::CONNECTION_TIMEOUT, connection).await;
+    let ended = tokio::time::timeout(limits::CONNECTION_TIMEOUT, connection).await;
+    if place.has_request.load(Ordering::Relaxed) {
+        return;
+    }
+    // A connection that its client closes before a request is complete is a health check, or a client that went away.
+    let refused = match ended {
+        Err(_elapsed) => Some(Observed::Silent),
+        Ok(Err(error)) if error.is_timeout() => Some(Observed::Silent),
+        Ok(Err(error)) if error.is_parse_too_large() => Some(Observed::TooLong),
+        Ok(Err(error)) if error.is_parse() => Some(Observed::Malformed),
+        Ok(_) => None,
+    };
+    if let Some(refused) = refused {
+        (answers.sources.count)(refused);
+    }
+}
+
+/// The question about health that a request is, if it is one.
+fn probe(request: &Request<Incoming>) -> Option<Result<Probe, ()>> {
+    match request.uri().path() {
+        "/live" => Some(Ok(Probe::Live)),
+        "/ready" => Some(Ok(Probe::Ready)),
+        "/leader" => Some(match request.uri().query().map(|query| query.strip_prefix("group=").map(str::parse)) {
+            None => Ok(Probe::Leader(None)),
+            Some(Some(Ok(group))) => Ok(Probe::Leader(Some(group))),
+            Some(_) => Err(()),
+        }),
+        _ => None,
+    }
 }
 
 struct Answers {
@@ -258,25 +359,20 @@ impl Answers {
     }
 
     fn content(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let (method, path, query) = (request.method(), request.uri().path(), request.uri().query());
+        let method = request.method();
         if method != Method::GET && method != Method::HEAD {
             let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
             refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return refused;
         }
-        let probe = match path {
-            "/live" => Probe::Live,
-            "/ready" => Probe::Ready,
-            "/leader" => match query.map(|query| query.strip_prefix("group=").map(str::parse)) {
-                None => Probe::Leader(None),
-                Some(Some(Ok(group))) => Probe::Leader(Some(group)),
-                Some(_) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
-            },
+        let probe = match probe(request) {
+            Some(Ok(probe)) => probe,
+            Some(Err(())) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
             // Health is one line that says little, and load balancers ask for it under names of their own.
-            _ if self.is_on_loopback && !is_meant_for_this_host(request.headers()) => {
+            None if self.is_on_loopback && !is_meant_for_this_host(request.headers()) => {
                 return text(StatusCode::MISDIRECTED_REQUEST, FOREIGN_HOST);
             }
-            _ => return self.document(path),
+            None => return self.document(request.uri().path()),
         };
         let health = (self.sources.health)(probe);
         let status = if health.is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -346,23 +442,34 @@ mod tests {
     use super::*;
     use crate::metric::{MetricKind, Sample, Value};
 
+    /// What a server has counted.
+    type Counted = Arc<Mutex<Vec<Observed>>>;
+
     fn start() -> (AdminServer, SocketAddr) {
+        let (server, address, _) = start_counting();
+        (server, address)
+    }
+
+    fn start_counting() -> (AdminServer, SocketAddr, Counted) {
+        let counted = Counted::default();
+        let counts = Arc::clone(&counted);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let metric = || Metric {
             name: "x".to_owned(),
             help: "an x".to_owned(),
             kind: MetricKind::Gauge,
-            is_seconds: false,
+            unit: None,
             samples: vec![Sample { labels: Vec::new(), value: Value::Count(7) }],
         };
         let sources = Sources {
             metrics: Box::new(move || vec![metric()]),
             health: Box::new(|probe| Health { is_ok: probe != Probe::Leader(Some(2)), text: format!("{probe:?}") }),
-            status: Box::new(|| "{\"a\":1}".to_owned()),
+            status: Box::new(|| "1".repeat(STATUS_BYTES)),
             history: Box::new(|| Err("no audit file".to_owned())),
+            count: Box::new(move |observed| counts.lock().unwrap().push(observed)),
         };
-        (AdminServer::start(Listener::Tcp(listener), sources).unwrap(), address)
+        (AdminServer::start(Listener::Tcp(listener), sources).unwrap(), address, counted)
     }
 
     /// Everything that the server answers until it closes the connection.
@@ -391,9 +498,10 @@ mod tests {
             ("GET /leader?x", "400", "expected"),
             ("GET /../../etc/passwd", "404", "/metrics /live"),
             ("GET /", "200", "<!DOCTYPE html>"),
-            ("GET /status.json", "200", "{\"a\":1}"),
+            ("GET /status.json", "200", "11111"),
             ("GET /history.json", "404", "no audit file"),
             ("GET /runbooks/gap-declared.md", "200", "# Gap declared"),
+            ("GET /runbooks/upgrade.md", "200", "# Upgrade a pair"),
             ("GET /runbooks/README.md", "404", "/metrics /live"),
             ("GET /runbooks/../runbooks/gap-declared.md", "404", "/metrics /live"),
             ("POST /", "405", "only GET"),
@@ -466,7 +574,7 @@ mod tests {
     #[test]
     fn idle_connections_are_closed_and_do_not_keep_others_out_for_long() {
         let (_server, address) = start();
-        let mut idle: Vec<_> = (0..limits::CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let mut idle: Vec<_> = (0..limits::WAITING_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
         for stream in &mut idle {
             stream.write_all(b"GET /live HT").unwrap();
         }
@@ -480,18 +588,78 @@ mod tests {
         assert!(exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 200"));
     }
 
+    /// More than the sockets of a connection take without a reader.
+    const STATUS_BYTES: usize = 16 << 20;
+
+    fn count(counted: &Counted, of: Observed) -> usize {
+        counted.lock().unwrap().iter().filter(|observed| **observed == of).count()
+    }
+
     #[test]
-    fn a_connection_beyond_the_limit_is_closed_at_once() {
-        let (_server, address) = start();
-        // On a crowded machine the idle connections may end before the last one comes: then once more.
-        let is_refused = (0..10).any(|_| {
-            let idle: Vec<_> = (0..limits::CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
-            // Accepted in order, so those above hold all places.
-            let answer = exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
-            drop(idle);
-            answer.is_empty()
-        });
-        assert!(is_refused);
+    fn idle_connections_keep_neither_health_nor_a_scrape_out() {
+        let (_server, address, counted) = start_counting();
+        let (mut idle, mut opened) = (std::collections::VecDeque::new(), 0);
+        let end = Instant::now() + Duration::from_secs(3);
+        // One user of this host opens connections all the time and sends nothing.
+        while Instant::now() < end {
+            while idle.len() < 3 * limits::WAITING_MAX {
+                idle.push_back(TcpStream::connect(address).unwrap());
+                opened += 1;
+            }
+            for path in ["/live", "/leader", "/metrics"] {
+                let answer = exchange(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+                assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer:?}");
+                opened += 1;
+            }
+            idle.drain(..limits::WAITING_MAX);
+        }
+        assert_eq!(count(&counted, Observed::Connection), opened);
+        assert!(count(&counted, Observed::Displaced) > 2 * limits::WAITING_MAX);
+        // Without newcomers those that are left are closed in time.
+        let left = Instant::now() + Duration::from_secs(30);
+        while count(&counted, Observed::Silent) == 0 && Instant::now() < left {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(count(&counted, Observed::Silent) > 0);
+    }
+
+    #[test]
+    fn clients_that_do_not_read_keep_health_in_and_further_documents_out() {
+        let (_server, address, counted) = start_counting();
+        let slow: Vec<_> = (0..limits::ANSWERS_MAX)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(b"GET /status.json HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+                let mut begin = [0; 8];
+                stream.read_exact(&mut begin).unwrap();
+                stream
+            })
+            .collect();
+        assert!(exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 503"));
+        assert_eq!(count(&counted, Observed::Busy), 1);
+        assert!(exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 200"));
+        drop(slow);
+        let end = Instant::now() + Duration::from_secs(30);
+        while !exchange(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 200") {
+            assert!(Instant::now() < end, "the places become free");
+        }
+    }
+
+    #[test]
+    fn each_refusal_is_counted_by_its_reason_and_a_health_check_is_none() {
+        let (_server, address, counted) = start_counting();
+        drop(TcpStream::connect(address).unwrap());
+        let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(2 * limits::REQUEST_BYTES_MAX));
+        let _refused = exchange(address, b"\xff\xff\xff\xff\r\n\r\n");
+        let _refused = exchange(address, long.as_bytes());
+        let _answered = exchange(address, b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n");
+        let end = Instant::now() + Duration::from_secs(30);
+        let expected = [(Observed::Connection, 4), (Observed::Malformed, 1), (Observed::TooLong, 1)];
+        while expected.iter().any(|(of, times)| count(&counted, *of) != *times) {
+            assert!(Instant::now() < end, "{counted:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(counted.lock().unwrap().len(), 6, "{counted:?}");
     }
 
     #[test]

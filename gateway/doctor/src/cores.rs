@@ -226,7 +226,8 @@ fn irqbalance(files: &Files, pins: Option<&CoreSet>) -> Item {
         Err(error) => return check.unknown(error),
     };
     match pins {
-        _ if !running && files.is_container() => check.unknown("a container does not see the processes of its host"),
+        _ if !running && !files.shows_processes_of_host() => check
+            .unknown("the host's processes cannot be seen: a container, or a /proc that hides those of other users"),
         _ if !running => check.ok("does not run"),
         Some(pins) if pins.is_empty() => check.ok(format!("runs; {NO_PINS}")),
         _ => check.warn("runs", ["systemctl disable --now irqbalance".to_owned()]),

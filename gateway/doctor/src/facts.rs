@@ -1,9 +1,10 @@
 //! What only system calls and connections show.
 
-use std::{collections::BTreeMap, io, path::PathBuf};
+use std::{collections::BTreeMap, io};
 
 use mdgw_sys::{
     clock_rate::{Synchronisation, synchronisation},
+    disk_space::free_bytes,
     ethtool::{self, Coalescing, ReceiveRing, StampSupport},
 };
 
@@ -15,6 +16,8 @@ use crate::{
 /// Answers of this host and of others. Each error is a text for the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
+    /// Interfaces of this process's network namespace, by name.
+    pub interfaces: Result<BTreeMap<String, InterfaceFacts>, String>,
     /// By interface.
     pub nics: BTreeMap<String, NicFacts>,
     /// Of the wall clock.
@@ -27,6 +30,15 @@ pub struct Facts {
     pub endpoints: Vec<Endpoint>,
     /// What `mdgw check` finds, if there is a configuration.
     pub check: Option<CheckResult>,
+}
+
+/// An interface as the kernel reports it to this process, whatever `/sys` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InterfaceFacts {
+    /// Its number in this network namespace.
+    pub index: u32,
+    /// Whether it is up and has a link.
+    pub is_running: bool,
 }
 
 /// Settings of a network card.
@@ -82,13 +94,15 @@ pub enum NoAnswer {
     Failed(String),
 }
 
-/// Number of warnings, and all faults, of `mdgw check`.
+/// Findings of `mdgw check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
     /// Why the gateway would not start.
     pub faults: Vec<String>,
-    /// Number of its warnings.
-    pub warnings: usize,
+    /// Why it would run worse than it could.
+    pub warnings: Vec<String>,
+    /// What the user who asks lacks the rights for. The gateway's user may have them.
+    pub not_permitted: Vec<String>,
 }
 
 impl Facts {
@@ -98,6 +112,7 @@ impl Facts {
         let interfaces = needs.map(Needs::feed_interfaces).unwrap_or_default();
         let directories = needs.map(|needs| needs.directories.as_slice()).unwrap_or_default();
         Self {
+            interfaces: read_interfaces(),
             nics: interfaces.into_iter().map(|name| (name.to_owned(), NicFacts::read(name))).collect(),
             clock: synchronisation().map_err(text),
             time_daemon: DaemonReport::read(),
@@ -106,6 +121,13 @@ impl Facts {
             check: None,
         }
     }
+}
+
+fn read_interfaces() -> Result<BTreeMap<String, InterfaceFacts>, String> {
+    let found = mdgw_sys::interfaces::interfaces().map_err(text)?.into_iter();
+    let facts = found.map(|of| (of.name, InterfaceFacts { index: of.index, is_running: of.running }));
+    // Labels of addresses (`eth0:1`) are no interfaces of their own, and do no harm here.
+    Ok(facts.collect())
 }
 
 impl NicFacts {
@@ -123,11 +145,7 @@ impl NicFacts {
 impl Disk {
     /// The space where the folder is, or will be.
     fn read(directory: &Directory) -> Self {
-        let absolute = std::path::absolute(&directory.path).unwrap_or_else(|_| PathBuf::from("/"));
-        let existing = absolute.ancestors().find(|place| place.exists()).unwrap_or_else(|| std::path::Path::new("/"));
-        let space = rustix::fs::statvfs(existing).map_err(|error| text(error.into()));
-        let free_bytes = space.map(|space| space.f_bavail.saturating_mul(space.f_frsize));
-        Self { directory: directory.clone(), free_bytes }
+        Self { directory: directory.clone(), free_bytes: free_bytes(&directory.path).map_err(text) }
     }
 }
 

@@ -71,31 +71,38 @@ impl Files {
         Ok(names.into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())))
     }
 
-    /// Number of the process that runs `mdgw run` with that configuration, or of the only one that runs `mdgw run` at all.
+    /// Number of the process that runs `mdgw run` with that configuration; without a configuration, of the only gateway.
     pub(crate) fn gateway(&self, config: Option<&str>) -> Option<String> {
         let arguments = |number: &str| self.text(&format!("/proc/{number}/cmdline")).unwrap_or_default();
-        let gateways: Vec<_> = self
-            .process_numbers()
-            .ok()?
-            .filter(|number| {
-                let arguments = arguments(number);
-                let mut arguments = arguments.split('\0');
-                let program = arguments.next().unwrap_or_default();
-                program.rsplit('/').next() == Some("mdgw") && arguments.next() == Some("run")
-            })
-            .collect();
-        let has_config = |number: &&String| {
-            config.is_some_and(|config| arguments(number).split('\0').any(|argument| argument == config))
-        };
-        match &gateways[..] {
-            [only] => Some(only.clone()),
-            several => several.iter().find(has_config).cloned(),
+        let mut gateways = self.process_numbers().ok()?.filter(|number| {
+            let arguments = arguments(number);
+            let mut arguments = arguments.split('\0');
+            let program = arguments.next().unwrap_or_default();
+            program.rsplit('/').next() == Some("mdgw") && arguments.next() == Some("run")
+        });
+        match config {
+            Some(config) => gateways.find(|number| {
+                arguments(number).split('\0').skip(2).any(|argument| self.is_file_of(number, argument, config))
+            }),
+            None => gateways.next().filter(|_| gateways.next().is_none()),
         }
     }
 
-    /// Whether this is a container, which does not see the processes of its host.
-    pub(crate) fn is_container(&self) -> bool {
-        ["/.dockerenv", "/run/.containerenv", "/run/systemd/container"].iter().any(|path| self.exists(path))
+    /// Whether the argument of a process names that file: as it was written, or the same path from the process's folder.
+    fn is_file_of(&self, process: &str, argument: &str, config: &str) -> bool {
+        let same_path = || {
+            // Only the process's user may read it; an absolute path does without.
+            let folder = fs::read_link(self.path(&format!("/proc/{process}/cwd"))).unwrap_or_default();
+            let named = self.path(folder.join(argument).to_str()?);
+            Some(fs::canonicalize(named).ok()? == fs::canonicalize(config).ok()?)
+        };
+        argument == config || !argument.is_empty() && same_path().unwrap_or(false)
+    }
+
+    /// Whether the processes of the host can be seen. Not so in a container, whatever runs it, and where `/proc` hides the
+    /// processes of other users: the kernel's own process 2 is there on every host, and in no namespace of a container.
+    pub(crate) fn shows_processes_of_host(&self) -> bool {
+        self.text("/proc/2/comm").is_ok_and(|name| name == "kthreadd")
     }
 
     fn path(&self, path: &str) -> PathBuf {

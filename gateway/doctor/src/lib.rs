@@ -26,7 +26,7 @@ use std::path::Path;
 use self::files::Files;
 pub use self::{
     core_set::CoreSet,
-    facts::{CheckResult, Disk, Endpoint, Facts, NicFacts, NoAnswer, Role},
+    facts::{CheckResult, Disk, Endpoint, Facts, InterfaceFacts, NicFacts, NoAnswer, Role},
     needs::{Directory, FeedLine, Needs, PinnedThreads},
     report::{Counts, Group, Item, Report, Status},
     time_daemon::DaemonReport,

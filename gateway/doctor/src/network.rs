@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use crate::{
     core_set::CoreSet,
-    facts::{Facts, NicFacts},
+    facts::{Facts, InterfaceFacts, NicFacts},
     files::Files,
     needs::{FeedLine, Needs},
     report::{Check, Group, Item},
@@ -23,10 +23,10 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
     let pins = needs.pins();
     let joined = joined_groups(files);
     for name in needs.feed_interfaces() {
-        let card =
-            Card { name, files, is_loopback: files.number(&format!("/sys/class/net/{name}/type")) == Ok(LOOPBACK) };
+        let card = Card::new(name, files, facts);
         items.push(card.link());
-        if !files.exists(&format!("/sys/class/net/{name}")) {
+        // Of an interface that does not exist there is nothing to read.
+        if matches!(card.interface, Ok(None)) {
             continue;
         }
         items.push(card.numa_node(&pins));
@@ -41,7 +41,7 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
         items.push(card.rp_filter());
     }
     for name in needs.output_interfaces.iter().filter(|name| !needs.feed_interfaces().contains(&name.as_str())) {
-        items.push(Card { name, files, is_loopback: false }.link());
+        items.push(Card::new(name, files, facts).link());
     }
     items
 }
@@ -99,10 +99,36 @@ fn receive_buffers(files: &Files, needs: Option<&Needs>) -> Item {
 struct Card<'a> {
     name: &'a str,
     files: &'a Files,
+    /// As the kernel reports it; `None` if there is no such interface.
+    interface: Result<Option<InterfaceFacts>, &'a str>,
+    /// Why the folder in `/sys/class/net` does not show this interface.
+    hidden: Option<String>,
     is_loopback: bool,
 }
 
-impl Card<'_> {
+impl<'a> Card<'a> {
+    fn new(name: &'a str, files: &'a Files, facts: &'a Facts) -> Self {
+        let interface = facts.interfaces.as_ref().map(|all| all.get(name).copied()).map_err(String::as_str);
+        let folder = format!("/sys/class/net/{name}");
+        // `/sys` shows the network namespace in which it was mounted, and a container may have none.
+        let shown = files.number(&format!("{folder}/ifindex"));
+        let hidden = match (shown, interface) {
+            (Err(error), _) => Some(error),
+            (Ok(shown), Ok(Some(InterfaceFacts { index, .. }))) if shown != i64::from(index) => {
+                Some(format!("{folder} is of another network namespace (interface {shown}; here {index})"))
+            }
+            (Ok(_), _) => None,
+        };
+        let kind = files.number(&format!("{folder}/type"));
+        let is_loopback = if hidden.is_none() { kind == Ok(LOOPBACK) } else { name == "lo" };
+        Self { name, files, interface, hidden, is_loopback }
+    }
+
+    /// The interface's folder in `/sys/class/net`, or why that folder says nothing of it.
+    fn shown(&self) -> Result<String, String> {
+        self.hidden.clone().map_or_else(|| Ok(format!("/sys/class/net/{}", self.name)), Err)
+    }
+
     /// One of [`PER_CARD`].
     fn check(&self, name: &'static str) -> Check {
         let why = PER_CARD.iter().find(|(known, _)| *known == name).map_or("", |(_, why)| why);
@@ -112,17 +138,23 @@ impl Card<'_> {
     fn link(&self) -> Item {
         let check = self.check("link");
         let name = self.name;
-        if !self.files.exists(&format!("/sys/class/net/{name}")) {
-            return check.fail(
-                "no such interface",
-                ["ip -brief address    # then name one of these in the configuration".to_owned()],
-            );
-        }
-        match self.files.text(&format!("/sys/class/net/{name}/operstate")) {
-            Ok(state) if state == "unknown" => check.ok("its driver reports no state"),
-            Ok(state) if state == "up" => check.ok(state),
+        let interface = match self.interface {
+            Ok(Some(interface)) => interface,
+            Ok(None) => {
+                return check.fail(
+                    "no such interface",
+                    ["ip -brief address    # then name one of these in the configuration".to_owned()],
+                );
+            }
+            Err(error) => return check.unknown(format!("the kernel does not list its interfaces: {error}")),
+        };
+        let state = self.shown().and_then(|folder| self.files.text(&format!("{folder}/operstate")));
+        match state {
+            Ok(state) if state == "unknown" && interface.is_running => check.ok("its driver reports no state"),
+            Ok(state) if interface.is_running => check.ok(crate::files::shortened(&state)),
+            Err(error) if interface.is_running => check.ok(format!("up; not readable: {error}")),
             Ok(state) => check.fail(crate::files::shortened(&state), [format!("ip link set {name} up")]),
-            Err(error) => check.unknown(error),
+            Err(error) => check.fail(format!("down; not readable: {error}"), [format!("ip link set {name} up")]),
         }
     }
 
@@ -131,7 +163,8 @@ impl Card<'_> {
         if pins.is_empty() || self.is_loopback {
             return check.ok(if self.is_loopback { "loopback has no card" } else { "no thread has a core of its own" });
         }
-        let node = match self.files.number(&format!("/sys/class/net/{}/device/numa_node", self.name)) {
+        let node = self.shown().and_then(|folder| self.files.number(&format!("{folder}/device/numa_node")));
+        let node = match node {
             // The firmware names no node: there is one only.
             Ok(node) if node < 0 => return check.ok("the card belongs to no node"),
             Ok(node) => node,
@@ -158,7 +191,7 @@ impl Card<'_> {
         }
         // The parent: a virtio device's interrupts belong to its PCI device.
         let folders = ["device/msi_irqs", "device/../msi_irqs"];
-        let read = |folder| self.files.names(&format!("/sys/class/net/{}/{folder}", self.name));
+        let read = |below| self.shown().and_then(|folder| self.files.names(&format!("{folder}/{below}")));
         let interrupts = match folders.into_iter().map(read).reduce(Result::or) {
             Some(Ok(numbers)) if !numbers.is_empty() => numbers,
             Some(Err(error)) => return check.unknown(error),

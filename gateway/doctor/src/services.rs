@@ -1,7 +1,7 @@
 //! Disks, store, peers, and the configuration itself.
 
 use crate::{
-    facts::{Disk, Endpoint, Facts, NoAnswer, Role},
+    facts::{CheckResult, Disk, Endpoint, Facts, NoAnswer, Role},
     needs::Needs,
     report::{Check, Group, Item},
 };
@@ -17,7 +17,7 @@ pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
     let mut items: Vec<_> = facts.disks.iter().map(disk).collect();
     items.extend(reachable(facts, Role::Store));
     items.extend(reachable(facts, Role::Peer));
-    items.push(configuration(facts, &needs.config));
+    items.extend(configuration(facts, &needs.config));
     items
 }
 
@@ -80,13 +80,30 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
     endpoints.iter().map(item).collect()
 }
 
-fn configuration(facts: &Facts, config: &str) -> Item {
-    let check = check("mdgw check", CHECK_WHY);
-    let command = format!("mdgw check {config}");
-    match &facts.check {
-        None => check.unknown("not run"),
-        Some(found) if !found.faults.is_empty() => check.fail(found.faults.join("; "), [command]),
-        Some(found) if found.warnings > 0 => check.warn(format!("{} warnings", found.warnings), [command]),
-        Some(_) => check.ok("no fault, no warning"),
+/// One item for each kind of finding.
+fn configuration(facts: &Facts, config: &str) -> Vec<Item> {
+    let check = || check("mdgw check", CHECK_WHY);
+    let command = || format!("mdgw check {config}");
+    let Some(CheckResult { faults, warnings, not_permitted }) = &facts.check else {
+        return vec![check().unknown("not run")];
+    };
+    let mut items = Vec::new();
+    if !faults.is_empty() {
+        items.push(check().fail(faults.join("; "), [command()]));
     }
+    if !warnings.is_empty() {
+        let noun = if warnings.len() == 1 { "warning" } else { "warnings" };
+        items.push(check().warn(format!("{} {noun}: {}", warnings.len(), warnings.join("; ")), [command()]));
+    }
+    if !not_permitted.is_empty() {
+        items.push(check().unknown(format!(
+            "this user lacks the rights to find out: {}. Run {} as the gateway's user",
+            not_permitted.join("; "),
+            command()
+        )));
+    }
+    if items.is_empty() {
+        items.push(check().ok("no fault, no warning"));
+    }
+    items
 }

@@ -50,13 +50,18 @@ fn facts(is_good: bool) -> Facts {
     let answer = |text: &str| if is_good { Ok(text.to_owned()) } else { Err(refused()) };
     let endpoint = |role, address: &str| Endpoint { role, address: address.to_owned(), answer: answer("connected") };
     let free_bytes = Ok(if is_good { 1 << 40 } else { 100 << 20 });
+    let interface = |name: &str, index| (name.to_owned(), InterfaceFacts { index, is_running: is_good });
     Facts {
+        interfaces: Ok(BTreeMap::from([interface("eth1", 2), interface("eth3", 4)])),
         nics: BTreeMap::from([("eth1".to_owned(), nic)]),
         clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
         time_daemon: is_good.then_some(Ok(REPORT)),
         disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
         endpoints: vec![endpoint(Role::Store, "etcd1:2379"), endpoint(Role::Peer, "10.0.0.2:31200")],
-        check: Some(CheckResult { faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] }, warnings: 0 }),
+        check: Some(CheckResult {
+            faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] },
+            ..CheckResult::default()
+        }),
     }
 }
 
@@ -104,6 +109,7 @@ fn write_host(root: &Path, is_good: bool) {
             ("/proc/cmdline", pick("quiet rcu_nocbs=1,3", "quiet")),
             (&format!("{CPU}/intel_pstate/no_turbo"), pick("1", "0")),
             ("/proc/1/comm", "systemd\n"),
+            ("/proc/2/comm", "kthreadd\n"),
             ("/proc/800/comm", pick("chronyd\n", "irqbalance\n")),
             (
                 "/proc/self/limits",
@@ -123,6 +129,8 @@ fn write_host(root: &Path, is_good: bool) {
                 pick("Filename\tType\tSize\n", "Filename\tType\tSize\n/dev/sda2  partition  8388604  0  -2\n"),
             ),
             ("/proc/sys/net/core/rmem_max", pick("67108864", "212992")),
+            ("/sys/class/net/eth1/ifindex", "2"),
+            ("/sys/class/net/eth3/ifindex", "4"),
             ("/sys/class/net/eth1/type", "1"),
             ("/sys/class/net/eth1/operstate", pick("up", "down")),
             ("/sys/class/net/eth3/operstate", pick("up", "lowerlayerdown")),
@@ -222,9 +230,11 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
 #[test]
 fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let root = tempfile::tempdir().unwrap();
-    write(root.path(), &[("/.dockerenv", ""), ("/proc/1/comm", "sh\n")]);
+    // Without a marker file, as under containerd and CRI-O.
+    write(root.path(), &[("/proc/1/comm", "sh\n"), ("/proc/2/comm", "sleep\n")]);
     let hidden = || Err("Operation not permitted".to_owned());
     let facts = Facts {
+        interfaces: Err("Operation not permitted".to_owned()),
         nics: BTreeMap::new(),
         clock: Err("not permitted".to_owned()),
         time_daemon: None,
@@ -239,7 +249,6 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     assert_eq!(known, ["real-time limits"], "nothing asks for a priority");
     assert!(without.items.iter().all(|item| item.commands.is_empty() && !item.read.is_empty()));
 
-    fs::create_dir_all(root.path().join("sys/class/net/eth1")).unwrap();
     let nic = NicFacts {
         ring: Err("not supported".to_owned()),
         coalescing: Err("not supported".to_owned()),
@@ -251,9 +260,54 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let facts = Facts { nics: BTreeMap::from([("eth1".to_owned(), nic)]), disks: vec![disk], ..facts };
     let with = examine(root.path(), &facts, Some(&needs()));
     let known: Vec<_> = with.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
-    assert_eq!(known, ["link", "store", "peer"], "eth3 is not there; no store, no peer");
+    assert_eq!(known, ["store", "peer"], "no store, no peer");
     let text = with.text(false);
-    assert!(text.contains("irqbalance: a container does not see the processes of its host"), "{text}");
+    assert!(text.contains("irqbalance: the host's processes cannot be seen: a container"), "{text}");
+}
+
+type Found = Vec<(Status, String)>;
+
+/// The links of eth1 and eth3, and the other items of eth1 that `/sys` alone shows.
+fn links(root: &Path, facts: &Facts) -> (Found, Found) {
+    let report = examine(root, facts, Some(&needs()));
+    let of = |names: &[&str]| {
+        let items = report.items.iter().filter(|item| names.contains(&item.name));
+        items.map(|item| (item.status, item.read.clone())).collect()
+    };
+    (of(&["link"]), of(&["NUMA node", "IRQ affinity"]))
+}
+
+#[test]
+fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    // Without /sys, as in some containers.
+    fs::remove_dir_all(root.path().join("sys/class/net")).unwrap();
+    let unreadable = |name: &str| format!("/sys/class/net/{name}/ifindex: No such file or directory");
+    let (link, others) = links(root.path(), &facts(true));
+    let up = |name: &str| (Status::Ok, format!("up; not readable: {}", unreadable(name)));
+    assert_eq!(link, [up("eth1"), up("eth3")]);
+    assert!(others.iter().all(|(status, read)| *status == Status::Unknown && *read == unreadable("eth1")));
+    assert_eq!(others.len(), 2);
+    let (link, _) = links(root.path(), &facts(false));
+    assert_eq!(link[0], (Status::Fail, format!("down; not readable: {}", unreadable("eth1"))));
+
+    // With the /sys of a network namespace that has another eth1, which is down, and no eth3.
+    let other = [("/sys/class/net/eth1/ifindex", "7"), ("/sys/class/net/eth1/operstate", "down")];
+    write(root.path(), &other);
+    let (link, others) = links(root.path(), &facts(true));
+    let foreign = "/sys/class/net/eth1 is of another network namespace (interface 7; here 2)";
+    assert_eq!(link, [(Status::Ok, format!("up; not readable: {foreign}")), up("eth3")]);
+    assert!(others.iter().all(|(status, read)| *status == Status::Unknown && read == foreign), "{others:?}");
+
+    // An interface of that other namespace alone does not exist here.
+    write(root.path(), &[("/sys/class/net/eth3/ifindex", "4"), ("/sys/class/net/eth3/operstate", "up")]);
+    let mut here = facts(true);
+    here.interfaces.as_mut().unwrap().remove("eth3");
+    assert_eq!(links(root.path(), &here).0[1], (Status::Fail, "no such interface".to_owned()));
+    // Without an answer of the kernel nothing is known of it.
+    here.interfaces = Err("Operation not permitted".to_owned());
+    assert!(links(root.path(), &here).0.iter().all(|(status, _)| *status == Status::Unknown));
 }
 
 /// The item for the clock's offset, where these processes run.
@@ -305,8 +359,8 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     write_host(root.path(), false);
     let limits = "Max locked memory  unlimited  unlimited  bytes\nMax realtime priority  20  20\n";
     let gateway = [
-        ("/proc/900/cmdline", "/usr/bin/mdgw\0live\0/etc/mdgw/mdgw.toml\0"),
-        ("/proc/901/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/mdgw.toml\0"),
+        ("/proc/900/cmdline", "/usr/bin/mdgw\0live\0gateway.toml\0"),
+        ("/proc/901/cmdline", "/usr/bin/mdgw\0run\0gateway.toml\0"),
         ("/proc/901/limits", limits),
         ("/proc/901/status", "CapEff:\t0000000000000000\n"),
     ];
@@ -318,21 +372,29 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     assert_eq!(priority.status, Status::Fail);
     assert_eq!(priority.read, "the gateway (process 901) may ask for 20, and the configuration asks for 50");
 
-    // Of several gateways it is the one with this configuration, if there is such a one.
-    let others = [
-        ("/proc/899/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/other.toml\0"),
-        ("/proc/902/cmdline", "/usr/bin/mdgw\0run\0--date\x002019-01-30\0gateway.toml\0"),
-        ("/proc/902/limits", "Max realtime priority  30  30\n"),
-        ("/proc/902/status", "CapEff:\t0000000000000000\n"),
-    ];
-    write(root.path(), &others);
     let limits_of = |config: &str| {
         let needs = Needs { config: config.to_owned(), ..needs() };
         let report = examine(root.path(), &facts(true), Some(&needs));
         report.items.into_iter().find(|item| item.name == "real-time limits").unwrap().read
     };
-    assert!(limits_of("gateway.toml").contains("process 902) may ask for 30"), "{}", limits_of("gateway.toml"));
+    assert!(limits_of("third.toml").contains("this process"), "a single gateway, with another configuration");
+
+    // Of several gateways it is the one with this configuration, if there is such a one.
+    let others = [
+        ("/proc/899/cmdline", "/usr/bin/mdgw\0run\0/etc/mdgw/other.toml\0"),
+        ("/proc/902/cmdline", "/usr/bin/mdgw\0run\0--date\x002019-01-30\0second.toml\0"),
+        ("/proc/902/limits", "Max realtime priority  30  30\n"),
+        ("/proc/902/status", "CapEff:\t0000000000000000\n"),
+    ];
+    write(root.path(), &others);
+    assert!(limits_of("second.toml").contains("process 902) may ask for 30"), "{}", limits_of("second.toml"));
+    assert!(limits_of("gateway.toml").contains("process 901) may ask for 20"), "{}", limits_of("gateway.toml"));
     assert!(limits_of("third.toml").contains("this process"), "{}", limits_of("third.toml"));
+    // By another path of the same file, from the folder of the gateway.
+    write(root.path(), &[("/etc/mdgw/second.toml", ""), ("/etc/mdgw/other.toml", "")]);
+    symlink("/etc/mdgw", root.path().join("proc/902/cwd")).unwrap();
+    let path = root.path().join("etc/mdgw/../mdgw/second.toml");
+    assert!(limits_of(path.to_str().unwrap()).contains("process 902)"), "{}", limits_of(path.to_str().unwrap()));
 }
 
 #[test]
@@ -348,6 +410,32 @@ fn a_peer_that_this_host_cannot_ask_is_unknown_and_not_at_fault() {
         (Status::Unknown, "not asked: /etc/mdgw/pair.key: Permission denied")
     );
     assert!(peer.commands.is_empty());
+}
+
+#[test]
+fn every_finding_of_the_check_is_shown_and_a_lack_of_rights_is_no_failure() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    let items = |faults: &[&str], warnings: &[&str], not_permitted: &[&str]| {
+        let check =
+            CheckResult { faults: texts(faults), warnings: texts(warnings), not_permitted: texts(not_permitted) };
+        let report = examine(root.path(), &Facts { check: Some(check), ..facts(true) }, Some(&needs()));
+        let items = report.items.into_iter().filter(|item| item.name == "mdgw check");
+        (report.worst, items.map(|item| (item.status, item.read)).collect::<Vec<_>>())
+    };
+    let ok = |read: &str| (Status::Ok, read.to_owned());
+    assert_eq!(items(&[], &[], &[]), (Status::Ok, vec![ok("no fault, no warning")]));
+    let rights = "this user lacks the rights to find out: key: Permission denied; no write. Run mdgw check gateway.toml as the gateway's user";
+    let hidden = (Status::Unknown, rights.to_owned());
+    let not_permitted = ["key: Permission denied", "no write"];
+    assert_eq!(items(&[], &[], &not_permitted), (Status::Ok, vec![hidden.clone()]));
+    let warned = |read: &str| (Status::Warn, read.to_owned());
+    assert_eq!(items(&[], &["a"], &[]), (Status::Warn, vec![warned("1 warning: a")]));
+    assert_eq!(
+        items(&["x", "y"], &["a", "b", "c"], &not_permitted),
+        (Status::Fail, vec![(Status::Fail, "x; y".to_owned()), warned("3 warnings: a; b; c"), hidden])
+    );
 }
 
 /// Runs a remedy for the kernel's command line on a file of that content, without `update-grub`.

@@ -28,6 +28,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
+    book::BookFaultCounts,
     channel::{Channel, ChannelState, Datagram, KnownSession, LateStart, MissingRequest, REQUEST_BYTES_MAX},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
@@ -73,8 +74,11 @@ pub struct ChannelPipeline {
     stamps: StampCounts,
     counters: CounterWriter<PipelineCounters>,
     drop_counters: CounterWriter<DropCounts>,
+    book_fault_counters: CounterWriter<BookFaultCounts>,
     /// Sum of the drop counts when they were published last.
     published_drops: u64,
+    /// Number of book faults in `book_fault_counters`.
+    published_book_faults: u64,
     metrics: ChannelRecorder,
     /// New sessions on their way to the state file.
     sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
@@ -245,6 +249,8 @@ pub struct PipelineParts {
     pub counters: CounterWriter<PipelineCounters>,
     /// Drops by reason, for other threads.
     pub drop_counters: CounterWriter<DropCounts>,
+    /// Book faults by reason, for readers.
+    pub book_fault_counters: CounterWriter<BookFaultCounts>,
     /// Records the channel's counts and its lines' leads for a cold thread.
     pub metrics: ChannelRecorder,
     /// Queue of new sessions, for the state file.
@@ -284,7 +290,7 @@ struct UnsentDatagram {
 counter_block! {
     /// Counters of a channel that other threads can read while it runs. Written by the holder of its claim.
     pub struct PipelineCounters, key PipelineCounter {
-        state: Gauge, None, "number of the channel's state (`ChannelState`)";
+        state: Gauge, None, "state: 0 waiting, 1 live, 2 gap, 3 recovering, 4 stale, 5 ended, 6 failed";
         datagrams: Counter, Packets, "datagrams received on all lines";
         messages: Counter, Messages, "messages in sequence, each once";
         messages_refused: Counter, Messages, "messages that could not be decoded";
@@ -317,7 +323,7 @@ impl ChannelPipeline {
         let PipelineParts { index, mut channel, lines, recovery, peer_gap_requests, sink, publisher, fence, .. } =
             parts;
         let (counters, metrics, sessions) = (parts.counters, parts.metrics, parts.sessions);
-        let drop_counters = parts.drop_counters;
+        let (drop_counters, book_fault_counters) = (parts.drop_counters, parts.book_fault_counters);
         let waits_for_link = channel.config().late_start == LateStart::WholeSession;
         channel.start_silence_timers(mono_now());
         Self {
@@ -336,7 +342,9 @@ impl ChannelPipeline {
             stamps: StampCounts::default(),
             counters,
             drop_counters,
+            book_fault_counters,
             published_drops: 0,
+            published_book_faults: 0,
             metrics,
             sessions,
             reported_session: None,
@@ -568,6 +576,7 @@ impl ChannelPipeline {
         let arbiter_drops = channel.arbiter_drops();
         let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
         let expected_sequence = channel.position().map_or(0, |(_, expected)| expected.0);
+        let book_faults = channel.book_faults().total();
         let sent = self.publisher.counts();
         let log = self.sink.writer().counts();
         let lines = self.lines.iter().map(|line| line.line);
@@ -587,7 +596,7 @@ impl ChannelPipeline {
             input_incomplete: channel.has_missed_input().into(),
             duplicates: arbiter_drops.get(DropReason::Duplicate),
             drops,
-            book_faults: channel.book_faults().total(),
+            book_faults,
             expected_sequence,
             recovery_requests: self.requests,
             packets_sent: sent.packets,
@@ -605,6 +614,10 @@ impl ChannelPipeline {
             self.published_drops = drops;
             let by_reason = self.drop_counts();
             self.drop_counters.publish(&by_reason);
+        }
+        if book_faults != self.published_book_faults {
+            self.published_book_faults = book_faults;
+            self.book_fault_counters.publish(self.channel.book_faults());
         }
     }
 }

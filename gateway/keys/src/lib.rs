@@ -127,6 +127,14 @@ pub enum KeyError {
     },
 }
 
+impl KeyError {
+    /// Whether this user may not read the file. Its owner may.
+    #[must_use]
+    pub fn lacks_rights(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
 impl fmt::Display for KeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

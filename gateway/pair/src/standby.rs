@@ -30,4 +30,4 @@ pub use listener::{
     Standby, StandbyConfig, StandbyError, StatusTable,
 };
 pub use probe::ReceivePath;
-pub use tracker::ReceiveTracker;
+pub use tracker::{ReceiveCounts, ReceiveTracker};

@@ -77,6 +77,7 @@ use mdgw_sys::{
     alarm::Alarm,
     clock::mono_now,
     kernel_fence::KernelFenceError,
+    listener_counters::ListenerCounters,
     sockets::SocketError,
 };
 use mdgw_telemetry::counters::Registry;
@@ -160,6 +161,8 @@ pub struct Gateway {
     cold: ColdThreads,
     alarms: Alarms,
     listeners: Listeners,
+    /// Of the admin listener.
+    admin_counters: Arc<ListenerCounters>,
     refusal_log: RefusalLog,
     load: LoadWatch,
     thread_watch: Option<ThreadWatch>,
@@ -350,6 +353,10 @@ impl Gateway {
         if let Some(counters) = cold.retransmission_counters() {
             listeners.add(listeners::RETRANSMISSION, counters);
         }
+        let admin_counters = Arc::default();
+        if config.admin.is_some() {
+            listeners.add(listeners::ADMIN, &admin_counters);
+        }
         let elections = match &config.election {
             Some(election) => {
                 let context = ElectionContext {
@@ -413,6 +420,7 @@ impl Gateway {
             cold,
             alarms: Alarms::default(),
             listeners,
+            admin_counters,
             refusal_log: RefusalLog::default(),
             load,
             thread_watch,
@@ -484,6 +492,7 @@ impl Gateway {
         });
         let source = Arc::new(AdminSource {
             watch: self.watch(),
+            groups: self.groups.keys().copied().collect(),
             elections: self.elections.clone(),
             node: self.node,
             epoch_count: self.epoch().count(),
@@ -494,11 +503,13 @@ impl Gateway {
             main_turned_at: Arc::clone(&self.main_turned_at),
         });
         let (health, history) = (Arc::clone(&source), Arc::clone(&page));
+        let counters = Arc::clone(&self.admin_counters);
         let sources = Sources {
             metrics: Box::new(move || source.metrics()),
             health: Box::new(move |probe| health.health(probe)),
             status: Box::new(move || page.status()),
             history: Box::new(move || history.history()),
+            count: Box::new(move |observed| listeners::count_observed(&counters, observed)),
         };
         let listener = match listen_at {
             AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),

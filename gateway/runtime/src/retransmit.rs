@@ -45,6 +45,7 @@ use mdgw_sys::{
     listener_counters::{ListenerCounters, Refusal},
     poll,
 };
+use mdgw_telemetry::counter_block;
 use requesters::Requesters;
 use socket2::{SockAddr, SockRef};
 
@@ -101,25 +102,18 @@ pub struct Responder {
     listener_counters: Arc<ListenerCounters>,
 }
 
-/// Counts of the service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RetransmissionCounts {
-    /// Requests that were answered.
-    pub answered: u64,
-    /// Packets of answers, ends included.
-    pub packets: u64,
-    /// Bytes of answers, headers included.
-    pub bytes: u64,
-    /// Answers that a limit cut short.
-    pub truncated: u64,
-    /// Requests for entries that are gone from the log.
-    pub expired: u64,
-    /// Packets that the kernel refused.
-    pub send_failures: u64,
-    /// Errors while reading a log.
-    pub log_failures: u64,
-    /// Definition frames for which there was no room.
-    pub definitions_dropped: u64,
+counter_block! {
+    /// Counts of the service.
+    pub(crate) struct RetransmissionCounts, key RetransmissionCount {
+        answered: Counter, None, "requests that were answered";
+        packets: Counter, Packets, "packets of answers, ends included";
+        bytes: Counter, Bytes, "bytes of answers, headers included";
+        truncated: Counter, None, "answers that a limit cut short";
+        expired: Counter, None, "requests for entries that are gone from the log";
+        send_failures: Counter, Packets, "packets that the kernel refused";
+        log_failures: Counter, None, "errors while reading a log";
+        definitions_dropped: Gauge, None, "definition frames of the present channels for which there was no room";
+    }
 }
 
 #[derive(Debug)]
@@ -218,7 +212,6 @@ impl RetransmissionService {
 
     /// Counts so far.
     #[must_use]
-    #[cfg(test)]
     pub(crate) fn counts(&self) -> &RetransmissionCounts {
         &self.responder.counts
     }

@@ -26,7 +26,7 @@ pub struct InterfaceAddress {
 ///
 /// # Errors
 /// As getifaddrs(3).
-pub(crate) fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
+pub fn interfaces() -> io::Result<Vec<InterfaceAddress>> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs(3) writes one pointer to `first`.

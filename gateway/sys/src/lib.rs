@@ -8,6 +8,7 @@ pub mod batch;
 pub mod cgroup;
 pub mod clock;
 pub mod clock_rate;
+pub mod disk_space;
 pub mod drops;
 pub mod ethtool;
 pub mod fence;
@@ -23,6 +24,7 @@ pub mod memory;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod packet_ring;
+pub mod permissions;
 pub mod pidfd;
 pub mod poll;
 pub mod progress;

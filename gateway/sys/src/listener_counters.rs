@@ -18,12 +18,13 @@ mdgw_wire::reasons! {
     OwnNode = "own_node", "The other end uses this gateway's node number.";
     DuplicateNode = "duplicate_node", "A second gateway with the node number of a connected peer.";
     Unexpected = "unexpected", "An authentic message that does not belong there.";
-    Displaced = "displaced", "A connection that had not proved the key, closed to make room for another one.";
-    Silent = "silent", "A connection that did not prove the key in time.";
-    Disconnected = "disconnected", "A connection that its other end closed before it proved the key.";
+    Displaced = "displaced", "A connection that had not proved the key, or had sent no request, closed to make room for another one.";
+    Silent = "silent", "A connection that did not prove the key, or send its request, in time.";
+    Disconnected = "disconnected", "A connection that its other end closed before it proved the key. A health check, which closes without a byte, is not counted.";
     Network = "network", "A request from a network that is not allowed.";
     Rate = "rate", "A request beyond its source's allowance.";
     Requesters = "requesters", "A request while all remembered requesters are using their allowance.";
+    Busy = "busy", "A request for more than health, while all places for answers were taken, or all those of its address.";
     UnknownChannel = "unknown_channel", "A request for a channel or a session that is not served.";
 }
 

@@ -122,6 +122,8 @@ pub enum Unit {
     Entries,
     /// Segments of the publication log.
     Segments,
+    /// Bytes.
+    Bytes,
     /// Nanoseconds.
     Nanoseconds,
     /// A sequence of the input.
@@ -129,7 +131,7 @@ pub enum Unit {
 }
 
 /// The values of one block of counters. Implemented by [`counter_block!`](crate::counter_block), and for
-/// [drop counts](crate::drop_reasons).
+/// [counts by reason](crate::reason_counts).
 pub trait CounterBlock: Copy + Default + 'static {
     /// Declarations, in the order of the fields.
     const DESCRIPTORS: &'static [Descriptor];

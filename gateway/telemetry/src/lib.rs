@@ -6,5 +6,5 @@
 pub mod channel_metrics;
 pub mod counters;
 pub mod double_buffer;
-pub mod drop_reasons;
+pub mod reason_counts;
 pub mod stages;

@@ -61,6 +61,13 @@ macro_rules! counted_reasons {
                 }
             }
 
+            /// Adds `count` to the counter of `reason`.
+            pub fn count_many(&mut self, reason: $reason, count: u64) {
+                if let Some(slot) = self.0.get_mut(reason as usize) {
+                    *slot = slot.saturating_add(count);
+                }
+            }
+
             /// Count of one reason.
             #[must_use]
             pub fn get(&self, reason: $reason) -> u64 {

@@ -44,13 +44,6 @@ impl DropReason {
 }
 
 impl DropCounts {
-    /// Adds `count` to the counter of `reason`.
-    pub fn count_many(&mut self, reason: DropReason, count: u64) {
-        if let Some(slot) = self.0.get_mut(reason as usize) {
-            *slot = slot.saturating_add(count);
-        }
-    }
-
     /// Decrements: a rejected packet was used after all.
     pub fn uncount(&mut self, reason: DropReason) {
         if let Some(slot) = self.0.get_mut(reason as usize) {

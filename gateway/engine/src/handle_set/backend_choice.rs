@@ -91,7 +91,9 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
         .build(2)
         .map_err(|error| MissingIoUring::from_setup(&error))?;
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|error| MissingIoUring(format!("probe failed: {error}")))?;
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|error| MissingIoUring::kernel_lacks(format!("probe failed: {error}")))?;
     let needed = [
         ("IORING_OP_RECVMSG", opcode::RecvMsg::CODE),
         ("IORING_OP_SENDMSG", opcode::SendMsg::CODE),
@@ -99,7 +101,7 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
         ("IORING_OP_ASYNC_CANCEL", opcode::AsyncCancel::CODE),
     ];
     if let Some((name, _)) = needed.into_iter().find(|(_, code)| !probe.is_supported(*code)) {
-        return Err(MissingIoUring(format!("the kernel has no {name}")));
+        return Err(MissingIoUring::kernel_lacks(format!("the kernel has no {name}")));
     }
     let has_epoll_wait = probe.is_supported(opcode::EpollWait::CODE);
     Ok(if has_epoll_wait { EpollWaitMethod::Events } else { EpollWaitMethod::Readiness })
@@ -107,12 +109,21 @@ pub fn probe_io_uring() -> Result<EpollWaitMethod, MissingIoUring> {
 
 /// Why io_uring is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("io = \"io_uring\" is not available: {0}; use \"auto\" or \"epoll\"")]
-pub struct MissingIoUring(String);
+#[error("io = \"io_uring\" is not available: {reason}; use \"auto\" or \"epoll\"")]
+pub struct MissingIoUring {
+    reason: String,
+    /// Whether another process of this host may have it: the rights or limits of this one do not suffice.
+    pub lacks_rights: bool,
+}
 
 impl MissingIoUring {
+    fn kernel_lacks(reason: String) -> Self {
+        Self { reason, lacks_rights: false }
+    }
+
     fn from_setup(error: &io::Error) -> Self {
-        Self(match error.raw_os_error() {
+        let lacks_rights = matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM));
+        let reason = match error.raw_os_error() {
             Some(libc::ENOSYS) => "not supported by the kernel, or blocked by a seccomp filter".to_owned(),
             Some(libc::EPERM) => {
                 "not permitted for this process (sysctl kernel.io_uring_disabled, or a seccomp filter)".to_owned()
@@ -120,7 +131,8 @@ impl MissingIoUring {
             Some(libc::EINVAL) => "the kernel is older than 6.1 (no IORING_SETUP_DEFER_TASKRUN)".to_owned(),
             Some(libc::ENOMEM) => "not enough locked memory (ulimit -l)".to_owned(),
             _ => format!("a ring was refused ({error})"),
-        })
+        };
+        Self { reason, lacks_rights }
     }
 }
 
@@ -136,7 +148,9 @@ fn decide(
     match (requested, probed) {
         (IoChoice::Epoll, _) => Ok((Backend::Epoll, "configured".to_owned())),
         (IoChoice::IoUring, probed) => Ok((with_rings(probed?), "configured".to_owned())),
-        (IoChoice::Auto, Err(MissingIoUring(missing))) => Ok((Backend::Epoll, format!("no io_uring: {missing}"))),
+        (IoChoice::Auto, Err(MissingIoUring { reason: missing, .. })) => {
+            Ok((Backend::Epoll, format!("no io_uring: {missing}")))
+        }
         (IoChoice::Auto, Ok(wait)) => Ok(match prefers_io_uring(threads, waiting) {
             (true, reason) => (with_rings(wait), reason.to_owned()),
             (false, reason) => (Backend::Epoll, reason.to_owned()),
@@ -164,7 +178,7 @@ mod tests {
     use super::*;
 
     fn missing() -> MissingIoUring {
-        MissingIoUring("the kernel is older than 6.1".to_owned())
+        MissingIoUring::kernel_lacks("the kernel is older than 6.1".to_owned())
     }
 
     #[test]

@@ -141,6 +141,7 @@ impl Harness {
             fence: Arc::clone(&fence),
             counters: Registry::default().register("one"),
             drop_counters: Registry::default().register("one"),
+            book_fault_counters: Registry::default().register("one"),
             metrics,
             sessions: Arc::new(ArrayQueue::new(4)),
         });

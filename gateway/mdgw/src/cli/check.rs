@@ -24,16 +24,19 @@ pub(super) struct Args {
     all: bool,
 }
 
+/// Why `mdgw live` cannot read its clients' keys, and whether only this user cannot.
+pub(super) fn client_key_error(config: &Resolved) -> Option<(bool, String)> {
+    let error = ClientKeys::load(&config.live.as_ref()?.key_file).err()?;
+    Some((error.lacks_rights(), format!("`mdgw live` will not start: {error}")))
+}
+
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
     protect_secrets()?;
     let host = Host::this(&config);
     let mut findings = host.findings(&config);
     // The gateway runs without its clients' keys, and this check precedes its start: no fault.
-    let client_keys = config.live.as_ref().map(|live| ClientKeys::load(&live.key_file));
-    findings
-        .warnings
-        .extend(client_keys.and_then(Result::err).map(|error| format!("`mdgw live` will not start: {error}")));
+    findings.warnings.extend(client_key_error(&config).map(|(_, text)| text));
     let mut text = verdict_line(&args.config, &findings);
     text.push('\n');
     explain(&config, &mut text)?;

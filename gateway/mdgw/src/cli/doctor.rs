@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use mdgw_doctor::{Report, Status};
+use mdgw_doctor::{CheckResult, Report, Status};
 use mdgw_runtime::config::{
     Resolved,
     host_needs::{examine_bare_host, examine_host},
 };
 use serde::Serialize;
 
-use super::{Outcome, print, protect_secrets};
+use super::{Outcome, check::client_key_error, print, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -39,10 +39,20 @@ struct Json<'a> {
     report: &'a Report,
 }
 
+/// What is wrong with the clients' keys.
+fn of_clients(config: &Resolved) -> CheckResult {
+    let mut found = CheckResult::default();
+    if let Some((lacks_rights, text)) = client_key_error(config) {
+        let list = if lacks_rights { &mut found.not_permitted } else { &mut found.warnings };
+        list.push(text);
+    }
+    found
+}
+
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config.as_deref().map(Resolved::load).transpose()?;
     protect_secrets()?;
-    let report = config.as_ref().map_or_else(examine_bare_host, examine_host);
+    let report = config.as_ref().map_or_else(examine_bare_host, |config| examine_host(config, of_clients(config)));
     if args.json {
         let json = Json { version: 1, config: args.config.as_deref(), report: &report };
         print(&format!("{}\n", serde_json::to_string(&json)?))?;

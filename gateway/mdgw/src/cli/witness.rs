@@ -136,6 +136,12 @@ impl Config {
     }
 
     fn parse(text: &str) -> anyhow::Result<Self> {
+        // The file may be a key file that was given by mistake: the error of a file that is not TOML shows nothing of it.
+        if let Some(error) = toml::de::DeTable::parse_recoverable(text).1.first() {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            bail!("line {line}: TOML syntax error: {}", error.message().trim_end().replace('\n', ", "));
+        }
         let config: Self = toml::from_str(text)?;
         ensure!(config.listen.port() != 0, "listen = {:?}: port must be 1 to 65535", config.listen.to_string());
         ensure!(
@@ -239,6 +245,16 @@ address = "10.0.0.2:27500"
         check("node = 3", "node = 300", "300");
         check("key_file", "key", "unknown field `key`");
         check("node = 3\n", "node = 3\nrate_error_ppm = 99999\n", "rate_error_ppm = 99999: must be 100 to 10000");
+    }
+
+    #[test]
+    fn a_key_file_given_as_configuration_is_not_shown() {
+        let key = "0123456789abcdef".repeat(4);
+        for text in [key.clone(), format!("node = 3\n{key} {key}\n"), format!("node = \"{key}\n")] {
+            let error = Config::parse(&text).unwrap_err();
+            let shown = format!("{error:#} {error:?}");
+            assert!(shown.contains("line ") && !shown.contains(&key[..8]), "{shown}");
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Messages from and to a stream of bytes. No sockets.
 
-use mdgw_election::auth::{AuthError, AuthenticatedSession, Nonce, Purpose, SharedKey, TAG_BYTES, Tag};
-#[cfg(test)]
-use mdgw_election::identity::Incarnation;
-
+use mdgw_election::{
+    auth::{AuthError, AuthenticatedSession, Nonce, Purpose, SharedKey, TAG_BYTES, Tag},
+    identity::Incarnation,
+};
 use mdgw_sys::listener_counters::Refusal;
 
 use super::message::{BODY_BYTES_MAX, HELLO_BYTES, HELLO_VERSION_BYTES, Hello, LinkIdentity, LinkMessage, Malformed};
@@ -31,6 +31,9 @@ struct Peer {
     /// Authenticates datagrams. They are numbered apart from the stream, since they may be lost or reordered.
     datagrams: AuthenticatedSession,
 }
+
+/// The incarnation in the hello of a query for positions. Those of running gateways begin at 1.
+pub(super) const QUERY_INCARNATION: Incarnation = Incarnation(0);
 
 /// Why a connection is closed, or a datagram dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -157,6 +160,13 @@ impl LinkStream {
     #[must_use]
     pub(crate) fn has_peer_hello(&self) -> bool {
         self.peer.is_some()
+    }
+
+    /// Whether the other end has sent nothing that a refusal could be about: no byte, or the hello of a
+    /// [query](super::query_positions) alone.
+    pub(super) fn is_unused(&self) -> bool {
+        let is_query = |peer: &Peer| peer.identity.incarnation == QUERY_INCARNATION && !self.is_authenticated;
+        self.bytes.is_empty() && self.peer.as_ref().is_none_or(is_query)
     }
 
     /// The other end, once it has proved the key and its hello.

@@ -13,6 +13,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_election::{announcement::Announcement, identity::DeathNotice, peer::PeerMessage};
 use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
+use mdgw_telemetry::counter_block;
 use mdgw_wire::{
     identity::{ChannelId, GroupId},
     time::MonoNs,
@@ -77,30 +78,25 @@ pub struct PeerReport {
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) connections: AtomicU64,
+    pub(super) connections_unused: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) datagrams: AtomicU64,
     pub(super) queue_full: AtomicU64,
 }
 
-/// Counts of the link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PairCounts {
-    /// Connections that proved the key.
-    pub connections: u64,
-    /// Connections, messages and datagrams that were refused.
-    pub refused: u64,
-    /// Messages received on a connection.
-    pub messages: u64,
-    /// Messages received as datagrams, each counted once.
-    pub datagrams: u64,
-    /// Windows that peers have reported and that this gateway should have.
-    pub windows_reported: u64,
-    /// Windows with equal content at a peer and at this gateway.
-    pub windows_equal: u64,
-    /// Windows with different content.
-    pub windows_different: u64,
-    /// Messages that were dropped because a queue had no room.
-    pub queue_full: u64,
+counter_block! {
+    /// Counts of the link.
+    pub struct PairCounts, key PairCount {
+        connections: Counter, None, "connections that proved the key";
+        connections_unused: Counter, None, "connections closed without a message: health checks, and requests for positions by a gateway that starts or by `mdgw doctor`; not refused";
+        refused: Counter, None, "connections, messages and datagrams that were refused; `mdgw_listener_refused` has the reasons";
+        messages: Counter, None, "messages received on a connection";
+        datagrams: Counter, None, "messages received as datagrams, each counted once";
+        windows_reported: Counter, None, "windows of messages that peers have reported and that this gateway should have";
+        windows_equal: Counter, None, "windows with equal content at a peer and at this gateway";
+        windows_different: Counter, None, "windows with different content";
+        queue_full: Counter, None, "messages that were dropped because a queue had no room";
+    }
 }
 
 impl LinkHandle {
@@ -213,6 +209,7 @@ impl LinkHandle {
         let windows: Vec<WindowCounts> = self.lock().windows.values().copied().collect();
         PairCounts {
             connections: counters.connections.load(Relaxed),
+            connections_unused: counters.connections_unused.load(Relaxed),
             refused: self.listener_counters.refused_total(),
             messages: counters.messages.load(Relaxed),
             datagrams: counters.datagrams.load(Relaxed),

@@ -371,6 +371,10 @@ impl Link {
                 }
                 // The dialled peer does not run: no refusal.
                 Ok(None) | Err(CloseCause::Closed) if connection.dialled.is_some() => {}
+                Err(CloseCause::Closed) if connection.stream.is_unused() => {
+                    add(&self.handle.counters.connections_unused);
+                    tracing::debug!(from = %connection.from, "pair link: connection closed without a message");
+                }
                 Ok(None) => self.count_refused(Refusal::Silent),
                 Err(_) => self.count_refused(Refusal::Disconnected),
             }

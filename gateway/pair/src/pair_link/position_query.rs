@@ -6,18 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_election::{
-    auth::{Nonce, SharedKey},
-    identity::Incarnation,
-};
+use mdgw_election::auth::{Nonce, SharedKey};
 
 use super::{
-    framing::LinkStream,
+    framing::{LinkStream, QUERY_INCARNATION},
     message::{ChannelPositions, LinkIdentity, LinkMessage},
 };
 
 /// Asks the gateway at that address for the positions of its channels. The query does not prove the key, so that
-/// gateway keeps its present connection to the peer. The answer is authenticated.
+/// gateway keeps its present connection to the peer, and counts nothing as refused. The answer is authenticated.
 ///
 /// # Errors
 /// When no answer arrives in that time, or a different message does.
@@ -30,7 +27,7 @@ pub fn query_positions(
     let until = Instant::now() + timeout;
     let mut socket = TcpStream::connect_timeout(&peer.into(), timeout)?;
     // The start is recorded later, and this end proves nothing.
-    let identity = LinkIdentity { node, incarnation: Incarnation(0) };
+    let identity = LinkIdentity { node, incarnation: QUERY_INCARNATION };
     let mut stream = LinkStream::new(key, identity, Nonce::random()?);
     socket.write_all(&stream.hello())?;
     let mut bytes = [0; 16 << 10];

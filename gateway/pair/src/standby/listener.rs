@@ -46,7 +46,7 @@ use super::{
     history::InputHistory,
     log_follower::LogFollower,
     probe::{ProbeTimes, Prober, ReceivePath},
-    tracker::ReceiveTracker,
+    tracker::{ReceiveCounts, ReceiveTracker},
 };
 use crate::standby::windows::WindowHash;
 
@@ -169,6 +169,8 @@ pub struct ChannelStatus {
     pub packets: u64,
     /// This gateway's own packets that the network returned, on all lines.
     pub own_packets: u64,
+    /// What was received of the other gateways' output since the start.
+    pub counts: ReceiveCounts,
     /// When the last packet of an accepted epoch arrived.
     pub received_at: MonoNs,
     /// Where the follower began to read the local log.
@@ -787,6 +789,7 @@ impl Channel {
         if let Some(reported_through) = shared.reported_through {
             self.tracker.confirm_through(reported_through, now);
         }
+        self.status_table.counts = *self.tracker.counts();
         self.status_table.last_received = self.tracker.furthest();
         let received = ReceiveWatermark { received_through: self.tracker.position(), epoch: self.tracker.epoch() };
         if received != self.status_table.received {

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use mdgw_telemetry::counter_block;
 use mdgw_wire::{
     identity::{Epoch, Sequence},
     published::position::StreamPosition,
@@ -33,23 +34,20 @@ pub struct ReceiveTracker {
     confirmed_through: Option<StreamPosition>,
     /// Packets beyond it, oldest first.
     unconfirmed: VecDeque<(Span, Epoch)>,
-    counts: TrackerCounts,
+    counts: ReceiveCounts,
 }
 
 /// The range that a packet or a heartbeat covers.
 type Span = (StreamPosition, StreamPosition);
 
-/// Counts of a [`ReceiveTracker`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TrackerCounts {
-    /// Packets received.
-    pub packets: u64,
-    /// Holes found.
-    pub holes: u64,
-    /// Holes that no packet filled in time.
-    pub holes_abandoned: u64,
-    /// Packets that were discarded because too many waited for their confirmation.
-    pub discarded: u64,
+counter_block! {
+    /// What a gateway received of the output of the others, for one channel.
+    pub struct ReceiveCounts, key ReceiveCount {
+        packets: Counter, Packets, "packets of the other gateways' output, on all lines";
+        holes: Counter, None, "holes found in it, after both lines";
+        holes_abandoned: Counter, None, "holes that no packet filled in time";
+        discarded: Counter, Packets, "packets discarded because too many waited for their confirmation";
+    }
 }
 
 impl ReceiveTracker {
@@ -65,7 +63,7 @@ impl ReceiveTracker {
             hole_ns_max,
             confirmed_through: None,
             unconfirmed: VecDeque::with_capacity(UNCONFIRMED_MAX),
-            counts: TrackerCounts::default(),
+            counts: ReceiveCounts::default(),
         }
     }
 
@@ -138,7 +136,7 @@ impl ReceiveTracker {
 
     /// Counts since the start.
     #[must_use]
-    pub(crate) fn counts(&self) -> &TrackerCounts {
+    pub(crate) fn counts(&self) -> &ReceiveCounts {
         &self.counts
     }
 

@@ -5,6 +5,7 @@ mod local_sockets;
 
 use std::{
     collections::BTreeSet,
+    error::Error,
     fmt,
     fs::{self, File},
     io,
@@ -18,8 +19,9 @@ use mdgw_engine::handle_set::backend_choice::{self, IoChoice};
 use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     affinity::{pinnable_cores, usable_cores},
+    disk_space::free_bytes,
     kernel_fence::KernelFence,
-    memory,
+    memory, permissions,
     scheduler::set_fifo,
 };
 
@@ -50,6 +52,10 @@ pub struct Host {
     pub lock_refused: Option<String>,
     /// Attempts that this host refused: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
+    /// What could not be found out, since the user who asks lacks the rights. Empty where the host was [tried](Host::this).
+    pub not_permitted: Vec<String>,
+    /// Free space where the journals are, or will be; `None` without journals, or if the space cannot be read.
+    pub journal_free_bytes: Option<u64>,
     /// Parts that are missing now, and may exist when the gateway starts: a sentinel, a free port.
     pub not_yet_present: Vec<String>,
 }
@@ -67,6 +73,18 @@ impl Host {
     /// The present host. Tries what `run` would need, and undoes it.
     #[must_use]
     pub fn this(config: &Resolved) -> Self {
+        Self::read(config, Refusals::of_attempts())
+    }
+
+    /// The present host, for a user who need not be the gateway's. Asks for permissions and makes no file.
+    #[must_use]
+    pub fn asked(config: &Resolved) -> Self {
+        Self::read(config, Refusals::of_questions(permissions::effective_user() == ROOT))
+    }
+
+    fn read(config: &Resolved, mut refusals: Refusals) -> Self {
+        refusals.collect(config);
+        let Refusals { faults, not_permitted, .. } = refusals;
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
         Self {
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
@@ -79,7 +97,9 @@ impl Host {
             old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
             sources_max: read_sysctl("igmp_max_msf"),
             lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
-            refused: refusals(config),
+            refused: faults,
+            not_permitted,
+            journal_free_bytes: config.journal.as_ref().and_then(|journal| free_bytes(&journal.directory).ok()),
             not_yet_present: config
                 .election
                 .as_ref()
@@ -138,6 +158,16 @@ impl Host {
             found
                 .warnings
                 .push(format!("memory cannot be locked, so pages may be swapped out under memory pressure: {why}"));
+        }
+        if let (Some(journal), Some(free)) = (&config.journal, self.journal_free_bytes)
+            && free < journal.free_bytes_min
+        {
+            found.warnings.push(format!(
+                "`mdgw journal` will write nothing: {} are free for journal.directory {}, and journal.free_bytes_min is {}",
+                Bytes(free),
+                journal.directory.display(),
+                Bytes(journal.free_bytes_min)
+            ));
         }
         found.warnings.extend(self.missing_sources(config));
         for (group, interface, sources) in self.source_specific_joins(config) {
@@ -258,101 +288,199 @@ fn read_sysctl(name: &str) -> Option<usize> {
     fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()?.trim().parse().ok()
 }
 
-fn refusals(config: &Resolved) -> Vec<String> {
-    let gateway = &config.gateway;
-    let mut refused = Vec::new();
-    let state_directory = gateway.state_file.parent().unwrap_or_else(|| Path::new(""));
-    let latency_directory = config.latency.directory.as_deref();
-    let parent =
-        |path: &Option<PathBuf>| path.as_deref().map(|path| path.parent().unwrap_or_else(|| Path::new("")).to_owned());
-    let (audit_directory, control_directory) = (parent(&gateway.audit_file), parent(&gateway.control_socket));
-    let admin_directory = match &config.admin {
-        Some(AdminListen::Unix(path)) => parent(&Some(path.clone())),
-        _ => None,
-    };
-    let places = [
-        ("state file", Some(state_directory)),
-        ("publication logs", Some(&gateway.log_dir)),
-        ("latency logs", latency_directory),
-        ("audit", audit_directory.as_deref()),
-        ("control socket", control_directory.as_deref()),
-        ("admin socket", admin_directory.as_deref()),
-    ];
-    let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
-    for (owner, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend)))
-    {
-        if let Err((place, error)) = check_writable(directory) {
-            refused.push(format!(
+/// What this host refuses, and how it is asked.
+#[derive(Debug)]
+struct Refusals {
+    /// Whether files may be made and removed. Without that the permissions are read.
+    tries: bool,
+    /// Whether a lack of rights says something of the gateway, and not only of the user who asks.
+    lack_of_rights_is_a_fault: bool,
+    faults: Vec<String>,
+    not_permitted: Vec<String>,
+}
+
+impl Refusals {
+    /// Of what the start would do, by the gateway's user.
+    fn of_attempts() -> Self {
+        Self { tries: true, lack_of_rights_is_a_fault: true, faults: Vec::new(), not_permitted: Vec::new() }
+    }
+
+    /// Of questions by any user. What root may not do, no user may.
+    fn of_questions(is_root: bool) -> Self {
+        Self { tries: false, lack_of_rights_is_a_fault: is_root, ..Self::of_attempts() }
+    }
+
+    fn fault(&mut self, text: impl Into<String>) {
+        self.faults.push(text.into());
+    }
+
+    /// A fault, unless its cause is that the user who asks lacks the rights.
+    fn refused(&mut self, cause: &(dyn Error + 'static), text: impl Into<String>) {
+        let mut causes = std::iter::successors(Some(cause), |error: &&(dyn Error + 'static)| (*error).source());
+        let lacks_rights = causes.any(|error| {
+            error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+        });
+        self.refused_if(lacks_rights, text);
+    }
+
+    fn refused_if(&mut self, lacks_rights: bool, text: impl Into<String>) {
+        let list =
+            if lacks_rights && !self.lack_of_rights_is_a_fault { &mut self.not_permitted } else { &mut self.faults };
+        list.push(text.into());
+    }
+
+    fn collect(&mut self, config: &Resolved) {
+        let gateway = &config.gateway;
+        let state_directory = gateway.state_file.parent().unwrap_or_else(|| Path::new(""));
+        let latency_directory = config.latency.directory.as_deref();
+        let parent = |path: &Option<PathBuf>| {
+            path.as_deref().map(|path| path.parent().unwrap_or_else(|| Path::new("")).to_owned())
+        };
+        let (audit_directory, control_directory) = (parent(&gateway.audit_file), parent(&gateway.control_socket));
+        let admin_directory = match &config.admin {
+            Some(AdminListen::Unix(path)) => parent(&Some(path.clone())),
+            _ => None,
+        };
+        let places = [
+            ("state file", Some(state_directory)),
+            ("publication logs", Some(&gateway.log_dir)),
+            ("latency logs", latency_directory),
+            ("audit", audit_directory.as_deref()),
+            ("control socket", control_directory.as_deref()),
+            ("admin socket", admin_directory.as_deref()),
+        ];
+        let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
+        let of_election = config.election.as_ref().and_then(|with| election::directory(&with.backend));
+        for (owner, directory) in places.chain(of_election) {
+            self.directory(owner, directory);
+        }
+        self.log_group(gateway);
+        if let Some(audit) = &gateway.audit_file
+            && audit.metadata().is_ok_and(|found| !found.is_file())
+        {
+            self.fault(format!("audit file {} is not a regular file", audit.display()));
+        }
+        if let Some(service) = &config.retransmission
+            && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
+        {
+            self.refused(&error, format!("retransmission cannot listen on {}: {error}", service.listen));
+        }
+        if let Some(AdminListen::Tcp(listen)) = &config.admin
+            && let Err(error) = TcpListener::bind(SocketAddrV4::new(*listen.ip(), 0))
+        {
+            self.refused(&error, format!("admin cannot listen on {listen}: {error}"));
+        }
+        local_sockets::refusals(config, self);
+        if let Some(with) = &config.election {
+            election::refusals(with, self);
+        }
+        if let Err(error) = tag_policies(config) {
+            self.refused(&error, error.to_string());
+        }
+        for channel in &config.channels {
+            for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
+                let address = line.group.ip();
+                // Any port: a running gateway may use the line's port.
+                if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
+                    self.refused(
+                        &error,
+                        format!(
+                            "line {} of channel {} cannot listen on {address} (unicast): {error}",
+                            line.line, channel.name
+                        ),
+                    );
+                }
+            }
+        }
+        if config.election.as_ref().is_some_and(|election| election.kernel_fence)
+            && let Err(error) = KernelFence::probe()
+        {
+            self.refused(&error, error.to_string());
+        }
+        for pool in &config.pools {
+            if IoChoice::from(pool.io) == IoChoice::IoUring
+                && let Err(error) = backend_choice::probe_io_uring()
+            {
+                self.refused_if(error.lacks_rights, format!("pool {}: {error}", pool.name));
+            }
+            if let Some(priority) = pool.priority {
+                // On a separate thread, since the scheduling class stays with the thread.
+                let tried = std::thread::spawn(move || set_fifo(priority)).join();
+                if let Ok(Err(error)) = tried {
+                    self.refused(&error, format!("pool {}: SCHED_FIFO {priority}: {error}", pool.name));
+                }
+            }
+        }
+    }
+
+    /// Whether the gateway can make files in a directory, and no other user can replace them.
+    fn directory(&mut self, owner: &str, directory: &Path) {
+        let writable = if self.tries {
+            check_writable(directory)
+        } else {
+            checked_place(directory, permissions::check_may_write_in)
+        };
+        if let Err((place, error)) = writable {
+            let text = format!(
                 "directory {} of the {owner}: cannot write in {}: {error}",
                 directory.display(),
                 place.display()
-            ));
+            );
+            self.refused(&error, text);
         }
-        if let Some(danger) = foreign_control(directory) {
-            refused.push(format!("directory {} of the {owner}: {danger}", directory.display()));
-        }
-    }
-    refused.extend(log_group_refusal(gateway));
-    if let Some(audit) = &gateway.audit_file
-        && audit.metadata().is_ok_and(|found| !found.is_file())
-    {
-        refused.push(format!("audit file {} is not a regular file", audit.display()));
-    }
-    if let Some(service) = &config.retransmission
-        && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
-    {
-        refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
-    }
-    if let Some(AdminListen::Tcp(listen)) = &config.admin
-        && let Err(error) = TcpListener::bind(SocketAddrV4::new(*listen.ip(), 0))
-    {
-        refused.push(format!("admin cannot listen on {listen}: {error}"));
-    }
-    refused.extend(local_sockets::refusals(config));
-    refused.extend(config.election.iter().flat_map(election::refusals));
-    refused.extend(tag_policies(config).err().map(|error| error.to_string()));
-    for channel in &config.channels {
-        for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
-            let address = line.group.ip();
-            // Any port: a running gateway may use the line's port.
-            if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
-                refused.push(format!(
-                    "line {} of channel {} cannot listen on {address} (unicast): {error}",
-                    line.line, channel.name
-                ));
+        match foreign_control(directory, self.tries) {
+            Some(Danger::EveryUser(danger)) => {
+                self.fault(format!("directory {} of the {owner}: {danger}", directory.display()));
             }
-        }
-    }
-    if config.election.as_ref().is_some_and(|election| election.kernel_fence)
-        && let Err(error) = KernelFence::probe()
-    {
-        refused.push(error.to_string());
-    }
-    for pool in &config.pools {
-        if IoChoice::from(pool.io) == IoChoice::IoUring
-            && let Err(error) = backend_choice::probe_io_uring()
-        {
-            refused.push(format!("pool {}: {error}", pool.name));
-        }
-        if let Some(priority) = pool.priority {
-            // On a separate thread, since the scheduling class stays with the thread.
-            let tried = std::thread::spawn(move || set_fifo(priority)).join();
-            if let Ok(Err(error)) = tried {
-                refused.push(format!("pool {}: SCHED_FIFO {priority}: {error}", pool.name));
+            // The user who asks need not be the gateway's: then the directory may be the gateway's own.
+            Some(Danger::OtherUser(danger)) => {
+                self.refused_if(true, format!("directory {} of the {owner}: {danger}", directory.display()));
             }
+            None => {}
         }
     }
-    refused
+
+    /// Whether the group of `log_group` can be given access to the publication logs.
+    fn log_group(&mut self, gateway: &GatewayConfig) {
+        let group = match gateway.log_reader_group() {
+            Ok(Some(group)) => group.0,
+            Ok(None) => return,
+            Err(error) => return self.fault(error.to_string()),
+        };
+        let given = if self.tries {
+            let place = gateway.log_dir.ancestors().find(|place| place.is_dir());
+            // Another check says if the directory is not writable.
+            let Some(file) = place.and_then(|place| probe(place).ok()) else { return };
+            fchown(&file, None, Some(group))
+        } else if permissions::may_give_to_group(group) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        };
+        if let Err(error) = given {
+            let name = gateway.log_group.as_deref().unwrap_or_default();
+            let text = format!(
+                "gateway.log_group = \"{name}\": this user cannot give files to the group: {error}. Add the gateway's user to it (under systemd: \
+                 mdgw.service.d/log-readers.conf)"
+            );
+            self.refused(&error, text);
+        }
+    }
 }
 
 /// Whether files can be created in `directory`, or in its nearest existing parent: the start would create the missing
 /// directories. The error names the path that was tried.
 pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+    // Permissions are not enough: a file system may be mounted read-only, and root may write where they forbid it.
+    checked_place(directory, |place| probe(place).map(drop))
+}
+
+/// Applies a check to `directory`, or to its nearest existing parent.
+fn checked_place(directory: &Path, check: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), (PathBuf, io::Error)> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
     let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    // Permissions are not enough: a file system may be mounted read-only, and root may write where they forbid it.
-    probe(place).map(|_| ()).map_err(|error| (place.to_owned(), error))
+    check(place).map_err(|error| (place.to_owned(), error))
 }
 
 /// Makes a file in `directory` and removes it. Its user is the user of this process.
@@ -363,43 +491,40 @@ fn probe(directory: &Path) -> io::Result<File> {
     Ok(made)
 }
 
-/// Why the group of `log_group` cannot be given access to the publication logs.
-fn log_group_refusal(gateway: &GatewayConfig) -> Option<String> {
-    let group = match gateway.log_reader_group() {
-        Ok(group) => group?,
-        Err(error) => return Some(error.to_string()),
-    };
-    let place = gateway.log_dir.ancestors().find(|place| place.is_dir())?;
-    // Another check says if the directory is not writable.
-    let file = probe(place).ok()?;
-    fchown(&file, None, Some(group.0)).err().map(|error| {
-        let name = gateway.log_group.as_deref().unwrap_or_default();
-        format!(
-            "gateway.log_group = \"{name}\": this user cannot give files to the group: {error}. Add the gateway's user to it (under systemd: \
-             mdgw.service.d/log-readers.conf)"
-        )
-    })
+/// Who but the gateway could replace what is in a directory.
+#[derive(Debug, PartialEq, Eq)]
+enum Danger {
+    EveryUser(String),
+    OtherUser(String),
 }
 
 /// How another user of this host could replace what is in an existing directory. `/dev/shm` is open to every user: who makes
 /// `/dev/shm/mdgw` first owns what the gateway keeps there. Root also checks for the gateway's user, so for root an owner
 /// proves nothing.
-fn foreign_control(directory: &Path) -> Option<String> {
+fn foreign_control(directory: &Path, tries: bool) -> Option<Danger> {
     let found = directory.metadata().ok()?;
     let (mode, owner) = (found.mode(), found.uid());
     if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-        return Some(format!(
+        return Some(Danger::EveryUser(format!(
             "every user of this host may change it (mode {:o}): chmod o-w {}",
             mode & 0o7777,
             directory.display()
-        ));
+        )));
     }
-    let own = probe(directory).and_then(|made| made.metadata()).ok()?.uid();
+    let own = if tries {
+        probe(directory).and_then(|made| made.metadata()).ok()?.uid()
+    } else {
+        // Without the right to write, another check says so.
+        permissions::check_may_write_in(directory).ok()?;
+        permissions::effective_user()
+    };
     if own == ROOT {
         return None;
     }
     (owner != ROOT && owner != own).then(|| {
-        format!("it belongs to user {owner}, who can change it; this process is of user {own}: remove it, or chown it")
+        Danger::OtherUser(format!(
+            "it belongs to user {owner}, who can change it; this process is of user {own}: remove it, or chown it"
+        ))
     })
 }
 
@@ -413,6 +538,13 @@ mod tests {
     use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _};
 
     use super::*;
+
+    /// The faults that `mdgw check` reports.
+    fn refusals(config: &Resolved) -> Vec<String> {
+        let mut refusals = Refusals::of_attempts();
+        refusals.collect(config);
+        refusals.faults
+    }
 
     #[test]
     fn a_missing_requirement_is_a_fault_and_a_degraded_one_a_warning() {
@@ -620,6 +752,51 @@ mod tests {
     fn a_complete_host_gives_no_findings() {
         let config = Resolved::shipped();
         assert_eq!(complete_host(&config).findings(&config), Findings::default());
+    }
+
+    #[test]
+    fn a_user_without_rights_is_told_what_is_hidden_and_only_the_gateways_user_has_a_fault() {
+        let denied: io::Error = io::ErrorKind::PermissionDenied.into();
+        let wrapped = io::Error::other(std::sync::Arc::new(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)));
+        for (mut refusals, lacking) in
+            [(Refusals::of_attempts(), 0), (Refusals::of_questions(true), 0), (Refusals::of_questions(false), 2)]
+        {
+            refusals.refused(&denied, "key");
+            refusals.refused_if(true, "io_uring");
+            refusals.refused(&wrapped, "read-only");
+            refusals.refused_if(false, "kernel");
+            refusals.fault("no regular file");
+            assert_eq!((refusals.faults.len(), refusals.not_permitted.len()), (5 - lacking, lacking), "{refusals:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_asked_finds_the_same_faults_and_no_file_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let (watched, open) = (folder.path().join("state"), folder.path().join("open"));
+        for directory in [&watched, &open] {
+            fs::create_dir(directory).unwrap();
+        }
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let mut config = Resolved::shipped();
+        config.gateway.state_file = watched.join("state");
+        config.gateway.log_dir = watched.clone();
+        config.latency.directory = Some(watched.join("to/be/made"));
+        config.gateway.control_socket = Some(open.join("control"));
+        // A file where a directory should be.
+        fs::write(folder.path().join("file"), "").unwrap();
+        config.gateway.audit_file = Some(folder.path().join("file/audit"));
+        let changed = || fs::metadata(&watched).unwrap().modified().unwrap();
+        let before = changed();
+        let asked = Host::asked(&config).refused;
+        assert_eq!(changed(), before, "a file was made");
+        let of_directories = |faults: Vec<String>| {
+            faults.into_iter().filter(|fault| fault.starts_with("directory ")).collect::<Vec<_>>()
+        };
+        let (asked, tried) = (of_directories(asked), of_directories(refusals(&config)));
+        assert_eq!(asked, tried);
+        assert_eq!(asked.len(), 2, "{asked:?}");
+        assert!(changed() > before, "the control: the check does make one");
     }
 
     #[test]

@@ -15,17 +15,23 @@ use mdgw_pair::pair_link::query_positions;
 use mdgw_sys::sockets::Stamps;
 
 use super::{
-    host::Host,
+    host::{Findings, Host},
     resolved::{Backend, ElectionConfig, Interface, Resolved, Threads},
 };
 
-/// Examines this host for a configuration. Tries the store's nodes and the peers.
+/// Examines this host for a configuration, and changes nothing. Tries the store's nodes and the peers. `further` is what other
+/// parts of `mdgw check` found.
 #[must_use]
-pub fn examine_host(config: &Resolved) -> Report {
+pub fn examine_host(config: &Resolved, further: CheckResult) -> Report {
     let needs = needs(config);
     let mut facts = Facts::read(Some(&needs));
-    let findings = Host::this(config).findings(config);
-    facts.check = Some(CheckResult { faults: findings.faults, warnings: findings.warnings.len() });
+    let host = Host::asked(config);
+    let mut found = further;
+    let Findings { faults, warnings } = host.findings(config);
+    found.faults.splice(..0, faults);
+    found.warnings.splice(..0, warnings);
+    found.not_permitted.splice(..0, host.not_permitted);
+    facts.check = Some(found);
     if let Some(election) = &config.election {
         facts.endpoints = endpoints(config.gateway.node, election);
     }
@@ -86,7 +92,12 @@ fn directories(config: &Resolved) -> Vec<Directory> {
     let latency = latency.map(|path| Directory { holds: "latency logs", path: path.clone(), bytes: 0 });
     let state = config.gateway.state_file.parent().filter(|parent| !parent.as_os_str().is_empty());
     let state = state.map(|path| Directory { holds: "state file", path: path.to_owned(), bytes: STATE_BYTES });
-    [Some(logs), latency, state].into_iter().flatten().collect()
+    let journal = config.journal.as_ref().map(|journal| Directory {
+        holds: "journals",
+        path: journal.directory.clone(),
+        bytes: journal.free_bytes_min,
+    });
+    [Some(logs), latency, state, journal].into_iter().flatten().collect()
 }
 
 /// State, votes and an audit of many changes of leadership, bytes.
@@ -141,6 +152,7 @@ mod tests {
     use mdgw_doctor::Status;
 
     use super::*;
+    use crate::config::resolved::{JournalCompression, JournalSettings};
 
     #[test]
     fn the_needs_of_the_shipped_configuration_are_complete() {
@@ -160,6 +172,34 @@ mod tests {
     }
 
     #[test]
+    fn the_disk_of_the_journals_is_examined_and_the_check_compares_its_space() {
+        let mut config = Resolved::shipped();
+        let path = Path::new("/proc/journal");
+        config.journal = Some(JournalSettings {
+            directory: path.to_owned(),
+            compression: JournalCompression::default(),
+            flush_ns: 0,
+            retention_days: 0,
+            retention_bytes: 0,
+            free_bytes_min: 1 << 30,
+        });
+        let report = examine_host(&config, CheckResult::default());
+        let disk = report.items.iter().find(|item| item.subject.as_deref() == path.to_str()).unwrap();
+        // /proc has no space.
+        assert_eq!(
+            (disk.name, disk.status, disk.read.as_str()),
+            ("disk", Status::Warn, "journals: 0 MiB free, 1024 MiB needed")
+        );
+        let warned = "`mdgw journal` will write nothing: 0 B are free for journal.directory /proc/journal, and journal.free_bytes_min is 1 GiB";
+        let shows_it = |item: &mdgw_doctor::Item| item.name == "mdgw check" && item.read.contains(warned);
+        assert!(report.items.iter().any(shows_it), "{:#?}", report.items);
+        let warns = |config: &Resolved| Host::asked(config).findings(config).warnings.contains(&warned.to_owned());
+        assert!(warns(&config));
+        config.journal.as_mut().unwrap().free_bytes_min = 0;
+        assert!(!warns(&config));
+    }
+
+    #[test]
     fn a_store_is_reachable_if_it_accepts_connections() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -173,7 +213,7 @@ mod tests {
     fn an_examination_names_faults_of_the_check_and_a_peer_that_cannot_be_asked_without_a_key() {
         let text = include_str!("../../../../ops/config/pair.toml").replace("/tmp/mdgw-pair.key", "/nonexistent/key");
         let config = Resolved::from_text(Path::new("pair.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
-        let report = examine_host(&config);
+        let report = examine_host(&config, CheckResult::default());
         let item = |name: &str| report.items.iter().find(|item| item.name == name).unwrap();
         assert_eq!(item("mdgw check").status, Status::Fail);
         assert_eq!(item("mdgw check").commands, ["mdgw check pair.toml"]);

@@ -44,12 +44,12 @@ impl Source<'_> {
         }
     }
 
-    /// The problem of a file that is not TOML. It shows the line, since keys of invalid TOML are not reliable.
+    /// The problem of a file that is not TOML. It names no key, since those of invalid TOML are not reliable, and shows nothing of
+    /// the file, which may be a key file that was given by mistake.
     fn not_toml(&self, error: &toml::de::Error) -> Problem {
         let span = error.span().unwrap_or(0..0);
         let message = readable_message(error.message(), "");
-        let line = self.line_of(&span).trim();
-        Problem { key: String::new(), ..self.problem(&span, &format!("TOML syntax error: {message}: {line}")) }
+        Problem { key: String::new(), ..self.problem(&span, &format!("TOML syntax error: {message}")) }
     }
 
     /// Path of the innermost key or value that covers `span`.
@@ -61,13 +61,6 @@ impl Source<'_> {
         let mut path = String::new();
         descend(document.get_ref(), span, &mut path);
         path
-    }
-
-    /// The line on which `span` begins.
-    fn line_of(&self, span: &Range<usize>) -> &str {
-        let line_start =
-            self.text.get(..span.start).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1);
-        self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
     }
 }
 

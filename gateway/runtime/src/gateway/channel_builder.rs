@@ -213,6 +213,7 @@ impl ChannelBuilder<'_> {
             peer_gap_requests: Arc::clone(&self.context.peer_gap_requests),
             counters,
             drop_counters: self.context.registry.register(&setup.name),
+            book_fault_counters: self.context.registry.register(&setup.name),
             sessions: Arc::clone(&self.context.sessions),
             metrics,
         });

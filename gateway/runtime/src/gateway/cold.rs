@@ -27,15 +27,16 @@ use mdgw_sys::{
     sockets::{InterfaceDependents, MembershipWatch},
     task_queue::TaskQueue,
 };
+use mdgw_telemetry::counters::Registry;
 use socket2::Socket;
 
-use super::{GatewayError, log_maintenance::MaintainedLog, wiring::named_handle};
+use super::{GatewayError, listeners::RETRANSMISSION, log_maintenance::MaintainedLog, wiring::named_handle};
 use crate::{
     config::{
         Resolved,
         resolved::{RetransmissionConfig, RetransmissionLimits},
     },
-    retransmit::{RetransmissionService, ServedChannel},
+    retransmit::{RetransmissionCounts, RetransmissionService, ServedChannel},
     state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
 
@@ -49,6 +50,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
     pub(super) epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
+    pub(super) registry: &'c Registry,
 }
 
 /// The cold threads of a gateway that do not belong to an election, with what stops them.
@@ -64,7 +66,7 @@ pub(super) struct ColdThreads {
 
 impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
-        let ColdParts { config, state, sessions, logs, watched, drops, served, epochs } = parts;
+        let ColdParts { config, state, sessions, logs, watched, drops, served, epochs, registry } = parts;
         let stop = Arc::new(AtomicBool::new(false));
         let kernel_drops = KernelDrops::default();
         let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
@@ -94,7 +96,7 @@ impl ColdThreads {
         let maintenance = Some(maintenance);
         let mut cold = Self { stop, maintenance, tasks, kernel_drops, memberships, retransmission: None };
         if let Some(retransmission) = &config.retransmission {
-            cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
+            cold.retransmission = Some(Retransmission::start(retransmission, served, registry, &cold.stop)?);
         }
         Ok(cold)
     }
@@ -285,18 +287,22 @@ impl Retransmission {
     fn start(
         config: &RetransmissionConfig,
         served: Vec<ServedChannel>,
+        registry: &Registry,
         stop: &Arc<AtomicBool>,
     ) -> Result<Self, GatewayError> {
         let mut service = RetransmissionService::new(config, served)?;
         let listener_counters = Arc::clone(service.listener_counters());
         let tasks = TaskQueue::default();
         let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
+        let mut counters = registry.register::<RetransmissionCounts>(RETRANSMISSION);
         let thread = std::thread::Builder::new()
             .name("mdgw-retransmit".to_owned())
             .spawn(move || {
                 while !stop.load(Ordering::Acquire) {
                     thread_tasks.run_pending(&mut service);
-                    let outcome = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
+                    let turned = service.turn(mono_now());
+                    counters.publish(service.counts());
+                    let outcome = turned.and_then(|more| if more { Ok(()) } else { service.wait() });
                     if let Err(error) = outcome {
                         tracing::error!(%error, "retransmission service failed");
                         std::thread::sleep(PAUSE_AFTER_ERROR);

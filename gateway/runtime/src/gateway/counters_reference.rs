@@ -5,6 +5,7 @@ use std::{env, fmt::Write as _, fs};
 
 use mdgw_engine::{dispatch::roles::Counts, pipeline::PipelineCounters};
 use mdgw_feeds::{book::BookFault, drop_reason::DropReason};
+use mdgw_pair::{pair_link::PairCounts, standby::ReceiveCounts};
 use mdgw_sys::listener_counters::Refusal;
 use mdgw_telemetry::{
     channel_metrics::{ChannelCounts, LineCounts},
@@ -12,6 +13,7 @@ use mdgw_telemetry::{
 };
 
 use super::{log_maintenance::LogCounters, takeovers::TakeoverCounters};
+use crate::retransmit::RetransmissionCounts;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ops/guide/counters.md");
 
@@ -43,6 +45,13 @@ fn markdown() -> String {
             "Sums over the threads of a pool. Words: [glossary](../../ARCHITECTURE.md#glossary).",
             Counts::DESCRIPTORS,
         ),
+        ("Retransmission service", "One block, if the gateway has the service.", RetransmissionCounts::DESCRIPTORS),
+        ("Pair link", "One block, if the gateway has a pair link.", PairCounts::DESCRIPTORS),
+        (
+            "Standby",
+            "One block for each channel of an elected gateway: what the gateway receives of the others' output.",
+            ReceiveCounts::DESCRIPTORS,
+        ),
         ("Latency log: channel", "Written for each interval of a channel.", ChannelCounts::DESCRIPTORS),
         ("Latency log: line", "Written for each interval of a line.", LineCounts::DESCRIPTORS),
     ];
@@ -61,7 +70,7 @@ fn markdown() -> String {
     reasons(
         &mut text,
         "Refusals of listeners",
-        "Why a listener beside the data path (pair link, votes, members, retransmission service) did not use a datagram or a \
+        "Why a listener beside the data path (pair link, votes, members, retransmission service, admin listener) did not use a datagram or a \
          connection. The listener of the output groups uses the drop reasons. The log has them at once and then once a minute, \
          `mdgw run` at its end, and a witness at its end.",
         Refusal::ALL.iter().map(|refusal| (refusal.name(), refusal.help())),

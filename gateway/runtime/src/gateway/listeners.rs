@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::Arc};
 
-use mdgw_feeds::{drop_reason::DropReason, time::MonoNs};
-use mdgw_pair::standby::StatusTable;
+use mdgw_admin::Observed;
+use mdgw_feeds::{drop_reason::DropReason, identity::ChannelId, time::MonoNs};
+use mdgw_pair::standby::{ReceiveCounts, StatusTable};
 use mdgw_status::snapshot::ListenerSnapshot;
-use mdgw_sys::listener_counters::ListenerCounters;
+use mdgw_sys::listener_counters::{ListenerCounters, Refusal};
 
 /// All cold listeners of a gateway. Cheap to clone; reading does not block the listeners.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +22,7 @@ pub(super) const VOTES: &str = "votes";
 pub(super) const MEMBERS: &str = "members";
 pub(super) const RETRANSMISSION: &str = "retransmission";
 pub(super) const OUTPUT_GROUPS: &str = "output_groups";
+pub(super) const ADMIN: &str = "admin";
 
 impl Listeners {
     pub(super) fn new(status_table: Option<Arc<StatusTable>>) -> Self {
@@ -36,6 +38,12 @@ impl Listeners {
         self.read().map(|read| read.snapshot).collect()
     }
 
+    /// What was received of the other gateways' output, by channel; `None` without an election.
+    pub(super) fn received(&self) -> Option<BTreeMap<ChannelId, ReceiveCounts>> {
+        let all = self.status_table.as_ref()?.all();
+        Some(all.into_iter().map(|(channel, status)| (channel, status.counts)).collect())
+    }
+
     fn read(&self) -> impl Iterator<Item = Read> {
         let of_counters = self.counters.iter().map(|(name, counters)| {
             let refused = counters.refusals().map(|(refusal, count)| (refusal.name(), count, !refusal.is_expected()));
@@ -47,6 +55,18 @@ impl Listeners {
             Read::new(OUTPUT_GROUPS, counts.datagrams, refused)
         });
         of_counters.chain(of_outputs)
+    }
+}
+
+/// Counts what the admin listener observes.
+pub(super) fn count_observed(counters: &ListenerCounters, observed: Observed) {
+    match observed {
+        Observed::Connection => counters.count_received(),
+        Observed::Displaced => counters.count(Refusal::Displaced),
+        Observed::Silent => counters.count(Refusal::Silent),
+        Observed::Malformed => counters.count(Refusal::Malformed),
+        Observed::TooLong => counters.count(Refusal::TooLong),
+        Observed::Busy => counters.count(Refusal::Busy),
     }
 }
 
@@ -128,8 +148,6 @@ const INTERVAL_NS: u64 = 60_000_000_000;
 
 #[cfg(test)]
 mod tests {
-    use mdgw_sys::listener_counters::Refusal;
-
     use super::*;
 
     fn listeners() -> (Listeners, Arc<ListenerCounters>, Arc<ListenerCounters>) {
@@ -166,6 +184,20 @@ mod tests {
         assert_eq!(logged + rest[0].1, seconds * 2_000);
         assert_eq!(rest[1], (PAIR_LINK.to_owned(), 1, "displaced 1".to_owned()));
         assert_eq!(log.due(&listeners, MonoNs(20_000_000_000_000)), [], "nothing new");
+    }
+
+    #[test]
+    fn the_admin_listener_is_counted_and_logged_as_the_others_are() {
+        let mut listeners = Listeners::new(None);
+        let counters = Arc::<ListenerCounters>::default();
+        listeners.add(ADMIN, &counters);
+        let refused = [Observed::Displaced, Observed::Silent, Observed::Malformed, Observed::TooLong, Observed::Busy];
+        let observed = [Observed::Connection, Observed::Connection].into_iter().chain(refused);
+        observed.for_each(|observed| count_observed(&counters, observed));
+        let lines = RefusalLog::default().due(&listeners, MonoNs(1));
+        let reasons = "malformed 1, too_long 1, displaced 1, silent 1, busy 1";
+        assert_eq!(lines, [(ADMIN.to_owned(), 5, reasons.to_owned())]);
+        assert_eq!(listeners.snapshots()[0].received, 2);
     }
 
     #[test]

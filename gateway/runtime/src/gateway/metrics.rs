@@ -15,7 +15,7 @@ use std::{
 
 use mdgw_admin::{
     Health, Probe,
-    metric::{Metric, MetricKind, Sample, Value},
+    metric::{Metric, MetricKind, MetricUnit, Sample, Value},
 };
 use mdgw_election::{
     core::{ConnectionState, Role, View},
@@ -26,13 +26,18 @@ use mdgw_engine::{
     dispatch::roles::{Counts, Gauges},
     pipeline::PipelineCounters,
 };
-use mdgw_feeds::{channel::ChannelState, drop_reason::DropCounts, identity::GroupId, time::MonoNs};
-use mdgw_pair::pair_link::LinkHandle;
+use mdgw_feeds::{
+    book::BookFaultCounts, channel::ChannelState, drop_reason::DropCounts, identity::GroupId, time::MonoNs,
+};
+use mdgw_pair::{
+    pair_link::{LinkHandle, PairCounts},
+    standby::ReceiveCounts,
+};
 use mdgw_status::recent::{BUCKET_BOUNDS_NS, BucketTotals};
 use mdgw_sys::{alarm::Alarm, clock::mono_now};
 use mdgw_telemetry::{
     channel_metrics::LineCounts,
-    counters::{CounterBlock, Descriptor, Kind, Unit},
+    counters::{CounterBlock, Descriptor, Kind, Registry, Unit},
 };
 
 use self::declared::Declared;
@@ -42,12 +47,17 @@ use super::{
     takeovers::TakeoverCounters,
     watch::{Watch, channel_state, state_name},
 };
-use crate::audit::AuditSender;
+use crate::{
+    audit::{AuditCounts, AuditSender},
+    retransmit::RetransmissionCounts,
+};
 
 /// Sources of metrics and health.
 #[derive(Debug)]
 pub(super) struct AdminSource {
     pub(super) watch: Watch,
+    /// All groups. A reload adds none.
+    pub(super) groups: BTreeSet<GroupId>,
     /// Empty for a gateway that always publishes.
     pub(super) elections: BTreeMap<GroupId, Election>,
     pub(super) node: u8,
@@ -99,6 +109,9 @@ impl AdminSource {
     }
 
     fn leader(&self, group: Option<u16>) -> Health {
+        if group.is_some_and(|group| !self.groups.contains(&GroupId(group))) {
+            return failing("no such group");
+        }
         if self.elections.is_empty() {
             return healthy("standalone: always publishes");
         }
@@ -109,9 +122,6 @@ impl AdminSource {
             let numbers: Vec<_> = groups.iter().map(|(id, _)| id.0.to_string()).collect();
             numbers.join(", ")
         };
-        if leads.is_empty() && others.is_empty() {
-            return failing("no such group");
-        }
         if others.is_empty() {
             healthy(format!("leads group {}", list(&leads)))
         } else {
@@ -149,9 +159,15 @@ impl AdminSource {
         all.push(declared::ALARMS.with(counts));
         let is_lost = self.sentinel_lost.load(Ordering::Relaxed);
         all.push(declared::SENTINEL_LOST.with(one(is_lost.into())));
-        let failures = self.audit.as_ref().map(|audit| sample(Vec::new(), Value::Count(audit.counts().failures)));
-        all.push(declared::AUDIT_FAILURES.with(failures));
+        if let Some(AuditCounts { written, failures, lost }) = self.audit.as_ref().map(AuditSender::counts) {
+            all.push(declared::AUDIT_WRITTEN.with(one(written)));
+            all.push(declared::AUDIT_FAILURES.with(one(failures)));
+            all.push(declared::AUDIT_LOST.with(one(lost)));
+        }
+        let retransmission = self.watch.registry.values::<RetransmissionCounts>().into_iter();
+        block(all, RETRANSMISSION, retransmission.map(|(_, block)| (Vec::new(), block)));
         if let Some((link, nodes)) = &self.link {
+            block(all, PAIR_LINK, [(Vec::new(), link.counts())].into_iter());
             let links = nodes
                 .iter()
                 .map(|node| sample(vec![("node", node.to_string())], Value::Count(link.is_linked_to(*node).into())));
@@ -187,20 +203,20 @@ impl AdminSource {
         block(all, CHANNEL, blocks.map(|(name, block)| (labelled(&name), block)));
         let logs = registry.values::<LogCounters>().into_iter().map(|(name, block)| (labelled(&name), block));
         block(all, CHANNEL, logs);
-        let dropped = registry.values::<DropCounts>().into_iter().flat_map(|(name, counts)| {
-            let reasons = DropCounts::DESCRIPTORS.iter().zip(counts.values().collect::<Vec<_>>());
-            let samples = reasons.map(move |(reason, count)| {
-                sample(vec![("channel", name.clone()), ("reason", reason.name.to_owned())], Value::Count(count))
-            });
-            samples.collect::<Vec<_>>()
-        });
-        all.push(declared::CHANNEL_DROPPED.with(dropped));
+        all.push(declared::CHANNEL_DROPPED.with(by_reason::<DropCounts>(registry)));
+        all.push(declared::CHANNEL_BOOK_FAULTS.with(by_reason::<BookFaultCounts>(registry)));
         let channels = self.watch.channels();
         let of_lines = channels.iter().flat_map(|(id, name)| {
             let lines = self.watch.recent.line_counts(*id).into_iter();
             lines.map(move |(line, counts)| (vec![("channel", name.clone()), ("line", line.to_string())], counts))
         });
         block::<LineCounts>(all, LINE, of_lines);
+        let received = self.watch.listeners.received();
+        let received = received.iter().flat_map(|of_channels| {
+            let of_channels = channels.iter().filter_map(|(id, name)| Some((labelled(name), *of_channels.get(id)?)));
+            of_channels.collect::<Vec<_>>()
+        });
+        block::<ReceiveCounts>(all, STANDBY, received);
     }
 
     fn latencies(&self, all: &mut Vec<Metric>) {
@@ -257,14 +273,20 @@ const GROUP: &str = "mdgw_group_";
 const CHANNEL: &str = "mdgw_channel_";
 const LINE: &str = "mdgw_line_";
 const POOL: &str = "mdgw_pool_";
+const RETRANSMISSION: &str = "mdgw_retransmission_";
+const PAIR_LINK: &str = "mdgw_pair_link_";
+const STANDBY: &str = "mdgw_standby_";
 
 /// The blocks of counters: prefix and declarations.
-const BLOCKS: [(&str, &[Descriptor]); 5] = [
+const BLOCKS: [(&str, &[Descriptor]); 8] = [
     (GROUP, TakeoverCounters::DESCRIPTORS),
     (CHANNEL, PipelineCounters::DESCRIPTORS),
     (CHANNEL, LogCounters::DESCRIPTORS),
     (LINE, LineCounts::DESCRIPTORS),
     (POOL, Counts::DESCRIPTORS),
+    (RETRANSMISSION, RetransmissionCounts::DESCRIPTORS),
+    (PAIR_LINK, PairCounts::DESCRIPTORS),
+    (STANDBY, ReceiveCounts::DESCRIPTORS),
 ];
 
 /// Names of all samples that a gateway can export, as in its text: a counter with `_total`, a histogram with `_bucket`,
@@ -272,13 +294,13 @@ const BLOCKS: [(&str, &[Descriptor]); 5] = [
 #[must_use]
 pub fn sample_names() -> BTreeSet<String> {
     let of_blocks = BLOCKS.into_iter().flat_map(|(prefix, descriptors)| {
-        descriptors.iter().map(move |descriptor| {
-            (metric_name(prefix, descriptor), metric_kind(descriptor), descriptor.unit == Unit::Nanoseconds)
-        })
+        descriptors
+            .iter()
+            .map(move |descriptor| (metric_name(prefix, descriptor), metric_kind(descriptor), metric_unit(descriptor)))
     });
-    let further = declared::ALL.iter().map(|declared| (declared.name.to_owned(), declared.kind, declared.is_seconds));
-    let samples = of_blocks.chain(further).flat_map(|(name, kind, is_seconds)| {
-        let name = if is_seconds { format!("{name}_seconds") } else { name };
+    let further = declared::ALL.iter().map(|declared| (declared.name.to_owned(), declared.kind, declared.unit));
+    let samples = of_blocks.chain(further).flat_map(|(name, kind, unit)| {
+        let name = unit.map_or_else(|| name.clone(), |unit| format!("{name}_{}", unit.name()));
         let endings: &[&str] = match kind {
             MetricKind::Counter => &["_total"],
             MetricKind::Gauge => &[""],
@@ -306,6 +328,7 @@ fn block<B: CounterBlock>(all: &mut Vec<Metric>, prefix: &str, blocks: impl Iter
 fn declared_counters(all: &mut Vec<Metric>, prefix: &str, descriptors: &[Descriptor], owners: Vec<(Labels, Vec<u64>)>) {
     for (index, descriptor) in descriptors.iter().enumerate() {
         let is_seconds = descriptor.unit == Unit::Nanoseconds;
+        let unit = metric_unit(descriptor);
         let samples = owners.iter().map(|(labels, values)| {
             let value = values.get(index).copied().unwrap_or_default();
             let value = if is_seconds { Value::Real(seconds(value)) } else { Value::Count(value) };
@@ -315,7 +338,7 @@ fn declared_counters(all: &mut Vec<Metric>, prefix: &str, descriptors: &[Descrip
             name: metric_name(prefix, descriptor),
             help: help(descriptor),
             kind: metric_kind(descriptor),
-            is_seconds,
+            unit,
             samples: samples.collect(),
         });
     }
@@ -325,20 +348,41 @@ fn metric_kind(descriptor: &Descriptor) -> MetricKind {
     if descriptor.kind == Kind::Counter { MetricKind::Counter } else { MetricKind::Gauge }
 }
 
-/// Name of a declared counter: nanoseconds become seconds, so their ending is left out.
+fn metric_unit(descriptor: &Descriptor) -> Option<MetricUnit> {
+    match descriptor.unit {
+        Unit::Nanoseconds => Some(MetricUnit::Seconds),
+        Unit::Bytes => Some(MetricUnit::Bytes),
+        _ => None,
+    }
+}
+
+/// Name of a declared counter, without its unit: nanoseconds become seconds.
 fn metric_name(prefix: &str, descriptor: &Descriptor) -> String {
-    let name = if descriptor.unit == Unit::Nanoseconds {
-        descriptor.name.trim_end_matches("_sum").trim_end_matches("_ns").replace("_ns_", "_")
-    } else {
-        descriptor.name.to_owned()
+    let name = match descriptor.unit {
+        Unit::Nanoseconds => descriptor.name.trim_end_matches("_sum").trim_end_matches("_ns").replace("_ns_", "_"),
+        Unit::Bytes => descriptor.name.trim_end_matches("bytes").to_owned(),
+        _ => descriptor.name.to_owned(),
     };
-    format!("{prefix}{name}")
+    format!("{prefix}{name}").trim_end_matches('_').to_owned()
+}
+
+/// A sample for each channel and reason.
+fn by_reason<B: CounterBlock>(registry: &Registry) -> Vec<Sample> {
+    let channels = registry.values::<B>().into_iter();
+    let samples = channels.flat_map(|(name, counts)| {
+        let reasons = B::DESCRIPTORS.iter().zip(counts.values().collect::<Vec<_>>());
+        let samples = reasons.map(move |(reason, count)| {
+            sample(vec![("channel", name.clone()), ("reason", reason.name.to_owned())], Value::Count(count))
+        });
+        samples.collect::<Vec<_>>()
+    });
+    samples.collect()
 }
 
 /// The declared help with the unit, unless the name has it.
 fn help(descriptor: &Descriptor) -> String {
     match descriptor.unit {
-        Unit::None | Unit::Nanoseconds => descriptor.help.to_owned(),
+        Unit::None | Unit::Nanoseconds | Unit::Bytes => descriptor.help.to_owned(),
         unit => format!("{} [{}]", descriptor.help, format!("{unit:?}").to_lowercase()),
     }
 }
@@ -398,6 +442,12 @@ mod tests {
             "mdgw_pool_handler_max_seconds",
             "mdgw_group_blackout_last_seconds",
             "mdgw_pool_batch_events_sum",
+            "mdgw_retransmission_bytes_total",
+            "mdgw_receive_buffer_used_bytes",
+            "mdgw_pair_link_windows_different_total",
+            "mdgw_standby_holes_total",
+            "mdgw_channel_book_faults_by_reason_total",
+            "mdgw_audit_lost_total",
         ] {
             assert!(samples.contains(name), "no {name} in {samples:?}");
         }

@@ -299,6 +299,7 @@ impl<'c> Wiring<'c> {
             drops: self.drops,
             served: self.served,
             epochs: self.context.groups.iter().map(|(group, parts)| (*group, Arc::clone(&parts.epochs))).collect(),
+            registry: &self.context.registry,
         })?;
         Ok((latency, cold))
     }

@@ -28,7 +28,7 @@ enum Kind {
     Slow,
     /// Sends a hello and a message under another key.
     ForeignKey,
-    /// Closes at once.
+    /// Sends one byte and closes: a connection without a byte is a health check, and not refused.
     Closes,
 }
 
@@ -112,7 +112,7 @@ fn act(kind: Kind, mut socket: TcpStream, open: &mut Vec<Open>) -> u64 {
             let _refused = socket.write_all(&message);
             (hello.len() + message.len()) as u64
         }
-        Kind::Closes => return 0,
+        Kind::Closes => return u64::from(socket.write_all(&hello[..1]).is_ok()),
     };
     socket.set_nonblocking(true).expect("the socket can be set");
     open.push(Open { kind, socket, hello, sent_bytes: 0 });

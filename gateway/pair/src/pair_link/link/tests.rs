@@ -16,7 +16,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::{
-    pair_link::{framing::LinkStream, message::HELLO_BYTES},
+    pair_link::{framing::LinkStream, message::HELLO_BYTES, query_positions},
     standby::KnownEpochs,
 };
 
@@ -176,8 +176,30 @@ fn a_peer_connects_while_a_host_without_the_key_connects_again_and_again() {
     // The kernel may drop a connection before it is accepted.
     wait_until("each accepted connection is counted once", || {
         let counts = link.handle().counts();
-        counts.connections >= 3 && counts.refused + counts.connections == link.handle().listener_counters().received()
+        let accounted = counts.refused + counts.connections + counts.connections_unused;
+        counts.connections >= 3 && accounted == link.handle().listener_counters().received()
     });
+}
+
+#[test]
+fn a_connection_closed_without_a_message_is_not_refused_and_one_closed_within_is() {
+    let (a, b) = (free_address(), free_address());
+    let (link, _) = start(1, a, b, 7);
+    let handle = link.handle();
+    // A health check; `mdgw doctor`.
+    drop(TcpStream::connect(a).unwrap());
+    wait_until("the health check ends", || handle.counts().connections_unused == 1);
+    query_positions(a, 2, SharedKey::new(&[7; 32]), Duration::from_secs(10)).unwrap();
+    wait_until("the query ends", || handle.counts().connections_unused == 2);
+    assert_eq!((handle.counts().refused, handle.listener_counters().received()), (0, 2));
+
+    // Part of a hello, and the hello of a running gateway that leaves without proving the key.
+    let hello = LinkStream::new(SharedKey::new(&[7; 32]), identity(2), Nonce::random().unwrap()).hello();
+    for (begun, count) in [(&hello[..1], 1), (&hello[..], 2)] {
+        TcpStream::connect(a).unwrap().write_all(begun).unwrap();
+        wait_until("it is refused", || handle.listener_counters().refused(Refusal::Disconnected) == count);
+    }
+    assert_eq!((handle.counts().refused, handle.counts().connections_unused), (2, 2));
 }
 
 #[test]

@@ -12,27 +12,31 @@ use mdgw_election::{
 };
 use mdgw_sys::clock_rate::check_readable;
 
+use super::Refusals;
 use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
 
 /// Faults that would prevent the start, except for [`directory`].
-pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
-    let keys = election.key_files().into_iter().filter_map(|path| SharedKey::load(path).err());
-    let mut refused: Vec<String> = keys.map(|error| error.to_string()).collect();
+pub(super) fn refusals(election: &ElectionConfig, found: &mut Refusals) {
+    for error in election.key_files().into_iter().filter_map(|path| SharedKey::load(path).err()) {
+        found.refused(&error, error.to_string());
+    }
     if let Err(error) = check_readable() {
-        refused.push(format!(
+        let text = format!(
             "the kernel does not report how it corrects the clock, so this gateway could not lead: adjtimex: {error}"
-        ));
+        );
+        found.refused(&error, text);
     }
     let (login, tls) = store_access(&election.backend);
-    refused.extend(login.and_then(|login| login.password().err()).map(|error| error.to_string()));
-    refused.extend(tls.into_iter().flat_map(EtcdTls::check_files).map(|error| error.to_string()));
+    let of_login = login.and_then(|login| login.password().err());
+    for error in of_login.into_iter().chain(tls.into_iter().flat_map(EtcdTls::check_files)) {
+        found.refused(&error, error.to_string());
+    }
     for (owner, listen) in addresses(election) {
         // Any port: a running gateway may use the configured one.
         if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*listen.ip(), 0)) {
-            refused.push(format!("election.{owner} cannot listen on {listen}: {error}"));
+            found.refused(&error, format!("election.{owner} cannot listen on {listen}: {error}"));
         }
     }
-    refused
 }
 
 /// Whether the sentinel or the kernel fence is configured: each has one slot per group, so the number of groups is
@@ -103,6 +107,12 @@ mod tests {
         config.election.as_ref().unwrap()
     }
 
+    fn refusals(election: &ElectionConfig) -> Vec<String> {
+        let mut found = Refusals::of_attempts();
+        super::refusals(election, &mut found);
+        found.faults
+    }
+
     #[test]
     fn a_pair_needs_a_key_and_addresses_of_this_host() {
         let folder = tempfile::tempdir().unwrap();
@@ -124,7 +134,7 @@ mod tests {
 
     #[test]
     fn an_unwritable_vote_directory_is_a_fault() {
-        let faults = crate::config::host::refusals(&voting(Path::new("/proc"), "127.0.0.1"));
+        let faults = Host::this(&voting(Path::new("/proc"), "127.0.0.1")).refused;
         assert!(faults.iter().any(|fault| fault.starts_with("directory /proc/votes of the votes")), "{faults:?}");
     }
 

@@ -5,11 +5,13 @@ use std::{io, net::TcpListener, path::Path};
 use mdgw_publog::has_writer;
 use mdgw_status::control::check_socket_path;
 
-use super::super::resolved::{AdminListen, Resolved};
+use super::{
+    super::resolved::{AdminListen, Resolved},
+    Refusals,
+};
 
 /// Why a socket in the file system cannot be where it is configured.
-pub(super) fn refusals(config: &Resolved) -> Vec<String> {
-    let mut refused = Vec::new();
+pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
     let admin = match &config.admin {
         Some(AdminListen::Unix(path)) => Some(path.as_path()),
         _ => None,
@@ -28,14 +30,13 @@ pub(super) fn refusals(config: &Resolved) -> Vec<String> {
     let files: Vec<(&str, &Path)> = files.into_iter().flatten().collect();
     for (index, (owner, path)) in sockets.iter().enumerate() {
         if let Err(error) = check_socket_path(path) {
-            refused.push(format!("{owner} {}: {error}", path.display()));
+            refusals.refused(&error, format!("{owner} {}: {error}", path.display()));
         }
         let others = files.iter().chain(sockets.get(..index).unwrap_or_default());
         for (other, _) in others.filter(|(_, other)| other == path) {
-            refused.push(format!("{} is both the {other} and the {owner}", path.display()));
+            refusals.fault(format!("{} is both the {other} and the {owner}", path.display()));
         }
     }
-    refused
 }
 
 /// The admin listener's port is in use, and not by a gateway of this configuration.

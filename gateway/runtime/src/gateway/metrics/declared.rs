@@ -1,6 +1,6 @@
 //! Metrics that are no counter of a block: name, meaning, kind and unit, each declared once.
 
-use mdgw_admin::metric::{Metric, MetricKind, Sample};
+use mdgw_admin::metric::{Metric, MetricKind, MetricUnit, Sample};
 
 /// A metric without its samples.
 #[derive(Clone, Copy, Debug)]
@@ -9,24 +9,28 @@ pub(super) struct Declared {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
     pub(super) kind: MetricKind,
-    pub(super) is_seconds: bool,
+    pub(super) unit: Option<MetricUnit>,
 }
 
 impl Declared {
     const fn counter(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, kind: MetricKind::Counter, is_seconds: false }
+        Self { name, help, kind: MetricKind::Counter, unit: None }
     }
 
     const fn gauge(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, kind: MetricKind::Gauge, is_seconds: false }
+        Self { name, help, kind: MetricKind::Gauge, unit: None }
     }
 
     const fn histogram(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, kind: MetricKind::Histogram, is_seconds: false }
+        Self { name, help, kind: MetricKind::Histogram, unit: None }
     }
 
     const fn in_seconds(self) -> Self {
-        Self { is_seconds: true, ..self }
+        Self { unit: Some(MetricUnit::Seconds), ..self }
+    }
+
+    const fn in_bytes(self) -> Self {
+        Self { unit: Some(MetricUnit::Bytes), ..self }
     }
 
     pub(super) fn with(self, samples: impl IntoIterator<Item = Sample>) -> Metric {
@@ -34,7 +38,7 @@ impl Declared {
             name: self.name.to_owned(),
             help: self.help.to_owned(),
             kind: self.kind,
-            is_seconds: self.is_seconds,
+            unit: self.unit,
             samples: samples.into_iter().collect(),
         }
     }
@@ -53,19 +57,22 @@ metrics! {
     GATEWAY = Declared::gauge("mdgw_gateway", "this gateway; the value is the epoch count of its start");
     START_TIME = Declared::gauge("mdgw_start_time", "when this gateway started, since 1970 UTC").in_seconds();
     KERNEL_DROPS = Declared::counter("mdgw_kernel_drops", "datagrams that the kernel dropped because a receive buffer was full");
-    RECEIVE_BUFFER_USED = Declared::gauge("mdgw_receive_buffer_used_bytes", "most bytes that a receive buffer held");
-    RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit_bytes", "limit of the receive buffer that held most");
+    RECEIVE_BUFFER_USED = Declared::gauge("mdgw_receive_buffer_used", "most bytes that a receive buffer held").in_bytes();
+    RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit", "limit of the receive buffer that held most").in_bytes();
     ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
     ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
     SENTINEL_LOST = Declared::gauge("mdgw_sentinel_lost", "1: the sentinel has died, and this gateway starts no other one");
     AUDIT_FAILURES = Declared::counter("mdgw_audit_failures", "attempts to write the audit file that failed; two a second while it cannot be written");
+    AUDIT_WRITTEN = Declared::counter("mdgw_audit_written", "lines written to the audit file since the start");
+    AUDIT_LOST = Declared::counter("mdgw_audit_lost", "lines that are not in the audit file: too many waited for a disk that did not accept them");
     GROUP_LEADER = Declared::gauge("mdgw_group_leader", "1: this gateway leads the group");
     GROUP_EPOCH = Declared::gauge("mdgw_group_epoch", "count of the highest observed epoch");
     GROUP_ELIGIBLE = Declared::gauge("mdgw_group_eligible", "1: this gateway leads the group or would take over");
     GROUP_OBSTACLE = Declared::gauge("mdgw_group_obstacle", "1: this gateway is not eligible, for a reason that does not end by itself");
     GROUP_CONNECTED = Declared::gauge("mdgw_group_connected", "1: the connection to the election's backend is up");
     CHANNEL_DROPPED = Declared::counter("mdgw_channel_dropped", "packets and messages that were not used, by reason, expected ones such as duplicates included");
+    CHANNEL_BOOK_FAULTS = Declared::counter("mdgw_channel_book_faults_by_reason", "messages that contradict a book, by reason");
     CHANNEL_LATENCY = Declared::histogram("mdgw_channel_latency", "latency by stage, as collected at the end of each latency interval; a value is in its bucket within 1 %").in_seconds();
     POOL_BATCH_EVENTS = Declared::histogram("mdgw_pool_batch_events", "events that a wait returned, of waits that returned at least one");
     POOL_PROCESSING = Declared::histogram("mdgw_pool_processing", "time that the processing of one turn took").in_seconds();
