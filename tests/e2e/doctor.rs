@@ -1,9 +1,9 @@
 //! `mdgw doctor` on this machine, as it is: with shipped configurations, and without one.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, process::Command};
 
-use mdgw_tests::process;
+use mdgw_tests::{process, skip::skip};
 use serde_json::Value;
 
 /// What the exit code says: the worst item that was read.
@@ -84,4 +84,56 @@ fn a_store_that_is_not_there_is_a_failure_and_an_invalid_configuration_an_error(
     fs::write(&path, "nonsense = 1").unwrap();
     let refused = process::run(["doctor", path.to_str().unwrap(), "--json"]).expect_code(2);
     assert!(refused.stdout.is_empty() && refused.stderr.contains("nonsense"), "{}", refused.stderr);
+}
+
+/// Names and texts of the items that are failures.
+fn failures(report: &Value) -> Vec<(String, String)> {
+    let items = report["items"].as_array().unwrap().iter().filter(|item| item["status"] == "fail");
+    let text = |item: &Value, field: &str| item[field].as_str().unwrap_or_default().to_owned();
+    items.map(|item| (text(item, "name"), text(item, "read"))).collect()
+}
+
+#[test]
+fn a_user_without_rights_has_no_failure_that_root_does_not_have_and_no_file_is_made() {
+    const TEST: &str = "a host examined by a user without rights";
+    if !rustix::process::geteuid().is_root() {
+        return skip(TEST, "it takes root to become another user");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mode = |path: &str, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let shipped = fs::read_to_string(format!("{}/../ops/config/pair.toml", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let config = shipped.replace("/tmp/mdgw-pair-1", &at("gateway")).replace("/tmp/mdgw-pair.key", &at("key"));
+    let journal = format!("\n[journal]\ndirectory = \"{}\"\n", at("gateway"));
+    fs::write(at("pair.toml"), config + &journal).unwrap();
+    fs::write(at("key"), "0a".repeat(32)).unwrap();
+    fs::create_dir_all(at("gateway/log")).unwrap();
+    for (path, bits) in [(".", 0o755), ("pair.toml", 0o644), ("key", 0o600), ("gateway", 0o700)] {
+        mode(&at(path), bits);
+    }
+    let changed = || fs::metadata(at("gateway")).unwrap().modified().unwrap();
+    let before = changed();
+    let of_root = process::run(["doctor", &at("pair.toml"), "--json"]).json();
+    assert_eq!(changed(), before, "the doctor has made a file");
+
+    let arguments = ["--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let examined = Command::new("setpriv")
+        .args(arguments)
+        .arg(process::program())
+        .args(["doctor", &at("pair.toml"), "--json"])
+        .output()
+        .unwrap();
+    let of_nobody: Value = serde_json::from_slice(&examined.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&examined.stderr)));
+    assert_eq!(failures(&of_nobody), failures(&of_root));
+    assert_eq!(examined.status.code(), Some(worst_code(&of_nobody)));
+    let checks = of_nobody["items"].as_array().unwrap().iter().filter(|item| item["name"] == "mdgw check");
+    let hidden: Vec<_> = checks.filter(|item| item["status"] == "unknown").collect();
+    let read = hidden.first().expect("what is hidden is unknown")["read"].as_str().unwrap();
+    for part in [at("key"), format!("directory {}", at("gateway")), "as the gateway's user".to_owned()] {
+        assert!(read.contains(&part), "no {part} in {read}");
+    }
+    let disks = of_root["items"].as_array().unwrap().iter().filter(|item| item["name"] == "disk");
+    let is_of_journals = |item: &Value| item["read"].as_str().unwrap().starts_with("journals: ");
+    assert!(disks.into_iter().any(is_of_journals), "{of_root}");
 }

@@ -666,7 +666,7 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
         services
           warn    disk /dev/shm/mdgw: publication logs: 100 MiB free, 512 MiB needed
                     Without space the log moves to private memory, so readers and a
-                    restart lack it; latency logs and audit stop.
+                    restart lack it; latency logs, journals and audit stop.
                     $ df -h /dev/shm/mdgw && du -xh -d 2 /dev/shm/mdgw | sort -h | tail    # then make space
           fail    store etcd1:2379: connection refused
                     Without its store no gateway can become leader.

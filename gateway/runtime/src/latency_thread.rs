@@ -146,9 +146,11 @@ impl LatencyThread {
         self.shared.lock().interval_ns = interval_ns;
     }
 
-    /// Collects the metrics of one more channel, which is in that slot of that pool from now on.
-    pub(crate) fn add(&self, pool: String, index: usize, channel: ChannelMetricsCollector) {
+    /// Collects the metrics of one more channel of that name, which is in that slot of that pool from now on.
+    pub(crate) fn add(&self, name: &str, pool: String, index: usize, channel: ChannelMetricsCollector) {
+        let key = format!("config.channel.{name}.id");
         self.run(move |writer| {
+            writer.disclose(&key, &channel.channel.0.to_string());
             // Counts since the start are those of this channel, if one with its id was removed.
             writer.recent.forget(channel.channel);
             for thread in writer.threads.iter_mut().filter(|thread| thread.pool == pool) {
@@ -353,6 +355,15 @@ impl Writer {
         outcome.and(closed)
     }
 
+    /// Adds an entry to the log, and to those of later days.
+    fn disclose(&mut self, key: &str, value: &str) {
+        self.disclosure.set(key, value);
+        let written = self.log.as_mut().map_or(Ok(()), |log| log.write_disclosure(key, value));
+        if let Err(error) = written {
+            tracing::error!(key, %error, "cannot write a channel's name to the latency log");
+        }
+    }
+
     fn open_log(&mut self, current: UnixNs) -> io::Result<()> {
         self.day = TradingDate::in_utc(current);
         let Some(directory) = &self.directory else { return Ok(()) };
@@ -465,7 +476,7 @@ impl LatencyTotals {
 #[cfg(test)]
 mod tests {
     use mdgw_sys::handle::ChannelIndex;
-    use mdgw_telemetry::stages::stage_recorder_pair;
+    use mdgw_telemetry::{channel_metrics::channel_recorder_pair, stages::stage_recorder_pair};
 
     use super::*;
 
@@ -502,6 +513,24 @@ mod tests {
             assert!(text.lines().any(|found| found.starts_with(&line)), "{text}");
         }
         assert_eq!(text.lines().filter(|line| line.starts_with("#[negative ")).count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_channel_that_is_added_later_has_its_name_in_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = LatencyConfig {
+            directory: Some(directory.path().to_owned()),
+            interval_ns: 1_000_000,
+            significant_digits: 2,
+        };
+        let latency = LatencyThread::start(&config, Vec::new(), Vec::new(), Disclosure::default()).unwrap();
+        let (recorder, collector) = channel_recorder_pair(&[Line::A]);
+        let metrics = ChannelMetricsCollector { channel: ChannelId(3), collector };
+        latency.add("three", "main".to_owned(), 2, metrics);
+        drop(recorder);
+        let collected = latency.stop().unwrap();
+        let text = std::fs::read_to_string(&collected.logs[0]).unwrap();
+        assert!(text.lines().any(|line| line == "#[mdgw config.channel.three.id = 3]"), "{text}");
     }
 
     #[test]

@@ -40,6 +40,12 @@ impl Disclosure {
         self.entries.push((line(key), line(value)));
     }
 
+    /// Replaces the value of a key, or adds the entry.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.entries.retain(|(known, _)| known != key);
+        self.push(key, value);
+    }
+
     /// All entries, in order.
     #[must_use]
     pub(crate) fn entries(&self) -> &[(String, String)] {

@@ -193,6 +193,14 @@ impl<W: Write> IntervalLogWriter<W> {
         Ok(Self { out, base, serializer: V2DeflateSerializer::new(), bytes: Vec::new(), text: String::new() })
     }
 
+    /// Writes an entry of the disclosure that came after the header was written. Keys and values have one line.
+    ///
+    /// # Errors
+    /// The error of `out`.
+    pub fn write_disclosure(&mut self, key: &str, value: &str) -> io::Result<()> {
+        writeln!(self.out, "{DISCLOSURE_PREFIX}{key} = {value}]")
+    }
+
     /// Writes one interval of one tag.
     ///
     /// # Errors

@@ -155,6 +155,7 @@ fn read_takeovers(paths: &[PathBuf]) -> anyhow::Result<(Vec<Takeover>, usize)> {
         damage_count += damage.len();
         all.extend(takeovers);
     }
+    takeovers::complete(&mut all);
     Ok((all, damage_count))
 }
 

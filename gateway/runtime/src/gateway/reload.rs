@@ -342,7 +342,7 @@ impl Gateway {
             InterfaceDependents { memberships, egresses: Vec::new() },
         );
         tick(self);
-        self.latency.add(name.clone(), index, metrics);
+        self.latency.add(&setup.name, name.clone(), index, metrics);
         pool.insert(Box::new(pipeline)).map_err(|_| "its slot is taken".to_owned())?;
         group.add(setup.id, Arc::clone(&pool), index, takeover_shared);
         for (handle, socket) in &sockets {

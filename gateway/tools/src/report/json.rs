@@ -92,7 +92,7 @@ pub(super) fn takeover_value(takeover: &Takeover) -> Value {
         .iter()
         .map(|cost| json!({ "channel": cost.channel, "blackout_ns": cost.blackout_ns, "republished_packets": cost.republished_packets }))
         .collect();
-    json!({ "time_ns": takeover.time.0, "group": takeover.group, "node": takeover.node, "cause": takeover.cause, "channels": channels })
+    json!({ "time_ns": takeover.time.0, "group": takeover.group, "node": takeover.node, "cause": takeover.cause, "lost_after_ns": takeover.lost_after_ns, "channels": channels })
 }
 
 fn stage_value(stage: &StageReport) -> Value {

@@ -431,9 +431,10 @@ fn node_of(disclosure: &[(String, String)]) -> &str {
     disclosure.iter().find(|(key, _)| key == "config.gateway.node").map_or("", |(_, node)| node)
 }
 
-/// Name of a channel, from the disclosure's entry `config.channel.NAME.id = ID`.
+/// Name of a channel, from the disclosure's last entry `config.channel.NAME.id = ID`: a channel that a reload adds has its entry
+/// behind the others.
 fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String> {
-    disclosure.iter().filter(|(_, value)| *value == id.0.to_string()).find_map(|(key, _)| {
+    disclosure.iter().rev().filter(|(_, value)| *value == id.0.to_string()).find_map(|(key, _)| {
         let name = key.strip_prefix("config.channel.")?.strip_suffix(".id")?;
         Some(name.to_owned())
     })

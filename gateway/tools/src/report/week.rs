@@ -185,7 +185,10 @@ impl WeekChannel {
         let values = days.iter().map(|day| {
             let (_, report) = reports.iter().find(|(date, _)| *date == day.date)?;
             let channel = report.channels.iter().find(|channel| channel.id == id)?;
-            (name, title) = (channel.name.clone(), channel.title());
+            // The logs of a day may lack the name that those of another day have.
+            if channel.name.is_some() || name.is_none() {
+                (name, title) = (channel.name.clone(), channel.title());
+            }
             let mut values = DayValues::of(channel, &mut all);
             let of_day = |takeover: &&Takeover| TradingDate::in_utc(takeover.time) == day.date && takeover.concerns(id);
             values.takeovers = takeovers.iter().filter(of_day).count();
@@ -328,7 +331,14 @@ pub(super) mod tests {
     fn takeover(date: TradingDate, second: u64) -> Takeover {
         let cost = TakenOverChannel { channel: 1, blackout_ns: Some(1_200_000), republished_packets: 4 };
         let time = UnixNs(date.midnight_utc().0 + second * NS_PER_S);
-        Takeover { time, group: 1, node: 2, cause: "process <b>died".to_owned(), channels: vec![cost] }
+        Takeover {
+            time,
+            group: 1,
+            node: 2,
+            cause: "process <b>died".to_owned(),
+            lost_after_ns: None,
+            channels: vec![cost],
+        }
     }
 
     #[test]
@@ -397,6 +407,17 @@ pub(super) mod tests {
         crate::report::html::write(&report, &mut page).unwrap();
         assert!(page.contains("14:30:03 node 2 took over (process &lt;b&gt;died), blackout 1.20"), "{page}");
         assert!(page.contains("class=\"takeover\"") && page.contains(">takeover</li>"));
+    }
+
+    #[test]
+    fn a_channel_that_a_reload_added_has_the_name_that_its_log_gives_behind_the_intervals() {
+        let (first, last) = (date(20_190_129), date(20_190_130));
+        let mut added = log(first, "gw1", 0..10, 0);
+        added.extend_from_slice(b"#[mdgw config.channel.one.id = 1]\n");
+        // The log of the last day was written without the name.
+        let reports = vec![(first, report(&[added])), (last, report(&[log(last, "gw1", 0..10, 0)]))];
+        let week = Week::of(reports, &[]);
+        assert_eq!((week.channels[0].name.as_deref(), &*week.channels[0].title), (Some("one"), "channel 1 one"));
     }
 
     #[test]
