@@ -1,7 +1,7 @@
 //! A real Prometheus and the shipped rules and dashboard, against a pair that runs; health for load balancers in an election.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::BTreeSet, fs, net::SocketAddrV4, process::Command};
+use std::{collections::BTreeSet, fs, io::Write as _, net::SocketAddrV4, process::Command};
 
 use mdgw_runtime::gateway::sample_names;
 use mdgw_sys::alarm::Alarm;
@@ -75,6 +75,11 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
         });
         agrees && channel["messages"].as_u64() > Some(19_000)
     });
+
+    // A refusal is exported from the first one on: the admin listener refuses what is no request.
+    std::net::TcpStream::connect(pair.admin_address(1)).unwrap().write_all(b"\xff\xff\r\n\r\n").unwrap();
+    let refused = format!("mdgw_listener_refused_total{{{instance}, listener=\"admin\", reason=\"malformed\"}}");
+    wait_until("the refusal is scraped", || prometheus.value(&refused) == Some(1.0));
 
     // Every metric that is declared is exported, and no other.
     let names = prometheus.api("label/__name__/values");

@@ -21,8 +21,7 @@ pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
     items
 }
 
-const DISK_WHY: &str =
-    "Without space the log moves to private memory, so readers and a restart lack it; latency logs, journals and audit stop.";
+const DISK_WHY: &str = "Without space the log moves to private memory, so readers and a restart lack it; latency logs, journals and audit stop.";
 const STORE_WHY: &str = "Without its store no gateway can become leader.";
 const PEER_WHY: &str = "Without its peer this gateway has nobody to take over, and no source for missing messages.";
 const CHECK_WHY: &str = "A gateway does not start with a fault; with a warning it runs worse than it could.";

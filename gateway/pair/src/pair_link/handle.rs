@@ -89,7 +89,7 @@ counter_block! {
     pub struct PairCounts, key PairCount {
         connections: Counter, None, "connections that proved the key";
         connections_unused: Counter, None, "connections closed without a message: health checks, and requests for positions by a gateway that starts or by `mdgw doctor`; not refused";
-        refused: Counter, None, "connections, messages and datagrams that were refused; `mdgw_listener_refused` has the reasons";
+        refused: Counter, None, "connections, messages and datagrams that were refused; `mdgw_listener_refused_total` has the reasons";
         messages: Counter, None, "messages received on a connection";
         datagrams: Counter, None, "messages received as datagrams, each counted once";
         windows_reported: Counter, None, "windows of messages that peers have reported and that this gateway should have";
