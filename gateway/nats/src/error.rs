@@ -65,6 +65,9 @@ pub enum SinkError {
     /// The publication log cannot be read.
     #[error(transparent)]
     Log(#[from] mdgw_publog::LogError),
+    /// A fault stopped the sink.
+    #[error("the thread of the sink stopped unexpectedly")]
+    Stopped,
     /// A thread cannot be started.
     #[error("start a thread: {0}")]
     Thread(io::Error),

@@ -67,8 +67,7 @@ impl Sink {
     pub fn failure(&self) -> Option<SinkError> {
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-        failure
-            .or_else(|| has_ended.then(|| SinkError::Request("the thread of the sink stopped unexpectedly".to_owned())))
+        failure.or_else(|| has_ended.then(|| SinkError::Stopped))
     }
 
     /// Counts since the start.

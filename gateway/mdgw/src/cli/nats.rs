@@ -4,7 +4,7 @@ use std::{path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, bail};
 use mdgw_nats::{
-    SinkChannel,
+    SinkChannel, SinkError,
     config::{Login, ServerConfig, SinkConfig, StreamConfig, TlsFiles},
     sink::Sink,
     writer::WriterConfig,
@@ -18,7 +18,7 @@ use signal_hook::{
     iterator::Signals,
 };
 
-use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager};
+use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -44,8 +44,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut service = ServiceManager::new();
     let mut is_ready = false;
     while signals.pending().next().is_none() {
-        if let Some(failure) = sink.failure() {
-            return Err(failure).context("nats");
+        match sink.failure() {
+            None => {}
+            // A fault while it ran, which a restart may mend.
+            Some(SinkError::Stopped) => {
+                warn(&format!("nats: {}", SinkError::Stopped));
+                return Ok(Outcome::No);
+            }
+            Some(failure) => return Err(failure).context("nats"),
         }
         // Whether it writes or waits for a server: both are this process at work, and the gateway's start does not wait for a server.
         if !is_ready && sink.is_ready() {

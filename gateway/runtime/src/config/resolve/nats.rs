@@ -119,6 +119,9 @@ impl Resolver<'_> {
             None => (written.span(), (0..channels.len()).collect()),
             Some(list) => {
                 let mut chosen = Vec::new();
+                if list.get_ref().is_empty() {
+                    self.add_problem(&list.span(), "[]: must name at least one channel");
+                }
                 for name in list.get_ref() {
                     match names.iter().position(|known| known == name.get_ref()) {
                         Some(index) if chosen.contains(&index) => {

@@ -909,6 +909,25 @@ fn a_listener_that_every_network_reaches_is_a_warning() {
 }
 
 #[test]
+fn a_nats_sink_is_shown_and_its_keys_are_checked() {
+    let text = |keys: &str| with_edit("[[output]]", &format!("[nats]\n{keys}\n[[output]]"));
+    let keys = "servers = [\"tls://nats-1:4222\"]\nuser = \"mdgw\"\npassword_file = \"secret\"\nschemas = [\"mbo\"]";
+    let resolved = load(&text(keys)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("nats."));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#""#]].assert_eq(&lines.join("\n"));
+    refused(
+        &text(
+            "servers = [\"nats-1:4222\"]\ntoken_file = \"t\"\nuser = \"mdgw\"\nkey_file = \"k\"\nstream = \"a.b\"\n\
+             subject_prefix = \"a..b\"\nchannels = []\nschemas = [\"mbp\"]\nstorage = \"tape\"\n\
+             duplicate_window_seconds = 5\nreplicas = 7",
+        ),
+        expect![[r#""#]],
+    );
+    refused(&text(""), expect![[r#""#]]);
+}
+
+#[test]
 #[cfg(feature = "zookeeper")]
 fn a_zookeeper_password_is_a_warning_since_it_is_sent_unencrypted() {
     let warnings = |login: &str| {
