@@ -20,7 +20,7 @@ pub struct SinkMessage {
     pub end: ChannelEnd,
 }
 
-/// Headers of ours. Those of the server are in [`crate::connection`].
+/// Headers of ours. The others, which begin with `Nats-`, are the server's.
 pub mod header {
     /// Number of the channel.
     pub const CHANNEL: &str = "Mdgw-Channel";
@@ -43,13 +43,15 @@ pub mod header {
 }
 
 impl SinkMessage {
-    pub(crate) fn new(name: Name, subject: String, ts_recv: Option<u64>, ts_recv_last: u64) -> Self {
+    /// A message without a payload.
+    #[must_use]
+    pub fn new(name: Name, subject: String, ts_recv: Option<u64>, ts_recv_last: u64) -> Self {
         let end = ChannelEnd { place: name.next(), has_ended: false, ts_recv: ts_recv_last };
         Self { name, id: name.to_string(), subject, ts_recv, payload: Vec::new(), end }
     }
 
     /// Adds one record.
-    pub(crate) fn append(&mut self, record: &[u8]) {
+    pub fn append(&mut self, record: &[u8]) {
         self.payload.extend_from_slice(record);
         if let Content::Records { count } = &mut self.name.content {
             *count = count.saturating_add(1);
@@ -58,7 +60,7 @@ impl SinkMessage {
     }
 
     /// Lets missing messages begin later.
-    pub(crate) fn rename(&mut self, first: Place) {
+    pub fn rename(&mut self, first: Place) {
         self.name.first = first;
         self.id = self.name.to_string();
     }

@@ -151,7 +151,7 @@ impl fmt::Display for Name {
 
 /// A session without its feed: `2026-11-27.0`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SessionText(pub(crate) Session);
+pub struct SessionText(pub Session);
 
 impl fmt::Display for SessionText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -169,7 +169,7 @@ fn count_records(mut payload: &[u8]) -> u16 {
 }
 
 /// Sequence of a session's first message.
-pub(crate) const FIRST_SEQUENCE: u64 = 1;
+const FIRST_SEQUENCE: u64 = 1;
 
 #[cfg(test)]
 mod tests {

@@ -130,6 +130,7 @@ fn consecutive_records_of_one_instrument_and_schema_are_one_message() {
         ]
     );
     assert!(messages.iter().all(|message| message.ts_recv == Some(1_001)));
+    assert_eq!(cursor.unknown_symbols(), 4);
     // Each of their ends is a place to go on from, in the middle of the frame too.
     for (index, message) in messages.iter().enumerate() {
         let mut cursor = harness.cursor(Some(message.end));
