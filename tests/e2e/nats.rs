@@ -222,18 +222,17 @@ fn a_purged_stream_goes_on_and_a_deleted_one_is_made_anew() {
     let sink = host.start(&server, "");
     host.day.play_first_half(&host.fixture);
     let expected = dbn_records(&replay_offline(&host.fixture));
-    let count = || server.message_count(STREAM).unwrap_or_default();
-    wait_until("all of the first half is there", || {
-        let before = count();
-        thread::sleep(Duration::from_millis(200));
-        before > 1_000 && count() == before
-    });
-    let first_half = records_of(&server.messages(STREAM));
+    let morning = dbn_records(&replay_captures(&host.fixture, &["morning.pcap"]));
+    assert!(morning.len() > 1_000 && expected.starts_with(&morning));
+    let all_there = || {
+        server.message_count(STREAM).is_some_and(|count| count > 0) && records_of(&server.messages(STREAM)) == morning
+    };
+    wait_until("all of the first half is there", all_there);
     assert!(server.request(&format!("STREAM.PURGE.{STREAM}"), &json!({}))["success"].as_bool().unwrap());
     host.day.play_second_half(&host.fixture);
     wait_until("the end is in the stream", || server.has_subject(STREAM, END_SUBJECT));
     let second_half = records_of(&server.messages(STREAM));
-    assert!([first_half, second_half].concat() == expected, "each record was in the stream once");
+    assert!([morning, second_half].concat() == expected, "each record was in the stream once");
     assert!(server.request(&format!("STREAM.DELETE.{STREAM}"), &json!({}))["success"].as_bool().unwrap());
     // With nothing to append, the sink does not notice before its next start.
     let _ = sink.stop_with(Signal::Terminate).expect_code(0);
@@ -362,11 +361,15 @@ fn config(fixture: &GatewayFixture, server: &NatsServer, keys: &str) -> PathBuf 
 
 /// Replays the day offline with the schemas of the gateway, without receive times.
 fn replay_offline(fixture: &GatewayFixture) -> PathBuf {
+    replay_captures(fixture, &["morning.pcap", "afternoon.pcap"])
+}
+
+fn replay_captures(fixture: &GatewayFixture, names: &[&str]) -> PathBuf {
     let path = fixture.path("offline.dbn");
-    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
-    let files = ["replay", "--offline", text(&captures[0]), text(&captures[1]), "--feed", "nasdaq-itch-5.0"];
-    let arguments = ["--ts-recv", "none", "--date", DATE, "-o", text(&path)];
-    let _ = process::run(files.iter().chain(&arguments)).expect_code(0);
+    let captures: Vec<PathBuf> = names.iter().map(|name| fixture.path(name)).collect();
+    let files = captures.iter().map(|capture| text(capture));
+    let arguments = ["--feed", "nasdaq-itch-5.0", "--ts-recv", "none", "--date", DATE, "-o", text(&path)];
+    let _ = process::run(["replay", "--offline"].into_iter().chain(files).chain(arguments)).expect_code(0);
     path
 }
 
