@@ -6,6 +6,7 @@ use std::{
     net::{SocketAddrV4, TcpStream},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use serde_json::{Value, json};
@@ -46,7 +47,7 @@ impl StoredMessage {
         self.headers.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// The message id.
+    /// Its `Nats-Msg-Id`; empty without one.
     #[must_use]
     pub fn id(&self) -> &str {
         self.header("Nats-Msg-Id").unwrap_or_default()
@@ -112,7 +113,7 @@ impl NatsServer {
         format!("nats://{}", self.address)
     }
 
-    /// Its log.
+    /// What it has written to its log so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(Path::new(self.directory.path()).join("log")).unwrap_or_default()
@@ -154,8 +155,10 @@ impl NatsServer {
     pub fn messages(&self, stream: &str) -> Vec<StoredMessage> {
         let count = self.message_count(stream).expect("the stream exists");
         let mut client = self.client();
-        client.send(b"SUB messages 2\r\n");
-        let config = json!({ "deliver_subject": "messages", "ack_policy": "none", "deliver_policy": "all" });
+        // A consumer of an earlier call may still be there, and would deliver to the same subject.
+        let subject = format!("messages.{}", SUBJECT_COUNT.fetch_add(1, Relaxed));
+        client.send(format!("SUB {subject} 2\r\n").as_bytes());
+        let config = json!({ "deliver_subject": subject, "ack_policy": "none", "deliver_policy": "all" });
         let consumer = json!({ "stream_name": stream, "config": config });
         client.publish(&format!("$JS.API.CONSUMER.CREATE.{stream}"), consumer.to_string().as_bytes());
         let mut messages = Vec::new();
@@ -248,6 +251,8 @@ impl Client {
         }
     }
 }
+
+static SUBJECT_COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// Debian installs it in /usr/sbin, which not every user's PATH has; the tests' PATH does.
 const PROGRAM: &str = "nats-server";

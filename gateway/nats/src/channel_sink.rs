@@ -18,7 +18,7 @@ use crate::{
     cursor::Cursor,
     message::SinkMessage,
     name::{ChannelEnd, Content},
-    sink::{RETRY_INTERVAL, Shared, wait},
+    progress::{Progress, RETRY_INTERVAL, wait},
     subject,
     writer::{Change, Resume, Writer, WriterConfig, WriterCounts},
 };
@@ -29,7 +29,7 @@ pub(crate) struct ChannelSink {
     node: u8,
     stream: StreamConfig,
     connection: Connection,
-    shared: Arc<Shared>,
+    progress: Arc<Progress>,
     writer: Writer,
     cursor: Option<Cursor>,
     /// Where a cursor begins that is opened next.
@@ -37,7 +37,7 @@ pub(crate) struct ChannelSink {
     inbox: String,
     losses: u64,
     checked_at: MonoNs,
-    /// What is counted in [`Shared`] already.
+    /// What is counted in [`Progress`] already.
     reported: WriterCounts,
     is_writing: bool,
     is_failing: bool,
@@ -50,7 +50,7 @@ impl ChannelSink {
         config: WriterConfig,
         stream: StreamConfig,
         connection: Connection,
-        shared: &Arc<Shared>,
+        progress: &Arc<Progress>,
     ) -> Self {
         Self {
             channel,
@@ -59,7 +59,7 @@ impl ChannelSink {
             inbox: connection.inbox(),
             losses: connection.losses(),
             connection,
-            shared: Arc::clone(shared),
+            progress: Arc::clone(progress),
             writer: Writer::new(config),
             cursor: None,
             begin: None,
@@ -78,11 +78,11 @@ impl ChannelSink {
                 Ok(answers) => break answers,
                 Err(error) => self.report_failure(&error),
             }
-            if wait(&self.shared, RETRY_INTERVAL).await {
+            if wait(&self.progress, RETRY_INTERVAL).await {
                 return;
             }
         };
-        while !self.shared.is_stopping() {
+        while !self.progress.is_stopping() {
             if !self.step(&mut answers).await {
                 // Until an answer comes, or the log may have more.
                 if let Ok(Some(answer)) = tokio::time::timeout(POLL_INTERVAL, answers.next()).await {
@@ -145,7 +145,7 @@ impl ChannelSink {
         match change {
             Change::None => {}
             Change::Fenced { by } => {
-                self.shared.fenced.fetch_add(1, Relaxed);
+                self.progress.fenced.fetch_add(1, Relaxed);
                 tracing::warn!(
                     alarm = Alarm::NatsFenced.name(),
                     channel,
@@ -217,7 +217,7 @@ impl ChannelSink {
             let Some(expectation) = self.writer.append(message, now) else { return count > 0 };
             let Some(message) = cursor.pop() else { return count > 0 };
             self.begin = Some(message.end);
-            report(&self.shared, &self.channel, &message);
+            report(&self.progress, &self.channel, &message);
             let sent = self.connection.append(&self.channel.stream, &self.inbox, self.node, message, expectation);
             // Without a connection the client takes a number of messages, and then no more.
             let sent = tokio::time::timeout(APPEND_TIMEOUT, sent).await;
@@ -234,7 +234,7 @@ impl ChannelSink {
     }
 
     fn report_failure(&mut self, error: &SinkError) {
-        self.shared.report_failure(&mut self.is_failing, &self.channel.stream, error);
+        self.progress.report_failure(&mut self.is_failing, &self.channel.stream, error);
     }
 
     fn take(&mut self, answer: &async_nats::Message) {
@@ -251,18 +251,18 @@ impl ChannelSink {
 
     fn count(&mut self) {
         let (counts, before) = (self.writer.counts(), self.reported);
-        self.shared.stored.fetch_add(counts.stored - before.stored, Relaxed);
-        self.shared.records.fetch_add(counts.records - before.records, Relaxed);
-        self.shared.duplicates.fetch_add(counts.duplicates - before.duplicates, Relaxed);
+        self.progress.stored.fetch_add(counts.stored - before.stored, Relaxed);
+        self.progress.records.fetch_add(counts.records - before.records, Relaxed);
+        self.progress.duplicates.fetch_add(counts.duplicates - before.duplicates, Relaxed);
         self.reported = counts;
         let (channel, stream) = (self.channel.id.0, self.channel.stream.as_str());
         if self.writer.is_writing() != self.is_writing {
             self.is_writing = !self.is_writing;
             if self.is_writing {
-                self.shared.writing.fetch_add(1, Relaxed);
+                self.progress.writing.fetch_add(1, Relaxed);
                 tracing::info!(channel, stream, "nats: appends to the stream");
             } else {
-                self.shared.writing.fetch_sub(1, Relaxed);
+                self.progress.writing.fetch_sub(1, Relaxed);
             }
         }
         let unknown_symbols = self.cursor.as_ref().map_or(0, Cursor::unknown_symbols);
@@ -274,13 +274,13 @@ impl ChannelSink {
 }
 
 /// What an operator must know of a message.
-fn report(shared: &Shared, channel: &SinkChannel, message: &SinkMessage) {
+fn report(progress: &Progress, channel: &SinkChannel, message: &SinkMessage) {
     let first = message.name.first;
     match message.name.content {
         Content::Records { .. } | Content::End => {}
-        Content::Gap { .. } => _ = shared.gaps.fetch_add(1, Relaxed),
+        Content::Gap { .. } => _ = progress.gaps.fetch_add(1, Relaxed),
         Content::Hole { next } => {
-            shared.holes.fetch_add(1, Relaxed);
+            progress.holes.fetch_add(1, Relaxed);
             tracing::error!(
                 alarm = Alarm::NatsHole.name(),
                 channel = channel.id.0,

@@ -73,6 +73,8 @@ impl Connection {
                 options = options.add_root_certificates(ca_file.clone());
             }
             if let Some((certificate, key)) = &tls.identity {
+                // The client reads it again. Who else may read it is checked here.
+                read_owner_only(SecretFile::PrivateKey, key, SECRET_BYTES_MAX)?;
                 options = options.add_client_certificate(certificate.clone(), key.clone());
             }
         }

@@ -30,6 +30,8 @@ mod cursor;
 mod error;
 pub mod message;
 pub mod name;
+#[cfg(feature = "client")]
+mod progress;
 #[cfg_attr(not(feature = "client"), path = "sink_not_built.rs")]
 pub mod sink;
 pub mod subject;

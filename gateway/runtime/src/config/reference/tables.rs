@@ -410,7 +410,7 @@ pub(super) const TABLES: [Table; 23] = [
             ),
             optional("ca_file", PATH, "the host's authorities", "Authority of the servers' certificates."),
             optional("certificate_file", PATH, "none", "Our certificate, with `key_file`."),
-            optional("key_file", PATH, "none", "Its key."),
+            optional("key_file", PATH, "none", "Key of our certificate; only its owner may have access."),
             key(
                 "stream",
                 Allowed::Text("letters, digits, `-`, `_`"),
