@@ -370,7 +370,14 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
     let stopped: Vec<_> = calls.iter().filter_map(|call| call.split_once("stop ")).map(|(_, unit)| unit).collect();
     assert_eq!(
         stopped,
-        ["mdgw-live.service", "mdgw-journal.service", "mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service"]
+        [
+            "mdgw-live.service",
+            "mdgw-journal.service",
+            "mdgw-nats.service",
+            "mdgw.service",
+            "mdgw-sentinel.service",
+            "mdgw-witness.service"
+        ]
     );
     assert_eq!(calls.last().map(String::as_str), Some("daemon-reload"));
     assert_eq!(root.run("cat /etc/mdgw/mdgw.toml"), edited);

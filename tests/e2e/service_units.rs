@@ -21,8 +21,14 @@ use mdgw_tests::{
     skip::skip,
 };
 
-const UNITS: [&str; 5] =
-    ["mdgw.service", "mdgw-sentinel.service", "mdgw-witness.service", "mdgw-live.service", "mdgw-journal.service"];
+const UNITS: [&str; 6] = [
+    "mdgw.service",
+    "mdgw-sentinel.service",
+    "mdgw-witness.service",
+    "mdgw-live.service",
+    "mdgw-journal.service",
+    "mdgw-nats.service",
+];
 const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
 const LOG_READERS: &str = "mdgw.service.d/log-readers.conf";
 
@@ -449,6 +455,23 @@ fn the_journal_writes_to_its_state_directory_as_the_units_run_both() {
     expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
 }
 
+#[test]
+fn the_nats_sink_reaches_for_its_server_as_the_units_run_both() {
+    let Some(host) = Host::new("the_nats_sink_reaches_for_its_server_as_the_units_run_both") else { return };
+    let nats = [("# [nats]", "[nats]"), ("#   servers =", "servers =")];
+    let config = adapted("config/mdgw.toml", &[&POOL[..], &nats].concat());
+    let gateway = host.run(&ServiceUnit::load("mdgw.service"), &config, None, "gateway running");
+    // No server is there: it waits, with an alarm, and is stopped in order.
+    let sink = host.run(&ServiceUnit::load("mdgw-nats.service"), &config, None, "nats: ready");
+    let ended = sink.stop_with(Signal::Terminate).expect_code(0);
+    assert!(
+        ended.stderr.contains("alarm=\"nats-unreachable\"") && ended.stderr.contains("refused"),
+        "{}",
+        ended.stderr
+    );
+    expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
+}
+
 /// `ops/config/quorum.toml` with these replacements and those that this machine takes.
 fn quorum_config(replacements: &[(&str, &str)]) -> String {
     adapted("config/quorum.toml", &[&POOL[..], &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
@@ -509,7 +532,7 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     let Some(host) = Host::new("a_unit_whose_filter_lacks_a_needed_system_call_does_not_start") else { return };
     let gateway = ServiceUnit::load("mdgw.service");
     let with_fence = gateway.clone().with_drop_in(KERNEL_FENCE);
-    let [_, sentinel, witness, _live, _journal] = UNITS.map(ServiceUnit::load);
+    let [_, sentinel, witness, _live, _journal, _nats] = UNITS.map(ServiceUnit::load);
     let fenced = quorum_config(&[FENCE]);
     let cases = [
         (&gateway, "adjtimex clock_adjtime", quorum_config(&[]), "adjtimex: Operation not permitted"),

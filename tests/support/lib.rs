@@ -16,6 +16,7 @@ pub mod http;
 pub mod json;
 pub mod memory_cgroup;
 pub mod namespaces;
+pub mod nats;
 pub mod notify_socket;
 pub mod pair;
 pub mod process;

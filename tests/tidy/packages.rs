@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, env, process::Command};
 use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 25] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 26] = [
     ("gateway/wire", &[]),
     ("feeds", &["wire"]),
     ("gateway/sys", &["wire"]),
@@ -16,6 +16,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 25] = [
     ("gateway/keys", &[]),
     ("gateway/live", &["feeds", "keys", "publog", "wire"]),
     ("gateway/journal", &["captures", "feeds", "publog", "sys", "wire"]),
+    ("gateway/nats", &["feeds", "keys", "publog", "sys", "wire"]),
     ("gateway/doctor", &["sys"]),
     ("gateway/admin", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
@@ -39,6 +40,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 25] = [
             "feeds",
             "journal",
             "live",
+            "nats",
             "runtime",
             "simulator",
             "status",
@@ -60,6 +62,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 25] = [
             "engine",
             "feeds",
             "log-reader",
+            "nats",
             "pair",
             "publog",
             "runtime",
@@ -88,11 +91,12 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
     ("ratatui", &["gateway/mdgw"]),
     ("anyhow", &["gateway/mdgw", "bench"]),
     ("toml", &["gateway/runtime", "gateway/mdgw", "tests"]),
-    ("tokio", &["gateway/admin", "gateway/election", "gateway/live"]),
+    ("tokio", &["gateway/admin", "gateway/election", "gateway/live", "gateway/nats"]),
     (
         "serde_json",
         &[
             "gateway/election",
+            "gateway/nats",
             "gateway/pair",
             "gateway/status",
             "gateway/tools",
@@ -107,6 +111,7 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
         &[
             "gateway/doctor",
             "gateway/election",
+            "gateway/nats",
             "gateway/status",
             "gateway/tools",
             "gateway/runtime",

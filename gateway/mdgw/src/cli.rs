@@ -19,6 +19,7 @@ mod live;
 mod logging;
 mod man;
 mod merge;
+mod nats;
 mod quantity;
 mod replay;
 mod report;
@@ -60,6 +61,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Journal(args) => journal::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Nats(args) => nats::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sentinel(args) => sentinel::run(&args),
@@ -132,6 +134,8 @@ enum Command {
     Live(live::Args),
     /// Write what the publication logs of a gateway on this host hold to DBN files, one per dataset and day.
     Journal(journal::Args),
+    /// Sink what the publication logs of a gateway on this host hold into streams of NATS JetStream.
+    Nats(nats::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
     /// Subscribe to a gateway's output: print the records or write a DBN file.

@@ -64,6 +64,10 @@ alarms! {
     JournalStopped = "journal-stopped", "the journal cannot write and has stopped; the gateway publishes on";
     JournalHole = "journal-hole", "the journal lacks messages that the publication log no longer had";
     JournalDamaged = "journal-damaged", "files of the journal were damaged and set aside";
+    NatsUnreachable = "nats-unreachable", "the NATS sink cannot write to its stream; the gateway publishes on";
+    NatsHole = "nats-hole", "the NATS stream lacks messages that the publication log no longer had";
+    NatsFenced = "nats-fenced", "the NATS sink was overtaken by the sink of another gateway";
+    NatsStreamChanged = "nats-stream-changed", "the NATS stream lost messages that it had acknowledged";
 }
 
 /// How often this process has raised an alarm.

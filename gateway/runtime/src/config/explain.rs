@@ -398,6 +398,15 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             Bytes(journal.free_bytes_min)
         )?;
     }
+    if let Some(nats) = &config.nats {
+        writeln!(
+            out,
+            "nats         {}, streams {}-*, channels: {} (mdgw nats)",
+            nats.servers.join(", "),
+            nats.stream,
+            nats.channels.len()
+        )?;
+    }
     if let Some(admin) = &config.admin {
         writeln!(out, "admin        {admin}: / (the page), /metrics, /live, /ready, /leader")?;
     }

@@ -29,6 +29,8 @@ pub(crate) struct File {
     pub live: Option<Spanned<Live>>,
     /// `[journal]`
     pub journal: Option<Spanned<Journal>>,
+    /// `[nats]`
+    pub nats: Option<Spanned<Nats>>,
     /// `[admin]`
     pub admin: Option<Spanned<Admin>>,
     /// `[election]`
@@ -274,6 +276,56 @@ pub(crate) struct Journal {
     pub retention_bytes: FileValue<i64>,
     /// Bytes left free on the disk.
     pub free_bytes_min: FileValue<i64>,
+}
+
+/// `[nats]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Nats {
+    /// Addresses of the servers.
+    pub servers: Option<Spanned<Vec<Spanned<String>>>>,
+    /// File of credentials.
+    pub credentials_file: FileValue<String>,
+    /// File of a token.
+    pub token_file: FileValue<String>,
+    /// User.
+    pub user: FileValue<String>,
+    /// File of the user's password.
+    pub password_file: FileValue<String>,
+    /// Whether the connection must be encrypted.
+    pub tls: FileValue<bool>,
+    /// Authority of the servers' certificates.
+    pub ca_file: FileValue<String>,
+    /// Our certificate.
+    pub certificate_file: FileValue<String>,
+    /// Its key.
+    pub key_file: FileValue<String>,
+    /// First part of the streams' names.
+    pub stream: FileValue<String>,
+    /// First tokens of subjects.
+    pub subject_prefix: FileValue<String>,
+    /// Names of the channels.
+    pub channels: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Names of the schemas.
+    pub schemas: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Whether streams are made that do not exist.
+    pub create_stream: FileValue<bool>,
+    /// `file` or `memory`.
+    pub storage: Option<Spanned<String>>,
+    /// Servers that have a stream.
+    pub replicas: FileValue<i64>,
+    /// Bytes of a stream.
+    pub bytes_max: FileValue<i64>,
+    /// Age of messages.
+    pub age_max_seconds: FileValue<i64>,
+    /// How long the server knows message ids.
+    pub duplicate_window_seconds: FileValue<i64>,
+    /// Silence after which another sink's stream is taken over.
+    pub takeover_ms: FileValue<i64>,
+    /// How long an acknowledgement may take.
+    pub ack_timeout_ms: FileValue<i64>,
+    /// Messages without an acknowledgement.
+    pub in_flight_max: FileValue<i64>,
 }
 
 /// `[admin]`

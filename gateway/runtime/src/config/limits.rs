@@ -130,6 +130,22 @@ pub(crate) const JOURNAL_RETENTION_DAYS: Bound = bound(0, 36_500, 0, "days");
 pub(crate) const JOURNAL_RETENTION_BYTES: Bound = bound(0, 1 << 50, 0, "bytes");
 /// Bytes that the journal leaves free on its disk, for the log of the system and for others.
 pub(crate) const JOURNAL_FREE_BYTES_MIN: Bound = bound(0, 1 << 50, 1 << 30, "bytes");
+/// NATS servers that the sink may use.
+pub(crate) const NATS_SERVERS_MAX: usize = 9;
+/// Servers that have a stream: what JetStream allows.
+pub(crate) const NATS_REPLICAS: Bound = bound(1, 5, 1, "servers");
+/// Bytes of a stream. By default the server's own limits hold.
+pub(crate) const NATS_BYTES_MAX: Bound = bound(0, 1 << 50, 0, "bytes");
+/// Age of a stream's messages. By default none is removed for its age: a stream without its last message does not say where to go on.
+pub(crate) const NATS_AGE_MAX_SECONDS: Bound = bound(0, 315_360_000, 0, "seconds");
+/// How long the server knows message ids. The default is JetStream's own: many times a failover, and a day's busiest minutes in its memory.
+pub(crate) const NATS_DUPLICATE_WINDOW_SECONDS: Bound = bound(1, 86_400, 120, "seconds");
+/// Silence after which another sink's stream is taken over: longer than a restart of the other sink, so that the writer seldom changes.
+pub(crate) const NATS_TAKEOVER_MS: Bound = bound(100, 600_000, 2_000, "milliseconds");
+/// How long an acknowledgement may take: longer than an election among JetStream's servers.
+pub(crate) const NATS_ACK_TIMEOUT_MS: Bound = bound(100, 60_000, 5_000, "milliseconds");
+/// Messages without an acknowledgement: what the server stores in some tens of milliseconds.
+pub(crate) const NATS_IN_FLIGHT_MAX: Bound = bound(1, 65_536, 4_096, "messages");
 /// How long a store may take to answer before the result counts as unknown. Leases do not wait for it: after one renewal
 /// period without an answer, the election uses the connection to another node.
 pub(crate) const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");

@@ -94,7 +94,7 @@ fn markdown() -> String {
     }
     text.push_str(
         "\nAny other change is refused and needs a restart; the log names each key and the reason. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
-        The gateway uses neither the table `[live]` nor `[journal]`, so a change there is no obstacle; `mdgw live` and `mdgw journal` read them when they start, and `mdgw live` the file that `live.key_file` names again on SIGHUP.\n",
+        The gateway uses none of the tables `[live]`, `[journal]` and `[nats]`, so a change there is no obstacle; `mdgw live`, `mdgw journal` and `mdgw nats` read them when they start, and `mdgw live` the file that `live.key_file` names again on SIGHUP.\n",
     );
     for table in &tables::TABLES {
         let _ = write!(

@@ -7,6 +7,7 @@ mod channels;
 mod election;
 mod journal;
 mod live;
+mod nats;
 mod outputs;
 mod pools;
 
@@ -75,6 +76,7 @@ impl Resolver<'_> {
         let admin = file.admin.as_ref().map(|written| self.admin(written));
         let live = file.live.as_ref().map(|written| self.live(written));
         let journal = file.journal.as_ref().map(|written| self.journal(written));
+        let nats = file.nats.as_ref().map(|written| self.nats(written, &channels));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
             self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
@@ -99,6 +101,7 @@ impl Resolver<'_> {
             retransmission,
             live,
             journal,
+            nats,
             admin,
             election,
             latency,

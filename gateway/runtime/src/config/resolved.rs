@@ -52,6 +52,8 @@ pub struct Resolved {
     pub live: Option<LiveSettings>,
     /// The journals, if configured; a process of its own writes them.
     pub journal: Option<JournalSettings>,
+    /// The sink to NATS, if configured; a process of its own writes to it.
+    pub nats: Option<NatsSettings>,
     /// Where metrics and health are served, if configured.
     pub admin: Option<AdminListen>,
     /// The election; `None`: this gateway is standalone.
@@ -422,6 +424,75 @@ pub struct JournalSettings {
     pub retention_bytes: u64,
     /// Bytes left free on the disk.
     pub free_bytes_min: u64,
+}
+
+/// The sink to NATS JetStream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatsSettings {
+    /// Addresses of the servers.
+    pub servers: Vec<String>,
+    /// How to log in.
+    pub login: NatsLogin,
+    /// TLS, if the connection must be encrypted.
+    pub tls: Option<NatsTls>,
+    /// First part of the streams' names; the dataset follows.
+    pub stream: String,
+    /// First tokens of subjects.
+    pub subject_prefix: String,
+    /// Channels, as indices into [`Resolved::channels`].
+    pub channels: Vec<usize>,
+    /// Schemas; `None`: all that a channel publishes.
+    pub schemas: Option<SchemaSet>,
+    /// Whether streams are made that do not exist.
+    pub create_stream: bool,
+    /// Where the server keeps a new stream.
+    pub storage: NatsStorage,
+    /// Servers that have a new stream.
+    pub replicas: u8,
+    /// Bytes of a new stream; 0: without a limit.
+    pub bytes_max: u64,
+    /// Age of a new stream's messages; 0: without a limit.
+    pub age_max_ns: u64,
+    /// How long the server knows message ids of a new stream.
+    pub duplicate_window_ns: u64,
+    /// Silence after which another sink's stream is taken over.
+    pub takeover_ns: u64,
+    /// How long an acknowledgement may take.
+    pub ack_timeout_ns: u64,
+    /// Messages without an acknowledgement, for each stream.
+    pub in_flight_max: usize,
+}
+
+/// How to log in at the NATS servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NatsLogin {
+    /// Not at all.
+    None,
+    /// By a file of credentials.
+    Credentials(PathBuf),
+    /// By a file of a token.
+    Token(PathBuf),
+    /// By a user and a file of the password.
+    User(String, PathBuf),
+}
+
+/// TLS to the NATS servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatsTls {
+    /// Authority of the servers' certificates; `None`: those of the host.
+    pub ca_file: Option<PathBuf>,
+    /// Our certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Where the server keeps a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NatsStorage {
+    /// In files.
+    #[default]
+    File,
+    /// In memory.
+    Memory,
 }
 
 /// Compression of closed journals.
@@ -805,6 +876,7 @@ macro_rules! named {
 
 named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
 named!(OrderStoreKind { Hash = "hash", Window = "window" });
+named!(NatsStorage { File = "file", Memory = "memory" });
 named!(LogFormat { Auto = "auto", Text = "text", Json = "json", Journald = "journald" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
 

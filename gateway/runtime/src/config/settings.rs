@@ -8,13 +8,13 @@ use mdgw_election::{
     emergent::BootstrapMode,
     record::ConfigVersion,
 };
-use mdgw_feeds::published::packet::PACKET_VERSION;
+use mdgw_feeds::{channel::SchemaSet, published::packet::PACKET_VERSION};
 use mdgw_pair::pair_link::PeerEndpoint;
 
 use super::resolved::{
     Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, Interface, JournalSettings, LineConfig, LiveSettings,
-    ON_SUSPENDED, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS,
-    Threads, WAIT_POLICIES,
+    NatsLogin, NatsSettings, ON_SUSPENDED, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved,
+    RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
@@ -59,6 +59,10 @@ impl Resolved {
         }
         if let Some(journal) = &self.journal {
             list.journal(journal);
+        }
+        if let Some(nats) = &self.nats {
+            let names = nats.channels.iter().filter_map(|index| Some(self.channels.get(*index)?.name.as_str()));
+            list.nats(nats, &names.collect::<Vec<_>>());
         }
         if let Some(admin) = &self.admin {
             list.push("admin.listen", quoted(admin));
@@ -163,9 +167,7 @@ impl SettingList {
             list.push("feed", quoted(channel.feed));
             list.push("group", channel.group.0);
             list.push("pool", quoted(pool));
-            let schemas = mdgw_feeds::channel::SchemaSet::NAMES.into_iter();
-            let names = schemas.filter(|(schema, _)| channel.schemas.contains(*schema)).map(|(_, name)| name);
-            list.push("schemas", debug(&names.collect::<Vec<_>>()));
+            list.push("schemas", debug(&schema_names(channel.schemas)));
             if let Some(date) = channel.date {
                 list.push("date", quoted(date));
             }
@@ -277,6 +279,46 @@ impl SettingList {
             list.push("retention_days", journal.retention_days);
             list.push("retention_bytes", journal.retention_bytes);
             list.push("free_bytes_min", journal.free_bytes_min);
+        });
+    }
+
+    fn nats(&mut self, nats: &NatsSettings, channels: &[&str]) {
+        self.with_prefix("nats.".to_owned(), |list| {
+            list.push("servers", debug(&nats.servers));
+            match &nats.login {
+                NatsLogin::None => {}
+                NatsLogin::Credentials(path) => list.push("credentials_file", quoted(path.display())),
+                NatsLogin::Token(path) => list.push("token_file", quoted(path.display())),
+                NatsLogin::User(user, path) => {
+                    list.push("user", quoted(user));
+                    list.push("password_file", quoted(path.display()));
+                }
+            }
+            if let Some(tls) = &nats.tls {
+                list.push("tls", true);
+                if let Some(path) = &tls.ca_file {
+                    list.push("ca_file", quoted(path.display()));
+                }
+                if let Some((certificate, key)) = &tls.identity {
+                    list.push("certificate_file", quoted(certificate.display()));
+                    list.push("key_file", quoted(key.display()));
+                }
+            }
+            list.push("stream", quoted(&nats.stream));
+            list.push("subject_prefix", quoted(&nats.subject_prefix));
+            list.push("channels", debug(&channels));
+            if let Some(schemas) = nats.schemas {
+                list.push("schemas", debug(&schema_names(schemas)));
+            }
+            list.push("create_stream", nats.create_stream);
+            list.push("storage", quoted(nats.storage.name()));
+            list.push("replicas", nats.replicas);
+            list.push("bytes_max", nats.bytes_max);
+            list.push("age_max_seconds", nats.age_max_ns / 1_000_000_000);
+            list.push("duplicate_window_seconds", nats.duplicate_window_ns / 1_000_000_000);
+            list.push("takeover_ms", nats.takeover_ns / 1_000_000);
+            list.push("ack_timeout_ms", nats.ack_timeout_ns / 1_000_000);
+            list.push("in_flight_max", nats.in_flight_max);
         });
     }
 
@@ -400,6 +442,10 @@ pub(super) fn name_of<T: PartialEq>(value: T, names: &[(T, &'static str)]) -> &'
 
 fn quoted(value: impl Display) -> String {
     format!("{:?}", value.to_string())
+}
+
+fn schema_names(schemas: SchemaSet) -> Vec<&'static str> {
+    SchemaSet::NAMES.into_iter().filter(|(schema, _)| schemas.contains(*schema)).map(|(_, name)| name).collect()
 }
 
 fn debug(value: &impl Debug) -> String {

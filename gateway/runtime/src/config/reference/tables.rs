@@ -32,7 +32,7 @@ const STORE_USER: Key = optional("user", "text", "none", "User, with `password_f
 const STORE_PASSWORD_FILE: Key =
     optional("password_file", PATH, "none", "File that holds the password; only its owner may have access.");
 
-pub(super) const TABLES: [Table; 22] = [
+pub(super) const TABLES: [Table; 23] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -386,6 +386,80 @@ pub(super) const TABLES: [Table; 22] = [
                 limits::JOURNAL_FREE_BYTES_MIN,
                 "Left free on the disk: below it the journal stops, with an alarm, until there is space again.",
             ),
+        ],
+    },
+    Table {
+        header: "[nats]",
+        about: "Streams of NATS JetStream, written by `mdgw nats`, a process of its own: [set-up](nats.md). Leave the table out to run without. Both gateways of a pair have the same table.",
+        keys: &[
+            required("servers", "list of 1 to 9 `\"nats://host:port\"`", "Servers of one cluster."),
+            optional(
+                "credentials_file",
+                PATH,
+                "none",
+                "File of credentials (JWT and seed); only its owner may have access.",
+            ),
+            optional("token_file", PATH, "none", "File that holds a token; only its owner may have access."),
+            optional("user", "text", "none", "User, with `password_file`."),
+            optional("password_file", PATH, "none", "File that holds the password; only its owner may have access."),
+            key(
+                "tls",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether the connection must be encrypted. `ca_file` or `certificate_file` implies it.",
+            ),
+            optional("ca_file", PATH, "the host's authorities", "Authority of the servers' certificates."),
+            optional("certificate_file", PATH, "none", "Our certificate, with `key_file`."),
+            optional("key_file", PATH, "none", "Key of our certificate; only its owner may have access."),
+            key(
+                "stream",
+                Allowed::Text("letters, digits, `-`, `_`"),
+                Absent::Value("\"mdgw\""),
+                "First part of the streams' names: the stream of `XNAS.ITCH` is `mdgw-XNAS-ITCH`.",
+            ),
+            key(
+                "subject_prefix",
+                Allowed::Text("tokens of letters, digits, `-`, `_`, with dots between them"),
+                Absent::Value("\"mdgw\""),
+                "First tokens of each subject.",
+            ),
+            optional("channels", "list of names of channels", "all", "Channels to sink, of each dataset one."),
+            optional("schemas", "list of schemas", "all that a channel publishes", "Schemas to sink."),
+            key(
+                "create_stream",
+                Allowed::Bool,
+                Absent::Value("true"),
+                "Whether a stream is made that does not exist. The keys from `storage` to `duplicate_window_seconds` apply to streams that are made; an existing one stays as it is.",
+            ),
+            key(
+                "storage",
+                Allowed::OneOf(&["file", "memory"]),
+                Absent::Value("\"file\""),
+                "Where the server keeps a stream.",
+            ),
+            number("replicas", limits::NATS_REPLICAS, "Servers that have a stream."),
+            number("bytes_max", limits::NATS_BYTES_MAX, "Size above which the oldest messages are removed; 0: none."),
+            number(
+                "age_max_seconds",
+                limits::NATS_AGE_MAX_SECONDS,
+                "Age above which messages are removed; 0: none. [Longer than any pause](nats.md#limits) between two messages.",
+            ),
+            number(
+                "duplicate_window_seconds",
+                limits::NATS_DUPLICATE_WINDOW_SECONDS,
+                "For how long the server recognises a message id. At least `2 * takeover_ms + ack_timeout_ms`.",
+            ),
+            number(
+                "takeover_ms",
+                limits::NATS_TAKEOVER_MS,
+                "How long a stream must be silent, while this gateway's log has more, before its sink goes on behind the other one's messages.",
+            ),
+            number(
+                "ack_timeout_ms",
+                limits::NATS_ACK_TIMEOUT_MS,
+                "How long an answer may take before the stream's end is read again.",
+            ),
+            number("in_flight_max", limits::NATS_IN_FLIGHT_MAX, "Messages of a stream that await acknowledgement."),
         ],
     },
     Table {

@@ -46,6 +46,8 @@ listen = \"127.0.0.1:2004\"
 key_file = \"/k\"
 [journal]
 directory = \"/j\"
+[nats]
+servers = [\"nats://127.0.0.1:4222\"]
 [admin]
 listen = \"127.0.0.1:9464\"
 [latency]

@@ -319,7 +319,13 @@ impl Resolver<'_> {
     }
 
     /// Refuses one of the two keys without the other.
-    fn check_both_set(&mut self, name: &str, written: &FileValue<String>, other_name: &str, other: &FileValue<String>) {
+    pub(super) fn check_both_set(
+        &mut self,
+        name: &str,
+        written: &FileValue<String>,
+        other_name: &str,
+        other: &FileValue<String>,
+    ) {
         for (there, missing) in [
             (written.as_ref().filter(|_| other.is_none()), other_name),
             (other.as_ref().filter(|_| written.is_none()), name),
@@ -369,7 +375,7 @@ impl Kind {
     }
 }
 
-fn is_endpoint(text: &str) -> bool {
+pub(super) fn is_endpoint(text: &str) -> bool {
     text.rsplit_once(':').is_some_and(|(host, port)| {
         !host.is_empty()
             && host.chars().all(|c| is_plain(c) || "[]:".contains(c))

@@ -188,7 +188,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
     refused(
         &with_edit("[[output]]", "[[ouptut]]"),
         expect![
-            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known keys: gateway, pool, channel, output, retransmission, live, journal, admin, election, latency, log"
+            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known keys: gateway, pool, channel, output, retransmission, live, journal, nats, admin, election, latency, log"
         ],
     );
     refused(
@@ -924,6 +924,51 @@ fn a_listener_that_every_network_reaches_is_a_warning() {
         assert!(everywhere.iter().any(|warning| warning.starts_with(&begin)), "{owner}: {everywhere:?}");
     }
     assert_eq!(everywhere.len(), 4, "{everywhere:?}");
+}
+
+#[test]
+fn a_nats_sink_is_shown_and_its_keys_are_checked() {
+    let text = |keys: &str| with_edit("[[output]]", &format!("[nats]\n{keys}\n[[output]]"));
+    let keys = "servers = [\"tls://nats-1:4222\"]\nuser = \"mdgw\"\npassword_file = \"secret\"\nschemas = [\"mbo\"]";
+    let resolved = load(&text(keys)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("nats."));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    for line in [
+        "nats.servers = [\"tls://nats-1:4222\"]",
+        "nats.user = \"mdgw\"",
+        "nats.password_file = \"secret\"",
+        "nats.stream = \"mdgw\"",
+        "nats.schemas = [\"mbo\"]",
+        "nats.create_stream = true",
+        "nats.storage = \"file\"",
+        "nats.duplicate_window_seconds = 120",
+        "nats.takeover_ms = 2000",
+    ] {
+        assert!(lines.iter().any(|known| known == line), "{line}: {lines:#?}");
+    }
+    for (keys, problem) in [
+        ("", "`servers` is missing"),
+        ("servers = []", "0 servers: must be 1 to 9"),
+        ("servers = [\"nats-1:4222\"]", "expected an address such as \"nats://10.0.0.1:4222\""),
+        (
+            "token_file = \"t\"\nuser = \"u\"\npassword_file = \"p\"",
+            "only one of `credentials_file`, `token_file` and `user`",
+        ),
+        ("user = \"u\"", "`password_file` is missing: both belong together"),
+        ("key_file = \"k\"", "`certificate_file` is missing: both belong together"),
+        ("stream = \"a.b\"", "\"a.b\": expected letters, digits, - and _"),
+        ("subject_prefix = \"a..b\"", "\"a..b\": expected letters, digits, - and _, with dots between tokens"),
+        ("channels = []", "[]: must name at least one channel"),
+        ("channels = [\"nobody\"]", "must be one of: "),
+        ("schemas = [\"mbp\"]", "must be one of: mbo, "),
+        ("storage = \"tape\"", "must be one of: file, memory"),
+        ("duplicate_window_seconds = 5", "shorter than a failover, 2 * takeover_ms + ack_timeout_ms = 9000 ms"),
+        ("replicas = 7", "7: must be between 1 and 5 (servers)"),
+    ] {
+        let servers = if keys.contains("servers") || keys.is_empty() { "" } else { "servers = [\"nats://a:4222\"]\n" };
+        let error = load(&text(&format!("{servers}{keys}"))).unwrap_err().to_string();
+        assert!(error.contains(problem), "{keys}: {error}");
+    }
 }
 
 #[test]
