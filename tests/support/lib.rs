@@ -17,6 +17,7 @@ pub mod json;
 pub mod memory_cgroup;
 pub mod namespaces;
 pub mod notify_socket;
+pub mod order_books;
 pub mod pair;
 pub mod process;
 pub mod prometheus;
