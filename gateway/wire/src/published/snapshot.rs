@@ -91,11 +91,11 @@ pub struct SnapshotImage {
     pub image: u32,
     /// The state after all messages before this one: where the stream continues.
     pub next: Sequence,
-    /// Chunks.
+    /// Chunks that the image has.
     pub chunk_count: u32,
     /// CRC-32 of all records.
     pub checksum: u32,
-    /// Records.
+    /// Records in all chunks.
     pub record_count: u64,
     /// Bytes of the records.
     pub record_bytes: u64,
@@ -112,11 +112,11 @@ pub struct SnapshotImage {
 pub struct SnapshotChunk<'a> {
     /// What the chunk says about the image.
     pub image: SnapshotImage,
-    /// Its number.
+    /// Position of the chunk in the image, from 0.
     pub chunk: u32,
-    /// Header of its snapshot frame.
+    /// Header of the snapshot frame.
     pub header: &'a FrameHeader,
-    /// Its records.
+    /// DBN records of the chunk, back to back.
     pub records: &'a [u8],
 }
 
