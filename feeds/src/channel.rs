@@ -258,6 +258,12 @@ impl Channel {
         each_kind!(&self.0, line => line.has_missed_input())
     }
 
+    /// All resting orders, by ascending priority; none for a feed by price level.
+    #[must_use]
+    pub fn resting_orders(&self) -> Vec<OrderView> {
+        each_kind!(&self.0, line => line.resting_orders())
+    }
+
     /// Takes the channel out of service: its handler failed.
     pub fn fail(&mut self) {
         each_kind!(&mut self.0, line => line.has_failed = true);

@@ -7,10 +7,10 @@
 
 local mdgw = Proto("mdgw", "mdgw published market data")
 
-local KINDS = { [0] = "message", [1] = "gap", [2] = "snapshot", [3] = "state" }
+local KINDS = { [0] = "message", [1] = "gap", [2] = "snapshot", [3] = "state", [4] = "snapshot chunk" }
 local STATES = { [0] = "waiting", [1] = "live", [2] = "gap", [3] = "recovering", [4] = "stale", [5] = "ended", [6] = "failed" }
 local FEEDS = { [1] = "nasdaq-itch-5.0", [2] = "bx-itch-5.0", [3] = "psx-itch-5.0", [4] = "iex-tops-1.6", [5] = "iex-deep-1.0" }
-local REQUESTS = { [1] = "range", [2] = "definitions", [3] = "sessions", [4] = "epoch" }
+local REQUESTS = { [1] = "range", [2] = "definitions", [3] = "sessions", [4] = "epoch", [5] = "snapshot" }
 local RTYPES = {
     [0x00] = "trades", [0x01] = "mbp-1", [0x0a] = "mbp-10", [0x12] = "status", [0x13] = "definition", [0x14] = "imbalance",
     [0x16] = "symbol mapping", [0x18] = "statistics", [0xa0] = "mbo",
@@ -157,8 +157,12 @@ local function add_body(tree, body, kind, sequence, record_count)
         end
         return sequence + 1
     end
-    if length ~= (kind == 1 and 16 or 8) then
+    if length ~= (kind == 1 and 16 or kind == 4 and 48 or 8) then
         return nil, "message_length"
+    end
+    if kind == 4 then
+        tree:append_text(string.format(": image %d, chunk %d of %d", body(0, 4):le_uint(), body(4, 4):le_uint(), body(8, 4):le_uint()))
+        return sequence
     end
     if kind == 3 then
         tree:add(fields.state, body(0, 1))

@@ -462,7 +462,7 @@ fn malformed_requests() -> Vec<Vector> {
         Vector::new("request_truncated", "One byte less.", good[..55].to_vec()),
         Vector::new("request_too_long", "One byte more.", [good.clone(), vec![0]].concat()),
         with("request_other_version", "Version 2.", 4, 2),
-        with("request_kind_unknown", "No request has this kind.", 5, 5),
+        with("request_kind_unknown", "No request has this kind.", 5, 9),
         with("request_reserved", "Reserved bytes.", 10, 1),
         with("request_session_invalid", "No feed has this number.", 16, 99),
         with("request_range_reversed", "It ends before it begins.", 32, 77),

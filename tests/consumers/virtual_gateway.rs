@@ -4,6 +4,7 @@ use std::{net::Ipv4Addr, path::Path, sync::Arc};
 
 use mdgw_engine::publish::{LogSink, packet_header};
 use mdgw_feeds::{
+    book::BookLimits,
     channel::ChannelState,
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink as _, GapBody, StateBody},
     identity::{ChannelId, Epoch, Feed, GroupId, Sequence, Session},
@@ -82,6 +83,7 @@ impl VirtualGateway {
             allowed: vec!["10.0.0.0/8".parse().unwrap()],
             requests_per_second: 1_000_000,
             bytes_per_second: 1 << 40,
+            snapshot_bytes_per_second: 1 << 40,
             packets_per_request_max: 4,
             requesters_max: 8,
         };
@@ -185,6 +187,8 @@ impl VirtualGateway {
             tag_key: None,
             fence: Arc::new(Fence::standalone(self.epoch)),
             epochs: Arc::new(KnownEpochs::new(self.epoch, 1)),
+            books: BookLimits::default(),
+            initial: None,
         };
         let limits = &self.limits;
         let responder = self.responder.get_or_insert_with(|| Responder::new(limits.clone(), vec![served]).unwrap());

@@ -20,6 +20,7 @@ mod overload;
 mod reload;
 mod service_manager;
 mod shared_memory;
+mod snapshot_start;
 mod systemd;
 mod top;
 mod until_loss;

@@ -54,6 +54,12 @@ impl TradingDay {
         (fixture.tail(&[fixed.as_slice(), more].concat()), out)
     }
 
+    /// The captures of the two halves.
+    #[must_use]
+    pub fn captures(&self) -> &[PathBuf; 2] {
+        &self.captures
+    }
+
     /// Plays the first half.
     pub fn play_first_half(&self, fixture: &GatewayFixture) {
         play(&self.captures[0], fixture);

@@ -14,7 +14,10 @@ use super::{
     rejected_packets::{RejectedPackets, RejectionKind},
     session::{SessionMatch, SessionTracker},
 };
-use crate::transport::{Packet, PacketKind, Transport, VenueSession};
+use crate::{
+    book::OrderView,
+    transport::{Packet, PacketKind, Transport, VenueSession},
+};
 use mdgw_wire::{
     arbiter::{Arbiter, Arrival, Delivery, RequestTarget, SEQUENCE_END},
     drop_reason::{DropCounts, DropReason},
@@ -474,6 +477,13 @@ impl<C: FeedCore> DataPath<C> {
 
     pub(super) fn begin_copy(&mut self, writer: Box<CopyWriter>) -> Option<Box<CopyWriter>> {
         self.copying.replace(writer)
+    }
+
+    pub(super) fn resting_orders(&self) -> Vec<OrderView> {
+        let slots = 0..self.core.copy_extent().orders;
+        let mut orders: Vec<_> = slots.filter_map(|place| self.core.order_in_slot(place)).collect();
+        orders.sort_unstable_by_key(|order| order.priority);
+        orders
     }
 
     pub(super) fn end_copy(&mut self) -> Option<Box<CopyWriter>> {

@@ -135,7 +135,7 @@ impl ChannelTail {
                 Some(FrameKind::Message) => message(*id, *schemas, edge, at, header, body, files)?,
                 Some(FrameKind::Gap) => gap(*id, at, body, files)?,
                 // They are no function of the input: two gateways have different ones.
-                Some(FrameKind::Snapshot | FrameKind::State) | None => {}
+                Some(FrameKind::Snapshot | FrameKind::SnapshotChunk | FrameKind::State) | None => {}
             }
         }
         if entry.next > at.next {

@@ -7,13 +7,13 @@ use dbn::{
     enums::{ErrorCode, SystemCode, rtype},
 };
 
+pub(crate) use mdgw_log_books::record::{instrument_id, ts_event, u32_at, u64_at};
+
 /// Bytes of the metadata of a live session.
 pub(crate) const METADATA_BYTES: usize = 128;
 /// Length of the send time that follows each record when the client asked for it, in the unit of a record's length.
 const TS_OUT_WORDS: u8 = 2;
 const _: () = assert!(TS_OUT_WORDS as usize * RecordHeader::LENGTH_MULTIPLIER == size_of::<u64>());
-/// Bytes of a record's header that precede `instrument_id`.
-const INSTRUMENT_ID_OFFSET: usize = 4;
 /// Longest text of a system record.
 const SYSTEM_TEXT_BYTES_MAX: usize = 302;
 
@@ -107,26 +107,6 @@ pub(crate) fn append_record(out: &mut Vec<u8>, record: &[u8], ts_out: Option<u64
         }
         out.extend_from_slice(&ts_out.to_le_bytes());
     }
-}
-
-/// The instrument of a record.
-pub(crate) fn instrument_id(record: &[u8]) -> u32 {
-    u32_at(record, INSTRUMENT_ID_OFFSET)
-}
-
-/// The event time of a record.
-pub(crate) fn ts_event(record: &[u8]) -> u64 {
-    u64_at(record, INSTRUMENT_ID_OFFSET + 4)
-}
-
-/// A number in a record; 0 beyond its end.
-pub(crate) fn u32_at(record: &[u8], offset: usize) -> u32 {
-    record.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes)
-}
-
-/// A number in a record; 0 beyond its end.
-pub(crate) fn u64_at(record: &[u8], offset: usize) -> u64 {
-    record.get(offset..offset + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
 fn c_chars<const N: usize>(text: &str) -> [c_char; N] {

@@ -207,7 +207,7 @@ impl MessageMaker {
                     }
                 }
                 // They are no function of the input: two gateways have different ones.
-                Some(FrameKind::Snapshot | FrameKind::State) | None => {}
+                Some(FrameKind::Snapshot | FrameKind::SnapshotChunk | FrameKind::State) | None => {}
             }
         }
         self.advance(Place::message(session, next));

@@ -45,7 +45,7 @@ impl Sink {
     pub fn failure(&self) -> Option<SinkError> {
         let failure = self.progress.take_failure();
         let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-        failure.or_else(|| has_ended.then(|| SinkError::Stopped))
+        failure.or_else(|| has_ended.then_some(SinkError::Stopped))
     }
 
     /// Counts since the start.

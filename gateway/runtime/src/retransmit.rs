@@ -13,6 +13,7 @@
 
 mod definitions;
 mod requesters;
+pub mod snapshots;
 #[cfg(test)]
 mod tests;
 
@@ -28,15 +29,18 @@ use std::{
 use definitions::Definitions;
 use mdgw_engine::publish::{FINAL_POSITION, is_covered_by, packet_header};
 use mdgw_feeds::{
+    book::BookLimits,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{
         packet::{PACKET_HEADER_BYTES, PacketFlags, count_frames},
         position::StreamPosition,
         request::{REQUEST_PACKET_BYTES, RequestKind, ServiceRequest},
+        snapshot::ChunkName,
         tag::{TAG_BYTES, TagKey, TagUse},
     },
     time::MonoNs,
 };
+use mdgw_log_books::state::InitialState;
 use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes, SessionRange};
 use mdgw_sys::{
@@ -47,6 +51,7 @@ use mdgw_sys::{
 };
 use mdgw_telemetry::counter_block;
 use requesters::Requesters;
+use snapshots::{Offer, SnapshotStore};
 use socket2::{SockAddr, SockRef};
 
 use crate::config::resolved::{RetransmissionConfig, RetransmissionLimits};
@@ -68,6 +73,10 @@ pub struct ServedChannel {
     pub fence: Arc<Fence>,
     /// Known epochs of the channel's group, also of other gateways.
     pub epochs: Arc<KnownEpochs>,
+    /// Limits of the channel's books, for snapshots.
+    pub books: BookLimits,
+    /// The books with which the gateway began, if its log lacks what was published before.
+    pub initial: Option<Arc<InitialState>>,
 }
 
 impl ServedChannel {
@@ -97,6 +106,8 @@ pub(crate) type SendPacket<'a> = dyn FnMut([&[u8]; 3]) -> io::Result<usize> + 'a
 #[derive(Debug)]
 pub struct Responder {
     channels: Vec<Channel>,
+    /// Images of the channels' state, if snapshots are served.
+    snapshots: Option<Arc<SnapshotStore>>,
     requesters: Requesters,
     counts: RetransmissionCounts,
     listener_counters: Arc<ListenerCounters>,
@@ -141,6 +152,11 @@ impl RetransmissionService {
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
         socket.set_nonblocking(true).map_err(bind)?;
         Ok(Self { socket, responder: Responder::new(config.limits.clone(), served)? })
+    }
+
+    /// Serves snapshots from now on.
+    pub(crate) fn serve_snapshots(&mut self, store: Arc<SnapshotStore>) {
+        self.responder.serve_snapshots(store);
     }
 
     /// The address of the socket.
@@ -225,7 +241,12 @@ impl Responder {
     pub fn new(limits: RetransmissionLimits, served: Vec<ServedChannel>) -> Result<Self, LogError> {
         let channels = served.into_iter().map(Channel::open).collect::<Result<_, LogError>>()?;
         let (counts, listener_counters) = (RetransmissionCounts::default(), Arc::default());
-        Ok(Self { channels, requesters: Requesters::new(limits), counts, listener_counters })
+        Ok(Self { channels, snapshots: None, requesters: Requesters::new(limits), counts, listener_counters })
+    }
+
+    /// Serves snapshots from now on.
+    pub fn serve_snapshots(&mut self, store: Arc<SnapshotStore>) {
+        self.snapshots = Some(store);
     }
 
     /// Reads a limited number of entries of the logs. Returns whether there may be more.
@@ -254,8 +275,10 @@ impl Responder {
         send: &mut SendPacket<'_>,
     ) -> Result<(), Refusal> {
         // The allowance first: a flood must not cost more work than this check.
-        let bytes_max = self.requesters.admit(requester, now)?;
+        let allowance = self.requesters.admit(requester, now)?;
         let request = ServiceRequest::parse(datagram).map_err(|_| Refusal::Malformed)?;
+        let is_snapshot = request.kind == RequestKind::Snapshot;
+        let bytes_max = allowance.bytes_for(is_snapshot)?;
         // The epoch is one of the group.
         let is_requested = |channel: &&mut Channel| {
             channel.served.group == request.group
@@ -264,7 +287,7 @@ impl Responder {
         let channel = self.channels.iter_mut().find(is_requested).ok_or(Refusal::UnknownChannel)?;
         let requested = request.session.map(|session| session.to_bytes());
         let session = match request.kind {
-            RequestKind::Range | RequestKind::Definitions | RequestKind::Epoch => {
+            RequestKind::Range | RequestKind::Definitions | RequestKind::Epoch | RequestKind::Snapshot => {
                 requested.or_else(|| channel.definitions.session())
             }
             RequestKind::Sessions => {
@@ -279,6 +302,11 @@ impl Responder {
             }
         };
         let session = session.ok_or(Refusal::UnknownChannel)?;
+        // A service without snapshots is as one that does not know the request.
+        let snapshots = self.snapshots.as_deref().filter(|_| is_snapshot);
+        if is_snapshot && snapshots.is_none() {
+            return Err(Refusal::Malformed);
+        }
         // A gateway that has just started knows nothing about the epoch.
         if request.kind == RequestKind::Epoch && channel.served.known_epoch() == Epoch::default() {
             return Err(Refusal::UnknownChannel);
@@ -302,13 +330,20 @@ impl Responder {
                 Ok(())
             }
             RequestKind::Sessions => answer.range(&mut channel.reader, &channel.definitions, 0, 0),
+            RequestKind::Snapshot => {
+                let first = ChunkName::from_sequence(request.first);
+                let offer = snapshots
+                    .map_or(Offer::Nothing, |store| store.offer(channel.served.channel, session, first.image, now));
+                answer.snapshot(&offer, first.chunk, ChunkName::from_sequence(request.next).chunk);
+                Ok(())
+            }
             RequestKind::Epoch => {
                 answer.transmit(&answer.empty(request.first.0, request.next.0), PacketFlags::EPOCH_ANSWER);
                 Ok(())
             }
         };
         let bytes = answer.bytes;
-        self.requesters.consume(requester, bytes);
+        self.requesters.consume(requester, bytes, is_snapshot);
         self.counts.answered += 1;
         self.counts.log_failures += u64::from(result.is_err());
         Ok(())
@@ -397,6 +432,29 @@ impl Response<'_> {
         self.end(first, definitions.count(), PacketFlags::SNAPSHOT);
     }
 
+    /// The chunks `[first, next)` of an image. `[0, 1)` as the end of the answer without a chunk: ask again soon.
+    fn snapshot(&mut self, offer: &Offer, first: u32, next: u32) {
+        let image = match offer {
+            Offer::Image(image) => image,
+            Offer::Preparing => return self.end(0, 1, PacketFlags::SNAPSHOT),
+            Offer::Nothing => return self.end(0, 0, PacketFlags::SNAPSHOT),
+        };
+        let mut chunk = first.min(image.chunk_count());
+        while let Some(payload) = image.frames(chunk).filter(|_| chunk < next) {
+            let (first, next) = (u64::from(chunk), u64::from(chunk) + 1);
+            let entry = Entry {
+                frame_count: count_frames(&payload).unwrap_or(0),
+                payload: &payload,
+                ..self.empty(first, next)
+            };
+            if !self.send(&entry, PacketFlags::RETRANSMISSION.with(PacketFlags::SNAPSHOT)) {
+                break;
+            }
+            chunk += 1;
+        }
+        self.end(chunk.into(), image.chunk_count().into(), PacketFlags::SNAPSHOT);
+    }
+
     /// Sends one packet, if the limits allow it.
     fn send(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
         let bytes = self.served.packet_bytes(entry.payload.len());
@@ -434,7 +492,7 @@ impl Response<'_> {
         }
     }
 
-    fn empty(&self, first: u64, next: u64) -> Entry<'static> {
+    fn empty<'e>(&self, first: u64, next: u64) -> Entry<'e> {
         Entry {
             position: Position::default(),
             end: Position::default(),

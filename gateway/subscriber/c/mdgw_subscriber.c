@@ -161,6 +161,8 @@ static mdgw_reason check_body(const mdgw_frame *frame, uint64_t *next)
             return MDGW_MESSAGE_LENGTH;
         *next = load(frame->body + 8, 8);
         return load(frame->body, 8) == frame->sequence && frame->sequence < *next ? MDGW_USED : MDGW_SEQUENCE_INVALID;
+    case MDGW_KIND_SNAPSHOT_CHUNK:
+        return frame->body_bytes == 48 ? MDGW_USED : MDGW_MESSAGE_LENGTH;
     default:
         return frame->body_bytes == 8 ? MDGW_USED : MDGW_MESSAGE_LENGTH;
     }
@@ -178,7 +180,7 @@ static mdgw_reason check_frames(mdgw_packet *packet)
             return MDGW_LENGTH_MISMATCH;
         if (!mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &frame))
             return MDGW_MESSAGE_TRUNCATED;
-        if (frame.kind > MDGW_KIND_STATE)
+        if (frame.kind > MDGW_KIND_SNAPSHOT_CHUNK)
             return MDGW_PROTOCOL_MISMATCH;
         uint64_t next;
         mdgw_reason reason = check_body(&frame, &next);
@@ -246,7 +248,7 @@ mdgw_reason mdgw_parse_request(const uint8_t *data, size_t length, mdgw_request 
     static const uint8_t zero[16];
     if (length != MDGW_REQUEST_BYTES)
         return length < MDGW_REQUEST_BYTES ? MDGW_HEADER_TRUNCATED : MDGW_TRAILING_BYTES;
-    if (memcmp(data, "MDGR\1", 5) != 0 || data[5] < MDGW_RANGE || data[5] > MDGW_EPOCH || load(data + 10, 6) != 0)
+    if (memcmp(data, "MDGR\1", 5) != 0 || data[5] < MDGW_RANGE || data[5] > MDGW_SNAPSHOT_CHUNKS || load(data + 10, 6) != 0)
         return MDGW_PROTOCOL_MISMATCH;
     *request = (mdgw_request){
         .kind = data[5],

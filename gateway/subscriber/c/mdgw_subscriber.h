@@ -36,11 +36,11 @@ extern "C" {
 /* Flags of a packet. */
 enum { MDGW_HEARTBEAT = 1, MDGW_RETRANSMISSION = 2, MDGW_SNAPSHOT_PACKET = 4, MDGW_SESSION_ENDS = 8, MDGW_TAGGED = 16 };
 /* Kinds of frames. */
-enum { MDGW_KIND_MESSAGE = 0, MDGW_KIND_GAP = 1, MDGW_KIND_SNAPSHOT = 2, MDGW_KIND_STATE = 3 };
+enum { MDGW_KIND_MESSAGE = 0, MDGW_KIND_GAP = 1, MDGW_KIND_SNAPSHOT = 2, MDGW_KIND_STATE = 3, MDGW_KIND_SNAPSHOT_CHUNK = 4 };
 /* Flags of a frame, and of an item with records. */
 enum { MDGW_FIRST_PART = 1, MDGW_LAST_PART = 2, MDGW_SUSPECT = 4, MDGW_LATE_FILL = 8 };
 /* Kinds of requests. */
-enum { MDGW_RANGE = 1, MDGW_DEFINITIONS = 2, MDGW_SESSIONS = 3, MDGW_EPOCH = 4 };
+enum { MDGW_RANGE = 1, MDGW_DEFINITIONS = 2, MDGW_SESSIONS = 3, MDGW_EPOCH = 4, MDGW_SNAPSHOT_CHUNKS = 5 };
 
 /* Why a datagram, or a part of it, was not used. */
 typedef enum mdgw_reason {

@@ -61,11 +61,11 @@ assert (PACKET_HEADER.size, FRAME_HEADER.size, SESSION.size, REQUEST.size) == (6
 HEARTBEAT, RETRANSMISSION, SNAPSHOT, END_OF_SESSION, TAGGED = 1, 2, 4, 8, 16
 EPOCH_ANSWER = HEARTBEAT | RETRANSMISSION | SNAPSHOT | END_OF_SESSION
 # Kinds of frames.
-KIND_MESSAGE, KIND_GAP, KIND_SNAPSHOT, KIND_STATE = 0, 1, 2, 3
+KIND_MESSAGE, KIND_GAP, KIND_SNAPSHOT, KIND_STATE, KIND_SNAPSHOT_CHUNK = 0, 1, 2, 3, 4
 # Flags of a frame.
 FIRST_PART, LAST_PART, SUSPECT, LATE_FILL = 1, 2, 4, 8
 # Kinds of requests.
-RANGE, DEFINITIONS, SESSIONS, EPOCH = 1, 2, 3, 4
+RANGE, DEFINITIONS, SESSIONS, EPOCH, SNAPSHOT_CHUNKS = 1, 2, 3, 4, 5
 
 #: Dataset of each feed, by its number in a session.
 DATASETS = {1: "XNAS.ITCH", 2: "XBOS.ITCH", 3: "XPSX.ITCH", 4: "IEXG.TOPS", 5: "IEXG.DEEP"}
@@ -322,7 +322,7 @@ def _parse_frames(data, flags, channel, session, first, next_, frame_count, end)
         offset = start + body_bytes
         if offset > end:
             raise Refused("message_truncated")
-        if kind > KIND_STATE:
+        if kind > KIND_SNAPSHOT_CHUNK:
             raise Refused("protocol_mismatch")
         next_covered = _check_body(data, start, offset, sequence, count, kind)
         # With its part it must fit a position, whatever the kind.
@@ -364,9 +364,9 @@ def _check_body(data, start, end, sequence, count, kind):
         if _count_records(data, start, end) != count:
             raise Refused("message_length")
         return sequence + 1
-    if length != (16 if kind == KIND_GAP else 8):
+    if length != (16 if kind == KIND_GAP else 48 if kind == KIND_SNAPSHOT_CHUNK else 8):
         raise Refused("message_length")
-    if kind == KIND_STATE:
+    if kind >= KIND_STATE:
         return sequence
     first, next_ = GAP_BODY.unpack_from(data, start)
     if first != sequence or first >= next_:
@@ -391,7 +391,7 @@ def parse_request(data: bytes) -> Request:
     if len(data) != REQUEST.size:
         raise Refused("header_truncated" if len(data) < REQUEST.size else "trailing_bytes")
     magic, version, kind, group, channel, reserved, raw_session, first, next_, nonce = REQUEST.unpack(data)
-    if magic != REQUEST_MAGIC or version != REQUEST_VERSION or not RANGE <= kind <= EPOCH or reserved != bytes(6):
+    if magic != REQUEST_MAGIC or version != REQUEST_VERSION or not RANGE <= kind <= SNAPSHOT_CHUNKS or reserved != bytes(6):
         raise Refused("protocol_mismatch")
     session = None if raw_session == _ZERO_SESSION else parse_session(raw_session)
     if first > next_:

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use mdgw_wire::{
     identity::{ChannelId, Sequence, Session},
-    published::request::{RequestKind, ServiceRequest},
+    published::{
+        receiver::asks_any_service,
+        request::{RequestKind, ServiceRequest},
+    },
 };
 
 /// Keeps using a service as long as it answers. A repeated request goes to the next service, and so does a query for definitions that
@@ -15,6 +18,8 @@ pub struct ServiceSelector {
     count: usize,
     /// Requests for messages and queries for log extents alternate, so each kind has its own turn.
     selections: BTreeMap<(ChannelId, bool), Selection>,
+    /// The service of each channel's snapshot, and whether it was asked.
+    snapshots: BTreeMap<ChannelId, (usize, bool)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,11 +32,14 @@ impl ServiceSelector {
     /// A selector for `count` services.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self { count, selections: BTreeMap::new() }
+        Self { count, selections: BTreeMap::new(), snapshots: BTreeMap::new() }
     }
 
     /// Index of the service for this request; 0 if there is no service.
     pub fn select(&mut self, request: &ServiceRequest) -> usize {
+        if request.kind == RequestKind::Snapshot {
+            return self.select_for_snapshot(request);
+        }
         let turn = self.selections.entry((request.channel, request.first < request.next)).or_default();
         let this = (request.kind, request.session, request.first);
         let last = turn.last_request.replace(this);
@@ -41,6 +49,15 @@ impl ServiceSelector {
             turn.service = (turn.service + 1) % self.count.max(1);
         }
         turn.service
+    }
+
+    /// Only the service that has the image can send the rest of it.
+    fn select_for_snapshot(&mut self, request: &ServiceRequest) -> usize {
+        let (service, has_asked) = self.snapshots.entry(request.channel).or_default();
+        if std::mem::replace(has_asked, true) && asks_any_service(request.first) {
+            *service = (*service + 1) % self.count.max(1);
+        }
+        *service
     }
 }
 

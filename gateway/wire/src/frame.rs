@@ -57,13 +57,17 @@ pub enum FrameKind {
     Snapshot = 2,
     /// [`StateBody`]: the channel changed its state.
     State = 3,
+    /// [`SnapshotChunkBody`](crate::published::snapshot::SnapshotChunkBody): which chunk of which snapshot the packet holds. Only in
+    /// answers to a request for a snapshot.
+    SnapshotChunk = 4,
 }
 
 impl FrameKind {
     /// Decodes the number on the wire.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Message, Self::Gap, Self::Snapshot, Self::State].into_iter().find(|kind| *kind as u8 == number)
+        let kinds = [Self::Message, Self::Gap, Self::Snapshot, Self::State, Self::SnapshotChunk];
+        kinds.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 

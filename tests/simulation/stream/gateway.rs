@@ -14,6 +14,7 @@ use std::{
 use mdgw_captures::random::Random;
 use mdgw_engine::publish::{LogSink, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared};
 use mdgw_feeds::{
+    book::BookLimits,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, FrameMeta, FrameSink as _},
     identity::{Epoch, Sequence, Session},
     published::{
@@ -133,6 +134,8 @@ impl Gateway {
             tag_key: None,
             fence: Arc::clone(&fence),
             epochs: Arc::clone(&standby.epochs),
+            books: BookLimits::default(),
+            initial: None,
         };
         let mut thread_io_random = Random::new(self.random.next_u64());
         let random = Random::new(thread_io_random.next_u64());
@@ -342,6 +345,7 @@ fn limits() -> RetransmissionLimits {
         allowed: vec!["127.0.0.0/8".parse().expect("a network")],
         requests_per_second: 1_000_000,
         bytes_per_second: 1_000_000_000,
+        snapshot_bytes_per_second: 1_000_000_000,
         packets_per_request_max: 48,
         requesters_max: 4,
     }

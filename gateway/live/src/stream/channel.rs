@@ -4,6 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, TradeMsg, enums::rtype};
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
+use mdgw_log_books::{
+    books::{Books, Mbo},
+    record::c_char_of,
+};
 use mdgw_publog::{LogError, Reader, SessionBytes};
 use mdgw_wire::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
@@ -13,7 +17,6 @@ use mdgw_wire::{
 };
 
 use super::{
-    books::{Books, Mbo, c_char},
     chunk::Chunk,
     derived::{self, Output},
     intervals::Intervals,
@@ -327,8 +330,8 @@ fn derive_trade(event: &Mbo, derived: Schemas, chunk: &mut Chunk) {
         hd: RecordHeader::new::<TradeMsg>(rtype::MBP_0, event.publisher_id, event.instrument_id, event.ts_event),
         price: event.price,
         size: event.size,
-        action: c_char(event.action),
-        side: c_char(event.side),
+        action: c_char_of(event.action),
+        side: c_char_of(event.side),
         flags: FlagSet::new(event.flags | dbn::flags::LAST),
         depth: 0,
         ts_recv: event.ts_recv,
@@ -398,8 +401,8 @@ fn derive_from_levels(event: &Mbo, record: &[u8], tops: &mut BTreeMap<u32, BidAs
         hd: RecordHeader::new::<Mbp1Msg>(rtype::MBP_1, event.publisher_id, event.instrument_id, event.ts_event),
         price: event.price,
         size: event.size,
-        action: c_char(event.action),
-        side: c_char(event.side),
+        action: c_char_of(event.action),
+        side: c_char_of(event.side),
         flags: FlagSet::new(event.flags),
         depth,
         ts_recv: event.ts_recv,
@@ -450,8 +453,8 @@ pub(crate) mod tests {
                 price: 1_000_000_000,
                 size: 1,
                 flags: FlagSet::new(dbn::flags::LAST),
-                action: c_char(b'A'),
-                side: c_char(b'B'),
+                action: c_char_of(b'A'),
+                side: c_char_of(b'B'),
                 ..MboMsg::default()
             };
             let mut meta = FrameMeta::message(Sequence(sequence), UnixNs(sequence), 0);

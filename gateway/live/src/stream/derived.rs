@@ -13,11 +13,12 @@
 
 use dbn::{BidAskPair, FlagSet, Mbp1Msg, Mbp10Msg, RecordHeader, TradeMsg, enums::rtype};
 
-use super::{
-    books::{Books, Mbo, c_char},
-    chunk::Chunk,
-    intervals::Intervals,
+use mdgw_log_books::{
+    books::{Books, Mbo},
+    record::c_char_of,
 };
+
+use super::{chunk::Chunk, intervals::Intervals};
 use crate::schema::Schemas;
 
 /// Levels of an mbp-10 record.
@@ -140,8 +141,8 @@ fn push_trade(
             hd: header::<TradeMsg>(record, rtype::MBP_0),
             price: record.price,
             size: record.size,
-            action: c_char(record.action),
-            side: c_char(record.side),
+            action: c_char_of(record.action),
+            side: c_char_of(record.side),
             flags: flags(record, dbn::flags::LAST, out),
             depth: 0,
             ts_recv: record.ts_recv,
@@ -170,8 +171,8 @@ fn push_mbp_1(event: &Mbo, depth: u32, last: u8, top: BidAskPair, out: &mut Outp
         hd: header::<Mbp1Msg>(event, rtype::MBP_1),
         price: event.price,
         size: event.size,
-        action: c_char(event.action),
-        side: c_char(event.side),
+        action: c_char_of(event.action),
+        side: c_char_of(event.side),
         flags: flags(event, last, out),
         depth: depth_byte(depth),
         ts_recv: event.ts_recv,
@@ -190,8 +191,8 @@ fn push_mbp_10(event: &Mbo, depth: u32, last: u8, levels: impl FnOnce() -> [BidA
         hd: header::<Mbp10Msg>(event, rtype::MBP_10),
         price: event.price,
         size: event.size,
-        action: c_char(event.action),
-        side: c_char(event.side),
+        action: c_char_of(event.action),
+        side: c_char_of(event.side),
         flags: flags(event, last, out),
         depth: depth_byte(depth),
         ts_recv: event.ts_recv,

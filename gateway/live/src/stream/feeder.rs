@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mdgw_log_books::books::SnapshotHead;
+
 use super::{
     chunk::Chunk,
     dataset::{Dataset, Snapshot, SnapshotRequest},
@@ -90,8 +92,8 @@ fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
     let mut records = Vec::new();
     for channel in reader.channels() {
         if let Some((books, publisher_id)) = channel.books() {
-            let (ts_event, is_suspect) = (channel.ts_event(), channel.is_incomplete());
-            books.append_snapshot(&request.instruments, publisher_id, ts_event, is_suspect, &mut records);
+            let head = SnapshotHead { publisher_id, ts_event: channel.ts_event() };
+            books.append_snapshot(&request.instruments, &head, channel.is_incomplete(), &mut records);
         }
     }
     // A client that has left does not need the snapshot.

@@ -8,10 +8,9 @@ use std::collections::BTreeMap;
 
 use dbn::{BboMsg, BidAskPair, FlagSet, OhlcvMsg, RecordHeader, UNDEF_PRICE, enums::rtype};
 
-use super::{
-    books::{Mbo, c_char},
-    chunk::Chunk,
-};
+use mdgw_log_books::{books::Mbo, record::c_char_of};
+
+use super::chunk::Chunk;
 use crate::{control, schema::Schemas};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
@@ -177,7 +176,7 @@ impl Instrument {
             hd: RecordHeader::new::<BboMsg>(kind, self.publisher_id, id, self.ts_event),
             price,
             size,
-            side: c_char(side),
+            side: c_char_of(side),
             flags: FlagSet::new(dbn::flags::LAST | self.flags),
             ts_recv: end_ns,
             sequence: self.sequence,

@@ -95,6 +95,9 @@ pub(super) struct Args {
     /// Start with the current message instead of the oldest message of the trading day that the gateway still holds.
     #[arg(long)]
     from_now: bool,
+    /// Start with a snapshot of the books, then with the messages behind it. Needs a service with `snapshots = true`.
+    #[arg(long, conflicts_with = "from_now")]
+    from_snapshot: bool,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
     #[arg(short, long, value_name = "OUT.dbn[.zst]")]
     out: Option<PathBuf>,
@@ -200,7 +203,11 @@ impl Args {
             packet_bytes_max: usize::try_from(PUBLISHED_BYTES_MAX)?,
             group: self.group.map_or(group, GroupId),
             channels: self.channel.iter().copied().map(ChannelId).collect(),
-            start: if self.from_now { StartFrom::Live } else { StartFrom::OldestOfDay },
+            start: match (self.from_now, self.from_snapshot) {
+                (true, _) => StartFrom::Live,
+                (_, true) => StartFrom::Snapshot,
+                _ => StartFrom::OldestOfDay,
+            },
             ..ReceiverConfig::default()
         };
         Ok(config)

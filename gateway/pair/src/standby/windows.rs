@@ -142,7 +142,7 @@ impl Window {
                 self.hash.update(body);
             }
             Some(FrameKind::Gap) => self.is_comparable = false,
-            Some(FrameKind::Snapshot | FrameKind::State) | None => {}
+            Some(FrameKind::Snapshot | FrameKind::SnapshotChunk | FrameKind::State) | None => {}
         }
     }
 }

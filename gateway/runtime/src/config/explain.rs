@@ -376,6 +376,10 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         }
         None => writeln!(out, "\nretransmit   off")?,
     }
+    if let Some(service) = config.retransmission.as_ref().filter(|service| service.snapshots) {
+        let rate = Bytes(service.limits.snapshot_bytes_per_second);
+        writeln!(out, "snapshots    {rate}/s per requester")?;
+    }
     if let Some(live) = &config.live {
         writeln!(
             out,
@@ -431,11 +435,15 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
 
 /// Name of the row with the input history. Only gateways of a linked pair have an input history.
 const PEER_INPUT_ROW: &str = "input history";
+const SNAPSHOTS_ROW: &str = "snapshots";
+/// Rows that are left out where they are 0.
+const OPTIONAL_ROWS: [&str; 2] = [PEER_INPUT_ROW, SNAPSHOTS_ROW];
 
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let memory = config.memory();
     let rows = [
         ("books", memory.books_bytes as u64),
+        (SNAPSHOTS_ROW, memory.snapshots_bytes),
         ("reorder windows", memory.windows_bytes as u64),
         ("publication logs", memory.logs_bytes),
         ("latency histograms", memory.histograms_bytes as u64),
@@ -445,7 +453,7 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     ];
     let locked = if config.gateway.lock_memory { " (locked if permitted)" } else { "" };
     writeln!(out, "\nmemory, estimated{locked}")?;
-    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEER_INPUT_ROW);
+    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || !OPTIONAL_ROWS.contains(name));
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 

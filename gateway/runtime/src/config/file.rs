@@ -220,6 +220,10 @@ pub(crate) struct Retransmission {
     pub requests_per_second: FileValue<i64>,
     /// Bytes per requester and second.
     pub bytes_per_second: FileValue<i64>,
+    /// Whether snapshots are served.
+    pub snapshots: FileValue<bool>,
+    /// Bytes of snapshots per requester and second.
+    pub snapshot_bytes_per_second: FileValue<i64>,
     /// Packets per answer.
     pub packets_per_request_max: FileValue<i64>,
     /// Requesters remembered.

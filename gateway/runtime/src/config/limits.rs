@@ -95,6 +95,8 @@ pub(crate) const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 pub(crate) const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "requests per second");
 /// Bytes of answers, per requester: a tenth of a gigabit link.
 pub(crate) const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "bytes per second");
+/// Bytes of snapshots, per requester: half of a gigabit link. A million orders are 64 MB.
+pub(crate) const SNAPSHOT_BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 62_500_000, "bytes per second");
 /// Requesters remembered at a time, for their rate limits.
 pub(crate) const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.

@@ -10,6 +10,8 @@ use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
 pub(crate) struct Memory {
     /// Books of all channels. An estimate, within a quarter.
     pub books_bytes: usize,
+    /// Books of all channels once more, for snapshots, and the largest snapshots themselves. Taken as orders come: an upper bound.
+    pub snapshots_bytes: u64,
     /// Reorder windows of all channels. An estimate, within a quarter.
     pub windows_bytes: usize,
     /// Publication logs of all channels, in `log_dir` (by default in memory).
@@ -26,7 +28,7 @@ impl Memory {
     #[must_use]
     pub(crate) fn total_bytes(self) -> u64 {
         let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
-        self.logs_bytes + self.history_bytes + own as u64
+        self.logs_bytes + self.history_bytes + self.snapshots_bytes + own as u64
     }
 }
 
@@ -43,6 +45,11 @@ impl Resolved {
         let leads = self.channels.iter().map(|channel| ChannelCollector::memory_bytes(channel.lines.len()));
         Memory {
             books_bytes: self.channels.iter().map(books_bytes).sum(),
+            snapshots_bytes: self
+                .retransmission
+                .as_ref()
+                .filter(|service| service.snapshots)
+                .map_or(0, |_| self.channels.iter().map(snapshots_bytes).sum()),
             windows_bytes: self
                 .channels
                 .iter()
@@ -77,6 +84,17 @@ fn books_bytes(channel: &ChannelSetup) -> usize {
     };
     orders + levels_bytes(instruments_max as usize, levels_max as usize)
 }
+
+/// The second books, two images that are kept and one that is being made.
+fn snapshots_bytes(channel: &ChannelSetup) -> u64 {
+    let BookLimits { orders_max, instruments_max, .. } = channel.book;
+    let orders = if channel.feed.is_by_order() { u64::from(orders_max) * size_of::<dbn::MboMsg>() as u64 } else { 0 };
+    let latest = u64::from(instruments_max) * LATEST_RECORDS_BYTES;
+    books_bytes(channel) as u64 + 3 * (orders + latest)
+}
+
+/// The latest records of one instrument: mbp-10, mbp-1 and status.
+const LATEST_RECORDS_BYTES: u64 = 368 + 80 + 40;
 
 /// Bytes of the price levels. Each side of an instrument has a chunk of hot levels. The other levels are in trees of
 /// chunks, which are half full in the worst case.

@@ -14,13 +14,14 @@ use super::{
 
 /// Keys that may change while the gateway runs. Besides them, whole channels and whole output lines may be added and
 /// removed. All other keys are fixed at the start.
-pub const RELOADABLE: [&str; 9] = [
+pub const RELOADABLE: [&str; 10] = [
     "log.level",
     "log.alarm_interval_ms",
     "latency.interval_ms",
     "retransmission.allowed",
     "retransmission.requests_per_second",
     "retransmission.bytes_per_second",
+    "retransmission.snapshot_bytes_per_second",
     "retransmission.packets_per_request_max",
     "retransmission.requesters_max",
     REVISION,

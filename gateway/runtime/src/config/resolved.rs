@@ -372,6 +372,8 @@ pub struct OutputLine {
 pub struct RetransmissionConfig {
     /// Address on which retransmission requests are received.
     pub listen: SocketAddrV4,
+    /// Whether snapshots of the channels' state are served. A thread of its own then keeps all books once more.
+    pub snapshots: bool,
     /// Limits per requester and over all requesters.
     pub limits: RetransmissionLimits,
 }
@@ -546,6 +548,8 @@ pub struct RetransmissionLimits {
     pub requests_per_second: u32,
     /// Bytes of answers per requester.
     pub bytes_per_second: u64,
+    /// Bytes of snapshots per requester, beside [`Self::bytes_per_second`].
+    pub snapshot_bytes_per_second: u64,
     /// Packets in the answer to one request.
     pub packets_per_request_max: u32,
     /// Requesters remembered at a time.

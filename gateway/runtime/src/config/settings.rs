@@ -245,6 +245,8 @@ impl SettingList {
             list.push("allowed", debug(&limits.allowed.iter().map(ToString::to_string).collect::<Vec<_>>()));
             list.push("requests_per_second", limits.requests_per_second);
             list.push("bytes_per_second", limits.bytes_per_second);
+            list.push("snapshots", service.snapshots);
+            list.push("snapshot_bytes_per_second", limits.snapshot_bytes_per_second);
             list.push("packets_per_request_max", limits.packets_per_request_max);
             list.push("requesters_max", limits.requesters_max);
         });

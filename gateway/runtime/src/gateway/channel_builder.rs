@@ -23,6 +23,7 @@ use mdgw_feeds::{
         tag::{TAG_BYTES, TagPolicy},
     },
 };
+use mdgw_log_books::state::InitialState;
 use mdgw_pair::{
     pair_link::message::LinkIdentity,
     standby::{ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput},
@@ -109,6 +110,10 @@ pub(super) struct ChannelBuilder<'b> {
 }
 
 impl ChannelBuilder<'_> {
+    fn serves_snapshots(&self) -> bool {
+        self.config.retransmission.as_ref().is_some_and(|service| service.snapshots)
+    }
+
     /// Builds the channel for the slot `index` of its pool. `stored`: what the state file has of the channel.
     pub(super) fn build(
         &mut self,
@@ -148,6 +153,7 @@ impl ChannelBuilder<'_> {
             log_entries_missing: counters.reader(PipelineCounter::log_entries_missing),
         };
         let start_position = copied.as_ref().and_then(copied_position);
+        let initial = copied.as_ref().filter(|_| self.serves_snapshots()).and_then(initial_state).map(Arc::new);
         let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed } =
             self.open_log(setup, output, stored, start_position, replays_whole_session)?;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
@@ -185,6 +191,8 @@ impl ChannelBuilder<'_> {
             tag_key: tag_key.clone(),
             fence: Arc::clone(&fence),
             epochs,
+            books: setup.book,
+            initial,
         };
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -321,6 +329,13 @@ fn open_recovery(setup: &ChannelSetup) -> Result<Option<RecoverySocket>, Gateway
     let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
     let socket = open_receive(&ReceiveOptions::new(any, None))?;
     Ok(Some(RecoverySocket { socket, server: recovery.server }))
+}
+
+/// The books of a copied channel, for snapshots: the log lacks what was published before.
+fn initial_state(copied: &Channel) -> Option<InitialState> {
+    let (session, next) = copied.position()?;
+    let (orders, is_suspect) = (copied.resting_orders(), copied.has_missed_input());
+    Some(InitialState { session: session.to_bytes(), next: next.0, orders, is_suspect })
 }
 
 /// The peers that may supply the state of a channel: none unless it `copies`.

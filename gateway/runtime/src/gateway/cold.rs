@@ -36,7 +36,10 @@ use crate::{
         Resolved,
         resolved::{RetransmissionConfig, RetransmissionLimits},
     },
-    retransmit::{RetransmissionCounts, RetransmissionService, ServedChannel},
+    retransmit::{
+        RetransmissionCounts, RetransmissionService, ServedChannel, ServiceError,
+        snapshots::{self, SnapshotTaker},
+    },
     state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
 
@@ -137,6 +140,13 @@ impl ColdThreads {
     /// When the log cannot be read, or the service does not answer.
     pub(super) fn serve(&self, served: ServedChannel) -> Result<(), String> {
         let Some(running) = &self.retransmission else { return Ok(()) };
+        if let Some(snapshots) = &running.snapshots {
+            let of_snapshots = served.clone();
+            match snapshots.tasks.run(|| {}, move |taker| taker.add(&of_snapshots)) {
+                Some(added) => added.map_err(|error| error.to_string())?,
+                None => return Err("the snapshot thread does not answer".to_owned()),
+            }
+        }
         match running.tasks.run(|| {}, |service| service.add(served)) {
             Some(added) => added.map_err(|error| error.to_string()),
             None => Err("the retransmission service does not answer".to_owned()),
@@ -193,6 +203,14 @@ impl ColdThreads {
                 "the retransmission service does not answer, and serves the channel until it does"
             );
         }
+        if let Some(snapshots) = self.retransmission.as_ref().and_then(|running| running.snapshots.as_ref())
+            && !snapshots.tasks.run_even_late(|| {}, move |taker| taker.remove(channel))
+        {
+            tracing::error!(
+                channel = channel.0,
+                "the snapshot thread does not answer, and keeps the channel until it does"
+            );
+        }
         self.maintain(move |maintenance| {
             maintenance.read_drops();
             maintenance.logs.retain(|log| log.channel != channel);
@@ -219,6 +237,10 @@ impl ColdThreads {
         if let Some(retransmission) = self.retransmission.take() {
             // An error of its socket was logged when it occurred.
             let _ = retransmission.thread.join();
+            if let Some(snapshots) = retransmission.snapshots {
+                // It only reads: whatever ended it costs nothing but snapshots.
+                let _ = snapshots.thread.join();
+            }
         }
         let Some(maintenance) = self.maintenance.take() else { return Ok(()) };
         let mut state = maintenance.join().map_err(|_| GatewayError::Io {
@@ -281,6 +303,33 @@ struct Retransmission {
     thread: JoinHandle<()>,
     listener_counters: Arc<ListenerCounters>,
     tasks: TaskQueue<RetransmissionService>,
+    snapshots: Option<SnapshotThread>,
+}
+
+/// The thread that takes snapshots for the retransmission service.
+#[derive(Debug)]
+struct SnapshotThread {
+    thread: JoinHandle<()>,
+    tasks: TaskQueue<SnapshotTaker>,
+}
+
+impl SnapshotThread {
+    fn start(mut taker: SnapshotTaker, stop: &Arc<AtomicBool>) -> Result<Self, GatewayError> {
+        let tasks = TaskQueue::default();
+        let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
+        let thread = std::thread::Builder::new()
+            .name("mdgw-snapshot".to_owned())
+            .spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    thread_tasks.run_pending(&mut taker);
+                    if !taker.turn(mono_now()) {
+                        std::thread::sleep(snapshots::TURN_INTERVAL);
+                    }
+                }
+            })
+            .map_err(GatewayError::io("start the snapshot thread"))?;
+        Ok(Self { thread, tasks })
+    }
 }
 
 impl Retransmission {
@@ -290,7 +339,15 @@ impl Retransmission {
         registry: &Registry,
         stop: &Arc<AtomicBool>,
     ) -> Result<Self, GatewayError> {
+        let taker = if config.snapshots { Some(SnapshotTaker::new(&served).map_err(ServiceError::Log)?) } else { None };
         let mut service = RetransmissionService::new(config, served)?;
+        let snapshots = match taker {
+            Some(taker) => {
+                service.serve_snapshots(Arc::clone(taker.store()));
+                Some(SnapshotThread::start(taker, stop)?)
+            }
+            None => None,
+        };
         let listener_counters = Arc::clone(service.listener_counters());
         let tasks = TaskQueue::default();
         let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
@@ -310,7 +367,7 @@ impl Retransmission {
                 }
             })
             .map_err(GatewayError::io("start the retransmission service's thread"))?;
-        Ok(Self { thread, listener_counters, tasks })
+        Ok(Self { thread, listener_counters, tasks, snapshots })
     }
 }
 

@@ -29,7 +29,27 @@ pub(super) struct Requesters {
 struct TokenBucket {
     request_ps: u64,
     byte_ps: u64,
+    /// Bytes of snapshots, which have a limit of their own.
+    snapshot_byte_ps: u64,
     at: MonoNs,
+}
+
+/// What the answer to one request may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allowance {
+    bytes: u64,
+    snapshot_bytes: u64,
+}
+
+impl Allowance {
+    /// Bytes of an answer.
+    ///
+    /// # Errors
+    /// [`Refusal::Rate`]: too few for an answer.
+    pub(super) fn bytes_for(self, is_snapshot: bool) -> Result<u64, Refusal> {
+        let bytes = if is_snapshot { self.snapshot_bytes } else { self.bytes };
+        if bytes < ANSWER_BYTES_MIN { Err(Refusal::Rate) } else { Ok(bytes) }
+    }
 }
 
 impl Requesters {
@@ -47,40 +67,49 @@ impl Requesters {
         *self = Self::new(limits);
     }
 
-    /// Charges one request. Returns the bytes that its answer may have.
+    /// Charges one request. Returns what its answer may have.
     ///
     /// # Errors
     /// [`Refusal::Network`], [`Refusal::Rate`] or [`Refusal::Requesters`].
-    pub(super) fn admit(&mut self, requester: Ipv4Addr, now: MonoNs) -> Result<u64, Refusal> {
+    pub(super) fn admit(&mut self, requester: Ipv4Addr, now: MonoNs) -> Result<Allowance, Refusal> {
         if !self.limits.allowed.iter().any(|network| network.contains(requester)) {
             return Err(Refusal::Network);
         }
         if !self.buckets.contains_key(&requester) && !self.make_room_for(requester, now) {
             return Err(Refusal::Requesters);
         }
-        let (request_cost, byte_cost) = self.costs();
+        let Costs { request, byte, snapshot_byte } = self.costs();
         let bucket = self.buckets.entry(requester).or_insert_with(|| TokenBucket::full(now));
         bucket.refill(now);
-        let bytes = bucket.byte_ps / byte_cost;
-        if bucket.request_ps < request_cost || bytes < ANSWER_BYTES_MIN {
+        let allowance =
+            Allowance { bytes: bucket.byte_ps / byte, snapshot_bytes: bucket.snapshot_byte_ps / snapshot_byte };
+        if bucket.request_ps < request || allowance.bytes.max(allowance.snapshot_bytes) < ANSWER_BYTES_MIN {
             return Err(Refusal::Rate);
         }
-        bucket.request_ps -= request_cost;
-        Ok(bytes)
+        bucket.request_ps -= request;
+        Ok(allowance)
     }
 
     /// Charges the bytes of an answer.
-    pub(super) fn consume(&mut self, requester: Ipv4Addr, bytes: u64) {
-        let (_, byte_cost) = self.costs();
+    pub(super) fn consume(&mut self, requester: Ipv4Addr, bytes: u64, is_snapshot: bool) {
+        let costs = self.costs();
         if let Some(bucket) = self.buckets.get_mut(&requester) {
-            bucket.byte_ps = bucket.byte_ps.saturating_sub(bytes.saturating_mul(byte_cost));
+            let (left, cost) = if is_snapshot {
+                (&mut bucket.snapshot_byte_ps, costs.snapshot_byte)
+            } else {
+                (&mut bucket.byte_ps, costs.byte)
+            };
+            *left = left.saturating_sub(bytes.saturating_mul(cost));
         }
     }
 
-    /// Cost of a request and of a byte, ps: the time in which the bucket refills by that amount.
-    fn costs(&self) -> (u64, u64) {
-        let request = PS_PER_S / u64::from(self.limits.requests_per_second).clamp(1, PS_PER_S);
-        (request, PS_PER_S / self.limits.bytes_per_second.clamp(1, PS_PER_S))
+    fn costs(&self) -> Costs {
+        let cost = |per_second: u64| PS_PER_S / per_second.clamp(1, PS_PER_S);
+        Costs {
+            request: cost(self.limits.requests_per_second.into()),
+            byte: cost(self.limits.bytes_per_second),
+            snapshot_byte: cost(self.limits.snapshot_bytes_per_second),
+        }
     }
 
     /// Finds a place for a new requester. A search visits a few entries only, so that a refused request costs little.
@@ -103,20 +132,28 @@ impl Requesters {
     }
 }
 
+/// Costs of one request and one byte, ps: the time in which the bucket refills by that amount.
+struct Costs {
+    request: u64,
+    byte: u64,
+    snapshot_byte: u64,
+}
+
 impl TokenBucket {
     fn full(now: MonoNs) -> Self {
-        Self { request_ps: PS_PER_S, byte_ps: PS_PER_S, at: now }
+        Self { request_ps: PS_PER_S, byte_ps: PS_PER_S, snapshot_byte_ps: PS_PER_S, at: now }
     }
 
     fn is_full(&mut self, now: MonoNs) -> bool {
         self.refill(now);
-        self.request_ps == PS_PER_S && self.byte_ps == PS_PER_S
+        [self.request_ps, self.byte_ps, self.snapshot_byte_ps] == [PS_PER_S; 3]
     }
 
     fn refill(&mut self, now: MonoNs) {
         let refilled = now.since(self.at).saturating_mul(PS_PER_NS);
         self.request_ps = self.request_ps.saturating_add(refilled).min(PS_PER_S);
         self.byte_ps = self.byte_ps.saturating_add(refilled).min(PS_PER_S);
+        self.snapshot_byte_ps = self.snapshot_byte_ps.saturating_add(refilled).min(PS_PER_S);
         self.at = now;
     }
 }
@@ -139,9 +176,15 @@ mod tests {
             allowed: vec!["10.0.0.0/8".parse().unwrap(), "192.168.1.7".parse().unwrap()],
             requests_per_second: 10,
             bytes_per_second: 100_000,
+            snapshot_bytes_per_second: 500_000,
             packets_per_request_max: 100,
             requesters_max: 2,
         }
+    }
+
+    /// The bytes of an answer with messages.
+    fn admit(requesters: &mut Requesters, requester: Ipv4Addr, now: MonoNs) -> Result<u64, Refusal> {
+        requesters.admit(requester, now).and_then(|allowance| allowance.bytes_for(false))
     }
 
     fn host(text: &str) -> Ipv4Addr {
@@ -157,7 +200,7 @@ mod tests {
             ("192.168.1.8", Err(Refusal::Network)),
             ("11.0.0.1", Err(Refusal::Network)),
         ] {
-            assert_eq!(requesters.admit(host(address), MonoNs(0)), answer, "{address}");
+            assert_eq!(admit(&mut requesters, host(address), MonoNs(0)), answer, "{address}");
         }
     }
 
@@ -178,13 +221,32 @@ mod tests {
     fn answers_consume_byte_tokens_which_refill_with_time() {
         let mut requesters = Requesters::new(limits());
         let requester = host("10.0.0.1");
-        assert_eq!(requesters.admit(requester, MonoNs(0)), Ok(100_000));
-        requesters.consume(requester, 99_000);
-        assert_eq!(requesters.admit(requester, MonoNs(1)), Err(Refusal::Rate));
-        assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Ok(51_000));
-        requesters.consume(requester, 1_000_000);
-        assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Err(Refusal::Rate));
-        assert_eq!(requesters.admit(requester, MonoNs(60 * SECOND)), Ok(100_000), "a second's worth is all it saves");
+        assert_eq!(admit(&mut requesters, requester, MonoNs(0)), Ok(100_000));
+        requesters.consume(requester, 99_000, false);
+        assert_eq!(admit(&mut requesters, requester, MonoNs(1)), Err(Refusal::Rate));
+        assert_eq!(admit(&mut requesters, requester, MonoNs(SECOND / 2)), Ok(51_000));
+        requesters.consume(requester, 1_000_000, false);
+        assert_eq!(admit(&mut requesters, requester, MonoNs(SECOND / 2)), Err(Refusal::Rate));
+        assert_eq!(
+            admit(&mut requesters, requester, MonoNs(60 * SECOND)),
+            Ok(100_000),
+            "a second's worth is all it saves"
+        );
+    }
+
+    #[test]
+    fn snapshots_have_a_limit_of_their_own() {
+        let mut requesters = Requesters::new(limits());
+        let requester = host("10.0.0.1");
+        let mut bytes = |consumed, is_snapshot| {
+            requesters.consume(requester, consumed, is_snapshot);
+            let allowance = requesters.admit(requester, MonoNs(0));
+            allowance.map(|allowance| [false, true].map(|is_snapshot| allowance.bytes_for(is_snapshot)))
+        };
+        assert_eq!(bytes(0, true), Ok([Ok(100_000), Ok(500_000)]));
+        assert_eq!(bytes(400_000, true), Ok([Ok(100_000), Ok(100_000)]));
+        assert_eq!(bytes(99_000, false), Ok([Err(Refusal::Rate), Ok(100_000)]));
+        assert_eq!(bytes(99_000, true), Err(Refusal::Rate), "neither has enough for an answer");
     }
 
     #[test]
@@ -198,7 +260,7 @@ mod tests {
             ("10.0.0.3", SECOND + 1, Ok(100_000)),
             ("10.0.0.4", SECOND + 1, Err(Refusal::Requesters)),
         ] {
-            assert_eq!(requesters.admit(host(address), MonoNs(now)), answer, "{address} at {now}");
+            assert_eq!(admit(&mut requesters, host(address), MonoNs(now)), answer, "{address} at {now}");
             assert!(requesters.buckets.len() <= 2 && requesters.addresses.len() <= 2);
         }
     }

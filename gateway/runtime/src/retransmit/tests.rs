@@ -2,6 +2,7 @@
 
 use mdgw_engine::publish::LogSink;
 use mdgw_feeds::{
+    book::BookLimits,
     frame::{FrameMeta, FrameSink},
     identity::{Feed, Sequence, Session},
     published::{packet::parse_packet, tag::TagPolicy},
@@ -36,6 +37,7 @@ fn limits() -> RetransmissionLimits {
         allowed: vec!["127.0.0.0/8".parse().unwrap()],
         requests_per_second: 1_000,
         bytes_per_second: 1_000_000,
+        snapshot_bytes_per_second: 1_000_000,
         packets_per_request_max: 100,
         requesters_max: 16,
     }
@@ -67,8 +69,10 @@ impl ServiceFixture {
             tag_key: tags.keys.first().cloned(),
             fence: Arc::new(Fence::standalone(Epoch(9))),
             epochs: Arc::new(KnownEpochs::new(Epoch(9), 1)),
+            books: BookLimits::default(),
+            initial: None,
         };
-        let config = RetransmissionConfig { listen: "127.0.0.1:0".parse().unwrap(), limits };
+        let config = RetransmissionConfig { listen: "127.0.0.1:0".parse().unwrap(), snapshots: false, limits };
         let service = RetransmissionService::new(&config, vec![served]).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.set_nonblocking(true).unwrap();

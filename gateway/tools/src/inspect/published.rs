@@ -13,6 +13,7 @@ use mdgw_feeds::{
     published::{
         packet::{PACKET_HEADER_BYTES, Packet, PacketHeader, parse_packet},
         request::{REQUEST_PACKET_BYTES, RequestPacket, ServiceRequest},
+        snapshot::SnapshotChunkBody,
     },
     venue::wire::{FieldList, FieldValue, TimeScale},
 };
@@ -126,6 +127,7 @@ impl<'a> PublishedItem<'a> {
             Some(FrameKind::Gap) => 'g',
             Some(FrameKind::Snapshot) => 'n',
             Some(FrameKind::State) => 's',
+            Some(FrameKind::SnapshotChunk) => 'c',
             None => '?',
         }
     }
@@ -141,6 +143,7 @@ impl<'a> PublishedItem<'a> {
             Some(FrameKind::Gap) => "gap",
             Some(FrameKind::Snapshot) => "snapshot",
             Some(FrameKind::State) => "state",
+            Some(FrameKind::SnapshotChunk) => "snapshot-chunk",
             None => "frame",
         }
     }
@@ -194,6 +197,18 @@ impl FieldList for PublishedItem<'_> {
             Some(FrameKind::State) => {
                 if let Ok(state) = StateBody::ref_from_bytes(self.body) {
                     visit("state", number(state.state.into()));
+                }
+            }
+            Some(FrameKind::SnapshotChunk) => {
+                if let Ok(chunk) = SnapshotChunkBody::ref_from_bytes(self.body) {
+                    visit("image", number(chunk.image.get().into()));
+                    visit("chunk", number(chunk.chunk.get().into()));
+                    visit("chunk_count", number(chunk.chunk_count.get().into()));
+                    visit("checksum", number(chunk.checksum.get().into()));
+                    visit("record_count", number(chunk.record_count.get()));
+                    visit("record_bytes", number(chunk.record_bytes.get()));
+                    visit("order_count", number(chunk.order_count.get()));
+                    visit("instrument_count", number(chunk.instrument_count.get().into()));
                 }
             }
             _ => _ = self.with_record(|record| record_fields(record, visit)),

@@ -171,6 +171,7 @@ impl fmt::Display for DatagramLabel<'_> {
                     RequestKind::Definitions => "definitions",
                     RequestKind::Sessions => "sessions",
                     RequestKind::Epoch => "epoch",
+                    RequestKind::Snapshot => "snapshot",
                 };
                 write!(f, "channel {}  request {kind} [{}, {})", request.channel.0, request.first.0, request.next.0)
             }

@@ -23,7 +23,7 @@ use crate::{
     drop_reason::DropReason,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, GapBody, StateBody},
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
-    published::tag::TAG_BYTES,
+    published::{snapshot::SnapshotChunkBody, tag::TAG_BYTES},
 };
 
 /// Header of a published packet.
@@ -368,6 +368,10 @@ fn check_body(kind: FrameKind, header: &FrameHeader, body: &[u8]) -> Result<Sequ
         }
         FrameKind::State => {
             StateBody::ref_from_bytes(body).map_err(|_| DropReason::MessageLength)?;
+            Ok(sequence)
+        }
+        FrameKind::SnapshotChunk => {
+            SnapshotChunkBody::ref_from_bytes(body).map_err(|_| DropReason::MessageLength)?;
             Ok(sequence)
         }
     }

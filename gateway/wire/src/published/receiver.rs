@@ -26,6 +26,7 @@ mod item_stream;
 mod log_extents;
 mod positions;
 mod service_query;
+mod snapshot_start;
 #[cfg(test)]
 mod tests;
 
@@ -41,6 +42,7 @@ use crate::{
 pub use self::{
     entries::{EntryReceiver, LogEntry},
     epoch_start::RivalEpochs,
+    snapshot_start::asks_any_service,
 };
 
 use self::{
@@ -93,6 +95,8 @@ pub struct ReceiverConfig {
     pub sequence_jump_max: u64,
     /// Maximum bytes of one message's records.
     pub message_bytes_max: usize,
+    /// Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
+    pub snapshot_bytes_max: u64,
     /// Silence after which a line's alarm is raised, ns; `None`: never. Must exceed the gateway's heartbeat interval.
     pub line_silence_ns: Option<u64>,
 }
@@ -140,6 +144,9 @@ pub enum StartFrom {
     OldestOfDay,
     /// At the messages published now, after the definitions.
     Live,
+    /// After the definitions, with a snapshot of the session's state, and at the first message behind it. Where no service has a
+    /// snapshot, as [`Self::OldestOfSession`].
+    Snapshot,
 }
 
 impl Default for ReceiverConfig {
@@ -162,6 +169,7 @@ impl Default for ReceiverConfig {
             request_nonce: 0,
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
+            snapshot_bytes_max: 1 << 30,
             line_silence_ns: None,
         }
     }
@@ -199,7 +207,10 @@ pub enum Item<'a> {
         /// DBN records, back to back.
         body: &'a [u8],
     },
-    /// Records that rebuild a book, out of sequence.
+    /// A part of the channel's state: records that build books, mark the trading status, and so on. All parts of a snapshot are
+    /// delivered one after the other, or none. The first has [`FrameFlags::FIRST_PART`](crate::frame::FrameFlags::FIRST_PART), the
+    /// last one [`FrameFlags::LAST_PART`](crate::frame::FrameFlags::LAST_PART). The stream continues with the message that the
+    /// header names.
     Snapshot {
         /// Header of the message's frame: sequence, times and kind.
         header: &'a FrameHeader,
@@ -252,6 +263,10 @@ pub struct ReceiverStatistics {
     pub lost_messages: u64,
     /// Definitions delivered at the start.
     pub definitions: u64,
+    /// Snapshots delivered.
+    pub snapshots: u64,
+    /// Starts for which no service had a snapshot, or none that this receiver accepts. The session came from the logs.
+    pub snapshots_unavailable: u64,
     /// Starts without definitions or without the log's oldest message, because no service answered.
     pub starts_unanswered: u64,
     /// Starts at which a service did not send all of its definitions: those that only its log has are missing.

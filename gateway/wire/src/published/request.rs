@@ -7,6 +7,7 @@
 //! | [`RequestKind::Definitions`] from index `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the indices of their definitions, in the session's order | heartbeat with `SNAPSHOT`: `[first, next)` are the indices of the remaining ones |
 //! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from `session` on in the log: `[first, next)` is the log's extent in it. If there is none, the requested session |
 //! | [`RequestKind::Epoch`] with `first == next`, drawn at random | none | [`PacketFlags::EPOCH_ANSWER`]: repeats session, `first` and `next` of the request |
+//! | [`RequestKind::Snapshot`] of chunks `[first, next)` | packets with `SNAPSHOT`, each a [chunk](super::snapshot) | heartbeat with `SNAPSHOT`: `[first, next)` are the chunks that were not sent, `[0, 0)`: there is no such snapshot |
 //!
 //! For a session that is not in the log the extent is `[0, 0)`. The end of an answer has [`PacketFlags::END_OF_SESSION`] if the
 //! service knows that the session ended at `next`: its gateway followed the session until the venue ended it or began another
@@ -80,6 +81,12 @@ pub enum RequestKind {
     Sessions = 3,
     /// The highest epoch that the service knows of the group, whatever the channel.
     Epoch = 4,
+    /// Chunks of a [snapshot](super::snapshot). `first` and `next` are [chunk names](super::snapshot::ChunkName).
+    Snapshot = 5,
+}
+
+impl RequestKind {
+    const ALL: [Self; 5] = [Self::Range, Self::Definitions, Self::Sessions, Self::Epoch, Self::Snapshot];
 }
 
 /// A request in native types.
@@ -131,8 +138,8 @@ impl ServiceRequest {
         if !rest.is_empty() {
             return Err(DropReason::TrailingBytes);
         }
-        let kind = [RequestKind::Range, RequestKind::Definitions, RequestKind::Sessions, RequestKind::Epoch];
-        let kind = kind.into_iter().find(|kind| *kind as u8 == packet.kind).ok_or(DropReason::ProtocolMismatch)?;
+        let kind =
+            RequestKind::ALL.into_iter().find(|kind| *kind as u8 == packet.kind).ok_or(DropReason::ProtocolMismatch)?;
         if packet.magic.get() != REQUEST_MAGIC || packet.version != REQUEST_VERSION || packet.reserved != [0; 6] {
             return Err(DropReason::ProtocolMismatch);
         }

@@ -294,6 +294,13 @@ pub(super) const TABLES: [Table; 23] = [
             required("allowed", "list of networks, such as `\"10.20.0.0/16\"`", "Nobody else is answered."),
             number("requests_per_second", limits::REQUESTS_PER_SECOND, "Per requester."),
             number("bytes_per_second", limits::BYTES_PER_SECOND, "Per requester."),
+            key(
+                "snapshots",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether subscribers can start with a snapshot of the books. A thread of its own then keeps all books once more.",
+            ),
+            number("snapshot_bytes_per_second", limits::SNAPSHOT_BYTES_PER_SECOND, "Of snapshots, per requester."),
             number("packets_per_request_max", limits::PACKETS_PER_REQUEST_MAX, "Packets in the answer to one request."),
             number("requesters_max", limits::REQUESTERS_MAX, "Requesters remembered at a time."),
         ],

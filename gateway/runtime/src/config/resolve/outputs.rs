@@ -149,10 +149,13 @@ impl Resolver<'_> {
         }
         RetransmissionConfig {
             listen: self.listen_address(&service.listen, &table, "retransmission"),
+            snapshots: service.snapshots.as_ref().is_some_and(|value| *value.get_ref()),
             limits: RetransmissionLimits {
                 allowed,
                 requests_per_second: self.number(&service.requests_per_second, limits::REQUESTS_PER_SECOND),
                 bytes_per_second: self.number(&service.bytes_per_second, limits::BYTES_PER_SECOND),
+                snapshot_bytes_per_second: self
+                    .number(&service.snapshot_bytes_per_second, limits::SNAPSHOT_BYTES_PER_SECOND),
                 packets_per_request_max: self.number(&service.packets_per_request_max, limits::PACKETS_PER_REQUEST_MAX),
                 requesters_max: self.number(&service.requesters_max, limits::REQUESTERS_MAX),
             },

@@ -81,7 +81,7 @@ impl ReplaySink for Recorder {
         let Some(channel) = self.channels.get_mut(channel_index) else { return };
         match meta.kind {
             FrameKind::Message | FrameKind::Snapshot => {}
-            FrameKind::Gap | FrameKind::State => return,
+            FrameKind::Gap | FrameKind::State | FrameKind::SnapshotChunk => return,
         }
         if meta.flags.contains(FrameFlags::LATE_FILL) {
             channel.late_messages += 1;

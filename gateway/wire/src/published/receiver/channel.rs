@@ -5,7 +5,8 @@
 //!  idle ──────────────────────────────────────────────────────────────────▶ running
 //!    │ first packet, later sequence                                            ▲ │ packet of a newer session,
 //!    └──▶ definitions ──answered──▶ extent (of the logs) ─────────answered──▶──┤ │ current one not at its end
-//!              └─ StartFrom::Live: directly ───────────────────────────────▶───┘ ▼
+//!              ├─ StartFrom::Live: directly ───────────────────────────────▶───┤ │
+//!              └─ StartFrom::Snapshot: snapshot ──complete─────────────────▶───┘ ▼   (without one: extent)
 //!                                          the newer session ◀───────────── closing (where did the current one end?)
 //!                                                  ▲ none between              │ ▲ a session between: that one first
 //!  StartFrom::OldestOfDay, not its first session   │                           ▼ │
@@ -31,6 +32,7 @@ use super::{
     log_extents::{LogExtent, LogExtents},
     positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
     service_query::ServiceQuery,
+    snapshot_start::{SnapshotProgress, SnapshotStart},
 };
 
 #[derive(Debug)]
@@ -46,6 +48,7 @@ pub(super) struct ReceiverChannel {
     definitions: Vec<Sequence>,
     /// Range observed of the current session while its start was being requested.
     skipped: Option<(Sequence, Sequence)>,
+    snapshot: SnapshotStart,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
     stream: ItemStream,
@@ -69,6 +72,11 @@ enum Phase {
         service: Option<u8>,
         next_definition: Sequence,
         requested_from: Sequence,
+        query: ServiceQuery,
+        next_session: Option<Session>,
+    },
+    /// Querying the services for a snapshot, from one of them. `next_session` may have begun.
+    QueryingSnapshot {
         query: ServiceQuery,
         next_session: Option<Session>,
     },
@@ -122,6 +130,10 @@ impl ReceiverChannel {
             previous_session: None,
             definitions: Vec::new(),
             skipped: None,
+            snapshot: SnapshotStart::new(
+                config.snapshot_bytes_max,
+                config.service.map_or(0, |service| service.service_count),
+            ),
             arbiter: Arbiter::new(arbiter),
             stream: ItemStream::new(id, config.message_bytes_max),
         }
@@ -177,6 +189,9 @@ impl ReceiverChannel {
             }
         }
         match &self.phase {
+            Phase::QueryingSnapshot { .. } if is_answer => {
+                self.accept_snapshot_answer(packet, datagram.service, now, deliver)
+            }
             Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } if is_answer => {
                 self.accept_start_answer(packet, datagram.service, now, deliver);
                 Ok(())
@@ -184,6 +199,7 @@ impl ReceiverChannel {
             Phase::Idle
             | Phase::QueryingSessions { .. }
             | Phase::QueryingDefinitions { .. }
+            | Phase::QueryingSnapshot { .. }
             | Phase::QueryingExtent { .. } => {
                 self.skip_before_start(packet);
                 Ok(())
@@ -235,6 +251,12 @@ impl ReceiverChannel {
                     return Some(request(RequestKind::Definitions, *next_definition, *next_definition));
                 }
             }
+            Phase::QueryingSnapshot { query, .. } => {
+                if query.take_due() {
+                    let (first, next) = self.snapshot.request();
+                    return Some(request(RequestKind::Snapshot, first, next));
+                }
+            }
             Phase::QueryingExtent { query, .. } | Phase::ClosingSession { query, is_end_known: false, .. } => {
                 if query.take_due() {
                     return Some(request(RequestKind::Range, start, start));
@@ -258,6 +280,7 @@ impl ReceiverChannel {
         match &self.phase {
             Phase::QueryingSessions { query, .. }
             | Phase::QueryingDefinitions { query, .. }
+            | Phase::QueryingSnapshot { query, .. }
             | Phase::QueryingExtent { query, .. }
             | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
             Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
@@ -268,6 +291,7 @@ impl ReceiverChannel {
         match &mut self.phase {
             Phase::QueryingSessions { query, .. }
             | Phase::QueryingDefinitions { query, .. }
+            | Phase::QueryingSnapshot { query, .. }
             | Phase::QueryingExtent { query, .. }
             | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
             Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
@@ -282,6 +306,8 @@ impl ReceiverChannel {
                 oldest.is_some() || self.stream.session.is_none() || self.log_extents.any_final()
             }
             Phase::ClosingSession { .. } => self.log_extents.any_final(),
+            // Its chunks say when it is complete.
+            Phase::QueryingSnapshot { .. } => false,
             Phase::Idle | Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } | Phase::Running => true,
         };
         suffices && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
@@ -299,6 +325,9 @@ impl ReceiverChannel {
 
     /// Continues with the answers received, if any.
     fn finish_query(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Phase::QueryingSnapshot { next_session, .. } = self.phase {
+            return self.restart_snapshot(next_session, now);
+        }
         self.stream.statistics.starts_unanswered += u64::from(!self.log_extents.any_reported());
         if matches!(self.phase, Phase::QueryingDefinitions { .. }) {
             self.stream.statistics.definitions_incomplete += u64::from(!self.log_extents.all_reported());
@@ -337,9 +366,49 @@ impl ReceiverChannel {
                 self.stream.statistics.sessions_incomplete += u64::from(!is_final);
                 self.phase = Phase::ClosingSession { query, is_end_known: true, next_session }
             }
-            Phase::Idle | Phase::Running => {}
+            Phase::Idle | Phase::QueryingSnapshot { .. } | Phase::Running => {}
         }
         self.close_when_complete(now, deliver);
+    }
+
+    /// No service went on with its snapshot: another one is asked, or the session is delivered from the logs.
+    fn restart_snapshot(&mut self, next_session: Option<Session>, now: MonoNs) {
+        let query = ServiceQuery::new(self.service.unwrap_or_default(), now);
+        self.phase = if self.snapshot.give_up_image() {
+            Phase::QueryingSnapshot { query, next_session }
+        } else {
+            self.stream.statistics.snapshots_unavailable += 1;
+            self.log_extents.clear();
+            Phase::QueryingExtent { query, next_session }
+        };
+    }
+
+    fn accept_snapshot_answer(
+        &mut self,
+        packet: &Packet<'_>,
+        service: u8,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Result<(), DropReason> {
+        let Phase::QueryingSnapshot { query, next_session } = &mut self.phase else { return Ok(()) };
+        let next_session = *next_session;
+        if self.snapshot.accept(packet, service, query, now)? == SnapshotProgress::Continue {
+            return Ok(());
+        }
+        let Some(next) = self.snapshot.next() else { return Ok(()) };
+        for (header, body) in self.snapshot.frames() {
+            self.stream.emit(Item::Snapshot { header: &header, body }, deliver);
+        }
+        self.snapshot.reset();
+        self.stream.statistics.snapshots += 1;
+        let known = self.skipped.take().map(|(_, next)| next);
+        self.start_at(next);
+        if let Some(known) = known.filter(|known| *known > next) {
+            // What was published meanwhile is requested. The arbiter counts a rejection, and live packets carry the same range.
+            let _counted = self.arbiter.announce(Line::RECOVERY, position_of(known), now);
+        }
+        self.start_running(next_session, now, deliver);
+        Ok(())
     }
 
     /// A packet of a newer session arrived; `first` is its position if it lies at a message's beginning. Returns
@@ -353,9 +422,12 @@ impl ReceiverChannel {
     ) -> bool {
         let has_more = self.arbiter.expected().is_some() && !self.stream.has_reported_end;
         match (&mut self.phase, self.service) {
-            (Phase::QueryingDefinitions { next_session, .. } | Phase::QueryingExtent { next_session, .. }, _) => {
-                *next_session = Some(session).max(*next_session)
-            }
+            (
+                Phase::QueryingDefinitions { next_session, .. }
+                | Phase::QueryingSnapshot { next_session, .. }
+                | Phase::QueryingExtent { next_session, .. },
+                _,
+            ) => *next_session = Some(session).max(*next_session),
             (Phase::ClosingSession { next_session, .. }, _) => {
                 *next_session = session.max(*next_session);
                 self.close_when_complete(now, deliver);
@@ -523,6 +595,14 @@ impl ReceiverChannel {
     }
 
     fn after_definitions(&mut self, next_session: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(service) = self.service
+            && self.start == StartFrom::Snapshot
+            && self.previous_session.is_none()
+        {
+            self.snapshot.reset();
+            self.phase = Phase::QueryingSnapshot { query: ServiceQuery::new(service, now), next_session };
+            return;
+        }
         match self.service.filter(|_| self.previous_session.is_some() || self.start != StartFrom::Live) {
             Some(service) => {
                 self.log_extents.clear();

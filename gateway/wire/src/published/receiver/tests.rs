@@ -345,6 +345,8 @@ impl ReceiverHarness {
                     let flags = flags.with(end_flags(extent.is_some()));
                     out.push(datagram(flags, session, epoch, extent.unwrap_or_default(), &[]));
                 }
+                // As a service that does not know the request.
+                RequestKind::Snapshot => {}
                 RequestKind::Definitions => {
                     let flags = flags.with(PacketFlags::SNAPSHOT);
                     let number = request.first.0;
@@ -431,6 +433,7 @@ impl ReceiverHarness {
 }
 
 mod epoch_start;
+mod snapshot_start;
 
 const DEFINITIONS: u64 = 3;
 
