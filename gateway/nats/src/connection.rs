@@ -22,7 +22,7 @@ use crate::{
     SinkError,
     config::{Login, ServerConfig, StreamConfig},
     message::{SinkMessage, header},
-    name::{ChannelEnd, Content, Name, SessionText},
+    name::{ChannelEnd, Content, Name, Place, SessionText},
     writer::{Answer, Expectation, LastMessage, StreamEnd},
 };
 
@@ -242,7 +242,11 @@ fn headers_of(message: &SinkMessage, node: u8) -> HeaderMap {
         headers.insert(header::TS_RECV, ts_recv.to_string());
     }
     match message.name.content {
-        Content::Records { .. } => {}
+        Content::Records { .. } => {
+            if let Some(next) = message.next_sequence() {
+                headers.insert(header::NEXT, next.to_string());
+            }
+        }
         Content::Gap { next } => {
             headers.insert(header::KIND, "gap");
             headers.insert(header::NEXT, next.to_string());
@@ -374,9 +378,12 @@ impl RawMessage {
             fields.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
         };
         let name = Name::parse(value("Nats-Msg-Id")?, &payload)?;
+        let next = value(header::NEXT).and_then(|text| text.parse().ok());
+        let complete =
+            next.filter(|next| matches!(name.content, Content::Records { .. }) && *next > name.first.sequence);
         Some(LastMessage {
             end: ChannelEnd {
-                place: name.next(),
+                place: complete.map_or(name.next(), |next| Place::message(name.first.session, next)),
                 has_ended: name.content == Content::End,
                 ts_recv: value(header::TS_RECV).and_then(|text| text.parse().ok()).unwrap_or(0),
             },
@@ -415,6 +422,9 @@ mod tests {
         let last = raw(headers, &[4, 0, 0, 0].repeat(8)).read().unwrap();
         assert_eq!((last.node, last.end.ts_recv, last.end.has_ended), (Some(2), 77, false));
         assert_eq!((last.end.place.sequence, last.end.place.index), (4_711, 4));
+        let complete =
+            raw(&headers.replace("\r\n\r\n", "\r\nMdgw-Next: 4712\r\n\r\n"), &[4, 0, 0, 0].repeat(8)).read().unwrap();
+        assert_eq!((complete.end.place.sequence, complete.end.place.index), (4_712, 0));
         let end = raw("NATS/1.0\r\nNats-Msg-Id: XNAS.ITCH/1/2026-11-27.0/9/end\r\n\r\n", &[]).read().unwrap();
         assert!(end.end.has_ended && end.node.is_none());
         for foreign in ["NATS/1.0\r\n\r\n", "NATS/1.0\r\nNats-Msg-Id: order-17\r\n\r\n", ""] {

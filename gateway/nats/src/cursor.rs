@@ -286,7 +286,12 @@ impl MessageMaker {
                 run = Some((schema, instrument, message));
             }
         });
-        made.extend(run.map(|(_, _, message)| message));
+        made.extend(run.map(|(_, _, mut message)| {
+            if FrameFlags(header.flags).contains(FrameFlags::LAST_PART) {
+                message.complete();
+            }
+            message
+        }));
         if other_length > 0 {
             let (channel, sequence) = (id.0, place.sequence);
             tracing::warn!(channel, sequence, other_length, "nats: records of another version are left out");

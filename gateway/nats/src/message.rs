@@ -6,7 +6,7 @@ use crate::name::{ChannelEnd, Content, Name, Place};
 /// missing; or the end of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkMessage {
-    /// Its name.
+    /// Which records it has, or which messages are missing.
     pub name: Name,
     /// The name as message id.
     pub id: String,
@@ -32,7 +32,7 @@ pub mod header {
     pub const PART: &str = "Mdgw-Part";
     /// Number of the first record in the part.
     pub const INDEX: &str = "Mdgw-Index";
-    /// First sequence behind missing messages.
+    /// First sequence behind missing messages, or behind the venue's message where nothing of it follows.
     pub const NEXT: &str = "Mdgw-Next";
     /// `gap`, `hole` or `end` where the message has no records.
     pub const KIND: &str = "Mdgw-Kind";
@@ -57,6 +57,18 @@ impl SinkMessage {
             *count = count.saturating_add(1);
         }
         self.end.place = self.name.next();
+    }
+
+    /// Nothing of the venue's message follows in the stream.
+    pub fn complete(&mut self) {
+        let Place { session, sequence, .. } = self.name.first;
+        self.end.place = Place::message(session, sequence.saturating_add(1));
+    }
+
+    /// The sequence behind the venue's message, where this is the last of it.
+    #[must_use]
+    pub fn next_sequence(&self) -> Option<u64> {
+        Some(self.end.place.sequence).filter(|next| *next > self.name.first.sequence)
     }
 
     /// Lets missing messages begin later.

@@ -296,8 +296,8 @@ impl SettingList {
                     list.push("password_file", quoted(path.display()));
                 }
             }
+            list.push("tls", nats.tls.is_some());
             if let Some(tls) = &nats.tls {
-                list.push("tls", true);
                 if let Some(path) = &tls.ca_file {
                     list.push("ca_file", quoted(path.display()));
                 }
