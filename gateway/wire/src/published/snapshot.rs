@@ -277,7 +277,7 @@ impl SnapshotAssembly {
         // Chunks behind the last one missing in the range have arrived: they are not sent again.
         let wanted = parts.chunks.iter().skip(parts.first_missing).take(count_max as usize);
         let behind_last =
-            wanted.enumerate().filter(|(_, chunk)| chunk.is_none()).last().map_or(0, |(index, _)| index + 1);
+            wanted.enumerate().filter(|(_, chunk)| chunk.is_none()).next_back().map_or(0, |(index, _)| index + 1);
         let next = first.saturating_add(u32::try_from(behind_last).unwrap_or(u32::MAX));
         let image = parts.image.image;
         (ChunkName { image, chunk: first }, ChunkName { image, chunk: next })
