@@ -383,7 +383,7 @@ impl RawMessage {
             next.filter(|next| matches!(name.content, Content::Records { .. }) && *next > name.first.sequence);
         Some(LastMessage {
             end: ChannelEnd {
-                place: complete.map_or(name.next(), |next| Place::message(name.first.session, next)),
+                place: complete.map_or_else(|| name.next(), |next| Place::message(name.first.session, next)),
                 has_ended: name.content == Content::End,
                 ts_recv: value(header::TS_RECV).and_then(|text| text.parse().ok()).unwrap_or(0),
             },

@@ -159,10 +159,7 @@ proptest! {
             if complete {
                 break;
             }
-            match add(&mut assembly, &datagram) {
-                Ok(ChunkOutcome::Complete) => complete = true,
-                Ok(_) | Err(_) => {}
-            }
+            complete |= matches!(add(&mut assembly, &datagram), Ok(ChunkOutcome::Complete));
             if let Some(SnapshotImage { chunk_count, .. }) = assembly.image().copied().filter(|_| !complete) {
                 let (first, next) = assembly.missing(4);
                 prop_assert!(first.chunk < next.chunk && next.chunk <= chunk_count);
