@@ -346,7 +346,7 @@ impl FrameSink for OrderCheckingSink {
                 self.covered_through = meta.next;
             }
             FrameKind::Gap => self.covered_through = meta.next,
-            FrameKind::State | FrameKind::Snapshot => assert_eq!(meta.sequence, meta.next),
+            FrameKind::State | FrameKind::Snapshot | FrameKind::SnapshotChunk => assert_eq!(meta.sequence, meta.next),
         }
     }
 

@@ -80,7 +80,7 @@ impl FrameSink for RecordedOutput {
                 assert_eq!(meta.sequence, meta.next);
                 writeln!(text, "state {:?}", ChannelState::from_number(body[0]).unwrap()).unwrap();
             }
-            FrameKind::Snapshot => panic!("channels make no snapshots"),
+            FrameKind::Snapshot | FrameKind::SnapshotChunk => panic!("channels make no snapshots"),
         }
     }
 

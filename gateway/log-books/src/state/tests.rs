@@ -194,7 +194,7 @@ fn a_book_that_the_gateway_marks_is_marked_alone() {
     let snapshot = log.snapshot();
     assert_eq!(
         (texts(&snapshot), snapshot.is_suspect),
-        (vec!["R5", "A5 7@10 #1", "R6!", "A6 7@10 #2!"].iter().map(ToString::to_string).collect(), true)
+        (["R5", "A5 7@10 #1", "R6!", "A6 7@10 #2!"].iter().map(ToString::to_string).collect(), true)
     );
 }
 
