@@ -1,7 +1,7 @@
 //! A subscriber that starts at mid-day with a snapshot has the same books at the end of the day as one that received all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, path::Path};
+use std::{collections::HashSet, fs, path::Path};
 
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
@@ -148,6 +148,7 @@ const SYMBOLS: [[u8; 8]; 5] = [*b"AAA     ", *b"BBB     ", *b"CCC     ", *b"DDD 
 /// Level updates of five instruments, each an event of its own.
 fn deep_day(count: u32) -> Vec<Packet> {
     const BEGIN_NS: u64 = 1_493_042_400_000_000_000;
+    let mut present = HashSet::new();
     let updates: Vec<_> = (0..count)
         .map(|number| {
             let spread = number.wrapping_mul(2_654_435_761) >> 8;
@@ -157,9 +158,15 @@ fn deep_day(count: u32) -> Vec<Packet> {
             update.event_flags = 1;
             update.timestamp_ns.set((BEGIN_NS + u64::from(number) * 1_000).cast_signed());
             update.symbol = SYMBOLS[number as usize % SYMBOLS.len()];
-            // Every fourth update removes its level.
-            update.size.set(if spread >> 1 & 3 == 0 { 0 } else { 100 + spread % 900 });
             let step = i64::from(spread >> 4 & 31) * 100;
+            let level = (number as usize % SYMBOLS.len(), is_buy, step);
+            // Every fourth update removes its level, if there is one.
+            if spread >> 1 & 3 == 0 && present.remove(&level) {
+                update.size.set(0);
+            } else {
+                present.insert(level);
+                update.size.set(100 + spread % 900);
+            }
             update.price_e4.set(if is_buy { 99_0000 - step } else { 101_0000 + step });
             update
         })
