@@ -59,7 +59,7 @@ fn run(args: &RateArgs) -> Option<String> {
             fs::write(&path, config + &format!("[nats]\nservers = [\"{}\"]\n{keys}\n", server.url())).ok()?;
             let begin = Instant::now();
             let sink = process::start(["nats", text(&path)]);
-            while !server.has_subject(STREAM, "mdgw.XNAS.ITCH._end") {
+            while !server.ends_with(STREAM, "mdgw.XNAS.ITCH._end") {
                 thread::sleep(Duration::from_millis(10));
             }
             let seconds = begin.elapsed().as_secs_f64();

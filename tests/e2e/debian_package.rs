@@ -159,7 +159,16 @@ fn expect_notices(package: &Path, folder: &Path) {
     let listed: BTreeSet<_> = listed.into_iter().map(|(name, _)| name.to_owned()).collect();
     // Asked of the lock file, and not of what made the list: every crate of a registry that normal dependencies reach.
     let mut tree_of = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    tree_of.args(["tree", "--quiet", "--locked", "--offline", "-p", "mdgw", "--features", "etcd,zookeeper,parquet"]);
+    tree_of.args([
+        "tree",
+        "--quiet",
+        "--locked",
+        "--offline",
+        "-p",
+        "mdgw",
+        "--features",
+        "etcd,zookeeper,parquet,nats",
+    ]);
     tree_of.args(["-e", "normal,no-proc-macro", "--prefix", "none"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     let is_ours = |name: &str| name.starts_with("mdgw");
     let linked: BTreeSet<_> = output_of(&mut tree_of)

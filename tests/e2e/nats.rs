@@ -73,7 +73,7 @@ fn a_sink_that_is_killed_anywhere_goes_on_without_a_hole_or_a_record_twice() {
             // Few messages in flight, so that the day is longer than the kills.
             let sink = host.start(&server, "in_flight_max = 16");
             wait_until("more is in the stream", || {
-                server.has_subject(STREAM, END_SUBJECT) || server.message_count(STREAM).unwrap_or_default() > before
+                server.ends_with(STREAM, END_SUBJECT) || server.message_count(STREAM).unwrap_or_default() > before
             });
             thread::sleep(Duration::from_millis(7 * kill));
             let _ = sink.stop_with(Signal::Kill);
@@ -105,7 +105,7 @@ fn a_sink_waits_for_its_server_and_goes_on_after_each_restart() {
         for restart in 0..3 {
             let before = server.message_count(STREAM).unwrap_or_default();
             wait_until("more is in the stream", || {
-                server.has_subject(STREAM, END_SUBJECT) || server.message_count(STREAM).unwrap_or_default() > before
+                server.ends_with(STREAM, END_SUBJECT) || server.message_count(STREAM).unwrap_or_default() > before
             });
             server.kill();
             thread::sleep(Duration::from_millis(if restart == 1 { 1_500 } else { 50 }));
@@ -202,7 +202,7 @@ fn what_the_log_no_longer_has_is_a_hole_in_the_stream() {
     host.day.play_second_half(&host.fixture);
     let sink = host.start(&server, "");
     sink.wait_for_stderr("alarm=\"nats-hole\"");
-    wait_until("the end is in the stream", || server.has_subject(STREAM, END_SUBJECT));
+    wait_until("the end is in the stream", || server.ends_with(STREAM, END_SUBJECT));
     let messages = server.messages(STREAM);
     let hole = &messages[0];
     assert_eq!((hole.subject.as_str(), hole.header("Mdgw-Kind")), ("mdgw.XNAS.ITCH._gap", Some("hole")));
@@ -230,7 +230,7 @@ fn a_purged_stream_goes_on_and_a_deleted_one_is_made_anew() {
     wait_until("all of the first half is there", all_there);
     assert!(server.request(&format!("STREAM.PURGE.{STREAM}"), &json!({}))["success"].as_bool().unwrap());
     host.day.play_second_half(&host.fixture);
-    wait_until("the end is in the stream", || server.has_subject(STREAM, END_SUBJECT));
+    wait_until("the end is in the stream", || server.ends_with(STREAM, END_SUBJECT));
     let second_half = records_of(&server.messages(STREAM));
     assert!([morning, second_half].concat() == expected, "each record was in the stream once");
     assert!(server.request(&format!("STREAM.DELETE.{STREAM}"), &json!({}))["success"].as_bool().unwrap());
@@ -335,7 +335,7 @@ fn pair() -> (ElectedPair, TradingDay) {
 }
 
 fn check_whole_day(server: &NatsServer, offline: &Path) -> Vec<StoredMessage> {
-    wait_until("the end is in the stream", || server.has_subject(STREAM, END_SUBJECT));
+    wait_until("the end is in the stream", || server.ends_with(STREAM, END_SUBJECT));
     let messages = server.messages(STREAM);
     let ids: BTreeSet<&str> = messages.iter().map(StoredMessage::id).collect();
     assert_eq!(ids.len(), messages.len(), "each message once");

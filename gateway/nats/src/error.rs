@@ -14,7 +14,7 @@ pub enum SinkError {
     /// The file of credentials holds something else.
     #[error("read {}: not a file of NATS credentials: {source}", path.display())]
     Credentials {
-        /// The file.
+        /// File of the login.
         path: PathBuf,
         /// What is wrong.
         source: io::Error,
@@ -22,7 +22,7 @@ pub enum SinkError {
     /// The servers do not let us in.
     #[error("log in at {servers}: {reason}; check the login in [nats] and the server's accounts")]
     LoginRefused {
-        /// Their addresses.
+        /// Addresses of the servers, as configured.
         servers: String,
         /// The client's words.
         reason: String,
@@ -30,7 +30,7 @@ pub enum SinkError {
     /// The servers cannot be used as configured.
     #[error("connect to {servers}: {reason}")]
     Connect {
-        /// Their addresses.
+        /// Addresses of the servers, as configured.
         servers: String,
         /// The client's words.
         reason: String,
@@ -38,7 +38,7 @@ pub enum SinkError {
     /// No server answers.
     #[error("connect to {servers}: {reason}")]
     Unreachable {
-        /// Their addresses.
+        /// Addresses of the servers, as configured.
         servers: String,
         /// The client's words.
         reason: String,
@@ -49,7 +49,7 @@ pub enum SinkError {
     /// The stream was made with properties that the sink cannot do with.
     #[error("stream {stream}: {why}")]
     Unsuitable {
-        /// Its name.
+        /// Name of the stream.
         stream: String,
         /// Which property.
         why: String,
@@ -57,9 +57,9 @@ pub enum SinkError {
     /// Somebody else writes to the stream.
     #[error("stream {stream}: message {sequence} was not written by mdgw nats; the stream must have no other writer")]
     ForeignMessage {
-        /// Its name.
+        /// Name of the stream.
         stream: String,
-        /// The message.
+        /// Name of the message.
         sequence: u64,
     },
     /// The publication log cannot be read.
