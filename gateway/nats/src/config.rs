@@ -10,7 +10,7 @@ use crate::writer::WriterConfig;
 /// What to sink, and where to.
 #[derive(Clone, Debug)]
 pub struct SinkConfig {
-    /// The servers.
+    /// How the servers are reached.
     pub server: ServerConfig,
     /// How streams are made.
     pub stream: StreamConfig,

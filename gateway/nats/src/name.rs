@@ -45,7 +45,7 @@ pub struct ChannelEnd {
 pub enum Content {
     /// Consecutive records of one schema and one instrument.
     Records {
-        /// Their number.
+        /// How many records the message has.
         count: u16,
     },
     /// Messages that the gateway declared missing, up to this sequence.
@@ -67,7 +67,7 @@ pub enum Content {
 pub struct Name {
     /// Feed whose records the channel has.
     pub feed: Feed,
-    /// The channel.
+    /// Channel of the message.
     pub channel: ChannelId,
     /// Place of the first record, or of the first missing message.
     pub first: Place,

@@ -78,7 +78,7 @@ pub struct Expectation {
 pub enum Answer {
     /// The message is in the stream.
     Stored {
-        /// Its sequence there.
+        /// Sequence of that message in the stream.
         sequence: u64,
         /// Whether it was there before.
         is_duplicate: bool,

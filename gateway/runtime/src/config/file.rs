@@ -302,7 +302,7 @@ pub(crate) struct Nats {
     pub ca_file: FileValue<String>,
     /// Our certificate.
     pub certificate_file: FileValue<String>,
-    /// Its key.
+    /// Private key of that certificate.
     pub key_file: FileValue<String>,
     /// First part of the streams' names.
     pub stream: FileValue<String>,
