@@ -141,14 +141,14 @@ impl ChannelSink {
             tracing::info!(stream = self.channel.stream, "nats: the stream can be used again");
         }
         let (resume, change) = self.writer.on_end(&end, mono_now());
-        let (channel, stream) = (self.channel.id.0, self.channel.stream.as_str());
+        let (channel_id, stream) = (self.channel.id.0, self.channel.stream.as_str());
         match change {
             Change::None => {}
             Change::Fenced { by } => {
                 self.progress.fenced.fetch_add(1, Relaxed);
                 tracing::warn!(
                     alarm = Alarm::NatsFenced.name(),
-                    channel,
+                    channel_id,
                     stream,
                     by_node = by.unwrap_or_default(),
                     "nats: another gateway's sink has gone on; this one follows, and nothing of it was stored twice"
@@ -156,7 +156,7 @@ impl ChannelSink {
             }
             Change::RolledBack { acknowledged } => tracing::error!(
                 alarm = Alarm::NatsStreamChanged.name(),
-                channel,
+                channel_id,
                 stream,
                 acknowledged,
                 last_sequence = end.last_sequence,
@@ -170,7 +170,7 @@ impl ChannelSink {
             Some(Resume::EndUnknown) => {
                 tracing::error!(
                     alarm = Alarm::NatsStreamChanged.name(),
-                    channel,
+                    channel_id,
                     stream,
                     last_sequence = end.last_sequence,
                     "nats: the stream no longer has its last message; the sink writes again what the log has"
@@ -182,7 +182,7 @@ impl ChannelSink {
         if let Some(cursor) = &mut self.cursor
             && let Err(error) = cursor.move_to(begin)
         {
-            tracing::warn!(channel, %error, "nats: cannot read the publication log, trying again");
+            tracing::warn!(channel_id, %error, "nats: cannot read the publication log, trying again");
             self.cursor = None;
         }
     }
@@ -255,19 +255,19 @@ impl ChannelSink {
         self.progress.records.fetch_add(counts.records - before.records, Relaxed);
         self.progress.duplicates.fetch_add(counts.duplicates - before.duplicates, Relaxed);
         self.reported = counts;
-        let (channel, stream) = (self.channel.id.0, self.channel.stream.as_str());
+        let (channel_id, stream) = (self.channel.id.0, self.channel.stream.as_str());
         if self.writer.is_writing() != self.is_writing {
             self.is_writing = !self.is_writing;
             if self.is_writing {
                 self.progress.writing.fetch_add(1, Relaxed);
-                tracing::info!(channel, stream, "nats: appends to the stream");
+                tracing::info!(channel_id, stream, "nats: appends to the stream");
             } else {
                 self.progress.writing.fetch_sub(1, Relaxed);
             }
         }
         let unknown_symbols = self.cursor.as_ref().map_or(0, Cursor::unknown_symbols);
         if unknown_symbols > 0 && self.unknown_symbols == 0 {
-            tracing::warn!(channel, stream, "nats: the log lacks symbols; their records have subjects by number");
+            tracing::warn!(channel_id, stream, "nats: the log lacks symbols; their records have subjects by number");
         }
         self.unknown_symbols = unknown_symbols;
     }
@@ -283,7 +283,7 @@ fn report(progress: &Progress, channel: &SinkChannel, message: &SinkMessage) {
             progress.holes.fetch_add(1, Relaxed);
             tracing::error!(
                 alarm = Alarm::NatsHole.name(),
-                channel = channel.id.0,
+                channel_id = channel.id.0,
                 stream = channel.stream,
                 session = %first.session,
                 first = first.sequence,

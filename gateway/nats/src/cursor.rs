@@ -144,7 +144,7 @@ impl Cursor {
         let is_ahead = self.maker.at.is_none_or(|at| Place::message(session, next) > at.place);
         // An entry that was committed meanwhile is found here.
         if is_ahead && self.reader.peek().is_none() {
-            tracing::warn!(channel = self.channel.id.0, "nats: the publication log was replaced, opening it again");
+            tracing::warn!(channel_id = self.channel.id.0, "nats: the publication log was replaced, opening it again");
             *self = Self::open(self.channel.clone(), self.begin)?;
         }
         Ok(())
@@ -158,7 +158,7 @@ impl Cursor {
         *expected_entry = Some(entry.number + 1);
         let Some(session) = Session::from_bytes(entry.session) else {
             tracing::warn!(
-                channel = channel.id.0,
+                channel_id = channel.id.0,
                 entry = entry.number,
                 "nats: an entry of an unknown session is left out"
             );
@@ -293,8 +293,8 @@ impl MessageMaker {
             message
         }));
         if other_length > 0 {
-            let (channel, sequence) = (id.0, place.sequence);
-            tracing::warn!(channel, sequence, other_length, "nats: records of another version are left out");
+            let (channel_id, sequence) = (id.0, place.sequence);
+            tracing::warn!(channel_id, sequence, other_length, "nats: records of another version are left out");
         }
     }
 

@@ -1,10 +1,6 @@
 //! Whether a log has a writer, for readers that may not open the file that the writer locks.
 
-use std::{
-    fs, io,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::directory::lock_path;
 
@@ -15,7 +11,7 @@ use crate::directory::lock_path;
 /// If the directory has no log, or the kernel's list of locks cannot be read.
 pub fn has_writer(directory: &Path) -> io::Result<bool> {
     let lock = fs::metadata(lock_path(directory))?;
-    let locks = fs::read_to_string(PathBuf::from("/proc/locks"))?;
+    let locks = fs::read_to_string("/proc/locks")?;
     let (major, minor) = (libc::major(lock.dev()), libc::minor(lock.dev()));
     // "1: FLOCK  ADVISORY  WRITE 708 fe:01:1835022 0 EOF"; a process that waits for a lock has "->" before the kind.
     let wanted = format!("{major:02x}:{minor:02x}:{}", lock.ino());

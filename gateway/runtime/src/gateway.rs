@@ -517,7 +517,7 @@ impl Gateway {
         };
         let listener = match listener {
             Ok(listener) => listener,
-            // Whoever has the port keeps the monitoring from this gateway, and no market data from its receivers.
+            // Without the port the gateway cannot be monitored. Its receivers need the market data all the same.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 tracing::error!(listen = %listen_at, %error, "admin listener: the gateway runs without metrics, health and page");
                 return Ok(());

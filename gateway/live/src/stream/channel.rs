@@ -53,7 +53,7 @@ pub(crate) struct ChannelStream {
     is_incomplete: bool,
     /// Whether the oldest entry of the log was not the beginning of its session.
     began_incomplete: bool,
-    /// Whether messages of the session are missing between those that were read: whoever keeps books of the mbo records has wrong ones.
+    /// Whether messages of the session are missing between those that were read: books that a client keeps of the mbo records are wrong.
     has_hole: bool,
     has_ended: bool,
     /// Number of the entry behind the last one read.

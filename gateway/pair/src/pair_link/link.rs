@@ -157,7 +157,6 @@ impl PairLink {
             current: None,
             dial_at: MonoNs(0),
             never_connected_since: Some(begun),
-            up_logged_at: None,
             mismatches: MismatchWatch::new(logs.clone()),
             overflowed: BTreeSet::new(),
         };
@@ -214,8 +213,6 @@ struct Peer {
     dial_at: MonoNs,
     /// Start of the wait for the first connection; `None`: there was a connection, or its absence was logged.
     never_connected_since: Option<MonoNs>,
-    /// When the log last said that the link is up: a disturbed link comes up many times a second.
-    up_logged_at: Option<MonoNs>,
     mismatches: MismatchWatch,
     /// Channels that had no room for all of the answer that is arriving.
     overflowed: BTreeSet<ChannelId>,
@@ -425,11 +422,8 @@ impl Link {
         add(&self.handle.counters.connections);
         self.handle.set_linked(node, true);
         self.peer_gap_requests.set_linked(true);
-        let is_due = |logged_at: MonoNs| now.since(logged_at) >= UP_LOGGED_INTERVAL_NS;
-        if self.peers[index].up_logged_at.is_none_or(is_due) {
-            tracing::info!(peer = %self.peers[index].end.address, node, %incarnation, "pair link is up");
-            self.peers[index].up_logged_at = Some(now);
-        }
+        let ends = Alarm::PairLinkDown.name();
+        tracing::info!(ends, peer = %self.peers[index].end.address, node, %incarnation, "pair link is up");
         self.peers[index].overflowed.clear();
         self.peers[index].never_connected_since = None;
         self.peers[index].current = Some(connection);
@@ -800,8 +794,6 @@ const ALIVE_NS: u64 = 500_000_000;
 /// How long after the start a peer without any connection is reported, ns. Two gateways are rarely started at the same
 /// moment.
 const NEVER_CONNECTED_NS: u64 = 10_000_000_000;
-/// Time between two log lines that say that the link to a peer is up, ns.
-const UP_LOGGED_INTERVAL_NS: u64 = 10_000_000_000;
 const REFUSED_LOGGED_MAX: usize = 64;
 /// Longest time that a queued message without a wake-up waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);

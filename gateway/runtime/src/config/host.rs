@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_without_rights_is_told_what_is_hidden_and_only_the_gateways_user_has_a_fault() {
+    fn what_a_user_without_rights_cannot_see_is_named_and_a_fault_for_the_gateways_user_alone() {
         let denied: io::Error = io::ErrorKind::PermissionDenied.into();
         let wrapped = io::Error::other(std::sync::Arc::new(io::Error::from(io::ErrorKind::ReadOnlyFilesystem)));
         for (mut refusals, lacking) in

@@ -1,7 +1,7 @@
 //! Limits how often each alarm is written: at most once in an interval for each text and thing that it names. The last one that was
 //! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
-//! began and how it is now, however often it is raised. The same holds for other warnings about a channel, which are written each second as
-//! long as their counter grows.
+//! began and how it is now, however often it is raised. The same holds for what ends an alarm (field `ends`), and for other warnings about a
+//! channel, which are written each second as long as their counter grows.
 
 use std::{
     collections::BTreeMap,
@@ -26,21 +26,23 @@ struct Written {
 }
 
 /// Fields that say which thing an alarm is about. The others say how it is.
-const NAMING_FIELDS: [&str; 9] =
-    ["channel", "channel_id", "line", "group", "node", "peer", "thread", "listener", "gateway"];
+const NAMING_FIELDS: [&str; 10] =
+    ["channel", "channel_id", "stream", "line", "group", "node", "peer", "thread", "listener", "gateway"];
 /// Most things at a time. An alarm beyond them is written without a limit.
 const THINGS_MAX: usize = 4_096;
 
 impl AlarmLimiter {
     /// Returns the event if it is to be written now. An event without a limit always is.
     pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Option<LogEvent> {
-        let is_limited =
-            event.field("alarm").is_some() || (event.level == Level::WARN && event.field("channel").is_some());
+        let is_limited = event.field("alarm").is_some()
+            || event.field("ends").is_some()
+            || (event.level == Level::WARN && event.field("channel").is_some());
         if !is_limited || interval.is_zero() {
             return Some(event);
         }
-        // Several causes share an alarm, each with a text of its own.
-        let mut thing = event.message.clone();
+        // Several causes share an alarm, each with a text of its own. Numbers in a text say how it is, as fields do: under forged
+        // epochs each text would be another one.
+        let mut thing: String = event.message.chars().filter(|character| !character.is_ascii_digit()).collect();
         for value in NAMING_FIELDS.iter().filter_map(|name| event.field(name)) {
             thing.push('\0');
             thing.push_str(&value.text());
@@ -147,6 +149,22 @@ mod tests {
         let last = written(&mut limiter, start, 10, Vec::new());
         assert_eq!(last.len(), 3, "{last:?}");
         assert!(last.iter().any(|text| text == "dropped channel=\"one\" more=7"), "{last:?}");
+    }
+
+    /// A forger chooses the epoch; a link that something disturbs comes up many times a second.
+    #[test]
+    fn a_text_with_another_number_and_the_end_of_an_alarm_are_limited() {
+        let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
+        let outranked = |epoch: u64| {
+            let alarm = Alarm::Outranked.name();
+            logged(|| tracing::error!(alarm, group = 1, "received output of epoch {epoch} (node 255)")).remove(0)
+        };
+        let is_up = || logged(|| tracing::info!(ends = Alarm::PairLinkDown.name(), peer = "a", "link is up")).remove(0);
+        assert_eq!(written(&mut limiter, start, 0, vec![outranked(5), is_up()]).len(), 2);
+        let repeated = vec![outranked(6), is_up(), outranked(1_000), is_up()];
+        assert!(written(&mut limiter, start, 1, repeated).is_empty());
+        let last = written(&mut limiter, start, 10, Vec::new());
+        assert!(last.len() == 2 && last.iter().all(|text| text.ends_with("suppressed=1")), "{last:?}");
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn chunks_of_different_images_are_not_mixed() {
     assert_eq!(records_of(&assembly), records);
 }
 
-/// Whoever can answer with the service's address can spoil a snapshot, but not make it wrong.
+/// A host that forges the service's address can make a snapshot fail, and cannot make one wrong.
 #[test]
 fn a_forged_chunk_spoils_the_image_and_nothing_of_it_is_delivered() {
     let (totals, datagrams, _) = image(4, &[1, 1]);
