@@ -246,11 +246,11 @@ fn connections_of_one_address_keep_no_other_out() {
     let (live, address) = start_live_with(&fixture, limits);
     // Refused for their address alone, 200 connections must not use up the 50 of a second.
     let assert_refused_alone = |source| {
-        for _ in 0..200 {
-            // A reset may come before the client has read the answer.
-            let answer = answer_from(source, address, WRONG_KEY);
-            assert!(answer.is_empty() || answer.contains("success=0|error=Too many "), "{answer}");
-        }
+        let answers: Vec<_> = (0..200).map(|_| answer_from(source, address, WRONG_KEY)).collect();
+        let has_reason = |answer: &String| answer.contains("success=0|error=Too many ");
+        // A reset may come before the client has read the answer, but not each time.
+        assert!(answers.iter().all(|answer| answer.is_empty() || has_reason(answer)), "{answers:?}");
+        assert!(answers.iter().any(has_reason), "nobody got the reason");
     };
     // Half of the handshakes are an address's most.
     let open: Vec<_> = (0..2).map(|_| connect_from(silent, address)).collect();

@@ -34,6 +34,19 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
     gateway
 }
 
+/// Monitoring is lost then, and no market data.
+#[test]
+fn a_gateway_runs_without_its_admin_listener_if_the_port_is_in_use() {
+    let fixture = GatewayFixture::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let gateway = gateway(&fixture, &taken.local_addr().unwrap().to_string());
+    gateway.wait_for_stderr("the gateway runs without metrics, health and page");
+    let control = fixture.path("control");
+    let status = process::run(["ha", "status", "--socket", text(&control)]);
+    assert_eq!(status.code, Some(0), "{}", status.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// Samples by name and labels, and the families, as the foreign parser reads them.
 fn parse(python: &Path, metrics: &str) -> (BTreeMap<String, f64>, Vec<Value>) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/openmetrics.py");

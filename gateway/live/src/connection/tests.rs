@@ -372,3 +372,44 @@ fn a_replay_ends_with_its_client() {
     runtime.shutdown_background();
     assert!(has_ended);
 }
+
+/// The client shows its users what it asked for.
+#[test]
+fn a_mapping_that_changes_has_the_form_that_the_client_asked_for() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Warn);
+    let by_id = SubscribeRequest { symbol_type: SymbolType::InstrumentId, ..mbo(list(&["5"])) };
+    session.accept(Step::Subscribe(by_id));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+    push_chunk(&dataset, Some((5, "B")), &[]);
+    session.fill().unwrap();
+    let mapping = session.outgoing.unsent();
+    assert_eq!((mapping[1], mapping[16]), (rtype::SYMBOL_MAPPING, SType::InstrumentId as u8));
+    assert_eq!((&mapping[17..19], &mapping[89..91]), (&b"5\0"[..], &b"B\0"[..]));
+}
+
+/// A plain close would tell the client that the day has ended.
+#[test]
+fn a_client_that_takes_nothing_sees_a_reset() {
+    let source = ChannelSource { log_directory: "/nonexistent".into(), ..dataset().sources[0].clone() };
+    let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![source], 1 << 26, REPLAYS_MAX));
+    let ending = runtime().block_on(async {
+        let limits = ConnectionLimits { queue_bytes_max: 1 << 26, stall: Duration::from_millis(200), ..limits() };
+        let (session, mut client, _stop) = connect(&dataset, limits).await;
+        client.write_all(b"schema=mbo|symbols=ALL_SYMBOLS\nstart_session\n").await.unwrap();
+        let mut metadata = [0; METADATA_BYTES];
+        client.read_exact(&mut metadata).await.unwrap();
+        // More than the sockets hold.
+        for _ in 0..64 {
+            push_chunk(&dataset, None, &vec![order(5, 1); 4_096]);
+        }
+        let ending = session.await.unwrap();
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(TIMEOUT, client.read_to_end(&mut rest)).await.expect("the connection ends");
+        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        ending
+    });
+    assert_eq!(ending, Ending::TooSlow);
+}

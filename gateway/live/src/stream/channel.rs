@@ -445,6 +445,16 @@ pub(crate) mod tests {
             Self { source, writer: open(options, 0).unwrap().writer }
         }
 
+        /// An entry with one message of one record.
+        fn add(&mut self, session: SessionBytes, sequence: u64, record: &[u8]) {
+            let mut meta = FrameMeta::message(Sequence(sequence), UnixNs(sequence), 0);
+            meta.flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+            self.writer.begin(session, sequence);
+            assert!(self.writer.append(meta.header(1, record).as_bytes()));
+            assert!(self.writer.append(record));
+            let _ = self.writer.commit(sequence + 1, 1, 0, sequence).unwrap();
+        }
+
         /// An entry with one message, which adds an order.
         pub(crate) fn add_order(&mut self, sequence: u64) {
             let order = MboMsg {
@@ -457,13 +467,62 @@ pub(crate) mod tests {
                 side: c_char_of(b'B'),
                 ..MboMsg::default()
             };
-            let mut meta = FrameMeta::message(Sequence(sequence), UnixNs(sequence), 0);
-            meta.flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
-            self.writer.begin(SESSION, sequence);
-            assert!(self.writer.append(meta.header(1, order.as_ref()).as_bytes()));
-            assert!(self.writer.append(order.as_ref()));
-            let _ = self.writer.commit(sequence + 1, 1, 0, sequence).unwrap();
+            self.add(SESSION, sequence, order.as_ref());
         }
+    }
+
+    fn read_all(log: &TestLog, wanted: Schemas) -> Chunk {
+        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut chunk = Chunk::default();
+        while stream.read(wanted, &mut chunk) {}
+        chunk
+    }
+
+    /// The venue begins again at sequence 1, and the day goes on.
+    #[test]
+    fn a_restart_of_the_venue_cuts_no_bar_and_the_next_day_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let trade = MboMsg {
+            hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, 1),
+            price: 1_000_000_000,
+            size: 3,
+            action: c_char_of(b'T'),
+            ..MboMsg::default()
+        };
+        let (mut restarted, mut next_day) = (SESSION, SESSION);
+        (restarted[8], next_day[4]) = (8, 8);
+        for session in [SESSION, restarted, next_day] {
+            log.add(session, 1, trade.as_ref());
+        }
+        let chunk = read_all(&log, Schemas::OHLCV_1D);
+        let bars: Vec<_> = chunk.records().filter(|record| record.bytes[1] == rtype::OHLCV_1D).collect();
+        let volume = |record: &[u8]| control::u64_at(record, core::mem::offset_of!(dbn::OhlcvMsg, volume));
+        assert_eq!(bars.iter().map(|bar| volume(bar.bytes)).collect::<Vec<_>>(), [6]);
+    }
+
+    #[test]
+    fn trades_follow_from_the_market_by_price_that_a_channel_publishes() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        log.source.schemas = SchemaSet::MBP_1;
+        for (sequence, action) in [(1, b'A'), (2, b'T')] {
+            let record = Mbp1Msg {
+                hd: RecordHeader::new::<Mbp1Msg>(rtype::MBP_1, 2, 5, sequence),
+                price: 7,
+                size: 3,
+                action: c_char_of(action),
+                ..Mbp1Msg::default()
+            };
+            log.add(SESSION, sequence, record.as_ref());
+        }
+        assert!(log.source.available().contains(Schemas::TRADES));
+        let chunk = read_all(&log, Schemas::TRADES);
+        let [trade] = &chunk.records().map(|record| record.bytes.to_vec()).collect::<Vec<_>>()[..] else {
+            panic!("one trade")
+        };
+        assert_eq!((trade.len(), trade[1], control::ts_event(trade)), (size_of::<TradeMsg>(), rtype::MBP_0, 2));
+        assert_eq!(control::u64_at(trade, core::mem::offset_of!(TradeMsg, price)), 7);
     }
 
     /// A gateway that restarts in mid-session goes on behind the messages of its absence. The numbers of its entries go on without

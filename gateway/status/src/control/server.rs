@@ -238,6 +238,16 @@ mod tests {
         assert!(send_request(&path, &Request::Status {}).is_ok());
     }
 
+    /// The state file, for example, given by mistake.
+    #[test]
+    fn a_file_that_is_no_socket_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        fs::write(&path, "restart counts").unwrap();
+        assert_eq!(ControlServer::start(&path, echo).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "restart counts");
+    }
+
     #[test]
     fn connections_beyond_the_limit_are_refused_with_a_reason() {
         let folder = tempfile::tempdir().unwrap();

@@ -51,3 +51,42 @@ pub(super) fn admin_in_use(config: &Resolved) -> Option<String> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_where_another_file_is_or_will_be_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mut config = Resolved::shipped();
+        config.gateway.state_file = path("state");
+        config.gateway.control_socket = Some(path("control"));
+        config.admin = Some(AdminListen::Unix(path("admin")));
+        let faults = |config: &Resolved| {
+            let mut refusals = Refusals::of_attempts();
+            super::refusals(config, &mut refusals);
+            refusals.faults
+        };
+        assert_eq!(faults(&config), [""; 0]);
+        fs::write(path("admin"), "").unwrap();
+        config.gateway.control_socket = Some(path("state"));
+        let [both, file] = &faults(&config)[..] else { panic!("{:?}", faults(&config)) };
+        assert!(both.ends_with("is both the state file and the control socket"), "{both}");
+        assert!(file.starts_with("admin socket ") && file.ends_with("a file that is no socket"), "{file}");
+    }
+
+    #[test]
+    fn an_admin_port_of_another_process_is_a_warning() {
+        let mut config = Resolved::shipped();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let Ok(std::net::SocketAddr::V4(address)) = listener.local_addr() else { panic!("IPv4") };
+        config.admin = Some(AdminListen::Tcp(address));
+        assert!(admin_in_use(&config).is_some_and(|warning| warning.contains("in use by another process")));
+        drop(listener);
+        assert_eq!(admin_in_use(&config), None);
+    }
+}
