@@ -23,6 +23,7 @@ mod pool_channels;
 mod readiness;
 mod reload;
 mod report;
+mod retransmission_threads;
 mod sentinel_handle;
 mod state_copy;
 mod takeovers;

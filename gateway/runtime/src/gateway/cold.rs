@@ -1,5 +1,5 @@
-//! The cold threads beside the pools, which may block: log maintenance, state on disk, drop counters, memberships,
-//! retransmission.
+//! The cold threads beside the pools, which may block: log maintenance, state on disk, drop counters, memberships, and
+//! [`retransmission_threads`](super::retransmission_threads).
 
 use std::{
     collections::BTreeMap,
@@ -30,16 +30,12 @@ use mdgw_sys::{
 use mdgw_telemetry::counters::Registry;
 use socket2::Socket;
 
-use super::{GatewayError, listeners::RETRANSMISSION, log_maintenance::MaintainedLog, wiring::named_handle};
+use super::{
+    GatewayError, log_maintenance::MaintainedLog, retransmission_threads::Retransmission, wiring::named_handle,
+};
 use crate::{
-    config::{
-        Resolved,
-        resolved::{RetransmissionConfig, RetransmissionLimits},
-    },
-    retransmit::{
-        RetransmissionCounts, RetransmissionService, ServedChannel, ServiceError,
-        snapshots::{self, SnapshotTaker},
-    },
+    config::{Resolved, resolved::RetransmissionLimits},
+    retransmit::ServedChannel,
     state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
 
@@ -111,14 +107,12 @@ impl ColdThreads {
 
     /// What the retransmission service has received and refused, if there is one.
     pub(super) fn retransmission_counters(&self) -> Option<&Arc<ListenerCounters>> {
-        self.retransmission.as_ref().map(|retransmission| &retransmission.listener_counters)
+        self.retransmission.as_ref().map(Retransmission::listener_counters)
     }
 
     pub(super) fn set_retransmission_limits(&self, limits: RetransmissionLimits) {
-        if let Some(running) = &self.retransmission
-            && !running.tasks.run_even_late(|| {}, |service| service.set_limits(limits))
-        {
-            tracing::error!("the retransmission service does not answer: its new limits wait for it");
+        if let Some(running) = &self.retransmission {
+            running.set_limits(limits);
         }
     }
 
@@ -139,18 +133,7 @@ impl ColdThreads {
     /// # Errors
     /// When the log cannot be read, or the service does not answer.
     pub(super) fn serve(&self, served: ServedChannel) -> Result<(), String> {
-        let Some(running) = &self.retransmission else { return Ok(()) };
-        if let Some(snapshots) = &running.snapshots {
-            let of_snapshots = served.clone();
-            match snapshots.tasks.run(|| {}, move |taker| taker.add(&of_snapshots)) {
-                Some(added) => added.map_err(|error| error.to_string())?,
-                None => return Err("the snapshot thread does not answer".to_owned()),
-            }
-        }
-        match running.tasks.run(|| {}, |service| service.add(served)) {
-            Some(added) => added.map_err(|error| error.to_string()),
-            None => Err("the retransmission service does not answer".to_owned()),
-        }
+        self.retransmission.as_ref().map_or(Ok(()), |running| running.add(served))
     }
 
     /// Maintains the log of one more channel, and watches its sockets.
@@ -195,21 +178,8 @@ impl ColdThreads {
     /// Lets go of a channel whose pipeline has ended, and stores its position for the next time that it is added or the
     /// gateway starts. Its log's files stay.
     pub(super) fn remove(&self, channel: ChannelId, sockets: Vec<Arc<Socket>>, position: Option<ShutdownPosition>) {
-        if let Some(running) = &self.retransmission
-            && !running.tasks.run_even_late(|| {}, move |service| service.remove(channel))
-        {
-            tracing::error!(
-                channel_id = channel.0,
-                "the retransmission service does not answer, and serves the channel until it does"
-            );
-        }
-        if let Some(snapshots) = self.retransmission.as_ref().and_then(|running| running.snapshots.as_ref())
-            && !snapshots.tasks.run_even_late(|| {}, move |taker| taker.remove(channel))
-        {
-            tracing::error!(
-                channel = channel.0,
-                "the snapshot thread does not answer, and keeps the channel until it does"
-            );
+        if let Some(running) = &self.retransmission {
+            running.remove(channel);
         }
         self.maintain(move |maintenance| {
             maintenance.read_drops();
@@ -235,12 +205,7 @@ impl ColdThreads {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
-            // An error of its socket was logged when it occurred.
-            let _ = retransmission.thread.join();
-            if let Some(snapshots) = retransmission.snapshots {
-                // It only reads: whatever ended it costs nothing but snapshots.
-                let _ = snapshots.thread.join();
-            }
+            retransmission.join();
         }
         let Some(maintenance) = self.maintenance.take() else { return Ok(()) };
         let mut state = maintenance.join().map_err(|_| GatewayError::Io {
@@ -296,83 +261,6 @@ impl KernelDrops {
 fn halves(word: u64) -> [u32; 2] {
     [(word >> 32) as u32, word as u32]
 }
-
-/// The retransmission service's thread.
-#[derive(Debug)]
-struct Retransmission {
-    thread: JoinHandle<()>,
-    listener_counters: Arc<ListenerCounters>,
-    tasks: TaskQueue<RetransmissionService>,
-    snapshots: Option<SnapshotThread>,
-}
-
-/// The thread that takes snapshots for the retransmission service.
-#[derive(Debug)]
-struct SnapshotThread {
-    thread: JoinHandle<()>,
-    tasks: TaskQueue<SnapshotTaker>,
-}
-
-impl SnapshotThread {
-    fn start(mut taker: SnapshotTaker, stop: &Arc<AtomicBool>) -> Result<Self, GatewayError> {
-        let tasks = TaskQueue::default();
-        let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
-        let thread = std::thread::Builder::new()
-            .name("mdgw-snapshot".to_owned())
-            .spawn(move || {
-                while !stop.load(Ordering::Acquire) {
-                    thread_tasks.run_pending(&mut taker);
-                    if !taker.turn(mono_now()) {
-                        std::thread::sleep(snapshots::TURN_INTERVAL);
-                    }
-                }
-            })
-            .map_err(GatewayError::io("start the snapshot thread"))?;
-        Ok(Self { thread, tasks })
-    }
-}
-
-impl Retransmission {
-    fn start(
-        config: &RetransmissionConfig,
-        served: Vec<ServedChannel>,
-        registry: &Registry,
-        stop: &Arc<AtomicBool>,
-    ) -> Result<Self, GatewayError> {
-        let taker = if config.snapshots { Some(SnapshotTaker::new(&served).map_err(ServiceError::Log)?) } else { None };
-        let mut service = RetransmissionService::new(config, served)?;
-        let snapshots = match taker {
-            Some(taker) => {
-                service.serve_snapshots(Arc::clone(taker.store()));
-                Some(SnapshotThread::start(taker, stop)?)
-            }
-            None => None,
-        };
-        let listener_counters = Arc::clone(service.listener_counters());
-        let tasks = TaskQueue::default();
-        let (thread_tasks, stop) = (tasks.clone(), Arc::clone(stop));
-        let mut counters = registry.register::<RetransmissionCounts>(RETRANSMISSION);
-        let thread = std::thread::Builder::new()
-            .name("mdgw-retransmit".to_owned())
-            .spawn(move || {
-                while !stop.load(Ordering::Acquire) {
-                    thread_tasks.run_pending(&mut service);
-                    let turned = service.turn(mono_now());
-                    counters.publish(service.counts());
-                    let outcome = turned.and_then(|more| if more { Ok(()) } else { service.wait() });
-                    if let Err(error) = outcome {
-                        tracing::error!(%error, "retransmission service failed");
-                        std::thread::sleep(PAUSE_AFTER_ERROR);
-                    }
-                }
-            })
-            .map_err(GatewayError::io("start the retransmission service's thread"))?;
-        Ok(Self { thread, listener_counters, tasks, snapshots })
-    }
-}
-
-/// Pause after a socket error, since the socket may fail again immediately.
-const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 
 struct MaintenanceTasks {
     state: StateFile,
