@@ -59,6 +59,7 @@ fn itch_live_output_equals_offline_for_all_threads_and_io_backends() {
         let received = run_live(&wanted, schema, &played, &["--until-ended"]);
         let what = format!("{schema}, {threads} threads, {io}");
         received.assert_lines_lossy(&what);
+        received.assert_complete(&what);
         assert_same(&expected.bytes, &received.bytes, &what);
     }
 }
@@ -76,6 +77,7 @@ fn itch_live_output_equals_offline_for_all_dispatch_models() {
         let received = run_live(&wanted, "mbo", &played, &["--until-ended"]);
         let what = format!("{dispatch}, {io}");
         received.assert_lines_lossy(&what);
+        received.assert_complete(&what);
         assert_same(&expected.bytes, &received.bytes, &what);
     }
 }
@@ -301,6 +303,12 @@ impl LiveRun {
         assert!(copies < 2 * packets, "{what}: nothing was lost: {}", self.sim);
         let expects_requests = self.gateway_has_recovery;
         assert_eq!(self.sim["requests_answered"].as_u64().unwrap() > 0, expects_requests, "{what}: {}", self.sim);
+    }
+
+    /// Asserts that neither the gateway nor the receiver behind it lost messages; what each wrote tells which one did.
+    fn assert_complete(&self, what: &str) {
+        let (tail, gateway) = (&self.tail.stderr, &self.gateway);
+        assert!(!tail.contains(": gap ["), "{what}: {tail}\n{}{}\n{}", gateway.stdout, gateway.stderr, self.sim);
     }
 }
 

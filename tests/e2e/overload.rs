@@ -16,10 +16,7 @@ const DATE: &str = "2019-01-30";
 #[test]
 fn messages_lost_by_an_overrun_gateway_are_recovered_from_the_venue() {
     let fixture = GatewayFixture::new();
-    let options = GatewayOptions::itch();
-    // Room for the packets that arrive while the lost ones are requested.
-    let options = GatewayOptions { channel: options.channel.clone() + "window_packets = 16384\n", ..options };
-    let gateway = start(&fixture, &options);
+    let gateway = start(&fixture, &GatewayOptions::itch());
     let tail = fixture.tail(&["--until-ended", "-o", text(&fixture.path("out.dbn"))]);
     let requests = fixture.requests.to_string();
     let feed = ["--messages", "60000", "--rate", "4000", "--request-server", &requests];

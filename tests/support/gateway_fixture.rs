@@ -74,7 +74,10 @@ impl GatewayOptions {
             dispatch: "leader-followers",
             io: "auto",
             gateway: String::new(),
-            channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\n".to_owned(),
+            // The window holds what a test's venue sends in seconds: on a crowded machine its request server waits that long
+            // for a core, and a full window declares the gap before the answer comes.
+            channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\nwindow_packets = 16384\n"
+                .to_owned(),
             has_recovery: true,
             allowed: "127.0.0.0/8",
             output: String::new(),
