@@ -1,11 +1,11 @@
-//! No space for the publication log: publishing continues, and an alarm is raised.
+//! No space for the publication log or the latency log: publishing continues, and an alarm is raised.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 
 use mdgw_tests::{
-    gateway_fixture::{GatewayFixture, GatewayOptions},
-    process::{ExitedProcess, Signal},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    process::{self, ExitedProcess, Signal},
     tmpfs::TmpfsMount,
     trading_day::TradingDay,
 };
@@ -36,6 +36,34 @@ fn no_log_behind_alarm_while_the_log_has_space() {
     let Some(gateway) = run_with_log_size("64m") else { return };
     assert!(!gateway.stderr.contains("log-behind"), "{}", gateway.stderr);
     assert!(!gateway.stdout.contains("not in the publication log"), "{}", gateway.stdout);
+}
+
+#[test]
+fn a_full_disk_ends_the_latency_log_and_a_new_one_begins_when_there_is_room() {
+    let fixture = GatewayFixture::new();
+    let what = "a full file system under the latency log";
+    let Some(mounted) = TmpfsMount::new(what, fixture.path("latency"), "256k") else { return };
+    let options = GatewayOptions { latency: "interval_ms = 100\n", ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&options, &[]);
+    mounted.fill();
+    let _ = gateway.wait_for_stderr("alarm=\"latency-log-failing\"");
+    mounted.remove_filler();
+    let _ = gateway.wait_for_stderr("the latency log is writable again");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    let logs = fs::read_dir(mounted.path()).unwrap().map(|entry| entry.unwrap().path());
+    let logs: Vec<String> = logs.map(|log| fs::read_to_string(log).unwrap()).collect();
+    assert!(logs.len() >= 2, "{logs:?}");
+    for log in logs {
+        assert!(log.starts_with("#[Histogram log format version 1.3]\n") && log.ends_with('\n'), "{log}");
+    }
+
+    // A gateway that cannot begin a log does not start, and leaves no empty file that a report would stumble over.
+    mounted.fill();
+    let before = fs::read_dir(mounted.path()).unwrap().count();
+    let config = fixture.config(&options);
+    let refused = process::run(["run", text(&config)]).expect_code(2);
+    assert!(refused.stderr.contains("write latency logs: No space left on device"), "{}", refused.stderr);
+    assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), before);
 }
 
 /// Plays a day through a gateway whose log is on a file system of that size. Asserts that a subscriber receives the whole

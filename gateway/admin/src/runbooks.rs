@@ -17,6 +17,7 @@ runbooks! {
     "log-behind"
     "state-file-failing"
     "audit-failing"
+    "latency-log-failing"
     "gateways-differ"
     "pair-link-down"
     "pair-link-refused"

@@ -94,7 +94,9 @@ impl Audit {
         let thread_stop = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("mdgw-audit".to_owned())
-            .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&thread_stop))
+            .spawn(move || {
+                Writer { file, backlog: VecDeque::new(), is_failing: false, is_moved: false }.run(&thread_stop)
+            })
             .map_err(|source| AuditError::Io { act: "start the writer thread of", path, source })?;
         let sender = AuditSender { shared, thread: thread.thread().clone() };
         Ok(Self { sender, thread: Some(thread) })
@@ -193,6 +195,8 @@ struct Writer {
     /// Entries that the disk has not accepted yet, oldest first.
     backlog: VecDeque<PendingEntry>,
     is_failing: bool,
+    /// The file is not at its path, and no other could be opened there.
+    is_moved: bool,
 }
 
 impl Writer {
@@ -207,16 +211,30 @@ impl Writer {
                 }
                 self.backlog.push_back(draft);
             }
+            self.begin_again_if_moved();
             self.write(shared);
             if is_last {
                 shared.lost.fetch_add(self.backlog.len() as u64, Ordering::Relaxed);
                 return;
             }
-            if self.backlog.is_empty() {
-                std::thread::park();
-            } else {
-                std::thread::park_timeout(RETRY_INTERVAL);
+            std::thread::park_timeout(if self.backlog.is_empty() { CHECK_INTERVAL } else { RETRY_INTERVAL });
+        }
+    }
+
+    /// Begins a new file if somebody has moved or removed the present one, which has what was written until then.
+    fn begin_again_if_moved(&mut self) {
+        if self.file.is_in_place() {
+            self.is_moved = false;
+            return;
+        }
+        let path = self.file.path().to_owned();
+        match self.file.begin_again() {
+            Ok(()) => tracing::warn!(path = %path.display(), "the audit file was moved or removed; a new one begins"),
+            Err(error) if !self.is_moved => {
+                tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "the audit file was moved or removed, and no new one can be made: entries go to the one that is gone");
+                self.is_moved = true;
             }
+            Err(_) => {}
         }
     }
 
@@ -249,6 +267,8 @@ const QUEUE_LENGTH: usize = 256;
 const BACKLOG_LENGTH: usize = 4_096;
 /// Pause between two write attempts while the disk fails.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval at which the thread examines whether the file is still at its path.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -271,6 +291,22 @@ mod tests {
         let history = AuditHistory::read(&path).unwrap();
         assert_eq!(history.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
         assert_eq!(history.entries[4].epoch_count, 5);
+    }
+
+    #[test]
+    fn entries_after_the_file_was_removed_are_in_a_new_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::start(&path).unwrap();
+        record(&audit, 1);
+        while audit.sender().counts().written == 0 {
+            std::thread::yield_now();
+        }
+        std::fs::remove_file(&path).unwrap();
+        record(&audit, 2);
+        assert_eq!(audit.stop(), AuditCounts { written: 2, failures: 0, lost: 0 });
+        let history = AuditHistory::read(&path).unwrap();
+        assert_eq!(history.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! The cold thread that collects the histograms of all hot threads once an interval and writes them to the latency
 //! log.
+//!
+//! A log that cannot be written ends with its last complete interval. The thread then tries to begin a new one at each interval.
+//! So it does when somebody has moved or removed the file. Histograms are collected in memory meanwhile.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +21,11 @@ use mdgw_feeds::{
 };
 use mdgw_status::{
     disclosure::Disclosure,
-    interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
+    interval_log::{CountsTag, IntervalLogFile, IntervalLogWriter, IntervalTag, LeadTag},
     recent::RecentIntervals,
 };
 use mdgw_sys::{
+    alarm::Alarm,
     clock::{mono_now, unix_now},
     task_queue::TaskQueue,
 };
@@ -121,6 +125,7 @@ impl LatencyThread {
             log: None,
             logs: Vec::new(),
             day: TradingDate::default(),
+            is_failing: false,
             totals: LatencyTotals::default(),
         };
         writer.open_log(unix_now())?;
@@ -169,7 +174,8 @@ impl LatencyThread {
                 let log = &mut writer.log;
                 let mut outcome = Ok(());
                 entry.collector.finish(|set| {
-                    let written = write_channel(set, channel, &mut previous, clock, log.as_mut());
+                    let log = log.as_mut().map(IntervalLogFile::writer);
+                    let written = write_channel(set, channel, &mut previous, clock, log);
                     outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
                 });
                 if let Err(error) = outcome {
@@ -193,7 +199,7 @@ impl LatencyThread {
     /// Collects the remaining values and closes the log.
     ///
     /// # Errors
-    /// The first write error; collecting continued after it.
+    /// When the log lacks the last values.
     pub(crate) fn stop(mut self) -> io::Result<LatencyResult> {
         self.shared.lock().stop = true;
         self.shared.changed.notify_all();
@@ -266,41 +272,51 @@ struct Writer {
     disclosure: Disclosure,
     threads: Vec<ThreadStageCollector>,
     channels: Vec<CollectedChannel>,
-    log: Option<IntervalLogWriter<BufWriter<File>>>,
+    /// None without a directory, or if the last interval could not be written.
+    log: Option<IntervalLogFile>,
     logs: Vec<PathBuf>,
     /// The UTC day of the log: each day has its own log.
     day: TradingDate,
+    is_failing: bool,
     totals: LatencyTotals,
 }
 
 impl Writer {
     fn run(mut self, shared: &ThreadControl) -> io::Result<LatencyResult> {
-        let mut outcome = Ok(());
         let mut begin = mono_now();
         loop {
             match shared.wait(begin) {
                 WaitEnd::Stop => break,
                 WaitEnd::Tasks => shared.tasks.run_pending(&mut self),
                 WaitEnd::Interval => {
-                    let tick = self.tick();
-                    if let (Ok(()), Err(error)) = (&outcome, tick) {
-                        tracing::error!(
-                            "cannot write the latency log: {error}; histograms are still collected in memory"
-                        );
-                        outcome = Err(error);
-                    }
+                    let written = self.tick();
+                    self.report(written);
                     begin = mono_now();
                 }
             }
         }
-        let previous = self.finish();
-        outcome.and(previous)?;
+        self.finish()?;
         Ok(LatencyResult { totals: self.totals, logs: self.logs })
+    }
+
+    /// Logs whether an interval could be written. If not, its log ends before it.
+    fn report(&mut self, written: io::Result<()>) {
+        let is_failing = written.is_err();
+        if let Err(error) = written {
+            let alarm = Alarm::LatencyLogFailing.name();
+            tracing::error!(alarm, %error, "cannot write the latency log; histograms are still collected in memory");
+            if let Some(Err(error)) = self.log.take().map(IntervalLogFile::abandon) {
+                tracing::warn!(%error, "cannot cut off what was written of the last interval");
+            }
+        }
+        if std::mem::replace(&mut self.is_failing, is_failing) && !is_failing {
+            tracing::info!(ends = Alarm::LatencyLogFailing.name(), "the latency log is writable again");
+        }
     }
 
     fn tick(&mut self) -> io::Result<()> {
         let current = unix_now();
-        let opened = if TradingDate::in_utc(current) == self.day { Ok(()) } else { self.open_log(current) };
+        let opened = self.open_log_if_needed(current);
         let clock = ClockPair { mono: mono_now(), wall: current };
         let mut outcome = opened;
         self.recent.begin();
@@ -315,7 +331,8 @@ impl Writer {
                         recent.add_stage(*channel, recorded.stage, span, recorded.histogram);
                     }
                 }
-                let written = write_set(set, name, channels, clock, log.as_mut(), totals, digits);
+                let log = log.as_mut().map(IntervalLogFile::writer);
+                let written = write_set(set, name, channels, clock, log, totals, digits);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
@@ -326,50 +343,68 @@ impl Writer {
                     recent.set_line(channel, line.line, &line.lead_ns);
                     recent.set_line_counts(channel, line.line, &line.counts);
                 }
-                let written = write_channel(set, channel, previous, clock, log.as_mut());
+                let log = log.as_mut().map(IntervalLogFile::writer);
+                let written = write_channel(set, channel, previous, clock, log);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
-        let flushed = self.log.as_mut().map_or(Ok(()), IntervalLogWriter::flush);
-        outcome.and(flushed)
+        let completed = self.log.as_mut().map_or(Ok(()), IntervalLogFile::complete);
+        outcome.and(completed)
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let clock = ClockPair { mono: mono_now(), wall: unix_now() };
-        let mut outcome = Ok(());
+        let current = unix_now();
+        let mut outcome = self.open_log_if_needed(current);
+        let clock = ClockPair { mono: mono_now(), wall: current };
         for thread in std::mem::take(&mut self.threads) {
             let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
             thread.collector.finish(|set| {
-                let written = write_set(set, &thread.thread, &thread.channels, clock, log.as_mut(), totals, digits);
+                let log = log.as_mut().map(IntervalLogFile::writer);
+                let written = write_set(set, &thread.thread, &thread.channels, clock, log, totals, digits);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
         for CollectedChannel { entry, mut previous } in std::mem::take(&mut self.channels) {
             let log = &mut self.log;
             entry.collector.finish(|set| {
-                let written = write_channel(set, entry.channel, &mut previous, clock, log.as_mut());
+                let log = log.as_mut().map(IntervalLogFile::writer);
+                let written = write_channel(set, entry.channel, &mut previous, clock, log);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
-        let closed = self.log.take().map_or(Ok(()), |log| log.into_inner().map(drop));
-        outcome.and(closed)
+        let completed = self.log.as_mut().map_or(Ok(()), IntervalLogFile::complete);
+        outcome.and(completed)
     }
 
     /// Adds an entry to the log, and to those of later days.
     fn disclose(&mut self, key: &str, value: &str) {
         self.disclosure.set(key, value);
-        let written = self.log.as_mut().map_or(Ok(()), |log| log.write_disclosure(key, value));
+        let written = self.log.as_mut().map_or(Ok(()), |log| log.writer().write_disclosure(key, value));
         if let Err(error) = written {
             tracing::error!(key, %error, "cannot write a channel's name to the latency log");
         }
     }
 
+    /// Opens a log if there is none, at the begin of a UTC day, and when the present one is not at its path any more.
+    fn open_log_if_needed(&mut self, current: UnixNs) -> io::Result<()> {
+        let Some(log) = &self.log else { return self.open_log(current) };
+        if TradingDate::in_utc(current) == self.day {
+            if log.is_in_place() {
+                return Ok(());
+            }
+            tracing::warn!(path = %log.path().display(), "the latency log was moved or removed; a new one begins");
+        }
+        self.open_log(current)
+    }
+
     fn open_log(&mut self, current: UnixNs) -> io::Result<()> {
         self.day = TradingDate::in_utc(current);
+        // The one before is complete.
+        self.log = None;
         let Some(directory) = &self.directory else { return Ok(()) };
-        let (log, path) = IntervalLogWriter::create(directory, current, &self.disclosure)?;
+        let log = IntervalLogFile::create(directory, current, &self.disclosure)?;
+        self.logs.push(log.path().to_owned());
         self.log = Some(log);
-        self.logs.push(path);
         Ok(())
     }
 }
@@ -531,6 +566,44 @@ mod tests {
         let collected = latency.stop().unwrap();
         let text = std::fs::read_to_string(&collected.logs[0]).unwrap();
         assert!(text.lines().any(|line| line == "#[mdgw config.channel.three.id = 3]"), "{text}");
+    }
+
+    #[test]
+    fn a_new_log_begins_when_the_present_one_is_gone_and_when_the_directory_is_there_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("latency");
+        let config =
+            LatencyConfig { directory: Some(directory.clone()), interval_ns: 1_000_000, significant_digits: 2 };
+        let (mut recorder, collector) = stage_recorder_pair(1, 2);
+        let thread = ThreadStageCollector::new("main".to_owned(), "main-0".to_owned(), &[ChannelId(7)], collector);
+        let latency = LatencyThread::start(&config, vec![thread], Vec::new(), Disclosure::default()).unwrap();
+        let logs = || std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+        let wait_for = |what: &str, is_so: &dyn Fn() -> bool| {
+            let until = std::time::Instant::now() + Duration::from_secs(30);
+            while !is_so() {
+                assert!(std::time::Instant::now() < until, "{what}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+
+        std::fs::remove_file(&logs()[0]).unwrap();
+        wait_for("a new log after the first was removed", &|| logs().len() == 1);
+
+        std::fs::remove_dir_all(&directory).unwrap();
+        // A new log may have begun between the two calls, so the file takes the directory's place when it can.
+        wait_for("a file in place of the directory", &|| {
+            let _ = std::fs::remove_dir_all(&directory);
+            std::fs::write(&directory, "").is_ok()
+        });
+        recorder.at_batch_boundary(mono_now());
+        recorder.histograms().record(ChannelIndex(0), Stage::Publish, 5);
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::remove_file(&directory).unwrap();
+        wait_for("a new log after the directory could be made again", &|| directory.is_dir() && logs().len() == 1);
+        drop(recorder);
+        let collected = latency.stop().expect("the last values are in a log");
+        assert_eq!(collected.totals.cells[&(ChannelId(7), Stage::Publish)].histogram.len(), 1);
+        assert_eq!(collected.logs.last(), logs().first());
     }
 
     #[test]

@@ -18,8 +18,9 @@
 
 use std::{
     fmt,
-    fs::File,
-    io::{self, BufWriter, Write},
+    fs::{self, File},
+    io::{self, BufWriter, Seek as _, Write},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -161,16 +162,67 @@ pub struct IntervalLogWriter<W: Write> {
     text: String,
 }
 
-impl IntervalLogWriter<BufWriter<File>> {
+/// One log in a file of its own. If it is dropped, what is buffered is written as far as the disk accepts it.
+pub struct IntervalLogFile {
+    writer: IntervalLogWriter<BufWriter<File>>,
+    path: PathBuf,
+    /// Length of the file up to the last [`complete`](Self::complete).
+    complete_bytes: u64,
+}
+
+impl IntervalLogFile {
     /// Creates a file in `directory`, named by its start time, and writes the header.
     ///
     /// # Errors
-    /// The file system's error. An existing file is never overwritten.
-    pub fn create(directory: &Path, base: UnixNs, disclosure: &Disclosure) -> io::Result<(Self, PathBuf)> {
-        std::fs::create_dir_all(directory)?;
+    /// The file system's error; no file is left then. An existing file is never overwritten.
+    pub fn create(directory: &Path, base: UnixNs, disclosure: &Disclosure) -> io::Result<Self> {
+        fs::create_dir_all(directory)?;
         let path = directory.join(file_name(base, std::process::id()));
-        let file = File::options().write(true).create_new(true).open(&path)?;
-        Ok((Self::begin(BufWriter::new(file), base, disclosure)?, path))
+        let file = BufWriter::new(File::options().write(true).create_new(true).open(&path)?);
+        let begun = IntervalLogWriter::begin(file, base, disclosure).and_then(|writer| {
+            let mut log = Self { writer, path: path.clone(), complete_bytes: 0 };
+            log.complete().map(|()| log)
+        });
+        // The error that is reported is that of the write, whatever becomes of the file.
+        begun.inspect_err(|_| drop(fs::remove_file(&path)))
+    }
+
+    /// Path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes to the log.
+    pub fn writer(&mut self) -> &mut IntervalLogWriter<BufWriter<File>> {
+        &mut self.writer
+    }
+
+    /// Flushes what was written since the last call. [`abandon`](Self::abandon) keeps it.
+    ///
+    /// # Errors
+    /// The file system's error.
+    pub fn complete(&mut self) -> io::Result<()> {
+        self.writer.flush()?;
+        self.complete_bytes = self.writer.out.get_ref().stream_position()?;
+        Ok(())
+    }
+
+    /// Whether the file is still at its path. False as well if the path cannot be examined.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        let of_file = self.writer.out.get_ref().metadata();
+        let (Ok(of_file), Ok(of_path)) = (of_file, fs::metadata(&self.path)) else { return false };
+        (of_file.dev(), of_file.ino()) == (of_path.dev(), of_path.ino())
+    }
+
+    /// Ends a log that could not be written: the file ends with what was [complete](Self::complete).
+    ///
+    /// # Errors
+    /// The file system's error. The file may end in the middle of a line then.
+    pub fn abandon(self) -> io::Result<()> {
+        let (file, _) = self.writer.out.into_parts();
+        file.set_len(self.complete_bytes)
     }
 }
 
@@ -325,6 +377,34 @@ mod tests {
     }
 
     #[test]
+    fn an_abandoned_log_ends_with_what_was_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log =
+            IntervalLogFile::create(folder.path(), UnixNs(1_548_856_800_123_456_789), &Disclosure::default()).unwrap();
+        let path = log.path().to_owned();
+        log.writer().write_negative(&tag(), 1).unwrap();
+        log.complete().unwrap();
+        let complete = fs::read_to_string(&path).unwrap();
+        log.writer().write_negative(&tag(), 2).unwrap();
+        log.writer().flush().unwrap();
+        log.writer().write_negative(&tag(), 3).unwrap();
+        log.abandon().unwrap();
+        assert!(complete.ends_with(" = 1]\n"), "{complete}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), complete);
+    }
+
+    #[test]
+    fn a_log_that_was_moved_or_replaced_is_not_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = IntervalLogFile::create(folder.path(), UnixNs(0), &Disclosure::default()).unwrap();
+        assert!(log.is_in_place());
+        fs::rename(log.path(), folder.path().join("moved")).unwrap();
+        assert!(!log.is_in_place());
+        fs::write(log.path(), "another").unwrap();
+        assert!(!log.is_in_place());
+    }
+
+    #[test]
     fn an_independent_parser_reads_times_tags_and_values() {
         let mut disclosure = Disclosure::default();
         disclosure.push("host", "test, with a comma");
@@ -368,7 +448,7 @@ mod tests {
     fn an_existing_log_is_never_overwritten() {
         let directory = tempfile::tempdir().unwrap();
         let base = UnixNs(1_548_856_800_000_000_000);
-        let create = || IntervalLogWriter::create(directory.path(), base, &Disclosure::default());
+        let create = || IntervalLogFile::create(directory.path(), base, &Disclosure::default());
         create().unwrap();
         assert_eq!(create().err().map(|error| error.kind()), Some(io::ErrorKind::AlreadyExists));
     }

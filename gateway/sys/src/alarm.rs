@@ -45,6 +45,7 @@ alarms! {
     LogBehind = "log-behind", "entries of the publication log are missing for its readers";
     StateFileFailing = "state-file-failing", "restart counts and epochs for the next start cannot be written to disk";
     AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
+    LatencyLogFailing = "latency-log-failing", "latency histograms cannot be written to disk";
     GatewaysDiffer = "gateways-differ", "the two gateways produced different records for one message";
     PairLinkDown = "pair-link-down", "the gateways cannot talk to each other";
     PairLinkRefused = "pair-link-refused", "a connection to the pair link failed authentication or broke the protocol";

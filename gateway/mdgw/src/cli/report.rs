@@ -107,14 +107,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// Prints the last seven days.
 fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Result<Outcome> {
     let mut reports = Vec::new();
+    let mut undated = 0;
     // The days that the week shows are known before the logs are read.
-    let days = grouping::by_day(&args.logs)?;
-    for named in &days[days.len().saturating_sub(DAYS)..] {
-        let date: TradingDate = named
-            .name
-            .parse()
-            .with_context(|| format!("report: {}: no time in it says of which day it is", named.logs[0].display()))?;
-        reports.push((date, read_report(named, args)?));
+    let mut days: Vec<(TradingDate, NamedLogs)> = Vec::new();
+    for named in grouping::by_day(&args.logs)? {
+        match named.name.parse() {
+            Ok(date) => days.push((date, named)),
+            Err(_) => {
+                for log in &named.logs {
+                    warn(&format!("{}: skipped, since no time in it says of which day it is", log.display()));
+                }
+                undated += named.logs.len();
+            }
+        }
+    }
+    for (date, named) in &days[days.len().saturating_sub(DAYS)..] {
+        reports.push((*date, read_report(named, args)?));
     }
     let week = Week::of(reports, takeovers);
     if week.is_empty() {
@@ -131,6 +139,10 @@ fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Res
     }
     write_page(args, |page| html::write_week(&week, page))?;
     print(&text)?;
+    if undated > 0 {
+        let logs = if undated == 1 { "log" } else { "logs" };
+        bail!("report: {undated} {logs} without a day skipped");
+    }
     refuse_damage(audit_damage + week.damage().len())
 }
 

@@ -10,6 +10,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -107,6 +108,28 @@ impl AuditFile {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the file is still at its path. True as well if that cannot be examined.
+    #[must_use]
+    pub(super) fn is_in_place(&self) -> bool {
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        match (self.file.metadata(), fs::metadata(&self.path)) {
+            (Ok(of_file), Ok(of_path)) => identity(of_file) == identity(of_path),
+            (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => false,
+            _ => true,
+        }
+    }
+
+    /// Goes on in a new file at the same path, since somebody has moved or removed this one. The numbers go on.
+    ///
+    /// # Errors
+    /// When no file can be opened there. This one is still written then.
+    pub(super) fn begin_again(&mut self) -> Result<(), AuditError> {
+        let (mut file, _) = Self::open(&self.path)?;
+        file.number = file.number.max(self.number);
+        *self = file;
+        Ok(())
     }
 
     /// Appends a line; it is on disk when this returns.
@@ -437,6 +460,24 @@ mod tests {
         assert_eq!(recovered, Recovered { entries: 0, damaged_lines: 4, torn_bytes: 0 });
         file.append(&draft(1)).unwrap();
         assert_eq!(AuditHistory::read(&path).unwrap().entries.len(), 1);
+    }
+
+    #[test]
+    fn a_file_that_was_moved_goes_on_in_a_new_one_with_the_next_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("audit.jsonl"), folder.path().join("audit.jsonl.1"));
+        let (mut file, _) = AuditFile::open(&path).unwrap();
+        file.append(&draft(1)).unwrap();
+        assert!(file.is_in_place());
+        fs::rename(&path, &moved).unwrap();
+        assert!(!file.is_in_place());
+        file.begin_again().unwrap();
+        assert!(file.is_in_place());
+        file.append(&draft(2)).unwrap();
+        let numbers = |path: &Path| {
+            AuditHistory::read(path).unwrap().entries.iter().map(|entry| entry.number).collect::<Vec<_>>()
+        };
+        assert_eq!((numbers(&moved), numbers(&path)), (vec![1], vec![2]));
     }
 
     #[test]
