@@ -15,6 +15,7 @@ mod log_disk_full;
 mod log_formats;
 mod metrics;
 mod multi_channel;
+mod output_failing;
 mod output_failures;
 mod overload;
 mod reload;

@@ -95,6 +95,23 @@ fn terminal_settings_are_restored() {
     assert_eq!(terminal.end(&ExitBy::Key(b'q')).0, "0");
 }
 
+/// As an `ssh` session that is cut off.
+#[test]
+fn top_ends_when_its_terminal_is_gone() {
+    let fixture = GatewayFixture::new();
+    let (_gateway, _sim, socket) = running(&fixture);
+    let mut terminal = Terminal::with_top(&socket);
+    terminal.wait_until_shown("main-1");
+    let pid = terminal.value_after("pid=");
+    drop(terminal);
+    // Nobody may be there to collect its exit code, so a process that has ended may be left as a zombie.
+    let has_ended = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"));
+        status.map_or(true, |status| status.lines().any(|line| line.starts_with("State:\tZ")))
+    };
+    wait_until("top ends without its terminal", has_ended);
+}
+
 #[test]
 fn top_watches_a_replay_over_its_socket() {
     let fixture = GatewayFixture::new();

@@ -313,10 +313,10 @@ pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
     process::wait_until("the sockets join their group", || members(*address.ip()) >= sockets);
 }
 
-/// How many sockets are members of a group, on all interfaces: column `Users` of `/proc/net/igmp`.
+/// How many sockets are members of a group, on all interfaces: column `Users` of `/proc/net/igmp` in the namespace of the calling thread.
 fn members(group: Ipv4Addr) -> u32 {
     let wanted = format!("{:08X}", u32::from_le_bytes(group.octets()));
-    let table = fs::read_to_string("/proc/net/igmp").expect("the memberships can be read");
+    let table = fs::read_to_string("/proc/thread-self/net/igmp").expect("the memberships can be read");
     let mut rows = table.lines().map(str::split_whitespace);
     rows.by_ref().filter_map(|mut row| (row.next()? == wanted).then(|| row.next()?.parse::<u32>().ok()).flatten()).sum()
 }

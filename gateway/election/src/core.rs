@@ -268,6 +268,14 @@ pub struct VoterView {
     pub answered_at: Option<MonoNs>,
 }
 
+impl VoterView {
+    /// Whether the voter has answered within that time, ns.
+    #[must_use]
+    pub fn answers(&self, within_ns: u64, now: MonoNs) -> bool {
+        self.answered_at.is_some_and(|at| now.since(at) < within_ns)
+    }
+}
+
 /// The last reported state of another gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerView {

@@ -64,6 +64,16 @@ pub enum FitnessClass {
 }
 
 impl FitnessClass {
+    /// All classes, from worst to best.
+    pub const ALL: [Self; 6] = [
+        Self::OutputNotReceived,
+        Self::ChannelsFailed,
+        Self::ChannelsBehind,
+        Self::LogFailing,
+        Self::Stalled,
+        Self::Fit,
+    ];
+
     /// The name of the class in status output and logs.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -306,7 +306,8 @@ counter_block! {
         expected_sequence: Gauge, Sequence, "next input sequence";
         recovery_requests: Counter, None, "requests sent to the venue's retransmission server";
         packets_sent: Counter, Packets, "packets published, on all output lines";
-        sends_refused: Counter, None, "sends that the kernel refused; retried";
+        sends_refused: Counter, None, "sends that the kernel cut short for lack of room; retried";
+        sends_failed: Counter, None, "sends that failed otherwise: interface down, no route, forbidden; retried";
         output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
         silent_lines_mask: Mask, None, "bit n: line n is silent";
         log_segments_not_ready: Counter, None, "times no log segment was ready";
@@ -600,7 +601,8 @@ impl ChannelPipeline {
             expected_sequence,
             recovery_requests: self.requests,
             packets_sent: sent.packets,
-            sends_refused: sent.refused + sent.errors,
+            sends_refused: sent.refused,
+            sends_failed: sent.errors,
             output_overruns: sent.memory_overruns,
             silent_lines_mask,
             log_segments_not_ready: log.segments_not_ready,

@@ -62,6 +62,9 @@ impl fmt::Display for SecretFile {
     }
 }
 
+/// Most bytes of a password, a token, credentials or a private key.
+pub const SECRET_BYTES_MAX: u64 = 16 << 10;
+
 /// Reads a text file that only its owner may access.
 ///
 /// # Errors

@@ -74,7 +74,12 @@ impl ClientKeys {
             }
             keys.push(client);
         }
-        if keys.len() > KEYS_MAX { Err(format!("more than {KEYS_MAX} keys")) } else { Ok(Self(keys)) }
+        match keys.len() {
+            // A file that an editor has emptied must not shut all clients out at a reload.
+            0 => Err("no key in it".to_owned()),
+            1..=KEYS_MAX => Ok(Self(keys)),
+            _ => Err(format!("more than {KEYS_MAX} keys")),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 
 use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, Subscriber};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use mdgw_keys::{SecretFile, read_owner_only};
+use mdgw_keys::{SECRET_BYTES_MAX, SecretFile, read_owner_only};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -400,7 +400,6 @@ const WRONG_LAST_ID: u32 = 10_070;
 /// Answers that wait to be read: more than appends in flight.
 const ANSWERS_MAX: usize = 1 << 17;
 /// A token, password or credentials.
-const SECRET_BYTES_MAX: u64 = 16 << 10;
 /// After two intervals without an answer the client gives a connection up.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(250);

@@ -38,6 +38,8 @@ pub(crate) struct PairControl {
     pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
     /// What the listeners beside the data path have received and refused.
     pub listeners: Arc<dyn Fn() -> Vec<ListenerSnapshot> + Send + Sync>,
+    /// A voter that has not answered for this time counts as silent, ns.
+    pub voter_silence_ns: u64,
 }
 
 /// What the control socket needs of one group.
@@ -81,7 +83,7 @@ impl PairControl {
             .groups
             .iter()
             .map(|(group, control)| {
-                let mut value = view_value(&control.latch.view());
+                let mut value = view_value(&control.latch.view(), self.voter_silence_ns);
                 value["group"] = json!(group.0);
                 value["has_leadership"] = json!(control.latch.has_leadership());
                 value["details"] = (control.details)();
@@ -205,7 +207,7 @@ impl fmt::Debug for PairControl {
     }
 }
 
-fn view_value(view: &View) -> Value {
+fn view_value(view: &View, voter_silence_ns: u64) -> Value {
     json!({
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
@@ -216,13 +218,15 @@ fn view_value(view: &View) -> Value {
         "pinned": view.pin == Pin::Pinned,
         "ineligible_reason": view.obstacle.as_ref().map(ToString::to_string),
         "ineligible_lasting": view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary()),
-        "voters": view.voters.iter().map(|(node, voter)| voter_value(*node, voter)).collect::<Vec<_>>(),
+        "voters": view.voters.iter().map(|(node, voter)| voter_value(*node, voter, voter_silence_ns)).collect::<Vec<_>>(),
     })
 }
 
-fn voter_value(node: NodeId, voter: &VoterView) -> Value {
-    let answered_ms_ago = voter.answered_at.map(|at| mono_now().since(at) / 1_000_000);
-    json!({ "node": node.0, "name": voter.name, "answered_ms_ago": answered_ms_ago })
+fn voter_value(node: NodeId, voter: &VoterView, silence_ns: u64) -> Value {
+    let now = mono_now();
+    let answered_ms_ago = voter.answered_at.map(|at| now.since(at) / 1_000_000);
+    let answers = voter.answers(silence_ns, now);
+    json!({ "node": node.0, "name": voter.name, "answers": answers, "answered_ms_ago": answered_ms_ago })
 }
 
 fn member_value(member: &Member) -> Value {
@@ -344,7 +348,7 @@ mod tests {
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
         let listeners = Arc::new(|| vec![ListenerSnapshot { name: "votes".to_owned(), ..ListenerSnapshot::default() }]);
-        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot, listeners }
+        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot, listeners, voter_silence_ns: 1 }
     }
 
     fn ok(handle: Response) -> Value {

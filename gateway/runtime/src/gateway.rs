@@ -152,6 +152,8 @@ pub struct Gateway {
     health: HealthMonitor,
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
+    /// A voter that has not answered for this time counts as silent, ns.
+    voter_silence_ns: u64,
     own_member: OwnMember,
     /// The page for the sentinel; `None` once the sentinel handle holds it.
     shared_page: Option<HeldSharedPage>,
@@ -412,6 +414,9 @@ impl Gateway {
                     .as_ref()
                     .map_or(0, |election| election.backend.session_ns().unwrap_or(election.timing.lease_ns)),
             },
+            voter_silence_ns: health::voter_silence_ns(
+                config.election.as_ref().map_or(0, |election| election.timing.lease_ns),
+            ),
             heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
             shared_page,
             sentinel: None,
@@ -462,7 +467,8 @@ impl Gateway {
         let snapshot = Arc::new(move || watch.snapshot());
         let listeners = self.listeners.clone();
         let listeners = Arc::new(move || listeners.snapshots());
-        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners }
+        let voter_silence_ns = self.voter_silence_ns;
+        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners, voter_silence_ns }
     }
 
     /// Opens the admin listener for metrics, health and the page, if it is configured. To be called after the links, so that
@@ -500,6 +506,8 @@ impl Gateway {
             started_ns,
             link,
             sentinel_lost: Arc::clone(&self.sentinel_lost),
+            health: Arc::clone(self.health.newest()),
+            voter_silence_ns: self.voter_silence_ns,
             audit: self.audit().cloned(),
             main_turned_at: Arc::clone(&self.main_turned_at),
         });
@@ -769,6 +777,7 @@ impl Gateway {
             pair: self.link.as_ref().map(|link| &**link.handle()),
             peer_fitness: &self.peer_fitness,
             heartbeat_ns: self.heartbeat_ns,
+            voter_silence_ns: self.voter_silence_ns,
         };
         let now = mono_now();
         for (group, election) in &self.elections {

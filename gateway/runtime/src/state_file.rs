@@ -120,12 +120,24 @@ impl StateFile {
         let path = path.into();
         let lock = open_lock(&path).map_err(|source| StateError::Io { act: "lock", path: path.clone(), source })?;
         let Some(lock) = lock else { return Err(StateError::Busy { path }) };
-        let state = match fs::read(&path) {
-            Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.clone(), reason })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
-            Err(source) => return Err(StateError::Io { act: "read", path, source }),
-        };
+        let state = Self::read(&path)?;
         Ok(Self { path, state, _lock: lock })
+    }
+
+    /// Whether a gateway could read the file: it is missing, or has what a gateway writes. Makes no file and takes no lock.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has other content than [`StateFile`] writes.
+    pub fn check(path: &Path) -> Result<(), StateError> {
+        Self::read(path).map(drop)
+    }
+
+    fn read(path: &Path) -> Result<State, StateError> {
+        match fs::read(path) {
+            Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.to_owned(), reason }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(State::default()),
+            Err(source) => Err(StateError::Io { act: "read", path: path.to_owned(), source }),
+        }
     }
 
     /// Records a start of the gateway: its incarnation, and for a standalone gateway an epoch above every epoch that this

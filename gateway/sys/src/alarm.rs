@@ -42,6 +42,7 @@ alarms! {
     LateStart = "late-start", "a channel began in the middle of a session, so its books lack what came before";
     KernelDrops = "kernel-drops", "the kernel dropped datagrams because a receive buffer was full";
     ChannelFailed = "channel-failed", "a channel is out of service; the others continue";
+    OutputFailing = "output-failing", "packets of an output line are not sent, or received by nobody";
     LogBehind = "log-behind", "entries of the publication log are missing for its readers";
     StateFileFailing = "state-file-failing", "restart counts and epochs for the next start cannot be written to disk";
     AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
@@ -54,7 +55,8 @@ alarms! {
     KillRefused = "kill-refused", "the sentinel may not kill its gateway, so it announces no death before the process has ended";
     RecordRolledBack = "record-rolled-back", "the election store returned an older record than before";
     StoreSlow = "store-slow", "the election store is too slow for the lease";
-    StoreUnreachable = "store-unreachable", "the election store does not answer; the leader continues on promises";
+    StoreUnreachable = "store-unreachable", "the election store, or a majority of the voters, does not answer";
+    VoterSilent = "voter-silent", "a voter of the quorum does not answer this gateway";
     NotEligible = "not-eligible", "a gateway would not take over";
     DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";
     ElectionThreadStall = "election-thread-stall", "the thread that renews the lease did not run in time";

@@ -7,7 +7,6 @@ const POLL_MS = 1000;
 const ANSWER_MS_MAX = 4000;
 const STALE_MS = 3500;
 // A voter that has not answered for this long, or for three leases, is shown as absent.
-const VOTER_MS_MAX = 5000;
 // As the shipped alert rules: a counted alarm is recent for 15 minutes.
 const RECENT_S = 15 * 60;
 const STAGES = {
@@ -255,9 +254,8 @@ function gatewaysCard(answer, groups) {
   for (const group of groups) for (const voter of list(group.voters)) if (!names.has(voter.node)) voters.set(voter.node, voter);
   for (const voter of voters.values()) {
     const age = voter.answered_ms_ago;
-    const isHere = age !== null && age < Math.max(VOTER_MS_MAX, 3 * answer.gateway.lease_ms);
-    const text = age === null ? "has not answered" : isHere ? "answers" : `last answered ${span(age / 1e3)} ago`;
-    const state = el("span", isHere ? "pill good" : "pill bad", text);
+    const text = age === null ? "has not answered" : voter.answers ? "answers" : `last answered ${span(age / 1e3)} ago`;
+    const state = el("span", voter.answers ? "pill good" : "pill bad", text);
     items.push(el("li", "", el("span", "", `${voter.name} (node ${voter.node}), votes only`), state));
   }
   return el("div", "gateways", el("div", "top", el("h3", "", "Gateways and voters"), el("span", "quiet", `backend ${answer.gateway.backend}`)), el("ul", "", ...items));
@@ -269,7 +267,9 @@ const ROLES = {
 
 function groupCard(answer, group) {
   const details = group.details || {};
-  const [role, className] = group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"] : ROLES[group.role] || [group.role, "warn"];
+  const connected = group.connection === "connected" || group.connection === "reconnected";
+  const [role, className] = group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"]
+    : group.role === "candidate" && !connected ? ["cannot take over", "bad"] : ROLES[group.role] || [group.role, "warn"];
   const facts = el("dl", "");
   const add = (name, value, style) => facts.append(el("dt", "", name), el("dd", style || "", value));
   add("leader", group.leader ? gatewayText(group.leader) : "none", group.leader ? "" : "bad-text");
@@ -281,7 +281,6 @@ function groupCard(answer, group) {
   }
   if (joining && joining.content_mismatch_ms > 0) add("content", `differs from the peer's for ${span(joining.content_mismatch_ms / 1e3)}: books are suspect`, "bad-text");
   if (details.fitness && details.fitness !== "fit") add("fitness", `reduced: ${details.fitness}`, "warn-text");
-  const connected = group.connection === "connected" || group.connection === "reconnected";
   add("connection", group.connection, connected ? "" : "warn-text");
   if (group.pinned) add("pinned", "no automatic moves", "warn-text");
   if (details.allows_split_brain) add("split brain", "allowed by this backend", "warn-text");

@@ -18,7 +18,7 @@ use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{Backend, DriverState, ElectionHooks, ElectionOptions, InboxReceiver, ListenerEvent, inbox::RECEIVED_MAX};
 use crate::{
-    core::{CloseReason, Core, Input, Notice, Output, Role},
+    core::{CloseReason, ConnectionState, Core, Input, Notice, Output, Role},
     peer::PeerMessage,
 };
 
@@ -259,11 +259,27 @@ where
                 Output::Peer { to, message } => self.hooks.to_peer(to, message),
                 Output::Connection(state) => {
                     let epoch = self.core.view().epoch;
-                    tracing::info!(group = self.options.group, ?state, "connection to the election store");
+                    self.log_connection(state);
                     self.shared.notify_listeners(ListenerEvent::Connection(epoch, state), None);
                 }
                 Output::Notice(notice) => self.report(&notice),
             }
+        }
+    }
+
+    fn log_connection(&self, state: ConnectionState) {
+        let group = self.options.group;
+        match state {
+            ConnectionState::Lost => {
+                let alarm = Alarm::StoreUnreachable.name();
+                tracing::error!(alarm, group, ?state, "connection to the election store");
+            }
+            ConnectionState::Suspended => tracing::warn!(group, ?state, "connection to the election store"),
+            ConnectionState::Connected | ConnectionState::Reconnected => {
+                let ends = Alarm::StoreUnreachable.name();
+                tracing::info!(ends, group, ?state, "connection to the election store");
+            }
+            _ => tracing::info!(group, ?state, "connection to the election store"),
         }
     }
 

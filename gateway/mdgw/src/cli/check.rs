@@ -7,6 +7,7 @@ use mdgw_runtime::config::{
     Resolved,
     explain::{explain, verdict_line},
     host::{Findings, Host},
+    resolved::NatsSettings,
 };
 
 use super::{Outcome, print, protect_secrets};
@@ -24,10 +25,14 @@ pub(super) struct Args {
     all: bool,
 }
 
-/// Why `mdgw live` cannot read its clients' keys, and whether only this user cannot.
-pub(super) fn client_key_error(config: &Resolved) -> Option<(bool, String)> {
-    let error = ClientKeys::load(&config.live.as_ref()?.key_file).err()?;
-    Some((error.lacks_rights(), format!("`mdgw live` will not start: {error}")))
+/// Why `mdgw live` cannot read its clients' keys, or `mdgw nats` its login, and whether only this user cannot.
+pub(super) fn secret_errors(config: &Resolved) -> impl Iterator<Item = (bool, String)> {
+    let live = config.live.as_ref().and_then(|live| ClientKeys::load(&live.key_file).err());
+    let nats = config.nats.as_ref().and_then(NatsSettings::secret_error);
+    [("mdgw live", live), ("mdgw nats", nats)]
+        .into_iter()
+        .filter_map(|(program, error)| Some((program, error?)))
+        .map(|(program, error)| (error.lacks_rights(), format!("`{program}` will not start: {error}")))
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
@@ -35,8 +40,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     protect_secrets()?;
     let host = Host::this(&config);
     let mut findings = host.findings(&config);
-    // The gateway runs without its clients' keys, and this check precedes its start: no fault.
-    findings.warnings.extend(client_key_error(&config).map(|(_, text)| text));
+    // The gateway itself runs without these files, and this check precedes its start: no fault.
+    findings.warnings.extend(secret_errors(&config).map(|(_, text)| text));
     let mut text = verdict_line(&args.config, &findings);
     text.push('\n');
     explain(&config, &mut text)?;

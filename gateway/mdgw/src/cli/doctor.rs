@@ -9,7 +9,7 @@ use mdgw_runtime::config::{
 };
 use serde::Serialize;
 
-use super::{Outcome, check::client_key_error, print, protect_secrets};
+use super::{Outcome, check::secret_errors, print, protect_secrets};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -39,10 +39,10 @@ struct Json<'a> {
     report: &'a Report,
 }
 
-/// What is wrong with the clients' keys.
-fn of_clients(config: &Resolved) -> CheckResult {
+/// What is wrong with the secrets of the programs beside the gateway.
+fn of_secrets(config: &Resolved) -> CheckResult {
     let mut found = CheckResult::default();
-    if let Some((lacks_rights, text)) = client_key_error(config) {
+    for (lacks_rights, text) in secret_errors(config) {
         let list = if lacks_rights { &mut found.not_permitted } else { &mut found.warnings };
         list.push(text);
     }
@@ -52,7 +52,7 @@ fn of_clients(config: &Resolved) -> CheckResult {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = args.config.as_deref().map(Resolved::load).transpose()?;
     protect_secrets()?;
-    let report = config.as_ref().map_or_else(examine_bare_host, |config| examine_host(config, of_clients(config)));
+    let report = config.as_ref().map_or_else(examine_bare_host, |config| examine_host(config, of_secrets(config)));
     if args.json {
         let json = Json { version: 1, config: args.config.as_deref(), report: &report };
         print(&format!("{}\n", serde_json::to_string(&json)?))?;

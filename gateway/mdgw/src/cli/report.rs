@@ -85,18 +85,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         return week(args, &takeovers, damage_count);
     }
     let mut groups = Vec::new();
+    let mut problems = Vec::new();
     for named in grouping::groups(&args.logs, args.compare.map(CompareBy::from))? {
         let mut report = read_report(&named, args)?;
         if report.end == UnixNs(0) {
             // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
             let logs: Vec<String> = report.logs.iter().map(|path| path.display().to_string()).collect();
-            bail!("report: no interval{channel} in {}", logs.join(", "));
+            let problem = format!("no interval{channel} in {}", logs.join(", "));
+            // Logs that nobody named may be those of a crash or of a full disk.
+            if args.compare.is_none() {
+                bail!("report: {problem}");
+            }
+            problems.push(problem);
+            continue;
         }
         report.mark_takeovers(&takeovers);
         groups.push(Group { name: named.name, report });
     }
-    damage_count += groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
+    if groups.is_empty() {
+        bail!("report: {}", problems.join("; "));
+    }
+    problems.iter().for_each(|problem| warn(&format!("{problem}: skipped")));
+    damage_count += problems.len() + groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
     match groups.len() {
         1 => groups.iter().try_for_each(|group| show(args, group))?,
         _ => show_comparison(args, &Comparison::of(groups))?,

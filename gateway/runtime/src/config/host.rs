@@ -25,6 +25,8 @@ use mdgw_sys::{
     scheduler::set_fifo,
 };
 
+use crate::state_file::StateFile;
+
 use super::{
     quantity::Bytes,
     resolved::{AdminListen, GatewayConfig, Interface, OutputLine, Resolved, Threads},
@@ -355,6 +357,9 @@ impl Refusals {
             self.directory(owner, directory);
         }
         self.log_group(gateway);
+        if let Err(error) = StateFile::check(&gateway.state_file) {
+            self.refused(&error, error.to_string());
+        }
         if let Some(audit) = &gateway.audit_file
             && audit.metadata().is_ok_and(|found| !found.is_file())
         {

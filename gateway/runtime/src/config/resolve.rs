@@ -11,7 +11,14 @@ mod nats;
 mod outputs;
 mod pools;
 
-use std::{fs, net::SocketAddrV4, ops::Range, path::Path, str::FromStr};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    net::SocketAddrV4,
+    ops::Range,
+    path::Path,
+    str::FromStr,
+};
 
 use toml::Spanned;
 
@@ -23,13 +30,22 @@ use super::{
     source::{Source, nearest},
 };
 
+/// Most bytes of a configuration file.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
 impl Resolved {
     /// Reads and checks a configuration file.
     ///
     /// # Errors
     /// When it cannot be read, or with all its problems.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        // A device would have no end.
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text));
+        if read.map_err(failed)? as u64 > CONFIG_BYTES_MAX {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
         Self::from_text(path, &text)
     }
 

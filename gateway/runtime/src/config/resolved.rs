@@ -26,6 +26,7 @@ use mdgw_feeds::{
     published::{packet::PACKET_HEADER_BYTES, tag::TAG_BYTES},
     time::TradingDate,
 };
+use mdgw_keys::{KeyError, SECRET_BYTES_MAX, SecretFile, read_owner_only};
 use mdgw_pair::pair_link::PeerEndpoint;
 use mdgw_sys::sockets::Stamps;
 
@@ -463,6 +464,22 @@ pub struct NatsSettings {
     pub ack_timeout_ns: u64,
     /// Messages without an acknowledgement, for each stream.
     pub in_flight_max: usize,
+}
+
+impl NatsSettings {
+    /// Why a file with a secret of the login or of TLS cannot be used; the first of them.
+    #[must_use]
+    pub fn secret_error(&self) -> Option<KeyError> {
+        let login = match &self.login {
+            NatsLogin::None => None,
+            NatsLogin::Credentials(path) | NatsLogin::Token(path) | NatsLogin::User(_, path) => {
+                Some((SecretFile::Password, path))
+            }
+        };
+        let identity = self.tls.as_ref().and_then(|tls| tls.identity.as_ref());
+        let key = identity.map(|(_, key)| (SecretFile::PrivateKey, key));
+        login.into_iter().chain(key).find_map(|(kind, path)| read_owner_only(kind, path, SECRET_BYTES_MAX).err())
+    }
 }
 
 /// How to log in at the NATS servers.

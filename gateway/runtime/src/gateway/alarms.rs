@@ -1,6 +1,6 @@
 //! Alarms that depend on counters: a cold thread compares the counters once a second and logs the changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mdgw_engine::pipeline::PipelineCounters;
 use mdgw_feeds::identity::Line;
@@ -15,6 +15,8 @@ pub(super) struct Alarms {
     channels: BTreeMap<String, PipelineCounters>,
     logs: BTreeMap<String, LogCounters>,
     failed: Vec<String>,
+    /// Channels of which an output line could not be sent.
+    outputs_failing: BTreeSet<String>,
 }
 
 impl Alarms {
@@ -22,6 +24,7 @@ impl Alarms {
     pub(super) fn forget(&mut self, channel: &str) {
         self.channels.remove(channel);
         self.logs.remove(channel);
+        self.outputs_failing.remove(channel);
         self.failed.retain(|failed| failed != channel);
     }
 
@@ -29,7 +32,11 @@ impl Alarms {
     pub(super) fn check(&mut self, registry: &Registry, failed: &[(String, String)]) {
         for (channel, now) in registry.values::<PipelineCounters>() {
             let last = self.channels.get(&channel).copied().unwrap_or_default();
-            log_channel_changes(&channel, &last, &now);
+            log_channel_changes(&channel, self.outputs_failing.contains(&channel), &last, &now);
+            self.outputs_failing.remove(&channel);
+            if is_output_failing(&last, &now) {
+                self.outputs_failing.insert(channel.clone());
+            }
             self.channels.insert(channel, now);
         }
         for (channel, now) in registry.values::<LogCounters>() {
@@ -47,7 +54,7 @@ impl Alarms {
 }
 
 /// Logs by how much a channel's counters have grown, and which lines became silent.
-fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCounters) {
+fn log_channel_changes(channel: &str, was_output_failing: bool, last: &PipelineCounters, now: &PipelineCounters) {
     if let Some(more) = growth(last.gaps, now.gaps) {
         tracing::warn!(
             alarm = Alarm::GapDeclared.name(),
@@ -98,6 +105,14 @@ fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCou
     if let Some(more) = growth(last.sends_refused, now.sends_refused) {
         tracing::warn!(channel, more, "sends refused by the kernel; retrying");
     }
+    match (is_output_failing(last, now), was_output_failing) {
+        (true, _) => {
+            let (alarm, more) = (Alarm::OutputFailing.name(), now.sends_failed.saturating_sub(last.sends_failed));
+            tracing::error!(alarm, channel, more, "the kernel sends packets of an output line no more; retrying");
+        }
+        (false, true) => tracing::info!(ends = Alarm::OutputFailing.name(), channel, "packets are sent again"),
+        (false, false) => {}
+    }
     if let Some(more) = growth(last.sends_slow, now.sends_slow) {
         tracing::warn!(channel, more, "sends slower than the margin allows (send_us_max)");
     }
@@ -107,6 +122,12 @@ fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCou
     if let Some(more) = growth(last.drops, now.drops) {
         tracing::warn!(channel, more, "packets or messages dropped; `mdgw top --json` has the reasons");
     }
+}
+
+/// Whether sends failed since the last check, or the kernel's queue was full all the time.
+fn is_output_failing(last: &PipelineCounters, now: &PipelineCounters) -> bool {
+    now.sends_failed != last.sends_failed
+        || now.sends_refused != last.sends_refused && now.packets_sent == last.packets_sent
 }
 
 /// Logs by how much the counters of a channel's log have grown.

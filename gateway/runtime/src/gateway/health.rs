@@ -11,7 +11,7 @@ use std::{
 
 use mdgw_election::{
     auth::SharedKey,
-    core::{Role, View},
+    core::{Role, View, VoterView},
     driver::Election,
     fitness::{Eligibility, Fitness, FitnessClass},
     identity::{Incarnation, Member, NodeId},
@@ -68,6 +68,9 @@ struct GroupHealthMonitor {
     /// Whether the alarm has been logged that this gateway's messages differ from its peer's.
     is_mismatch_logged: bool,
     class: Option<FitnessClass>,
+    fitness_logged_at: MonoNs,
+    /// Voters that did not answer, and when that was last logged.
+    silent_voters: BTreeMap<NodeId, MonoNs>,
     duplicate: DuplicateIdWatch,
     /// Number of compared windows whose messages differed from the peer's, and when the last difference was found.
     different: (u64, Option<MonoNs>),
@@ -99,6 +102,8 @@ pub(super) struct HealthInputs<'a> {
     pub(super) peer_fitness: &'a PeerFitness,
     /// Heartbeat interval: a live leader sends at least this often, ns.
     pub(super) heartbeat_ns: u64,
+    /// See [`voter_silence_ns`].
+    pub(super) voter_silence_ns: u64,
 }
 
 impl HealthMonitor {
@@ -133,7 +138,13 @@ impl HealthMonitor {
         };
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.update(&sample, now) };
         watch.log_eligibility(group, joining, now);
-        watch.log_fitness(group, fitness);
+        watch.log_fitness(group, fitness, now);
+        // A voter may answer late at the start.
+        if now.since(begun) >= inputs.voter_silence_ns {
+            let voters = election.view().voters;
+            let others = voters.iter().filter(|(node, _)| **node != inputs.own.node);
+            watch.log_voters(group, others, inputs.voter_silence_ns, now);
+        }
         if let Some(duplicate) = watch.duplicate.update(&election.view(), &inputs.own, now) {
             tracing::error!(
                 alarm = Alarm::DuplicateGatewayId.name(),
@@ -184,16 +195,60 @@ impl GroupHealthMonitor {
         }
     }
 
-    fn log_fitness(&mut self, group: GroupId, fitness: Fitness) {
+    fn log_voters<'a>(
+        &mut self,
+        group: GroupId,
+        voters: impl Iterator<Item = (&'a NodeId, &'a VoterView)>,
+        silence_ns: u64,
+        now: MonoNs,
+    ) {
+        for (node, voter) in voters {
+            let name = &voter.name;
+            if !voter.answers(silence_ns, now) {
+                let logged_at = self.silent_voters.get(node);
+                if logged_at.is_some_and(|at| now.since(*at) < ALARM_INTERVAL_NS) {
+                    continue;
+                }
+                self.silent_voters.insert(*node, now);
+                let silent_s = voter.answered_at.map(|at| now.since(at) / 1_000_000_000);
+                let alarm = Alarm::VoterSilent.name();
+                tracing::error!(
+                    alarm,
+                    group = group.0,
+                    voter = %name,
+                    node = node.0,
+                    ?silent_s,
+                    "voter does not answer"
+                );
+            } else if self.silent_voters.remove(node).is_some() {
+                let ends = Alarm::VoterSilent.name();
+                tracing::info!(ends, group = group.0, voter = %name, node = node.0, "voter answers again");
+            }
+        }
+    }
+
+    fn log_fitness(&mut self, group: GroupId, fitness: Fitness, now: MonoNs) {
         let class = fitness.class();
         let before = self.class.replace(class);
-        if class != FitnessClass::Fit && before != Some(class) {
-            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "fitness reduced");
+        let is_due = before != Some(class) || now.since(self.fitness_logged_at) >= ALARM_INTERVAL_NS;
+        if class == FitnessClass::OutputNotReceived && is_due {
+            self.fitness_logged_at = now;
+            let alarm = Alarm::OutputFailing.name();
+            tracing::error!(alarm, group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
+        } else if class != FitnessClass::Fit && class != FitnessClass::OutputNotReceived && before != Some(class) {
+            tracing::warn!(group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
         } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
             tracing::info!(group = group.0, "fitness restored");
         }
     }
 }
+
+/// A voter that has not answered for this time is silent, ns. Voters are asked at least once a lease.
+pub(crate) fn voter_silence_ns(lease_ns: u64) -> u64 {
+    lease_ns.saturating_mul(3).max(VOTER_SILENCE_NS_MIN)
+}
+
+const VOTER_SILENCE_NS_MIN: u64 = 5_000_000_000;
 
 impl DuplicateIdWatch {
     /// Returns a leader that has this gateway's node number but is another process; each such leader once. An earlier
@@ -385,6 +440,8 @@ const DUPLICATE_ID_NS: u64 = 5_000_000_000;
 const MISMATCH_NS: u64 = 10_000_000_000;
 /// Interval between progress messages in the log.
 const LOG_INTERVAL_NS: u64 = 1_000_000_000;
+/// A condition that lasts is an alarm again after this time.
+const ALARM_INTERVAL_NS: u64 = 10_000_000_000;
 /// Bounds of the time without output after which a leader counts as gone. The link needs a moment to come up.
 const SILENCE_NS_MIN: u64 = 1_000_000_000;
 const SILENCE_NS_MAX: u64 = 5_000_000_000;

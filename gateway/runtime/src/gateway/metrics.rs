@@ -8,7 +8,7 @@ mod declared;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -20,6 +20,7 @@ use mdgw_admin::{
 use mdgw_election::{
     core::{ConnectionState, Role, View},
     driver::Election,
+    fitness::FitnessClass,
     latch::LeaderLatch as _,
 };
 use mdgw_engine::{
@@ -42,6 +43,7 @@ use mdgw_telemetry::{
 
 use self::declared::Declared;
 use super::{
+    health::GroupHealthMap,
     log_maintenance::LogCounters,
     readiness::is_received,
     takeovers::TakeoverCounters,
@@ -68,6 +70,10 @@ pub(super) struct AdminSource {
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
     /// Whether the sentinel was lost.
     pub(super) sentinel_lost: Arc<AtomicBool>,
+    /// The newest health of each group.
+    pub(super) health: GroupHealthMap,
+    /// A voter that has not answered for this time counts as silent, ns.
+    pub(super) voter_silence_ns: u64,
     /// Counts failed writes; `None` without an audit file.
     pub(super) audit: Option<AuditSender>,
     /// When the main thread last evaluated the gateway's health.
@@ -187,13 +193,38 @@ impl AdminSource {
         };
         all.push(per_group(declared::GROUP_LEADER, &|election, _| election.has_leadership().into()));
         all.push(per_group(declared::GROUP_EPOCH, &|_, view| view.epoch.count()));
-        all.push(per_group(declared::GROUP_ELIGIBLE, &|_, view| (view.role != Role::Ineligible).into()));
+        let is_connected =
+            |view: &View| matches!(view.connection, ConnectionState::Connected | ConnectionState::Reconnected);
+        all.push(per_group(declared::GROUP_ELIGIBLE, &|election, view| {
+            (election.has_leadership() || view.role != Role::Ineligible && is_connected(view)).into()
+        }));
         all.push(per_group(declared::GROUP_OBSTACLE, &|_, view| {
             view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary()).into()
         }));
-        all.push(per_group(declared::GROUP_CONNECTED, &|_, view| {
-            matches!(view.connection, ConnectionState::Connected | ConnectionState::Reconnected).into()
-        }));
+        all.push(per_group(declared::GROUP_CONNECTED, &|_, view| is_connected(view).into()));
+        let now = mono_now();
+        let voters = views.iter().flat_map(|(group, _, view)| {
+            let others = view.voters.iter().filter(|(node, _)| node.0 != self.node);
+            others.map(move |(node, voter)| {
+                let labels = vec![
+                    ("group", group.0.to_string()),
+                    ("node", node.0.to_string()),
+                    ("name", voter.name.to_string()),
+                ];
+                sample(labels, Value::Count(voter.answers(self.voter_silence_ns, now).into()))
+            })
+        });
+        all.push(declared::GROUP_VOTER_UP.with(voters));
+        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let reduced = health.iter().flat_map(|(group, health)| {
+            let class = health.fitness.class();
+            let classes = FitnessClass::ALL.iter().filter(|class| **class != FitnessClass::Fit);
+            classes.map(move |reason| {
+                let labels = vec![("group", group.0.to_string()), ("reason", reason.name().to_owned())];
+                sample(labels, Value::Count((class == *reason).into()))
+            })
+        });
+        all.push(declared::GROUP_FITNESS_REDUCED.with(reduced));
     }
 
     fn channels(&self, all: &mut Vec<Metric>) {

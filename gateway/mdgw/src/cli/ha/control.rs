@@ -135,6 +135,13 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
         if let Some(reason) = field(group, "ineligible_reason", "obstacle").as_str() {
             writeln!(text, "       not eligible: {reason}")?;
         }
+        for voter in group["voters"].as_array().into_iter().flatten().filter(|voter| voter["answers"] == false) {
+            let (name, node) = (plain_text(&voter["name"]), &voter["node"]);
+            match voter["answered_ms_ago"].as_u64() {
+                Some(ms) => writeln!(text, "       voter {name} (node {node}): last answered {} s ago", ms / 1_000)?,
+                None => writeln!(text, "       voter {name} (node {node}): has not answered")?,
+            }
+        }
         write_condition(&group["details"], text)?;
         let load = loads.entry(leader).or_default();
         *load = (load.0 + 1, load.1 + channels);

@@ -1,7 +1,7 @@
 //! The view on a terminal. It reads keys, draws the screen, and restores the terminal on every exit path.
 
 use std::{
-    io,
+    io::{self, IsTerminal as _},
     path::PathBuf,
     sync::{
         Arc,
@@ -11,10 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
 };
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -31,6 +35,9 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     // Before the terminal is changed, so that a signal also restores it.
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // A second signal ends the process at once, whatever it does.
+        flag::register_conditional_shutdown(signal, EXIT_AT_SECOND_SIGNAL, Arc::clone(&stop))
+            .context("catch signals")?;
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
     let updates =
@@ -58,14 +65,15 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
         }
         screen.0.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
         // All pending keys are handled before the next draw.
-        let mut patience = KEY_WAIT;
-        while event::poll(patience).context("wait for a key")? {
+        if screen.wait().context("wait for a key")? == Terminal::Gone {
+            bail!("top: the terminal is gone");
+        }
+        while event::poll(Duration::ZERO).context("wait for a key")? {
             if let Some(key) = key(&event::read().context("read a key")?)
                 && top.key(key) == Flow::Quit
             {
                 return Ok(Outcome::Done);
             }
-            patience = Duration::ZERO;
         }
     }
     Ok(Outcome::Done)
@@ -74,9 +82,35 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
 /// The terminal in raw mode until dropped. A panic restores it before its message is printed.
 struct Screen(DefaultTerminal);
 
+/// Whether there is still a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Terminal {
+    Present,
+    Gone,
+}
+
 impl Screen {
     fn open() -> io::Result<Self> {
         ratatui::try_init().map(Self).inspect_err(|_| restore_terminal())
+    }
+
+    /// Waits for input. On a terminal that has hung up, `event::poll` would read nothing for ever, and never return.
+    fn wait(&self) -> io::Result<Terminal> {
+        let stdin = io::stdin();
+        // Without a terminal as standard input, keys come from the controlling one.
+        if !stdin.is_terminal() {
+            let _ = event::poll(KEY_WAIT)?;
+            return Ok(Terminal::Present);
+        }
+        let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
+        let timeout = Timespec::try_from(KEY_WAIT).map_err(io::Error::other)?;
+        match poll(&mut watched, Some(&timeout)) {
+            // A signal, such as that of a changed size.
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_gone = watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+        Ok(if is_gone { Terminal::Gone } else { Terminal::Present })
     }
 }
 
@@ -138,6 +172,8 @@ fn key(event: &Event) -> Option<Key> {
     })
 }
 
+/// Exit code of a process that a second signal ends before it has restored the terminal.
+const EXIT_AT_SECOND_SIGNAL: i32 = 1;
 /// Longest wait for a key before snapshots and signals are checked.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 /// After this time without answer, the gateway is reported as silent.

@@ -71,6 +71,8 @@ metrics! {
     GROUP_ELIGIBLE = Declared::gauge("mdgw_group_eligible", "1: this gateway leads the group or would take over");
     GROUP_OBSTACLE = Declared::gauge("mdgw_group_obstacle", "1: this gateway is not eligible, for a reason that does not end by itself");
     GROUP_CONNECTED = Declared::gauge("mdgw_group_connected", "1: the connection to the election's backend is up");
+    GROUP_VOTER_UP = Declared::gauge("mdgw_group_voter_up", "1: that other voter of the quorum has lately answered this gateway");
+    GROUP_FITNESS_REDUCED = Declared::gauge("mdgw_group_fitness_reduced", "1: for that reason, the worst one, the other gateway is preferred as leader of the group");
     CHANNEL_DROPPED = Declared::counter("mdgw_channel_dropped", "packets and messages that were not used, by reason, expected ones such as duplicates included");
     CHANNEL_BOOK_FAULTS = Declared::counter("mdgw_channel_book_faults_by_reason", "messages that contradict a book, by reason");
     CHANNEL_LATENCY = Declared::histogram("mdgw_channel_latency", "latency by stage, as collected at the end of each latency interval; a value is in its bucket within 1 %").in_seconds();
