@@ -256,7 +256,7 @@ impl HotLevels {
 }
 
 /// 1 or 0, from the sign of the difference. Every x86-64 does this for two levels at once, unlike a 64-bit
-/// comparison. Measured: a tenth less time per message, see `bench/RESULTS.md`.
+/// comparison. Measured: a tenth less time per message, see `feeds/DECISIONS.md`.
 #[inline(always)]
 fn is_less(key: i64, other: i64) -> usize {
     (key.wrapping_sub(other).cast_unsigned() >> 63) as usize

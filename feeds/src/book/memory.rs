@@ -1,7 +1,7 @@
 //! Memory of the books: on huge pages where the kernel has them, and by default prefaulted before the session.
 //!
 //! An old order's slot is at a random position in its table. With 4 KB pages nearly every access to one also misses
-//! the TLB. Measured gain: see the rows of huge pages in `bench/RESULTS.md`.
+//! the TLB. Measured gain: see *huge pages* in `feeds/DECISIONS.md`.
 #![allow(unsafe_code, reason = "advice about memory is a system call")]
 
 use core::{mem::MaybeUninit, slice};

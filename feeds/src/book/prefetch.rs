@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "the prefetch instruction has no safe form in the standard library")]
 
 /// Prefetches the cache line of `slice[index]` for a write soon. Beyond the end, the prefetch has no effect on the
-/// program. Measured gain: see the look-ahead rows of `bench/RESULTS.md`.
+/// program. Measured gain: see the look-ahead rows of `feeds/DECISIONS.md`.
 #[inline(always)]
 pub(crate) fn element<T>(slice: &[T], index: usize) {
     line(slice.as_ptr().wrapping_add(index));
