@@ -17,4 +17,5 @@ pub(crate) mod reader;
 pub(crate) mod replay;
 mod replay_places;
 pub(crate) mod ring;
+mod snapshot;
 mod writer_watch;

@@ -1,6 +1,9 @@
 //! One channel: from the entries of its log to records, derived schemas included.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, TradeMsg, enums::rtype};
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
@@ -62,6 +65,8 @@ pub(crate) struct ChannelStream {
     next_sequence: u64,
     ts_event: u64,
     publisher_id: u16,
+    /// Instruments that were named in the session.
+    instruments: BTreeSet<u32>,
 }
 
 /// What the schemas that the channel does not publish are derived from.
@@ -162,6 +167,7 @@ impl ChannelStream {
             next_sequence: FIRST_SEQUENCE,
             ts_event: 0,
             publisher_id: 0,
+            instruments: BTreeSet::new(),
         })
     }
 
@@ -195,6 +201,26 @@ impl ChannelStream {
         self.ts_event
     }
 
+    /// Other channels have intervals too: their ends are announced for all channels together.
+    pub(crate) fn share_intervals(&mut self) {
+        self.intervals = Intervals::of_several();
+    }
+
+    /// Bars and samples.
+    pub(crate) fn intervals(&self) -> &Intervals {
+        &self.intervals
+    }
+
+    /// The same, to take the ends that were reached.
+    pub(crate) fn intervals_mut(&mut self) -> &mut Intervals {
+        &mut self.intervals
+    }
+
+    /// Whether the venue has named the instrument on this channel in the present session.
+    pub(crate) fn has_instrument(&self, id: u32) -> bool {
+        self.instruments.contains(&id)
+    }
+
     /// The books by order, with the publisher of their records.
     pub(crate) fn books(&self) -> Option<(&Books, u16)> {
         match &self.derivation {
@@ -221,6 +247,7 @@ impl ChannelStream {
             }
             self.session = Some(entry.session);
             self.has_hole = false;
+            self.instruments.clear();
             match &mut self.derivation {
                 Derivation::Orders(books) => books.clear(),
                 Derivation::Levels(tops) => tops.clear(),
@@ -241,10 +268,11 @@ impl ChannelStream {
             if header.kind != FrameKind::Message as u8 || flags.contains(FrameFlags::LATE_FILL) {
                 continue;
             }
-            let Self { edge, derivation, intervals, message, ts_event, publisher_id, has_hole, .. } = self;
+            let Self { edge, derivation, intervals, message, ts_event, publisher_id, has_hole, instruments, .. } = self;
             edge.deliver(header, body, |output| match output {
                 EdgeOutput::Mapping { id, symbol } => {
                     if let Ok(symbol) = std::str::from_utf8(symbol) {
+                        instruments.insert(id.0);
                         let mapping = control::mapping(*ts_event, id.0, (SType::RawSymbol, symbol), symbol);
                         chunk.push(mapping.as_ref(), Schemas::default());
                     }
@@ -468,6 +496,20 @@ pub(crate) mod tests {
                 ..MboMsg::default()
             };
             self.add(SESSION, sequence, order.as_ref());
+        }
+    }
+
+    impl TestLog {
+        /// An entry with one trade at that event time.
+        pub(crate) fn add_trade(&mut self, sequence: u64, ts_event: u64) {
+            let trade = MboMsg {
+                hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, ts_event),
+                price: 1_000_000_000,
+                size: 3,
+                action: c_char_of(b'T'),
+                ..MboMsg::default()
+            };
+            self.add(SESSION, sequence, trade.as_ref());
         }
     }
 

@@ -1,10 +1,13 @@
 //! The channels of one dataset as one stream: each channel in its order, channels by commit time.
 
+use std::collections::BTreeSet;
+
 use mdgw_publog::LogError;
 
 use super::{
     channel::{ChannelSource, ChannelStream},
     chunk::Chunk,
+    intervals::push_end,
 };
 use crate::schema::Schemas;
 
@@ -12,6 +15,8 @@ use crate::schema::Schemas;
 #[derive(Debug)]
 pub(crate) struct DatasetReader {
     channels: Vec<ChannelStream>,
+    /// Ends of intervals that a channel has come to and another one has not: end in ns since 1970 UTC, index of the length, schema.
+    open_ends: BTreeSet<(u64, usize, u16)>,
 }
 
 impl DatasetReader {
@@ -20,7 +25,11 @@ impl DatasetReader {
     /// # Errors
     /// When a log cannot be read.
     pub(crate) fn open(sources: &[ChannelSource]) -> Result<Self, LogError> {
-        Ok(Self { channels: sources.iter().map(ChannelStream::open).collect::<Result<_, _>>()? })
+        let mut channels = sources.iter().map(ChannelStream::open).collect::<Result<Vec<_>, _>>()?;
+        if channels.len() > 1 {
+            channels.iter_mut().for_each(ChannelStream::share_intervals);
+        }
+        Ok(Self { channels, open_ends: BTreeSet::new() })
     }
 
     /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.
@@ -39,10 +48,26 @@ impl DatasetReader {
             if !self.channels[index].read(wanted, chunk) {
                 break;
             }
+            self.announce_ends(index, chunk);
             entries += 1;
         }
         chunk.is_end_of_session = !had_ended && self.has_ended();
         entries
+    }
+
+    /// Announces the ends of intervals that all channels have come to since that channel moved.
+    fn announce_ends(&mut self, moved: usize, chunk: &mut Chunk) {
+        let Self { channels, open_ends } = self;
+        let Some(channel) = channels.get_mut(moved) else { return };
+        let closed = channel.intervals_mut().take_closed();
+        open_ends.extend(closed.into_iter().map(|(index, end_ns, schema)| (end_ns, index, schema.0)));
+        open_ends.retain(|(end_ns, index, schema)| {
+            let is_over = channels.iter().all(|channel| channel.intervals().has_passed(*index, *end_ns));
+            if is_over {
+                push_end(*end_ns, Schemas(*schema), chunk);
+            }
+            !is_over
+        });
     }
 
     /// For each channel, the entry number behind the last entry read.
@@ -62,3 +87,31 @@ impl DatasetReader {
 
 /// Entries per chunk, so that a run of entries without records does not keep the reader from other work.
 pub(crate) const ENTRIES_MAX: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use dbn::enums::rtype;
+
+    use super::*;
+    use crate::{control, stream::channel::tests::TestLog};
+
+    /// A client that is told that all bars are out would miss those of the slower channel.
+    #[test]
+    fn the_end_of_an_interval_is_announced_once_all_channels_have_passed_it() {
+        const SECOND: u64 = 1_000_000_000;
+        let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut logs = directories.each_ref().map(TestLog::new);
+        for (log, sequence, ts_event) in
+            [(0, 1, 5), (1, 2, 6), (0, 3, SECOND + 5), (0, 4, 2 * SECOND + 5), (1, 5, SECOND + 6)]
+        {
+            logs[log].add_trade(sequence, ts_event);
+        }
+        let mut reader = DatasetReader::open(&logs.map(|log| log.source)).unwrap();
+        let mut chunk = Chunk::default();
+        assert_eq!(reader.read(Schemas::OHLCV_1S, None, &mut chunk), 5);
+        let records: Vec<_> =
+            chunk.records().map(|record| (record.bytes[1], control::ts_event(record.bytes))).collect();
+        let bar = |start| (rtype::OHLCV_1S, start);
+        assert_eq!(records, [bar(0), bar(SECOND), bar(0), (rtype::SYSTEM, SECOND)]);
+    }
+}
