@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod live_rust_client;
+mod live_schemas;
 
 use std::{
     fs,
