@@ -13,6 +13,8 @@ pub(crate) mod dataset;
 pub(crate) mod derived;
 pub(crate) mod feeder;
 pub(crate) mod intervals;
+pub(crate) mod journals;
+pub(crate) mod place;
 pub(crate) mod reader;
 pub(crate) mod replay;
 mod replay_places;

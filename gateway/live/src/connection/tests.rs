@@ -13,6 +13,7 @@ use crate::{
     protocol::{Compression, ProtocolLimits},
     stream::{
         channel::{ChannelSource, tests::TestLog},
+        place::LogPlace,
         ring::RingPosition,
     },
 };
@@ -34,6 +35,7 @@ fn dataset() -> Arc<Dataset> {
         schemas: SchemaSet::MBO,
         log_directory: "/nonexistent".into(),
         books: BookLimits::default(),
+        journals: None,
     })
 }
 
@@ -85,7 +87,7 @@ fn push_chunk(dataset: &Dataset, naming: Option<(u32, &str)>, records: &[dbn::Mb
     for record in records {
         chunk.push(record.as_ref(), Schemas::MBO);
     }
-    dataset.ring.push(chunk, vec![0]);
+    dataset.ring.push(chunk, vec![LogPlace::default()]);
 }
 
 /// Answers the oldest request for a snapshot with one order of each of its instruments. Returns the instruments.
@@ -251,7 +253,9 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
         session.began_after_end = began_after_end;
         let (sender, receiver) = mpsc::channel(1);
         session.source = Source::Replay(Replay::of(receiver));
-        sender.try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_entries: vec![0], is_ended })).unwrap();
+        sender
+            .try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_places: vec![LogPlace::default()], is_ended }))
+            .unwrap();
         assert_eq!(sent(&mut session), expected, "{began_after_end} {is_ended}");
     }
 }
@@ -276,7 +280,7 @@ fn a_slow_session_of_both_kinds_of_schemas_loses_records_of_the_one_kind_alone()
         let mut chunk = Chunk::default();
         chunk.push(order(5, order_id).as_ref(), Schemas::MBO);
         chunk.push(order(5, order_id + 1).as_ref(), Schemas::MBP_1);
-        dataset.ring.push(chunk, vec![0]);
+        dataset.ring.push(chunk, vec![LogPlace::default()]);
     };
     push(10);
     assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 10), Sent::Order(5, 11)]), "it is not behind");
@@ -327,7 +331,7 @@ fn the_end_of_an_interval_has_the_time_of_sending() {
     sent(&mut session).unwrap();
     let mut chunk = Chunk::default();
     chunk.push(control::end_of_interval(1_000_000_000, "ohlcv-1s").as_ref(), Schemas::OHLCV_1S);
-    dataset.ring.push(chunk, vec![0]);
+    dataset.ring.push(chunk, vec![LogPlace::default()]);
     let before = now_ns();
     served_bytes(&mut session, |record| {
         assert_eq!(record[319], SystemCode::EndOfInterval as u8);

@@ -73,9 +73,9 @@ fn open(dataset: &Dataset, stop: &AtomicBool) -> Option<DatasetReader> {
 }
 
 fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
-    let next_entries = reader.next_entries();
+    let next_places = reader.next_places();
     if chunk.is_empty() {
-        return dataset.ring.pass_entries(&next_entries);
+        return dataset.ring.pass_places(&next_places);
     }
     // Before the chunk: a session that reads a mapping may look the symbol up.
     for mapping in chunk.records().filter(super::chunk::ChunkRecord::is_mapping) {
@@ -83,7 +83,7 @@ fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
             dataset.map(mapping.instrument_id, symbol);
         }
     }
-    dataset.ring.push(chunk, next_entries);
+    dataset.ring.push(chunk, next_places);
 }
 
 /// Takes a snapshot at the ring's end: all chunks so far are part of the snapshot, and none of the later ones.

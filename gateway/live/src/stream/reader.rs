@@ -8,6 +8,7 @@ use super::{
     channel::{ChannelSource, ChannelStream},
     chunk::Chunk,
     intervals::push_end,
+    place::LogPlace,
 };
 use crate::schema::Schemas;
 
@@ -32,18 +33,22 @@ impl DatasetReader {
         Ok(Self { channels, open_ends: BTreeSet::new() })
     }
 
+    /// From now on the reader waits for no journal.
+    pub(crate) fn be_impatient(&mut self) {
+        self.channels.iter_mut().for_each(ChannelStream::be_impatient);
+    }
+
     /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.
     /// Returns the number of entries.
-    pub(crate) fn read(&mut self, wanted: Schemas, until: Option<&[u64]>, chunk: &mut Chunk) -> usize {
-        chunk.first_entries = self.next_entries();
+    pub(crate) fn read(&mut self, wanted: Schemas, until: Option<&[LogPlace]>, chunk: &mut Chunk) -> usize {
+        chunk.first_places = self.next_places();
         let had_ended = self.has_ended();
         let mut entries = 0;
         while !chunk.is_full() && entries < ENTRIES_MAX {
-            let next = self.channels.iter_mut().enumerate().filter_map(|(index, channel)| {
-                let (number, ts_commit) = channel.peek()?;
-                let is_before = until.is_none_or(|until| until.get(index).is_some_and(|until| number < *until));
-                is_before.then_some((ts_commit, index))
-            });
+            let next =
+                self.channels.iter_mut().enumerate().filter_map(|(index, channel)| {
+                    Some((channel.peek(until.and_then(|until| until.get(index)))?, index))
+                });
             let Some((_, index)) = next.min() else { break };
             if !self.channels[index].read(wanted, chunk) {
                 break;
@@ -70,9 +75,9 @@ impl DatasetReader {
         });
     }
 
-    /// For each channel, the entry number behind the last entry read.
-    pub(crate) fn next_entries(&self) -> Vec<u64> {
-        self.channels.iter().map(ChannelStream::next_entry).collect()
+    /// For each channel, the place behind all that was read.
+    pub(crate) fn next_places(&self) -> Vec<LogPlace> {
+        self.channels.iter().map(ChannelStream::log_place).collect()
     }
 
     /// The streams of the channels, in the order of their sources.
