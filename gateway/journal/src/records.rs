@@ -166,6 +166,10 @@ impl JournalRecords {
                     let reason = format!("truncated {bytes} bytes inside an entry");
                     return Err(JournalError::unusable(&self.names_path, reason).into());
                 }
+                NextEntry::End if !self.is_closed && !self.is_open() => {
+                    let reason = "truncated: the entry that closes the journal is missing";
+                    return Err(JournalError::unusable(&self.names_path, reason).into());
+                }
                 NextEntry::End => {
                     if self.is_closed && self.input.next_record()?.is_some() {
                         return Err(JournalError::unusable(&self.names_path, "records without names follow").into());
