@@ -31,7 +31,7 @@ fn the_bytes_of_a_cpp_client_bring_it_the_records_of_an_offline_replay() {
     let mut session = client.until_replayed("mbo");
     assert!(session.records == expected, "{} records, not the {} of the replay", session.records.len(), expected.len());
 
-    // What is wrong is told, and the session goes on.
+    // Each fault is reported, and the session goes on.
     let late = "schema=mbo|stype_in=raw_symbol|id=2|symbols=ALL_SYMBOLS|snapshot=0|start=0|is_last=1\n";
     for wrong in [late, "schema=mbo|stype_in=parent|id=3|symbols=ES.FUT|snapshot=0|is_last=1\n", "nonsense\n"] {
         client.send(wrong);

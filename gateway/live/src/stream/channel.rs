@@ -242,7 +242,7 @@ impl ChannelStream {
             return None;
         }
         let (number, of_entry) = (entry.number, first_part(&entry)?);
-        // What lies behind `until` is the business of whoever goes on there.
+        // The session gets what lies behind `until` from the ring.
         let to = until.and_then(|until| until.part).map_or(of_entry, |until| until.min(of_entry));
         let channel = (self.source.id, self.source.feed, self.source.schemas);
         let run = JournalRun::open(journals, channel, self.place, to);

@@ -60,7 +60,7 @@ struct Bar {
 }
 
 impl Intervals {
-    /// Intervals of one of several channels: their ends are to be announced by whoever reads all channels.
+    /// Intervals of one of several channels: the reader of all channels announces their ends.
     pub(crate) fn of_several() -> Self {
         Self { is_one_of_several: true, ..Self::default() }
     }

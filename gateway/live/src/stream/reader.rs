@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::{control, stream::channel::tests::TestLog};
 
-    /// A client that is told that all bars are out would miss those of the slower channel.
+    /// A client that takes the announcement of the faster channel for the end would miss the bars of the slower one.
     #[test]
     fn the_end_of_an_interval_is_announced_once_all_channels_have_passed_it() {
         const SECOND: u64 = 1_000_000_000;
