@@ -235,6 +235,109 @@ fn the_journals_of_a_pair_are_equal() {
     pair.gateways.stop(2);
 }
 
+/// The channels of one feed share a journal. Killed in the middle of their days, it has each record of each channel once.
+#[test]
+fn a_killed_journal_of_several_channels_has_each_record_of_each_channel_once() {
+    let fixtures: Vec<_> = (0..3).map(|_| GatewayFixture::new()).collect();
+    let counts = [6_000, 8_000, 10_000];
+    let days: Vec<_> = fixtures.iter().zip(counts).map(|(fixture, count)| TradingDay::of(fixture, count)).collect();
+    let options = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway_config = fixtures[0].path("gateway.toml");
+    fs::write(&gateway_config, GatewayFixture::config_of_channels(&fixtures, &options)).unwrap();
+    let gateway = process::start(["run", text(&gateway_config), "--date", DATE]);
+    gateway.wait_for_stderr("gateway running");
+    let journal = start(&fixtures[0], "journal", "flush_ms = 10");
+    let play = |halves: fn(&TradingDay, &GatewayFixture)| {
+        std::thread::scope(|scope| {
+            for (day, fixture) in days.iter().zip(&fixtures) {
+                scope.spawn(move || halves(day, fixture));
+            }
+        });
+    };
+    play(TradingDay::play_first_half);
+    let closed = fixtures[0].path(&format!("journal/XNAS.ITCH/{DATE}.{SCHEMAS}.dbn"));
+    let open = closed.with_extension("dbn.part");
+    wait_until("a part is written", || open.exists() && records_of(&open).len() > 100_000);
+    let _ = journal.stop_with(Signal::Kill);
+    play(TradingDay::play_second_half);
+    let journal = start(&fixtures[0], "journal", "flush_ms = 10");
+    wait_until("the journal is closed", || closed.with_extension("names").exists());
+    let compare = |channel: &str, captures: [PathBuf; 2]| {
+        let files = captures.each_ref().map(|path| text(path));
+        let arguments = ["--journal", text(&closed), "--channel", channel, "--json"];
+        process::run(["replay", "--offline"].iter().chain(&files).chain(&arguments))
+    };
+    for (channel, fixture) in ["1", "2", "3"].iter().zip(&fixtures) {
+        let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixture.path(name));
+        let compared = compare(channel, captures).expect_code(0).json();
+        assert_eq!((compared["same"].as_bool(), compared["common"].as_u64() > Some(5_000)), (Some(true), true));
+    }
+    // A negative control: another channel's day.
+    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| fixtures[1].path(name));
+    let _ = compare("1", captures).expect_code(1);
+    let journal = journal.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!journal.stderr.contains("alarm"), "{}", journal.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Whatever is wrong with a journal's files, the comparison says what and where, and never that the journal has less than the captures.
+#[test]
+fn a_damaged_or_truncated_journal_is_an_error_that_names_the_file() {
+    let host = Host::new(5_000);
+    let gateway = host.day.gateway(&host.fixture, &GatewayOptions::itch());
+    let journal = host.start("");
+    let compressed = host.start_in("compressed", "compression = \"zstd\"");
+    host.day.play_first_half(&host.fixture);
+    host.day.play_second_half(&host.fixture);
+    let plain = host.journal("journal").with_extension("dbn");
+    let packed = host.journal("compressed").with_extension("dbn.zst");
+    wait_until("the journal is closed", || plain.with_extension("names").exists());
+    wait_until("the other one is compressed", || packed.exists() && !packed.with_extension("").exists());
+    let captures = ["morning.pcap", "afternoon.pcap"].map(|name| host.fixture.path(name));
+    let compare = |journal: &Path| {
+        let files = captures.each_ref().map(|path| text(path));
+        process::run(["replay", "--offline"].iter().chain(&files).chain(&["--journal", text(journal)]))
+    };
+    let _ = compare(&plain).expect_code(0);
+    let _ = compare(&packed).expect_code(0);
+
+    let names = plain.with_extension("names");
+    let packed_names = packed.with_extension("").with_extension("names");
+    let is_refused = |journal: &Path, file: &Path, damage: &dyn Fn(&mut Vec<u8>), expected: &str| {
+        let whole = fs::read(file).unwrap();
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        fs::write(file, bytes).unwrap();
+        let refused = compare(journal).expect_code(2);
+        fs::write(file, whole).unwrap();
+        let is_clear = refused.stderr.contains(expected) && refused.stderr.contains(text(file));
+        assert!(is_clear && !refused.stderr.contains("panic"), "{expected}: {}", refused.stderr);
+    };
+    let cut = |bytes: usize| move |file: &mut Vec<u8>| file.truncate(file.len() - bytes);
+    // The last record of the day is of 56 bytes.
+    is_refused(&plain, &plain, &cut(20), "truncated inside a record");
+    is_refused(&plain, &names, &cut(20), "inside an entry");
+    is_refused(&plain, &names, &cut(64), "the entry that closes the journal is missing");
+    is_refused(&plain, &names, &|file| file.truncate(30), "the header is truncated");
+    is_refused(&plain, &names, &|file| file[30] ^= 1, "the header is damaged");
+    is_refused(&plain, &names, &|file| file[300] ^= 1, "is damaged");
+    is_refused(&plain, &names, &Vec::clear, "the header is truncated");
+    is_refused(&plain, &plain, &Vec::clear, "the file is empty");
+    is_refused(&plain, &plain, &|file| file[0] = b'X', "not a DBN file");
+    is_refused(&packed, &packed, &cut(20), "read ");
+    is_refused(&packed, &packed_names, &cut(128), "the entry that closes the journal is missing");
+    // Whole records are missing: the names know.
+    let record_count = records_of(&plain).len() / 2;
+    is_refused(&plain, &plain, &cut(record_count / 56 * 56), "truncated: fewer records than");
+    fs::remove_file(&names).unwrap();
+    let missing = compare(&plain).expect_code(2);
+    assert!(missing.stderr.contains(text(&names)) && missing.stderr.contains("No such file"), "{}", missing.stderr);
+    for journal in [journal, compressed] {
+        let _ = journal.stop_with(Signal::Terminate).expect_code(0);
+    }
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// A gateway's host with a day to play.
 struct Host {
     fixture: GatewayFixture,

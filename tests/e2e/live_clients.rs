@@ -2,7 +2,10 @@
 //! Python, and those without good intentions.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod live_cpp_transcript;
+mod live_journal;
 mod live_rust_client;
+mod live_schemas;
 
 use std::{
     fs,

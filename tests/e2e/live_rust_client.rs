@@ -34,13 +34,14 @@ use time::OffsetDateTime;
 use super::{KEY, LivePair, replay_offline, serve_whole_day, start_live_with};
 
 /// The schemas, each with the type of its records.
-const SCHEMAS: [(Schema, u8); 6] = [
+const SCHEMAS: [(Schema, u8); 7] = [
     (Schema::Mbo, rtype::MBO),
     (Schema::Mbp1, rtype::MBP_1),
     (Schema::Mbp10, rtype::MBP_10),
     (Schema::Trades, rtype::MBP_0),
     (Schema::Definition, rtype::INSTRUMENT_DEF),
     (Schema::Status, rtype::STATUS),
+    (Schema::Imbalance, rtype::IMBALANCE),
 ];
 
 #[test]
@@ -63,6 +64,12 @@ fn a_rust_client_gets_every_schema_as_offline_replay_makes_it() {
         let acknowledgement = format!("Subscription request {id} for {} data succeeded", SCHEMAS[id - 1].0);
         assert_eq!(received.texts.iter().filter(|text| **text == acknowledgement).count(), 1, "{acknowledgement}");
     }
+
+    // The trades of mbp-1 alone, with the book before each.
+    let tbbo = vec![subscription(Schema::Tbbo, Symbols::All, 0)];
+    let trades: Vec<_> =
+        all_expected[1].iter().filter(|record| record[offset_of!(Mbp1Msg, action)] == b'T').cloned().collect();
+    assert_same_records(&run(Session::until_replayed(&[address], tbbo, Compression::Zstd)).records, &trades);
 
     // Two symbols, compressed, from the time of a record in the middle of the day on.
     let mbo = &all_expected[0];
@@ -280,9 +287,9 @@ fn derived_records_behind_a_restart_in_mid_session_carry_the_mark_of_a_suspect_b
 
 /// What a session brought.
 #[derive(Default)]
-struct Session {
+pub(crate) struct Session {
     /// Data records, header and body.
-    records: Vec<Vec<u8>>,
+    pub(crate) records: Vec<Vec<u8>>,
     /// Symbols of instruments.
     mapped: BTreeMap<u32, String>,
     /// Texts of system records.
@@ -292,7 +299,7 @@ struct Session {
 
 impl Session {
     /// Until each replay has caught up. Then the client leaves, and reads on until the server has closed the connection.
-    async fn until_replayed(
+    pub(crate) async fn until_replayed(
         addresses: &[SocketAddrV4],
         subscriptions: Vec<Subscription>,
         compression: Compression,
@@ -381,17 +388,17 @@ async fn log_in(addresses: &[SocketAddrV4], key: &str, compression: Compression)
     builder.dataset("XNAS.ITCH").compression(compression).build().await
 }
 
-fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription {
+pub(crate) fn subscription(schema: Schema, symbols: Symbols, start_ns: u64) -> Subscription {
     let start = OffsetDateTime::from_unix_timestamp_nanos(start_ns.into()).unwrap();
     Subscription::builder().symbols(symbols).schema(schema).start(start).build()
 }
 
-fn run<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, work).await }).expect("the session goes on")
 }
 
-fn records_of(path: &Path) -> Vec<Vec<u8>> {
+pub(crate) fn records_of(path: &Path) -> Vec<Vec<u8>> {
     let mut decoder = Decoder::from_file(path).unwrap();
     assert_eq!(decoder.metadata().version, 3);
     let mut records = Vec::new();

@@ -206,18 +206,7 @@ impl MultiChannelScenario {
     }
 }
 
-/// The configuration of the first fixture, plus the channels of the other fixtures and the output line of the second.
 fn config_text(fixtures: &[GatewayFixture], threads: usize, dispatch: &'static str) -> String {
     let wanted = GatewayOptions { has_recovery: false, threads, dispatch, io: "epoll", ..GatewayOptions::itch() };
-    let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(&wanted)).collect();
-    let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
-    let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
-    let channel = |(text, (id, name)): (&String, (&str, &str))| {
-        let channel = &text[text.find("[[channel]]").unwrap()..text.find("[[output]]").unwrap()];
-        channel.replace("id = 1", id).replace("name = \"one\"", name)
-    };
-    let more = [("id = 2", "name = \"two\""), ("id = 3", "name = \"three\"")];
-    let channels: String = texts[1..].iter().zip(more).map(channel).collect();
-    let second = &texts[1][texts[1].find("[[output.line]]").unwrap()..texts[1].find("[retransmission]").unwrap()];
-    [before, &channels, lines, second, rest].concat()
+    GatewayFixture::config_of_channels(fixtures, &wanted)
 }

@@ -188,6 +188,27 @@ impl GatewayFixture {
         text
     }
 
+    /// The configuration of the first fixture's gateway with a channel for the lines of each fixture: `one`, `two` and `three`. It
+    /// publishes on the output lines of the first two.
+    ///
+    /// # Panics
+    /// With fewer than two fixtures.
+    #[must_use]
+    pub fn config_of_channels(fixtures: &[Self], options: &GatewayOptions) -> String {
+        let texts: Vec<_> = fixtures.iter().map(|fixture| fixture.config_text(options)).collect();
+        let at = |text: &str, table: &str| text.find(table).expect("the configuration has the table");
+        let (before, output) = texts[0].split_at(at(&texts[0], "[[output]]"));
+        let (lines, rest) = output.split_at(at(output, "[retransmission]"));
+        let channel = |(text, (id, name)): (&String, (&str, &str))| {
+            let channel = &text[at(text, "[[channel]]")..at(text, "[[output]]")];
+            channel.replace("id = 1", id).replace("name = \"one\"", name)
+        };
+        let more = [("id = 2", "name = \"two\""), ("id = 3", "name = \"three\"")];
+        let channels: String = texts[1..].iter().zip(more).map(channel).collect();
+        let second = &texts[1][at(&texts[1], "[[output.line]]")..at(&texts[1], "[retransmission]")];
+        [before, &channels, lines, second, rest].concat()
+    }
+
     /// Writes the configuration. Returns its path.
     ///
     /// # Panics

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mdgw_feeds::channel::SchemaSet;
-use mdgw_wire::time::TradingDate;
+use mdgw_wire::{identity::Feed, time::TradingDate};
 use rustix::fs::statvfs;
 
 use crate::JournalError;
@@ -140,6 +140,26 @@ pub(crate) fn list(folder: &Path, ends: &[&str]) -> Result<Vec<JournalName>, Jou
     found.sort();
     found.dedup();
     Ok(found)
+}
+
+/// The DBN files of journals with these schemas of a feed, the oldest first, with their trading dates. An open journal is among them.
+///
+/// # Errors
+/// When the folder cannot be listed. A folder that does not exist has no journals.
+pub fn find_journals(
+    directory: &Path,
+    feed: Feed,
+    schemas: SchemaSet,
+) -> Result<Vec<(TradingDate, PathBuf)>, JournalError> {
+    let folder = directory.join(feed.dataset());
+    let schemas = schemas_text(schemas);
+    let names = list(&folder, &[OPEN_DATA, DATA, COMPRESSED])?.into_iter().filter(|name| name.schemas == schemas);
+    let existing = |name: JournalName| {
+        let paths = name.paths(&folder);
+        let files = [paths.data(), paths.compressed(), paths.open_data()];
+        Some((name.date, files.into_iter().find(|path| path.exists())?))
+    };
+    Ok(names.filter_map(existing).collect())
 }
 
 /// Folders of datasets.

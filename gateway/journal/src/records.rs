@@ -7,11 +7,11 @@ use std::{
 };
 
 use mdgw_captures::dbn_input::{DbnInput, DbnInputError};
-use mdgw_wire::identity::{ChannelId, Session};
+use mdgw_wire::identity::{ChannelId, InstrumentId, Session};
 
 use crate::{
     JournalError,
-    names::{Content, Missing, NameEntry, Run},
+    names::{ChannelPosition, Content, Missing, NameEntry, Run},
     names_file::{NamesReader, NextEntry},
 };
 
@@ -20,9 +20,12 @@ use crate::{
 pub struct JournalRecords {
     input: DbnInput,
     names: NamesReader<BufReader<File>>,
+    path: PathBuf,
     names_path: PathBuf,
     /// The run of the next record, and the records of it so far.
     run: Option<(Run, u64)>,
+    /// Pieces of a symbol so far.
+    symbol: Vec<u8>,
     is_closed: bool,
 }
 
@@ -48,6 +51,10 @@ pub enum NamedRecord {
     Gap(Missing),
     /// Messages that the journal lacks.
     Hole(Missing),
+    /// An instrument's symbol, before the first record of the instrument.
+    Symbol(InstrumentId, Vec<u8>),
+    /// How far a channel has come with all that was read so far.
+    Position(ChannelId, ChannelPosition),
 }
 
 /// Why the records of a journal cannot be read.
@@ -69,7 +76,15 @@ impl JournalRecords {
     pub fn open(path: &Path) -> Result<Self, RecordsError> {
         let names_path = names_path(path)?;
         let names = NamesReader::open(&names_path)?;
-        Ok(Self { input: DbnInput::open(path)?, names, names_path, run: None, is_closed: false })
+        Ok(Self {
+            input: DbnInput::open(path)?,
+            names,
+            path: path.to_owned(),
+            names_path,
+            run: None,
+            symbol: Vec::new(),
+            is_closed: false,
+        })
     }
 
     /// What the journal holds.
@@ -90,6 +105,11 @@ impl JournalRecords {
         self.is_closed
     }
 
+    /// Whether the journal has the name of one that is being written.
+    fn is_open(&self) -> bool {
+        self.names_path.extension().is_some_and(|end| end == "part")
+    }
+
     /// The next record, gap or hole; `None` at the end.
     ///
     /// # Errors
@@ -103,8 +123,8 @@ impl JournalRecords {
                     let record = self.input.next_record()?;
                     let bytes = record.map(|record| record.as_ref().to_vec());
                     let Some(bytes) = bytes else {
-                        let reason = format!("fewer records than {} names", self.names_path.display());
-                        return Err(JournalError::unusable(&self.names_path, reason).into());
+                        let reason = format!("truncated: fewer records than {} names", self.names_path.display());
+                        return Err(JournalError::unusable(&self.path, reason).into());
                     };
                     let (frame, index) = (*taken / per_frame, *taken % per_frame);
                     *taken += 1;
@@ -124,12 +144,30 @@ impl JournalRecords {
                 NextEntry::Entry(NameEntry::Gap(missing)) => return Ok(Some(NamedRecord::Gap(missing))),
                 NextEntry::Entry(NameEntry::Hole(missing)) => return Ok(Some(NamedRecord::Hole(missing))),
                 NextEntry::Entry(NameEntry::Checkpoint(checkpoint)) => self.is_closed = checkpoint.is_closed,
-                NextEntry::Entry(NameEntry::Position(..) | NameEntry::Symbol { .. }) => {}
+                NextEntry::Entry(NameEntry::Position(channel, at)) => {
+                    return Ok(Some(NamedRecord::Position(channel, at)));
+                }
+                NextEntry::Entry(NameEntry::Symbol { instrument, piece, symbol_bytes, bytes, .. }) => {
+                    if piece == 0 {
+                        self.symbol.clear();
+                    }
+                    let missing = usize::from(symbol_bytes).saturating_sub(self.symbol.len());
+                    self.symbol.extend(bytes.iter().take(missing));
+                    if self.symbol.len() >= usize::from(symbol_bytes) {
+                        return Ok(Some(NamedRecord::Symbol(instrument, std::mem::take(&mut self.symbol))));
+                    }
+                }
                 NextEntry::Invalid(number) => {
                     return Err(JournalError::unusable(&self.names_path, format!("entry {number} is damaged")).into());
                 }
+                // The journal is being written, or a crash cut its last batch.
+                NextEntry::Truncated(_) if self.is_open() => return Ok(None),
                 NextEntry::Truncated(bytes) => {
                     let reason = format!("truncated {bytes} bytes inside an entry");
+                    return Err(JournalError::unusable(&self.names_path, reason).into());
+                }
+                NextEntry::End if !self.is_closed && !self.is_open() => {
+                    let reason = "truncated: the entry that closes the journal is missing";
                     return Err(JournalError::unusable(&self.names_path, reason).into());
                 }
                 NextEntry::End => {

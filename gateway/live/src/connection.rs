@@ -115,6 +115,16 @@ impl Request {
             Self::Unsubscribe(_) | Self::Report(_) => false,
         }
     }
+
+    /// Whether it may end the subscription of an earlier request.
+    fn ends(&self, earlier: &Self) -> bool {
+        match (self, earlier) {
+            (Self::Unsubscribe(end), Self::Subscribe(request) | Self::TakeAgain(request, _)) => {
+                end.schema == request.schema
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A snapshot between its request and its end. Lists are the instruments whose mappings were sent.
@@ -145,6 +155,8 @@ struct Served {
     began_after_end: bool,
     snapshot: Option<PendingSnapshot>,
     warned: Option<Instant>,
+    /// Whether the client is so far behind that it gets no records of the schemas that are skipped by default, until it is current.
+    is_dropping: bool,
     progress: Arc<SessionProgress>,
 }
 
@@ -250,6 +262,7 @@ impl Served {
             began_after_end: false,
             snapshot: None,
             warned: None,
+            is_dropping: false,
             progress,
         }
     }
@@ -274,11 +287,20 @@ impl Served {
         });
     }
 
-    /// Whether records are skipped when the client is too slow: its own choice, else by its schemas.
+    /// Whether all records are skipped when the client is too slow: its own choice, else by its schemas.
     fn is_skipping(&self) -> bool {
         match self.auth.slow_reader {
             Some(policy) => policy == SlowReader::Skip,
             None => Schemas::SKIPPED_WHEN_SLOW.contains(self.subscriptions.schemas()),
+        }
+    }
+
+    /// Schemas of which a session that is behind gets no records, while it gets all of its others: the client chose no policy, and its
+    /// schemas have different ones.
+    fn dropped_first(&self) -> Schemas {
+        match self.auth.slow_reader {
+            None if !self.is_skipping() => Schemas::SKIPPED_WHEN_SLOW.and(self.subscriptions.schemas()),
+            _ => Schemas::default(),
         }
     }
 
@@ -309,11 +331,12 @@ impl Served {
         let live_from = self.dataset.ring.end();
         self.source = Source::Ring(live_from.chunk);
         self.began_after_end = live_from.is_ended;
-        // Snapshots wait until the session reads the ring, one after the other.
-        let (snapshots, others): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.waiting).into_iter().partition(Request::is_snapshot);
-        self.waiting = snapshots;
-        for request in others {
+        for request in std::mem::take(&mut self.waiting) {
+            // Snapshots wait until the session reads the ring, one after the other, and so does what ends their subscriptions.
+            if request.is_snapshot() || self.waiting.iter().any(|snapshot| request.ends(snapshot)) {
+                self.waiting.push_back(request);
+                continue;
+            }
             self.handle(request);
             // Each subscription to all symbols is answered with all mappings.
             if self.outgoing.batch_bytes() as u64 > self.limits.queue_bytes_max {
@@ -447,8 +470,12 @@ impl Served {
                 ids.filter_map(|id| Some((id, self.dataset.symbol_of(id)?))).collect()
             }
         };
+        let asked = match &request.symbols {
+            Symbols::All => SymbolType::RawSymbol,
+            Symbols::List(_) => request.symbol_type,
+        };
         for (id, symbol) in wanted.into_iter().filter(|(id, _)| !known.contains(id)) {
-            self.push_mapping(id, request.symbol_type, &symbol);
+            self.push_mapping(id, asked, &symbol);
             mapped.push(id);
         }
     }
@@ -582,6 +609,13 @@ impl Served {
                 self.check_lag(position)?;
                 let Source::Ring(position) = &mut self.source else { return Ok(true) };
                 match self.dataset.ring.read(*position) {
+                    RingRead::NotYet if self.is_dropping => {
+                        self.is_dropping = false;
+                        let reason =
+                            "Records were skipped after slow reading, of the schemas whose records replace each other";
+                        self.error(ErrorCode::SkippedRecordsAfterSlowReading, reason, true);
+                        Ok(true)
+                    }
                     RingRead::NotYet => Ok(false),
                     RingRead::Gone => Ok(true),
                     RingRead::Chunk(chunk) => {
@@ -630,6 +664,10 @@ impl Served {
             return Ok(());
         }
         let is_skipping = self.is_skipping();
+        if !self.is_dropping && !self.dropped_first().is_empty() {
+            self.is_dropping = true;
+            self.progress.add_skip();
+        }
         if behind.is_some_and(|behind| behind <= limit) {
             let is_due = self.warned.is_none_or(|warned| warned.elapsed() >= WARNING_INTERVAL);
             if !is_skipping && is_due {
@@ -678,7 +716,9 @@ impl Served {
 
     fn append(&mut self, chunk: &Chunk, phase: Phase) {
         let now = now_ns();
-        for record in chunk.records() {
+        let dropped = if self.is_dropping { self.dropped_first() } else { Schemas::default() };
+        for mut record in chunk.records() {
+            record.schemas = record.schemas.without(dropped);
             if record.is_mapping() {
                 if let Some(symbol) = record.mapped_symbol()
                     && let Some(asked) = self.subscriptions.map(record.instrument_id, symbol)
@@ -686,7 +726,10 @@ impl Served {
                     self.push_mapping(record.instrument_id, asked, symbol);
                 }
             } else if self.subscriptions.passes(&record, control::ts_event(record.bytes), phase) {
-                self.outgoing.push(record.bytes, now);
+                match control::sent_at(record.bytes, now).filter(|_| record.is_control()) {
+                    Some(announcement) => self.outgoing.push(&announcement, now),
+                    None => self.outgoing.push(record.bytes, now),
+                }
             }
         }
     }
@@ -725,6 +768,9 @@ impl Served {
             {
                 reset(stream);
             }
+        } else if reason.is_some() {
+            // Before the start nothing can be said, and a plain close would be the end of the day.
+            reset(stream);
         }
         ending
     }

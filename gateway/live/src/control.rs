@@ -69,6 +69,14 @@ pub(crate) fn end_of_interval(ts_event: u64, schema: &str) -> SystemMsg {
     system(ts_event, SystemCode::EndOfInterval, &format!("End of interval for {schema}"))
 }
 
+/// A system record with another time of sending.
+pub(crate) fn sent_at(record: &[u8], ts_event: u64) -> Option<[u8; size_of::<SystemMsg>()]> {
+    let mut record: [u8; size_of::<SystemMsg>()] = record.try_into().ok()?;
+    let at = core::mem::offset_of!(RecordHeader, ts_event);
+    record.get_mut(at..at + size_of::<u64>())?.copy_from_slice(&ts_event.to_le_bytes());
+    Some(record)
+}
+
 fn system(ts_event: u64, code: SystemCode, text: &str) -> SystemMsg {
     let text = text.get(..SYSTEM_TEXT_BYTES_MAX).unwrap_or(text);
     SystemMsg::new(ts_event, Some(code), text).unwrap_or_else(|_| SystemMsg::heartbeat(ts_event))

@@ -107,6 +107,7 @@ impl Harness {
                 NamedRecord::Record { sequence, part, .. } => format!("{sequence}.{part}"),
                 NamedRecord::Gap(Missing { first, count, .. }) => format!("gap {first}+{count}"),
                 NamedRecord::Hole(Missing { first, count, .. }) => format!("hole {first}+{count}"),
+                NamedRecord::Symbol(..) | NamedRecord::Position(..) => continue,
             });
         }
         text.join(" ")

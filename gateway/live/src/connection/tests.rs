@@ -13,6 +13,7 @@ use crate::{
     protocol::{Compression, ProtocolLimits},
     stream::{
         channel::{ChannelSource, tests::TestLog},
+        place::LogPlace,
         ring::RingPosition,
     },
 };
@@ -34,6 +35,7 @@ fn dataset() -> Arc<Dataset> {
         schemas: SchemaSet::MBO,
         log_directory: "/nonexistent".into(),
         books: BookLimits::default(),
+        journals: None,
     })
 }
 
@@ -85,7 +87,7 @@ fn push_chunk(dataset: &Dataset, naming: Option<(u32, &str)>, records: &[dbn::Mb
     for record in records {
         chunk.push(record.as_ref(), Schemas::MBO);
     }
-    dataset.ring.push(chunk, vec![0]);
+    dataset.ring.push(chunk, vec![LogPlace::default()]);
 }
 
 /// Answers the oldest request for a snapshot with one order of each of its instruments. Returns the instruments.
@@ -251,9 +253,97 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
         session.began_after_end = began_after_end;
         let (sender, receiver) = mpsc::channel(1);
         session.source = Source::Replay(Replay::of(receiver));
-        sender.try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_entries: vec![0], is_ended })).unwrap();
+        sender
+            .try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_places: vec![LogPlace::default()], is_ended }))
+            .unwrap();
         assert_eq!(sent(&mut session), expected, "{began_after_end} {is_ended}");
     }
+}
+
+/// The client chose no policy: of the schemas that are skipped by default it loses records until it is current, and of the others none.
+#[test]
+fn a_slow_session_of_both_kinds_of_schemas_loses_records_of_the_one_kind_alone() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.auth.slow_reader = None;
+    session.accept(Step::Subscribe(mbo(list(&["A"]))));
+    session.accept(Step::Subscribe(SubscribeRequest {
+        schema: Schemas::MBP_1,
+        schema_name: "mbp-1",
+        ..mbo(list(&["A"]))
+    }));
+    session.accept(Step::Start);
+    let acknowledged = [ACKNOWLEDGED, Sent::Mapping(5)];
+    assert_eq!(sent(&mut session), Ok([acknowledged, acknowledged].concat()));
+    let push = |order_id: u64| {
+        let mut chunk = Chunk::default();
+        chunk.push(order(5, order_id).as_ref(), Schemas::MBO);
+        chunk.push(order(5, order_id + 1).as_ref(), Schemas::MBP_1);
+        dataset.ring.push(chunk, vec![LogPlace::default()]);
+    };
+    push(10);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 10), Sent::Order(5, 11)]), "it is not behind");
+    // More than half of the limit of 1,000 bytes.
+    (2..6).for_each(|number| push(number * 10));
+    let warned = Sent::System(SystemCode::SlowReaderWarning as u8);
+    let orders = [20, 30, 40, 50].map(|order_id| Sent::Order(5, order_id));
+    assert_eq!(sent(&mut session), Ok([&[warned][..], &orders, &[SKIPPED]].concat()));
+    push(60);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 60), Sent::Order(5, 61)]), "it is current again");
+
+    (7..20).for_each(|number| push(number * 10));
+    assert_eq!(sent(&mut session), Err(Ending::TooSlow), "the limit holds for the schemas of which nothing is skipped");
+}
+
+#[test]
+fn an_unsubscription_ends_the_snapshot_that_was_asked_for_before_it() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest { snapshot: true, ..mbo(list(&["A"])) }));
+    session.accept(Step::Unsubscribe(UnsubscribeRequest {
+        schema: Schemas::MBO,
+        schema_name: "mbo",
+        symbol_type: SymbolType::RawSymbol,
+        symbols: list(&["A"]),
+    }));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+    assert_eq!(answer_snapshot(&dataset, 1, 0), [5]);
+    let unsubscribed = Sent::System(SystemCode::UnsubscribeAck as u8);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 1), unsubscribed]));
+    push_chunk(&dataset, None, &[order(5, 2)]);
+    assert_eq!(sent(&mut session), Ok(vec![]));
+}
+
+/// The end of an interval is announced with the time of sending, as every control record.
+#[test]
+fn the_end_of_an_interval_has_the_time_of_sending() {
+    let dataset = dataset();
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest {
+        schema: Schemas::OHLCV_1S,
+        schema_name: "ohlcv-1s",
+        ..mbo(Symbols::All)
+    }));
+    session.accept(Step::Start);
+    sent(&mut session).unwrap();
+    let mut chunk = Chunk::default();
+    chunk.push(control::end_of_interval(1_000_000_000, "ohlcv-1s").as_ref(), Schemas::OHLCV_1S);
+    dataset.ring.push(chunk, vec![LogPlace::default()]);
+    let before = now_ns();
+    served_bytes(&mut session, |record| {
+        assert_eq!(record[319], SystemCode::EndOfInterval as u8);
+        assert!((before..=now_ns()).contains(&control::ts_event(record)));
+    });
+}
+
+/// The bytes that the session sends now.
+fn served_bytes(served: &mut Served, check: impl FnOnce(&[u8])) {
+    served.fill().unwrap();
+    check(served.outgoing.unsent());
+    served.outgoing.advance(served.outgoing.unsent().len());
 }
 
 fn list(names: &[&str]) -> Symbols {

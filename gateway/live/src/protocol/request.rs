@@ -220,13 +220,15 @@ fn parse_symbols(text: &str) -> Result<Symbols, String> {
     if list.is_empty() { Err("symbols are missing".to_owned()) } else { Ok(Symbols::List(list)) }
 }
 
-/// Nanoseconds since 1970 UTC, or ISO 8601: `2024-03-01`, `2024-03-01T14:30:00`, with a fraction, with or without `Z`.
+/// Nanoseconds since 1970 UTC, or ISO 8601: `2024-03-01`, `2024-03-01T14:30:00`, with a fraction, with `Z`, with an offset such as `-05:00`, or
+/// without either: UTC.
 fn parse_time(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok();
     }
-    let text = text.strip_suffix('Z').or_else(|| text.strip_suffix("+00:00")).unwrap_or(text);
+    let text = text.strip_suffix('Z').unwrap_or(text);
     let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, "00:00:00"));
+    let (time, offset) = time.find(['+', '-']).map_or((time, "+00:00"), |at| time.split_at(at));
     let date: mdgw_wire::time::TradingDate = date.parse().ok()?;
     let (clock, fraction) = time.split_once('.').unwrap_or((time, ""));
     let two = |part: Option<&str>| part.filter(|part| part.len() == 2)?.parse::<u64>().ok();
@@ -238,7 +240,15 @@ fn parse_time(text: &str) -> Option<u64> {
         return None;
     }
     let ns: u64 = format!("{fraction:0<9}").parse().ok()?;
-    date.midnight_utc().0.checked_add(((hours * 60 + minutes) * 60 + seconds) * 1_000_000_000 + ns)
+    let local = date.midnight_utc().0.checked_add(((hours * 60 + minutes) * 60 + seconds) * 1_000_000_000 + ns)?;
+    let (sign, ahead) = offset.split_at(1);
+    let (ahead_hours, ahead_minutes) = ahead.split_once(':')?;
+    let (ahead_hours, ahead_minutes) = (two(Some(ahead_hours))?, two(Some(ahead_minutes))?);
+    if ahead_hours > 23 || ahead_minutes > 59 {
+        return None;
+    }
+    let ahead_ns = (ahead_hours * 60 + ahead_minutes) * 60 * 1_000_000_000;
+    if sign == "+" { local.checked_sub(ahead_ns) } else { local.checked_add(ahead_ns) }
 }
 
 fn flag(text: Option<&str>) -> Option<bool> {
@@ -282,6 +292,11 @@ mod tests {
             ("1970-01-01T00:01:02Z", Some(62 * second)),
             ("1970-01-01 00:01:02.5", Some(62 * second + second / 2)),
             ("1970-01-01T00:01:02.000000001+00:00", Some(62 * second + 1)),
+            ("1970-01-01T00:01-05:00", Some((5 * 3_600 + 60) * second)),
+            ("1970-01-02T01:00:00.25+01:30", Some((86_400 - 1_800) * second + second / 4)),
+            ("1970-01-01T00:30+01:00", None),
+            ("1970-01-01T00:30+1:00", None),
+            ("1970-01-01T00:30-05", None),
             ("1970-01-01T24:00:00", None),
             ("1970-01-01T00:60", None),
             ("1970-13-01", None),

@@ -1,6 +1,10 @@
 //! One channel: from the entries of its log to records, derived schemas included.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 use dbn::{BidAskPair, FlagSet, Mbp1Msg, RecordHeader, SType, TradeMsg, enums::rtype};
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
@@ -8,11 +12,11 @@ use mdgw_log_books::{
     books::{Books, Mbo},
     record::c_char_of,
 };
-use mdgw_publog::{LogError, Reader, SessionBytes};
+use mdgw_publog::{Entry, LogError, Reader, SessionBytes};
 use mdgw_wire::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
     frame::{FrameFlags, FrameKind},
-    identity::{ChannelId, Feed},
+    identity::{ChannelId, Feed, Session},
     published::packet::{Frames, PacketFlags},
 };
 
@@ -20,6 +24,8 @@ use super::{
     chunk::Chunk,
     derived::{self, Output},
     intervals::Intervals,
+    journals::{JournalRun, JournalSource, Journaled},
+    place::{LogPlace, PartName},
 };
 use crate::{control, schema::Schemas};
 
@@ -36,6 +42,8 @@ pub struct ChannelSource {
     pub log_directory: PathBuf,
     /// Limits of its books.
     pub books: BookLimits,
+    /// Journals that hold what the log no longer has, if there are any on this host.
+    pub journals: Option<JournalSource>,
 }
 
 /// The next records of a channel.
@@ -44,24 +52,45 @@ pub(crate) struct ChannelStream {
     reader: Reader,
     edge: ConsumerEdge,
     native: Schemas,
-    derivation: Derivation,
-    intervals: Intervals,
-    /// The mbo records of the message in progress.
-    message: Vec<Mbo>,
+    state: ChannelState,
     session: Option<SessionBytes>,
-    /// Whether the books may lack orders: the log begins after its session did, or has a hole.
-    is_incomplete: bool,
-    /// Whether the oldest entry of the log was not the beginning of its session.
+    /// Whether the oldest record was not of the beginning of its session.
     began_incomplete: bool,
-    /// Whether messages of the session are missing between those that were read: books that a client keeps of the mbo records are wrong.
-    has_hole: bool,
     has_ended: bool,
     /// Number of the entry behind the last one read.
     next_entry: u64,
     /// First sequence of the session that no entry has covered so far.
     next_sequence: u64,
+    source: ChannelSource,
+    /// Name of the part that is read next: behind all that was read.
+    place: Option<PartName>,
+    /// What the log no longer has, while it is read out of the journals.
+    run: Option<JournalRun>,
+    /// Whether the log's beginning, or what the journals have in front of it, was reached.
+    has_begun: bool,
+    /// Runs that ended too early in a row: the journal may be behind the log for a moment.
+    short_runs: u32,
+    /// Whether the next entry of the log follows records that neither the log nor a journal has.
+    is_behind_hole: bool,
+}
+
+/// What the records of a session leave behind, wherever they came from.
+#[derive(Debug)]
+struct ChannelState {
+    derivation: Derivation,
+    intervals: Intervals,
+    /// The mbo records of the message in progress.
+    message: Vec<Mbo>,
+    /// Sequence of that message.
+    sequence: u64,
+    /// Whether the books may lack orders: the records begin after their session did, or have a hole.
+    is_incomplete: bool,
+    /// Whether messages of the session are missing between those that were read: books that a client keeps of the mbo records are wrong.
+    has_hole: bool,
     ts_event: u64,
     publisher_id: u16,
+    /// Instruments that were named on the day of the session.
+    instruments: BTreeSet<u32>,
 }
 
 /// What the schemas that the channel does not publish are derived from.
@@ -144,35 +173,120 @@ impl ChannelStream {
             reader: Reader::open(&source.log_directory, source.id.0)?,
             edge: ConsumerEdge::new(TsRecvMode::Capture),
             native: source.native(),
-            derivation: match source.basis() {
-                Basis::Orders => Derivation::Orders(Box::new(Books::new(source.books))),
-                Basis::Quotes => Derivation::Quotes,
-                Basis::Levels => Derivation::Levels(BTreeMap::new()),
-                Basis::Trades => Derivation::Trades,
-                Basis::Nothing => Derivation::Nothing,
+            state: ChannelState {
+                derivation: match source.basis() {
+                    Basis::Orders => Derivation::Orders(Box::new(Books::new(source.books))),
+                    Basis::Quotes => Derivation::Quotes,
+                    Basis::Levels => Derivation::Levels(BTreeMap::new()),
+                    Basis::Trades => Derivation::Trades,
+                    Basis::Nothing => Derivation::Nothing,
+                },
+                intervals: Intervals::default(),
+                message: Vec::new(),
+                sequence: 0,
+                is_incomplete: false,
+                has_hole: false,
+                ts_event: 0,
+                publisher_id: 0,
+                instruments: BTreeSet::new(),
             },
-            intervals: Intervals::default(),
-            message: Vec::new(),
             session: None,
-            is_incomplete: false,
             began_incomplete: false,
-            has_hole: false,
             has_ended: false,
             next_entry: 0,
             next_sequence: FIRST_SEQUENCE,
-            ts_event: 0,
-            publisher_id: 0,
+            source: source.clone(),
+            place: None,
+            run: None,
+            has_begun: false,
+            short_runs: 0,
+            is_behind_hole: false,
         })
     }
 
-    /// Number of the entry behind the last one read.
-    pub(crate) fn next_entry(&self) -> u64 {
-        self.next_entry
+    /// Where the stream is.
+    pub(crate) fn log_place(&self) -> LogPlace {
+        LogPlace { entry: self.next_entry, part: self.place }
     }
 
-    /// Number and commit time of the next entry, if there is one.
-    pub(crate) fn peek(&mut self) -> Option<(u64, u64)> {
-        self.reader.peek().map(|entry| (entry.number, entry.ts_commit))
+    /// Time of what comes next, in front of `until` if there is one: the commit time of an entry of the log, the receive time of a
+    /// record of a journal. `None` if nothing follows so far.
+    pub(crate) fn peek(&mut self, until: Option<&LogPlace>) -> Option<u64> {
+        loop {
+            if until.is_some_and(|until| self.next_entry >= until.entry) {
+                return None;
+            }
+            if self.run.is_none() {
+                self.run = self.find_run(until);
+            }
+            let Some(run) = &mut self.run else { break };
+            if let Some(time) = run.peek() {
+                return Some(time);
+            }
+            self.end_run(until);
+        }
+        let (number, ts_commit) = self.reader.peek().map(|entry| (entry.number, entry.ts_commit))?;
+        until.is_none_or(|until| number < until.entry).then_some(ts_commit)
+    }
+
+    /// From now on a journal that ends too early is not waited for.
+    pub(crate) fn be_impatient(&mut self) {
+        self.short_runs = SHORT_RUNS_MAX;
+    }
+
+    /// What the log no longer has in front of its next entry, in the journals.
+    fn find_run(&mut self, until: Option<&LogPlace>) -> Option<JournalRun> {
+        let journals = self.source.journals.as_ref()?;
+        let entry = self.reader.peek()?;
+        if self.has_begun && entry.number <= self.next_entry {
+            return None;
+        }
+        let (number, of_entry) = (entry.number, first_part(&entry)?);
+        // The session gets what lies behind `until` from the ring.
+        let to = until.and_then(|until| until.part).map_or(of_entry, |until| until.min(of_entry));
+        let channel = (self.source.id, self.source.feed, self.source.schemas);
+        let run = JournalRun::open(journals, channel, self.place, to);
+        if run.is_none() {
+            if self.has_begun {
+                (self.is_behind_hole, self.next_entry) = (true, number);
+            }
+            self.has_begun = true;
+        }
+        run
+    }
+
+    /// The journals have no more in front of the log: the stream goes on there.
+    fn end_run(&mut self, until: Option<&LogPlace>) {
+        let Some(run) = self.run.take() else { return };
+        let is_complete = run.is_complete();
+        self.short_runs = if is_complete || run.is_damaged() { 0 } else { self.short_runs + 1 };
+        if (1..SHORT_RUNS_MAX).contains(&self.short_runs) {
+            // The journal writes in batches, and the log may have lost what it is about to write.
+            std::thread::sleep(JOURNAL_INTERVAL);
+            return;
+        }
+        (self.short_runs, self.has_begun) = (0, true);
+        let ts_recv_last = run.ts_recv_last().max(self.edge.ts_recv_last());
+        self.edge = ConsumerEdge::behind(TsRecvMode::Capture, ts_recv_last);
+        let to = run.to();
+        let entry = self.reader.peek().map(|entry| (entry.number, first_part(&entry)));
+        self.next_entry = match (entry, until) {
+            (Some((number, Some(of_entry))), _) if of_entry == to => number,
+            (_, Some(until)) => until.entry,
+            (entry, None) => entry.map_or(self.next_entry, |(number, _)| number),
+        };
+        self.is_behind_hole |= !is_complete;
+        if is_complete {
+            self.place = Some(to);
+            if self.session == Some(to.session.to_bytes()) {
+                self.next_sequence = self.next_sequence.max(to.sequence);
+            }
+        } else {
+            tracing::warn!(
+                channel_id = self.source.id.0,
+                "live: neither the log nor the journals have some records: a hole"
+            );
+        }
     }
 
     /// Whether the venue has ended the session of the last entry.
@@ -182,7 +296,7 @@ impl ChannelStream {
 
     /// Whether the log lacks messages of the session so far.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.is_incomplete
+        self.state.is_incomplete
     }
 
     /// Whether the oldest entry of the log was not the beginning of its session.
@@ -192,120 +306,281 @@ impl ChannelStream {
 
     /// Latest event time of the records read, ns since 1970 UTC.
     pub(crate) fn ts_event(&self) -> u64 {
-        self.ts_event
+        self.state.ts_event
+    }
+
+    /// Other channels have intervals too: their ends are announced for all channels together.
+    pub(crate) fn share_intervals(&mut self) {
+        self.state.intervals = Intervals::of_several();
+    }
+
+    /// Bars and samples.
+    pub(crate) fn intervals(&self) -> &Intervals {
+        &self.state.intervals
+    }
+
+    /// The same, to take the ends that were reached.
+    pub(crate) fn intervals_mut(&mut self) -> &mut Intervals {
+        &mut self.state.intervals
+    }
+
+    /// Whether the venue has named the instrument on this channel in the present session.
+    pub(crate) fn has_instrument(&self, id: u32) -> bool {
+        self.state.instruments.contains(&id)
     }
 
     /// The books by order, with the publisher of their records.
     pub(crate) fn books(&self) -> Option<(&Books, u16)> {
-        match &self.derivation {
-            Derivation::Orders(books) => Some((books, self.publisher_id)),
+        match &self.state.derivation {
+            Derivation::Orders(books) => Some((books, self.state.publisher_id)),
             _ => None,
         }
     }
 
-    /// Reads one entry and appends its wanted records. Returns whether there was one.
+    /// Reads one entry, or one record of a journal, and appends its wanted records. Returns whether there was one.
     pub(crate) fn read(&mut self, wanted: Schemas, chunk: &mut Chunk) -> bool {
+        if self.run.is_some() {
+            return self.read_journal(wanted, chunk);
+        }
         let Some(entry) = self.reader.next() else { return false };
         // Entries that the log no longer has, or messages that it never had: a gateway that restarts in mid-session goes on behind
         // the messages of its absence, with the next number.
-        let has_hole = self.next_entry != 0 && entry.number > self.next_entry || entry.first > self.next_sequence;
+        let is_behind_hole = std::mem::take(&mut self.is_behind_hole);
+        let has_hole = is_behind_hole
+            || self.next_entry != 0 && entry.number > self.next_entry
+            || entry.first > self.next_sequence;
         self.next_entry = entry.number + 1;
-        let derived = wanted.without(self.native);
+        let mut output = StreamOutput { wanted, derived: wanted.without(self.native), chunk };
         if self.session != Some(entry.session) {
+            self.state.flush(&mut output);
+            self.state.begin(self.session, entry.session, entry.first, &mut output);
             self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
-            // The venue's restart on the same day cuts no bar.
-            if self.session.is_some_and(|session| trading_day(&session) == trading_day(&entry.session)) {
-                self.intervals.forget_books();
-            } else {
-                self.intervals.finish(wanted, chunk);
+            if is_behind_hole && self.session.is_some() && entry.first > FIRST_SEQUENCE {
+                self.state.note_hole();
             }
             self.session = Some(entry.session);
-            self.has_hole = false;
-            match &mut self.derivation {
-                Derivation::Orders(books) => books.clear(),
-                Derivation::Levels(tops) => tops.clear(),
-                Derivation::Quotes | Derivation::Trades | Derivation::Nothing => {}
-            }
-            self.message.clear();
-            (self.has_ended, self.is_incomplete) = (false, entry.first > FIRST_SEQUENCE);
+            self.has_ended = false;
             self.next_sequence = entry.next;
         } else if has_hole {
-            // The rest of a message in progress is part of the hole.
-            self.message.clear();
-            (self.is_incomplete, self.has_hole) = (true, true);
+            self.state.note_hole();
         }
         self.next_sequence = self.next_sequence.max(entry.next);
-        let extra_flags = if self.is_incomplete { dbn::flags::MAYBE_BAD_BOOK } else { 0 };
+        let session = Session::from_bytes(entry.session);
         for (header, body) in Frames::of_body(entry.payload) {
             let flags = FrameFlags(header.flags);
             if header.kind != FrameKind::Message as u8 || flags.contains(FrameFlags::LATE_FILL) {
                 continue;
             }
-            let Self { edge, derivation, intervals, message, ts_event, publisher_id, has_hole, .. } = self;
-            edge.deliver(header, body, |output| match output {
+            let (sequence, part) = (header.sequence.get(), header.part.get());
+            let state = &mut self.state;
+            state.begin_message(sequence, &mut output);
+            self.edge.deliver(header, body, |item| match item {
                 EdgeOutput::Mapping { id, symbol } => {
                     if let Ok(symbol) = std::str::from_utf8(symbol) {
-                        let mapping = control::mapping(*ts_event, id.0, (SType::RawSymbol, symbol), symbol);
-                        chunk.push(mapping.as_ref(), Schemas::default());
+                        state.mapping(id.0, symbol, &mut output);
                     }
                 }
                 EdgeOutput::OtherLength { .. } => {}
-                EdgeOutput::Record { rtype: kind, bytes } => {
-                    *ts_event = control::ts_event(bytes).max(*ts_event);
-                    *publisher_id = bytes.get(2..4).and_then(|id| id.try_into().ok()).map_or(0, u16::from_le_bytes);
-                    intervals.advance(*ts_event, wanted, chunk);
-                    let trade = (kind != rtype::MBO).then(|| read_trade(kind, bytes)).flatten();
-                    let schemas = Schemas::of_record(kind, trade.as_ref().is_some_and(|trade| trade.action == b'T'));
-                    if !wanted.and(schemas).is_empty() {
-                        match marked(bytes).filter(|_| *has_hole && kind == rtype::MBO) {
-                            Some(order) => chunk.push(&order, schemas),
-                            None => chunk.push(bytes, schemas),
-                        }
-                    }
-                    match derivation {
-                        Derivation::Orders(_) if kind == rtype::MBO => message.extend(Mbo::read(bytes)),
-                        Derivation::Quotes if kind == rtype::MBP_1 => {
-                            if let Some(event) = &trade {
-                                derive_trade(event, derived, chunk);
-                                observe(event, &first_level(bytes), extra_flags, intervals);
-                            }
-                        }
-                        Derivation::Levels(tops) if kind == rtype::MBP_10 => {
-                            if let Some(event) = &trade {
-                                derive_trade(event, derived, chunk);
-                                derive_from_levels(
-                                    event,
-                                    bytes,
-                                    tops,
-                                    &mut Output { chunk, wanted: derived, intervals, extra_flags },
-                                );
-                            }
-                        }
-                        Derivation::Trades if kind == rtype::MBP_0 => {
-                            if let Some(event) = &trade {
-                                intervals.trade(event, extra_flags);
-                            }
-                        }
-                        _ => {}
-                    }
-                }
+                EdgeOutput::Record { rtype: kind, bytes } => state.record(kind, bytes, &mut output),
             });
-            if let Derivation::Orders(books) = derivation
-                && flags.contains(FrameFlags::LAST_PART)
-            {
-                let mut output = Output { chunk, wanted: derived, intervals, extra_flags };
-                derived::derive(books, message, &mut output);
-                message.clear();
+            let is_last = flags.contains(FrameFlags::LAST_PART);
+            if is_last {
+                state.flush(&mut output);
             }
+            let (sequence, part) =
+                if is_last { (sequence.saturating_add(1), 0) } else { (sequence, part.saturating_add(1)) };
+            self.place = session.map(|session| PartName { session, sequence, part });
         }
+        let behind = session.map(|session| PartName { session, sequence: entry.next, part: 0 });
+        self.place = self.place.filter(|place| Some(place.session) == session).max(behind);
         if entry.flags & u16::from(PacketFlags::END_OF_SESSION.0) != 0 {
             self.has_ended = true;
-            self.intervals.finish(wanted, chunk);
+            self.state.intervals.finish(output.wanted, output.chunk);
+        }
+        true
+    }
+
+    /// Appends what the next record of the journals brings.
+    fn read_journal(&mut self, wanted: Schemas, chunk: &mut Chunk) -> bool {
+        let Some(run) = &mut self.run else { return false };
+        let Some(item) = run.take() else { return false };
+        let mut output = StreamOutput { wanted, derived: wanted.without(self.native), chunk };
+        let name = match &item {
+            Journaled::Record(name, _) | Journaled::Hole(name) => *name,
+            Journaled::End(session) => PartName { session: *session, sequence: u64::MAX, part: 0 },
+        };
+        let session = name.session.to_bytes();
+        if self.session != Some(session) {
+            // A journal declares what it lacks of a session's beginning.
+            let first = if matches!(item, Journaled::Hole(_)) { name.sequence } else { FIRST_SEQUENCE };
+            self.state.flush(&mut output);
+            self.state.begin(self.session, session, first, &mut output);
+            self.began_incomplete |= self.session.is_none() && first > FIRST_SEQUENCE;
+            (self.session, self.has_ended) = (Some(session), false);
+            self.next_sequence = FIRST_SEQUENCE;
+        } else if matches!(item, Journaled::Hole(_)) {
+            self.state.note_hole();
+        }
+        match item {
+            Journaled::Record(name, bytes) => {
+                // The last part of a message is known by the next message.
+                self.state.begin_message(name.sequence, &mut output);
+                let id = control::instrument_id(&bytes);
+                if !self.state.instruments.contains(&id)
+                    && let Some(symbol) = run.symbol_of(id)
+                {
+                    self.state.mapping(id, symbol, &mut output);
+                }
+                if let Some(kind) = bytes.get(1) {
+                    self.state.record(*kind, &bytes, &mut output);
+                }
+                self.next_sequence = self.next_sequence.max(name.sequence);
+                self.place = Some(PartName { part: name.part.saturating_add(1), ..name });
+            }
+            Journaled::Hole(behind) => {
+                self.next_sequence = self.next_sequence.max(behind.sequence);
+                self.place = Some(behind);
+            }
+            Journaled::End(_) => {
+                self.state.flush(&mut output);
+                self.has_ended = true;
+                self.state.intervals.finish(output.wanted, output.chunk);
+                self.place = Some(name);
+            }
         }
         true
     }
 }
 
+/// Where records go, and which are wanted.
+struct StreamOutput<'a> {
+    wanted: Schemas,
+    /// Those of them that are not published.
+    derived: Schemas,
+    chunk: &'a mut Chunk,
+}
+
+impl ChannelState {
+    /// A session begins at that sequence, after another one or none.
+    fn begin(
+        &mut self,
+        before: Option<SessionBytes>,
+        session: SessionBytes,
+        first: u64,
+        output: &mut StreamOutput<'_>,
+    ) {
+        // The venue's restart on the same day cuts no bar.
+        if before.is_some_and(|before| trading_day(&before) == trading_day(&session)) {
+            self.intervals.forget_books();
+        } else {
+            self.intervals.finish(output.wanted, output.chunk);
+            self.instruments.clear();
+        }
+        match &mut self.derivation {
+            Derivation::Orders(books) => books.clear(),
+            Derivation::Levels(tops) => tops.clear(),
+            Derivation::Quotes | Derivation::Trades | Derivation::Nothing => {}
+        }
+        self.message.clear();
+        (self.is_incomplete, self.has_hole) = (first > FIRST_SEQUENCE, false);
+    }
+
+    /// Messages are missing between those that were read. The rest of a message in progress is part of the hole.
+    fn note_hole(&mut self) {
+        self.message.clear();
+        (self.is_incomplete, self.has_hole) = (true, true);
+    }
+
+    /// A message begins or goes on: what a former one brought is complete.
+    fn begin_message(&mut self, sequence: u64, output: &mut StreamOutput<'_>) {
+        if self.sequence != sequence {
+            self.flush(output);
+            self.sequence = sequence;
+        }
+    }
+
+    /// The records of the message are complete: derives what follows from them.
+    fn flush(&mut self, output: &mut StreamOutput<'_>) {
+        let extra_flags = self.extra_flags();
+        let Self { derivation, intervals, message, .. } = self;
+        if let Derivation::Orders(books) = derivation
+            && !message.is_empty()
+        {
+            let mut output = Output { chunk: output.chunk, wanted: output.derived, intervals, extra_flags };
+            derived::derive(books, message, &mut output);
+            message.clear();
+        }
+    }
+
+    fn extra_flags(&self) -> u8 {
+        if self.is_incomplete { dbn::flags::MAYBE_BAD_BOOK } else { 0 }
+    }
+
+    fn mapping(&mut self, id: u32, symbol: &str, output: &mut StreamOutput<'_>) {
+        self.instruments.insert(id);
+        let mapping = control::mapping(self.ts_event, id, (SType::RawSymbol, symbol), symbol);
+        output.chunk.push(mapping.as_ref(), Schemas::default());
+    }
+
+    /// A published record.
+    fn record(&mut self, kind: u8, bytes: &[u8], output: &mut StreamOutput<'_>) {
+        let extra_flags = self.extra_flags();
+        let Self { derivation, intervals, message, .. } = self;
+        let StreamOutput { wanted, derived, chunk } = output;
+        let (wanted, derived) = (*wanted, *derived);
+        self.ts_event = control::ts_event(bytes).max(self.ts_event);
+        self.publisher_id = bytes.get(2..4).and_then(|id| id.try_into().ok()).map_or(0, u16::from_le_bytes);
+        intervals.advance(self.ts_event, wanted, chunk);
+        let trade = (kind != rtype::MBO).then(|| read_trade(kind, bytes)).flatten();
+        let schemas = Schemas::of_record(kind, trade.as_ref().is_some_and(|trade| trade.action == b'T'));
+        if !wanted.and(schemas).is_empty() {
+            match marked(bytes).filter(|_| self.has_hole && kind == rtype::MBO) {
+                Some(order) => chunk.push(&order, schemas),
+                None => chunk.push(bytes, schemas),
+            }
+        }
+        match derivation {
+            Derivation::Orders(_) if kind == rtype::MBO => message.extend(Mbo::read(bytes)),
+            Derivation::Quotes if kind == rtype::MBP_1 => {
+                if let Some(event) = &trade {
+                    derive_trade(event, derived, chunk);
+                    observe(event, &first_level(bytes), extra_flags, intervals);
+                }
+            }
+            Derivation::Levels(tops) if kind == rtype::MBP_10 => {
+                if let Some(event) = &trade {
+                    derive_trade(event, derived, chunk);
+                    derive_from_levels(
+                        event,
+                        bytes,
+                        tops,
+                        &mut Output { chunk, wanted: derived, intervals, extra_flags },
+                    );
+                }
+            }
+            Derivation::Trades if kind == rtype::MBP_0 => {
+                if let Some(event) = &trade {
+                    intervals.trade(event, extra_flags);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Name of the first part that an entry has; `None` for sessions of a later version.
+fn first_part(entry: &Entry<'_>) -> Option<PartName> {
+    let session = Session::from_bytes(entry.session)?;
+    let first = Frames::of_body(entry.payload).map(|(header, _)| header).find(|header| {
+        header.kind == FrameKind::Message as u8 && !FrameFlags(header.flags).contains(FrameFlags::LATE_FILL)
+    });
+    let part = first.filter(|header| header.sequence.get() == entry.first).map_or(0, |header| header.part.get());
+    Some(PartName { session, sequence: entry.first, part })
+}
+
+/// How often a journal that ends in front of the log is opened again, and how long after.
+const SHORT_RUNS_MAX: u32 = 10;
+const JOURNAL_INTERVAL: Duration = Duration::from_millis(200);
 /// Sequence of a session's first message.
 const FIRST_SEQUENCE: u64 = 1;
 
@@ -433,7 +708,11 @@ pub(crate) mod tests {
 
     impl TestLog {
         pub(crate) fn new(directory: &TempDir) -> Self {
-            let log_directory = directory.path().to_owned();
+            Self::at(directory.path())
+        }
+
+        pub(crate) fn at(directory: &std::path::Path) -> Self {
+            let log_directory = directory.to_owned();
             let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(&log_directory, 1) };
             let source = ChannelSource {
                 id: ChannelId(1),
@@ -441,6 +720,7 @@ pub(crate) mod tests {
                 schemas: SchemaSet::MBO,
                 log_directory,
                 books: BookLimits::default(),
+                journals: None,
             };
             Self { source, writer: open(options, 0).unwrap().writer }
         }
@@ -457,6 +737,11 @@ pub(crate) mod tests {
 
         /// An entry with one message, which adds an order.
         pub(crate) fn add_order(&mut self, sequence: u64) {
+            self.add_order_of(SESSION, sequence);
+        }
+
+        /// The same, of that session.
+        pub(crate) fn add_order_of(&mut self, session: SessionBytes, sequence: u64) {
             let order = MboMsg {
                 hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, sequence),
                 order_id: sequence,
@@ -467,14 +752,33 @@ pub(crate) mod tests {
                 side: c_char_of(b'B'),
                 ..MboMsg::default()
             };
-            self.add(SESSION, sequence, order.as_ref());
+            self.add(session, sequence, order.as_ref());
         }
+    }
+
+    impl TestLog {
+        /// An entry with one trade at that event time.
+        pub(crate) fn add_trade(&mut self, sequence: u64, ts_event: u64) {
+            let trade = MboMsg {
+                hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, ts_event),
+                price: 1_000_000_000,
+                size: 3,
+                action: c_char_of(b'T'),
+                ..MboMsg::default()
+            };
+            self.add(SESSION, sequence, trade.as_ref());
+        }
+    }
+
+    /// As a reader of all channels does.
+    fn read(stream: &mut ChannelStream, wanted: Schemas, chunk: &mut Chunk) -> bool {
+        stream.peek(None).is_some() && stream.read(wanted, chunk)
     }
 
     fn read_all(log: &TestLog, wanted: Schemas) -> Chunk {
         let mut stream = ChannelStream::open(&log.source).unwrap();
         let mut chunk = Chunk::default();
-        while stream.read(wanted, &mut chunk) {}
+        while read(&mut stream, wanted, &mut chunk) {}
         chunk
     }
 
@@ -536,7 +840,7 @@ pub(crate) mod tests {
         }
         let mut stream = ChannelStream::open(&log.source).unwrap();
         let mut chunk = Chunk::default();
-        while stream.read(Schemas::MBP_1, &mut chunk) {}
+        while read(&mut stream, Schemas::MBP_1, &mut chunk) {}
         let at = core::mem::offset_of!(Mbp1Msg, flags);
         let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
         assert_eq!(marked, [false, false, true, true]);
@@ -553,7 +857,7 @@ pub(crate) mod tests {
         }
         let mut stream = ChannelStream::open(&log.source).unwrap();
         let mut chunk = Chunk::default();
-        while stream.read(Schemas::MBO, &mut chunk) {}
+        while read(&mut stream, Schemas::MBO, &mut chunk) {}
         let at = core::mem::offset_of!(MboMsg, flags);
         let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
         assert_eq!(marked, [false, false, true, true], "a log that begins late has no hole");

@@ -2,6 +2,7 @@
 
 use dbn::enums::rtype;
 
+use super::place::LogPlace;
 use crate::{control, schema::Schemas};
 
 /// Bytes of records after which a chunk is full. A chunk can exceed it by the records of one log entry.
@@ -12,8 +13,8 @@ pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 pub(crate) struct Chunk {
     bytes: Vec<u8>,
     index: Vec<IndexEntry>,
-    /// For each channel of the dataset, the log's entry number with which the chunk begins.
-    pub(crate) first_entries: Vec<u64>,
+    /// For each channel of the dataset, the place in its log with which the chunk begins.
+    pub(crate) first_places: Vec<LogPlace>,
     /// Every channel's session had ended when the chunk was made.
     pub(crate) is_end_of_session: bool,
 }

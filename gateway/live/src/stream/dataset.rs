@@ -114,10 +114,9 @@ impl Dataset {
         self.sources.iter().map(ChannelSource::available).fold(Schemas::default(), Schemas::with)
     }
 
-    /// Whether there are orders that a snapshot could have. With several channels nobody knows which of them has an
-    /// instrument without orders.
+    /// Whether there are orders that a snapshot could have, on every channel.
     pub(crate) fn has_orders(&self) -> bool {
-        matches!(self.sources.as_slice(), [source] if source.has_orders())
+        !self.sources.is_empty() && self.sources.iter().all(ChannelSource::has_orders)
     }
 
     /// The schemas that are published.

@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_log_books::books::SnapshotHead;
-
 use super::{
     chunk::Chunk,
     dataset::{Dataset, Snapshot, SnapshotRequest},
     reader::{DatasetReader, ENTRIES_MAX},
+    snapshot,
     writer_watch::WriterWatch,
 };
 
@@ -74,9 +73,9 @@ fn open(dataset: &Dataset, stop: &AtomicBool) -> Option<DatasetReader> {
 }
 
 fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
-    let next_entries = reader.next_entries();
+    let next_places = reader.next_places();
     if chunk.is_empty() {
-        return dataset.ring.pass_entries(&next_entries);
+        return dataset.ring.pass_places(&next_places);
     }
     // Before the chunk: a session that reads a mapping may look the symbol up.
     for mapping in chunk.records().filter(super::chunk::ChunkRecord::is_mapping) {
@@ -84,18 +83,12 @@ fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
             dataset.map(mapping.instrument_id, symbol);
         }
     }
-    dataset.ring.push(chunk, next_entries);
+    dataset.ring.push(chunk, next_places);
 }
 
 /// Takes a snapshot at the ring's end: all chunks so far are part of the snapshot, and none of the later ones.
 fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
-    let mut records = Vec::new();
-    for channel in reader.channels() {
-        if let Some((books, publisher_id)) = channel.books() {
-            let head = SnapshotHead { publisher_id, ts_event: channel.ts_event() };
-            books.append_snapshot(&request.instruments, &head, channel.is_incomplete(), &mut records);
-        }
-    }
+    let records = snapshot::records(reader.channels(), &request.instruments);
     // A client that has left does not need the snapshot.
     let _ = request.reply.send(Snapshot { next_chunk: dataset.ring.end().chunk, records });
 }

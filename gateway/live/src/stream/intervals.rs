@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use dbn::{BboMsg, BidAskPair, FlagSet, OhlcvMsg, RecordHeader, UNDEF_PRICE, enums::rtype};
+use dbn::{BboMsg, BidAskPair, FlagSet, OhlcvMsg, RecordHeader, UNDEF_ORDER_SIZE, UNDEF_PRICE, enums::rtype};
 
 use mdgw_log_books::{books::Mbo, record::c_char_of};
 
@@ -31,6 +31,10 @@ pub(crate) struct Intervals {
     with_bar: [Vec<u32>; 4],
     /// Instruments with a sample in the open interval.
     with_sample: [Vec<u32>; 2],
+    /// Whether other channels have intervals of their own: then their end is announced for all channels together.
+    is_one_of_several: bool,
+    /// Ends to be announced when all channels have come to them, with the index of the interval's length.
+    closed: Vec<(usize, u64, Schemas)>,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +60,21 @@ struct Bar {
 }
 
 impl Intervals {
+    /// Intervals of one of several channels: the reader of all channels announces their ends.
+    pub(crate) fn of_several() -> Self {
+        Self { is_one_of_several: true, ..Self::default() }
+    }
+
+    /// Takes the ends that came since the last call: index of the length, end in ns since 1970 UTC, schema.
+    pub(crate) fn take_closed(&mut self) -> Vec<(usize, u64, Schemas)> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Whether no record of an interval with that end can follow. A channel without an open interval waits for nothing.
+    pub(crate) fn has_passed(&self, index: usize, end_ns: u64) -> bool {
+        self.ends_ns.get(index).is_none_or(|open| *open == 0 || *open > end_ns)
+    }
+
     /// Event time has reached `ts_event`: appends the records of the intervals that ended.
     pub(crate) fn advance(&mut self, ts_event: u64, wanted: Schemas, chunk: &mut Chunk) {
         if ts_event < self.ends_ns[0] {
@@ -78,7 +97,8 @@ impl Intervals {
                 self.close(index, wanted, chunk);
             }
         }
-        *self = Self::default();
+        let closed = self.take_closed();
+        *self = Self { is_one_of_several: self.is_one_of_several, closed, ..Self::default() };
     }
 
     /// The venue has begun again on the same day: its books are empty, and the bars go on.
@@ -145,7 +165,7 @@ impl Intervals {
                     chunk.push(instrument.sample(*id, SAMPLE_TYPES[index], end_ns).as_ref(), schema);
                 }
             }
-            end_of_interval(&ids, end_ns, schema, wanted, chunk);
+            self.announce(index, &ids, schema, wanted, chunk);
         }
         let schema = BAR_SCHEMAS[index];
         let mut ids = std::mem::take(&mut self.with_bar[index]);
@@ -158,20 +178,31 @@ impl Intervals {
                 chunk.push(OhlcvMsg { hd, open, high, low, close, volume }.as_ref(), schema);
             }
         }
-        end_of_interval(&ids, end_ns, schema, wanted, chunk);
+        self.announce(index, &ids, schema, wanted, chunk);
+    }
+
+    /// Announces that all records of an interval are out, if there are any.
+    fn announce(&mut self, index: usize, ids: &[u32], schema: Schemas, wanted: Schemas, chunk: &mut Chunk) {
+        if ids.is_empty() || !wanted.contains(schema) {
+            return;
+        }
+        let end_ns = self.ends_ns[index];
+        if self.is_one_of_several {
+            self.closed.push((index, end_ns, schema));
+        } else {
+            push_end(end_ns, schema, chunk);
+        }
     }
 }
 
-/// Announces that all records of an interval are out, if there are any.
-fn end_of_interval(ids: &[u32], end_ns: u64, schema: Schemas, wanted: Schemas, chunk: &mut Chunk) {
-    if !ids.is_empty() && wanted.contains(schema) {
-        chunk.push(control::end_of_interval(end_ns, &schema.to_string()).as_ref(), schema);
-    }
+/// Appends the announcement that an interval's records are out. Its time is the interval's end until a session sends it.
+pub(crate) fn push_end(end_ns: u64, schema: Schemas, chunk: &mut Chunk) {
+    chunk.push(control::end_of_interval(end_ns, &schema.to_string()).as_ref(), schema);
 }
 
 impl Instrument {
     fn sample(&self, id: u32, kind: u8, end_ns: u64) -> BboMsg {
-        let (price, size, side) = self.last_trade.unwrap_or((UNDEF_PRICE, 0, b'N'));
+        let (price, size, side) = self.last_trade.unwrap_or((UNDEF_PRICE, UNDEF_ORDER_SIZE, b'N'));
         BboMsg {
             hd: RecordHeader::new::<BboMsg>(kind, self.publisher_id, id, self.ts_event),
             price,

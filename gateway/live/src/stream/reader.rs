@@ -1,10 +1,14 @@
 //! The channels of one dataset as one stream: each channel in its order, channels by commit time.
 
+use std::collections::BTreeSet;
+
 use mdgw_publog::LogError;
 
 use super::{
     channel::{ChannelSource, ChannelStream},
     chunk::Chunk,
+    intervals::push_end,
+    place::LogPlace,
 };
 use crate::schema::Schemas;
 
@@ -12,6 +16,8 @@ use crate::schema::Schemas;
 #[derive(Debug)]
 pub(crate) struct DatasetReader {
     channels: Vec<ChannelStream>,
+    /// Ends of intervals that a channel has come to and another one has not: end in ns since 1970 UTC, index of the length, schema.
+    open_ends: BTreeSet<(u64, usize, u16)>,
 }
 
 impl DatasetReader {
@@ -20,34 +26,58 @@ impl DatasetReader {
     /// # Errors
     /// When a log cannot be read.
     pub(crate) fn open(sources: &[ChannelSource]) -> Result<Self, LogError> {
-        Ok(Self { channels: sources.iter().map(ChannelStream::open).collect::<Result<_, _>>()? })
+        let mut channels = sources.iter().map(ChannelStream::open).collect::<Result<Vec<_>, _>>()?;
+        if channels.len() > 1 {
+            channels.iter_mut().for_each(ChannelStream::share_intervals);
+        }
+        Ok(Self { channels, open_ends: BTreeSet::new() })
+    }
+
+    /// From now on the reader waits for no journal.
+    pub(crate) fn be_impatient(&mut self) {
+        self.channels.iter_mut().for_each(ChannelStream::be_impatient);
     }
 
     /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.
     /// Returns the number of entries.
-    pub(crate) fn read(&mut self, wanted: Schemas, until: Option<&[u64]>, chunk: &mut Chunk) -> usize {
-        chunk.first_entries = self.next_entries();
+    pub(crate) fn read(&mut self, wanted: Schemas, until: Option<&[LogPlace]>, chunk: &mut Chunk) -> usize {
+        chunk.first_places = self.next_places();
         let had_ended = self.has_ended();
         let mut entries = 0;
         while !chunk.is_full() && entries < ENTRIES_MAX {
-            let next = self.channels.iter_mut().enumerate().filter_map(|(index, channel)| {
-                let (number, ts_commit) = channel.peek()?;
-                let is_before = until.is_none_or(|until| until.get(index).is_some_and(|until| number < *until));
-                is_before.then_some((ts_commit, index))
-            });
+            let next =
+                self.channels.iter_mut().enumerate().filter_map(|(index, channel)| {
+                    Some((channel.peek(until.and_then(|until| until.get(index)))?, index))
+                });
             let Some((_, index)) = next.min() else { break };
             if !self.channels[index].read(wanted, chunk) {
                 break;
             }
+            self.announce_ends(index, chunk);
             entries += 1;
         }
         chunk.is_end_of_session = !had_ended && self.has_ended();
         entries
     }
 
-    /// For each channel, the entry number behind the last entry read.
-    pub(crate) fn next_entries(&self) -> Vec<u64> {
-        self.channels.iter().map(ChannelStream::next_entry).collect()
+    /// Announces the ends of intervals that all channels have come to since that channel moved.
+    fn announce_ends(&mut self, moved: usize, chunk: &mut Chunk) {
+        let Self { channels, open_ends } = self;
+        let Some(channel) = channels.get_mut(moved) else { return };
+        let closed = channel.intervals_mut().take_closed();
+        open_ends.extend(closed.into_iter().map(|(index, end_ns, schema)| (end_ns, index, schema.0)));
+        open_ends.retain(|(end_ns, index, schema)| {
+            let is_over = channels.iter().all(|channel| channel.intervals().has_passed(*index, *end_ns));
+            if is_over {
+                push_end(*end_ns, Schemas(*schema), chunk);
+            }
+            !is_over
+        });
+    }
+
+    /// For each channel, the place behind all that was read.
+    pub(crate) fn next_places(&self) -> Vec<LogPlace> {
+        self.channels.iter().map(ChannelStream::log_place).collect()
     }
 
     /// The streams of the channels, in the order of their sources.
@@ -62,3 +92,31 @@ impl DatasetReader {
 
 /// Entries per chunk, so that a run of entries without records does not keep the reader from other work.
 pub(crate) const ENTRIES_MAX: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use dbn::enums::rtype;
+
+    use super::*;
+    use crate::{control, stream::channel::tests::TestLog};
+
+    /// A client that takes the announcement of the faster channel for the end would miss the bars of the slower one.
+    #[test]
+    fn the_end_of_an_interval_is_announced_once_all_channels_have_passed_it() {
+        const SECOND: u64 = 1_000_000_000;
+        let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let mut logs = directories.each_ref().map(TestLog::new);
+        for (log, sequence, ts_event) in
+            [(0, 1, 5), (1, 2, 6), (0, 3, SECOND + 5), (0, 4, 2 * SECOND + 5), (1, 5, SECOND + 6)]
+        {
+            logs[log].add_trade(sequence, ts_event);
+        }
+        let mut reader = DatasetReader::open(&logs.map(|log| log.source)).unwrap();
+        let mut chunk = Chunk::default();
+        assert_eq!(reader.read(Schemas::OHLCV_1S, None, &mut chunk), 5);
+        let records: Vec<_> =
+            chunk.records().map(|record| (record.bytes[1], control::ts_event(record.bytes))).collect();
+        let bar = |start| (rtype::OHLCV_1S, start);
+        assert_eq!(records, [bar(0), bar(SECOND), bar(0), (rtype::SYSTEM, SECOND)]);
+    }
+}

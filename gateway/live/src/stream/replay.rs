@@ -14,7 +14,9 @@ use tokio::{
     sync::mpsc::{self, error::SendTimeoutError},
 };
 
-use super::{channel::ChannelSource, chunk::Chunk, dataset::Dataset, reader::DatasetReader, ring::RingPosition};
+use super::{
+    channel::ChannelSource, chunk::Chunk, dataset::Dataset, place::LogPlace, reader::DatasetReader, ring::RingPosition,
+};
 use crate::{control, schema::Schemas};
 
 /// What a replay hands over.
@@ -130,16 +132,16 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
         let schemas = wanted();
         let is_produced = dataset.is_produced(schemas);
         let target = dataset.ring.end();
-        if !is_produced || !has_reached(&target.first_entries, &reader.next_entries()) {
+        if !is_produced || !has_reached(&target.first_places, &reader.next_places()) {
             // The feeder has not taken up the schemas yet, or is behind this replay.
             thread::sleep(FEEDER_INTERVAL);
             continue;
         }
-        while !has_reached(&reader.next_entries(), &target.first_entries) {
+        while !has_reached(&reader.next_places(), &target.first_places) {
             let mut chunk = Chunk::default();
             // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
-            is_past_start |= has_reached(&reader.next_entries(), &live_from.first_entries);
-            let until = if is_past_start { &target.first_entries } else { &live_from.first_entries };
+            is_past_start |= has_reached(&reader.next_places(), &live_from.first_places);
+            let until = if is_past_start { &target.first_places } else { &live_from.first_places };
             let entries = reader.read(wanted(), Some(until), &mut chunk);
             if sender.is_closed() || (!chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start })) {
                 return;
@@ -164,8 +166,8 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
     }
 }
 
-fn has_reached(entries: &[u64], target: &[u64]) -> bool {
-    entries.iter().zip(target).all(|(entry, target)| entry >= target)
+fn has_reached(places: &[LogPlace], target: &[LogPlace]) -> bool {
+    places.iter().zip(target).all(|(place, target)| place.entry >= target.entry)
 }
 
 /// Whether a replay from this event time would lack records: the session's beginning is gone from a log, and the oldest
@@ -180,6 +182,8 @@ pub(crate) fn is_aged_out(dataset: &Dataset, start: u64) -> bool {
 /// Event time of the oldest record of a log that has lost its session's beginning.
 fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
     let mut reader = DatasetReader::open(std::slice::from_ref(source)).ok()?;
+    // Other sessions are served on this thread.
+    reader.be_impatient();
     let mut chunk = Chunk::default();
     reader.read(schemas, None, &mut chunk);
     let is_incomplete = reader.channels().first().is_some_and(super::channel::ChannelStream::began_incomplete);
@@ -220,7 +224,7 @@ mod tests {
         let mut chunk = Chunk::default();
         feeder.read(Schemas::MBO.with(Schemas::STATUS), None, &mut chunk);
         dataset.set_produced(Schemas::MBO.with(Schemas::STATUS));
-        dataset.ring.push(chunk, feeder.next_entries());
+        dataset.ring.push(chunk, feeder.next_places());
         let (sender, items) = mpsc::channel(8);
         let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::STATUS)) };
         replay.add(Schemas::MBO);
@@ -246,7 +250,7 @@ mod tests {
             let mut chunk = Chunk::default();
             sequences.for_each(|sequence| log.add_order(sequence));
             feeder.read(Schemas::MBO, None, &mut chunk);
-            dataset.ring.push(chunk, feeder.next_entries());
+            dataset.ring.push(chunk, feeder.next_places());
             dataset.ring.end()
         };
         let live_from = read_orders(1..4);

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::chunk::Chunk;
+use super::{chunk::Chunk, place::LogPlace};
 
 /// Bounded by the bytes of its chunks. One feeder appends.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ struct State {
     bytes: usize,
     /// Bytes appended since the start.
     bytes_total: u64,
-    /// For each channel, the entry number with which the next chunk begins.
-    next_entries: Vec<u64>,
+    /// For each channel, the place in the log with which the next chunk begins.
+    next_places: Vec<LogPlace>,
     /// Whether the last chunk is the end of the session.
     is_ended: bool,
 }
@@ -38,8 +38,8 @@ struct State {
 pub(crate) struct RingPosition {
     /// Number of the chunk.
     pub(crate) chunk: u64,
-    /// For each channel, the entry number with which the chunk begins.
-    pub(crate) first_entries: Vec<u64>,
+    /// For each channel, the place in the log with which the chunk begins.
+    pub(crate) first_places: Vec<LogPlace>,
     /// Whether the chunk before it is the end of the session.
     pub(crate) is_ended: bool,
 }
@@ -58,12 +58,12 @@ pub(crate) enum RingRead {
 impl Ring {
     /// An empty ring of a dataset with that many channels.
     pub(crate) fn new(bytes_max: usize, channel_count: usize) -> Self {
-        let state = State { next_entries: vec![0; channel_count], ..State::default() };
+        let state = State { next_places: vec![LogPlace::default(); channel_count], ..State::default() };
         Self { state: Mutex::new(state), bytes_max, next: watch::Sender::new(0) }
     }
 
-    /// Appends a chunk; `next_entries` are the entry numbers behind it.
-    pub(crate) fn push(&self, mut chunk: Chunk, next_entries: Vec<u64>) {
+    /// Appends a chunk; `next_places` are the places behind it.
+    pub(crate) fn push(&self, mut chunk: Chunk, next_places: Vec<LogPlace>) {
         chunk.shrink();
         let mut state = self.lock();
         let (bytes, is_ended) = (chunk.memory_bytes(), chunk.is_end_of_session);
@@ -72,7 +72,7 @@ impl Ring {
         let end = state.bytes_total;
         state.chunks.push_back((Arc::new(chunk), end));
         state.next += 1;
-        state.next_entries = next_entries;
+        state.next_places = next_places;
         state.is_ended = is_ended;
         while state.bytes > self.bytes_max && state.chunks.len() > 1 {
             if let Some((chunk, _)) = state.chunks.pop_front() {
@@ -84,15 +84,15 @@ impl Ring {
         self.next.send_replace(next);
     }
 
-    /// Moves the entry numbers on although no chunk was needed for the entries.
-    pub(crate) fn pass_entries(&self, next_entries: &[u64]) {
-        self.lock().next_entries.copy_from_slice(next_entries);
+    /// Moves the places on although no chunk was needed for the entries.
+    pub(crate) fn pass_places(&self, next_places: &[LogPlace]) {
+        self.lock().next_places.copy_from_slice(next_places);
     }
 
     /// The position behind the last chunk.
     pub(crate) fn end(&self) -> RingPosition {
         let state = self.lock();
-        RingPosition { chunk: state.next, first_entries: state.next_entries.clone(), is_ended: state.is_ended }
+        RingPosition { chunk: state.next, first_places: state.next_places.clone(), is_ended: state.is_ended }
     }
 
     /// Reads one chunk.
@@ -154,9 +154,12 @@ mod tests {
         let ring = Ring::new(3 * bytes, 1);
         assert!(matches!(ring.read(0), RingRead::NotYet));
         for number in 0..5 {
-            ring.push(chunk(number), vec![number + 1]);
+            ring.push(chunk(number), vec![LogPlace { entry: number + 1, part: None }]);
         }
-        assert_eq!(ring.end(), RingPosition { chunk: 5, first_entries: vec![5], is_ended: false });
+        assert_eq!(
+            ring.end(),
+            RingPosition { chunk: 5, first_places: vec![LogPlace { entry: 5, part: None }], is_ended: false }
+        );
         for number in 0..2 {
             assert!(matches!(ring.read(number), RingRead::Gone));
             assert_eq!(ring.bytes_behind(number), None);

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use mdgw_live::{
-    ChannelSource,
+    ChannelSource, JournalSource,
     open_sessions::SessionStatus,
     server::{LiveConfig, LiveLimits, LiveMonitor, LiveServer},
 };
@@ -150,12 +150,16 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 const STOP_TIME: Duration = Duration::from_secs(10);
 
 fn server_config(config: &Resolved, live: &LiveSettings) -> LiveConfig {
+    let journals = config.journal.as_ref().filter(|_| live.journal_days_max > 0);
+    let journals =
+        journals.map(|journal| JournalSource { directory: journal.directory.clone(), days_max: live.journal_days_max });
     let channels = config.channels.iter().map(|channel| ChannelSource {
         id: channel.id,
         feed: channel.feed,
         schemas: channel.schemas,
         log_directory: config.gateway.log_directory(channel.id),
         books: channel.book,
+        journals: journals.clone(),
     });
     LiveConfig {
         listen: SocketAddr::V4(live.listen),

@@ -256,6 +256,8 @@ pub(crate) struct Live {
     pub symbols_max: FileValue<i64>,
     /// Bytes that a session may be behind.
     pub queue_bytes_max: FileValue<i64>,
+    /// Trading dates of journals that are read.
+    pub journal_days_max: FileValue<i64>,
     /// Replays of a dataset at a time.
     pub replays_max: FileValue<i64>,
     /// How long a client may take nothing.

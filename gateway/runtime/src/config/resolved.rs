@@ -404,6 +404,8 @@ pub struct LiveSettings {
     pub symbols_max: usize,
     /// Bytes that a session may be behind.
     pub queue_bytes_max: u64,
+    /// Trading dates whose journals are read for what the log no longer has; 0: none.
+    pub journal_days_max: usize,
     /// Replays of a dataset at a time.
     pub replays_max: usize,
     /// How long a client may take nothing at all.

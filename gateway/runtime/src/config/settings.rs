@@ -267,6 +267,7 @@ impl SettingList {
             list.push("line_bytes_max", live.line_bytes_max);
             list.push("symbols_max", live.symbols_max);
             list.push("queue_bytes_max", live.queue_bytes_max);
+            list.push("journal_days_max", live.journal_days_max);
             list.push("replays_max", live.replays_max);
             list.push("stall_seconds", live.stall_ns / 1_000_000_000);
             list.push("threads", live.threads);

@@ -141,7 +141,7 @@ impl Side for JournalSide {
                 Ok(Some(NamedRecord::Record { channel, session, sequence, bytes, .. })) => {
                     (channel.0, session, sequence, bytes)
                 }
-                Ok(Some(NamedRecord::Gap(_) | NamedRecord::Hole(_))) => continue,
+                Ok(Some(_)) => continue,
                 Ok(None) => match self.further.pop_front() {
                     Some(path) => {
                         self.records = JournalRecords::open(&path)?;

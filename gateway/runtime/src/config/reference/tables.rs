@@ -350,6 +350,11 @@ pub(super) const TABLES: [Table; 23] = [
                 "How far a session may be behind before records are skipped, or the session ends. Each dataset takes twice as much memory, shared by all sessions.",
             ),
             number(
+                "journal_days_max",
+                limits::LIVE_JOURNAL_DAYS_MAX,
+                "With a table `[journal]`: latest trading dates of which the journals are read for what the log no longer has, at the start and for replays; 0: none.",
+            ),
+            number(
                 "replays_max",
                 limits::LIVE_REPLAYS_MAX,
                 "Replays of a dataset at a time; further ones wait for their turn. Each has a thread, and books of its own.",

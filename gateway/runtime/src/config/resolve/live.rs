@@ -23,6 +23,7 @@ impl Resolver<'_> {
             line_bytes_max: self.number(&live.line_bytes_max, limits::LIVE_LINE_BYTES_MAX),
             symbols_max: self.number(&live.symbols_max, limits::LIVE_SYMBOLS_MAX),
             queue_bytes_max: self.number(&live.queue_bytes_max, limits::LIVE_QUEUE_BYTES_MAX),
+            journal_days_max: self.number(&live.journal_days_max, limits::LIVE_JOURNAL_DAYS_MAX),
             replays_max: self.number(&live.replays_max, limits::LIVE_REPLAYS_MAX),
             stall_ns: stall_seconds * NS_PER_SECOND,
             threads: self.number(&live.threads, limits::LIVE_THREADS),

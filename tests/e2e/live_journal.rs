@@ -1,0 +1,146 @@
+//! Replays of live clients out of the journal, where the log has lost the beginning of the day.
+
+use std::{fs, net::SocketAddrV4, path::PathBuf};
+
+use databento::{
+    Symbols,
+    dbn::{Compression, MboMsg, Schema, flags},
+};
+use mdgw_tests::{
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    process::{self, MdgwProcess, Signal, wait_until},
+    python::python,
+    trading_day::{DATE, TradingDay},
+};
+
+use super::{
+    client,
+    live_rust_client::{Session, records_of, run, subscription},
+    replay_offline, run_client, start_live, start_live_with,
+};
+
+/// The beginning is in the journal alone, the rest in the log, and the second half is live. Each record comes once, and books are those
+/// of the whole day.
+#[test]
+fn a_replay_goes_from_the_journal_to_the_log_to_live_without_a_seam() {
+    let Some(python) = python("a_replay_goes_from_the_journal_to_the_log_to_live_without_a_seam") else { return };
+    let host = Host::start();
+    host.day.play_first_half(&host.fixture);
+    host.wait_for_journal(&host.open_journal());
+    let (live, address) = host.start_live();
+    let expected = host.fixture.path("expected.dbn");
+    let mut running = Vec::new();
+    for (schema, expected) in [("mbo", expected.clone()), ("mbp-1", replay_offline(&host.fixture, "mbp-1"))] {
+        let arguments = ["XNAS.ITCH", schema, text(&expected), "zstd", "until-close"];
+        running.push(process::spawn(client(&python, address, &arguments)));
+    }
+    for client in &running {
+        client.wait_for_stderr("replay finished");
+    }
+    host.day.play_second_half(&host.fixture);
+    for client in running {
+        let _ = client.end().expect_code(0);
+    }
+    // The whole day, when it is over.
+    wait_until("the journal is closed", || host.closed_journal().with_extension("names").exists());
+    for schema in ["mbo", "mbp-10", "status", "definition"] {
+        let expected = replay_offline(&host.fixture, schema);
+        run_client(&python, address, &["XNAS.ITCH", schema, text(&expected), "none"]);
+    }
+    let live = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!live.stderr.contains("a hole"), "{}", live.stderr);
+    // A negative control: without the journal the beginning is missing.
+    let (without, address) = start_live(&host.fixture);
+    let alone = client(&python, address, &["XNAS.ITCH", "mbo", text(&expected), "none"]).output().unwrap();
+    assert!(!alone.status.success(), "the log has the whole day");
+    let _ = without.stop_with(Signal::Terminate).expect_code(0);
+    host.stop();
+}
+
+/// What a damaged journal held is missing, and every order behind the hole carries the mark of a book that may be wrong.
+#[test]
+fn a_damaged_journal_is_a_hole_behind_which_orders_are_marked() {
+    let host = Host::start();
+    host.day.play_first_half(&host.fixture);
+    host.day.play_second_half(&host.fixture);
+    let names = host.closed_journal().with_extension("names");
+    wait_until("the journal is closed", || names.exists());
+    let mut bytes = fs::read(&names).unwrap();
+    let middle = bytes.len() / 3 / 64 * 64;
+    bytes[middle + 20] ^= 1;
+    fs::write(&names, bytes).unwrap();
+    let (live, address) = host.start_live();
+    let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
+    let received = run(Session::until_replayed(&[address], all, Compression::None)).records;
+    let expected = records_of(&host.fixture.path("expected.dbn"));
+    let at = std::mem::offset_of!(MboMsg, flags);
+    let is_marked = |record: &Vec<u8>| record[at] & flags::MAYBE_BAD_BOOK != 0;
+    let whole = received.iter().take_while(|record| !is_marked(record)).count();
+    assert!(whole > 1_000 && received.len() < expected.len(), "{whole} of {}", received.len());
+    assert!(received[..whole] == expected[..whole], "the records in front of the hole");
+    assert!(received[whole..].iter().all(is_marked));
+    let mut behind = received[whole..].to_vec();
+    behind.iter_mut().for_each(|record| record[at] &= !flags::MAYBE_BAD_BOOK);
+    assert!(!behind.is_empty() && expected.ends_with(&behind), "the records behind the hole");
+    let live = live.stop_with(Signal::Terminate).expect_code(0);
+    assert!(live.stderr.contains("a journal cannot be read to its end"), "{}", live.stderr);
+    host.stop();
+}
+
+/// A gateway with a log that is too short for its day, and its journal.
+struct Host {
+    fixture: GatewayFixture,
+    day: TradingDay,
+    gateway: MdgwProcess,
+    journal: MdgwProcess,
+}
+
+impl Host {
+    fn start() -> Self {
+        let fixture = GatewayFixture::new();
+        let day = TradingDay::of(&fixture, 60_000);
+        let options = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 2 << 20, ..GatewayOptions::itch() };
+        let gateway = day.gateway(&fixture, &options);
+        let config = fs::read_to_string(fixture.path("gateway.toml")).unwrap();
+        let path = fixture.path("journal.toml");
+        fs::write(&path, config + &journal_table(&fixture)).unwrap();
+        let journal = process::start(["journal", text(&path)]);
+        journal.wait_for_stderr("journal: ready");
+        Self { fixture, day, gateway, journal }
+    }
+
+    /// Starts `mdgw live` with the journal.
+    fn start_live(&self) -> (MdgwProcess, SocketAddrV4) {
+        start_live_with(&self.fixture, &journal_table(&self.fixture))
+    }
+
+    fn closed_journal(&self) -> PathBuf {
+        let schemas = "mbo+status+definition+imbalance+statistics";
+        self.fixture.path(&format!("journal/XNAS.ITCH/{DATE}.{schemas}.dbn"))
+    }
+
+    fn open_journal(&self) -> PathBuf {
+        self.closed_journal().with_extension("dbn.part")
+    }
+
+    /// Waits until the journal has grown to more than the log may keep, and no further.
+    fn wait_for_journal(&self, path: &std::path::Path) {
+        let length = || fs::metadata(path).map_or(0, |metadata| metadata.len());
+        let mut before = 0;
+        wait_until("the journal has the first half", || {
+            let now = length();
+            std::mem::replace(&mut before, now) == now && now > 4 << 20
+        });
+    }
+
+    fn stop(self) {
+        let journal = self.journal.stop_with(Signal::Terminate).expect_code(0);
+        assert!(!journal.stderr.contains("alarm"), "{}", journal.stderr);
+        let _ = self.gateway.stop_with(Signal::Terminate).expect_code(0);
+    }
+}
+
+fn journal_table(fixture: &GatewayFixture) -> String {
+    let directory = fixture.path("journal");
+    format!("\n[journal]\ndirectory = \"{}\"\nfree_bytes_min = 0\nflush_ms = 10\n", text(&directory))
+}
