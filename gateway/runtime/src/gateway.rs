@@ -72,7 +72,7 @@ use mdgw_pair::{
     },
     standby::{Standby, StandbyError, StatusTable},
 };
-use mdgw_status::control::{ControlServer, listen};
+use mdgw_status::control::{ControlServer, ReloadRequester, listen};
 use mdgw_sys::{
     affinity::{confine_to, usable_cores},
     alarm::Alarm,
@@ -440,13 +440,14 @@ impl Gateway {
         self.audit.as_ref().map(Audit::sender)
     }
 
-    /// Opens the control socket for `mdgw ha` and `mdgw top`. A standalone gateway has no groups to decide about.
+    /// Opens the control socket for `mdgw ha`, `mdgw reload` and `mdgw top`. A standalone gateway has no groups to decide about.
+    /// `reload` passes on requested reloads.
     ///
     /// # Errors
     /// When the socket cannot be created.
-    pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+    pub fn serve_control(&mut self, config: &Resolved, reload: ReloadRequester) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
-        let pair = self.pair_control(config);
+        let pair = PairControl { reload: Some(reload), ..self.pair_control(config) };
         let served = ControlServer::start(path, move |request| pair.handle(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
@@ -462,7 +463,7 @@ impl Gateway {
         let snapshot = Arc::new(move || watch.snapshot());
         let listeners = self.listeners.clone();
         let listeners = Arc::new(move || listeners.snapshots());
-        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners }
+        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners, reload: None }
     }
 
     /// Opens the admin listener for metrics, health and the page, if it is configured. To be called after the links, so that

@@ -14,10 +14,11 @@ use mdgw_live::{
 };
 use mdgw_runtime::config::{Resolved, resolved::LiveSettings};
 use mdgw_status::{
-    control::{ControlServer, Request, Response},
+    control::{ControlServer, ReloadRequester, Request, Response, reload_queue},
     snapshot::{ListenerSnapshot, Snapshot, SubscriberSnapshot},
 };
 use mdgw_sys::clock::{mono_now, unix_now};
+use serde_json::json;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -44,7 +45,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;
-    let _control = live.control_socket.as_ref().map(|path| serve_control(path, &server, &config)).transpose()?;
+    let (requester, requested) = reload_queue();
+    let serve = |path: &PathBuf| serve_control(path, &server, &config, requester.clone());
+    let _control = live.control_socket.as_ref().map(serve).transpose()?;
     tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
     let mut service = ServiceManager::new();
     let mut is_ready = false;
@@ -58,10 +61,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if signal != SIGHUP {
                 break 'running;
             }
-            service.reload(|_| match server.reload_keys() {
-                Ok(count) => tracing::info!(count, "live: keys reloaded"),
-                Err(error) => warn(&format!("live: reload failed, the keys stay as they were: {error}")),
-            });
+            // The log has the result.
+            let _ = service.reload(|_| reload_keys(&server));
+        }
+        while let Some(request) = requested.next() {
+            let outcome = service.reload(|_| reload_keys(&server));
+            request.answer(outcome.map(|count| json!({ "config": live.key_file, "keys": count })));
         }
         // A start that is not complete reads logs, which may take long.
         service.feed();
@@ -70,6 +75,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
         std::thread::sleep(SIGNAL_INTERVAL);
     }
+    drop(requested);
     service.stopping("stopping: ends its sessions", STOP_TIME);
     let counts = server.counts();
     server.stop();
@@ -85,8 +91,27 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Shows the sessions to `mdgw top` and `mdgw ha status`.
-fn serve_control(path: &Path, server: &LiveServer, config: &Resolved) -> anyhow::Result<ControlServer> {
+/// Reads the key file again and returns how many keys it has.
+fn reload_keys(server: &LiveServer) -> Result<usize, String> {
+    match server.reload_keys() {
+        Ok(count) => {
+            tracing::info!(count, "live: keys reloaded");
+            Ok(count)
+        }
+        Err(error) => {
+            warn(&format!("live: reload failed, the keys stay as they were: {error}"));
+            Err(error.to_string())
+        }
+    }
+}
+
+/// Shows the sessions to `mdgw top` and `mdgw ha status`, and passes on requests to read the keys again.
+fn serve_control(
+    path: &Path,
+    server: &LiveServer,
+    config: &Resolved,
+    requester: ReloadRequester,
+) -> anyhow::Result<ControlServer> {
     let monitor = server.monitor();
     let node = config.gateway.node;
     let behind_bytes_max = config.live.as_ref().map_or(0, |live| live.queue_bytes_max);
@@ -95,7 +120,12 @@ fn serve_control(path: &Path, server: &LiveServer, config: &Resolved) -> anyhow:
             Ok(snapshot) => Response::Ok(snapshot),
             Err(error) => Response::Refused(error.to_string()),
         },
-        _ => Response::Refused("this is mdgw live: it shows its sessions, and the gateway answers the rest".to_owned()),
+        // The keys are in a file that live.key_file names, whatever the client's configuration is.
+        Request::Reload { .. } => requester.reload(None),
+        _ => Response::Refused(
+            "this is mdgw live: it shows its sessions and reloads its keys, and the gateway answers the rest"
+                .to_owned(),
+        ),
     };
     ControlServer::start(path, answer).with_context(|| format!("listen at {}", path.display()))
 }

@@ -64,7 +64,7 @@ pub(super) const TABLES: [Table; 23] = [
                 "control_socket",
                 PATH,
                 "no socket",
-                "Unix socket for `mdgw ha` and `mdgw top`, for this user alone.",
+                "Unix socket for `mdgw ha`, `mdgw reload` and `mdgw top`, for this user alone.",
             ),
             number("segment_bytes", limits::SEGMENT_BYTES, "Size of one segment of a publication log."),
             number(
@@ -313,13 +313,13 @@ pub(super) const TABLES: [Table; 23] = [
             required(
                 "key_file",
                 "path",
-                "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again on SIGHUP.",
+                "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again at `mdgw reload --live` or on SIGHUP.",
             ),
             optional(
                 "control_socket",
                 PATH,
                 "no socket",
-                "Unix socket at which `mdgw top` and `mdgw ha status` find the sessions, for this user alone. They look at `/run/mdgw-live/control`.",
+                "Unix socket at which `mdgw top` and `mdgw ha status` find the sessions, for this user alone. They look at `/run/mdgw-live/control`. `mdgw reload --live` needs it.",
             ),
             number(
                 "sessions_max",
