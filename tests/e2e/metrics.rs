@@ -34,16 +34,24 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
     gateway
 }
 
-/// Monitoring is lost then, and no market data.
+/// Monitoring is lost then, and no market data. It comes back without a restart.
 #[test]
-fn a_gateway_runs_without_its_admin_listener_if_the_port_is_in_use() {
+fn a_gateway_runs_without_its_admin_listener_until_the_port_is_free() {
     let fixture = GatewayFixture::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let gateway = gateway(&fixture, &taken.local_addr().unwrap().to_string());
-    gateway.wait_for_stderr("the gateway runs without metrics, health and page");
+    let address = taken.local_addr().unwrap();
+    let gateway = gateway(&fixture, &address.to_string());
+    let alarm = gateway.wait_for_stderr("runs without metrics and health, and tries again");
+    assert!(alarm.contains("alarm=\"admin-listener-down\""), "{alarm}");
     let control = fixture.path("control");
     let status = process::run(["ha", "status", "--socket", text(&control)]);
     assert_eq!(status.code, Some(0), "{}", status.stderr);
+    drop(taken);
+    let ended = gateway.wait_for_stderr("the port is free, and it listens");
+    assert!(ended.contains("ends=\"admin-listener-down\""), "{ended}");
+    assert_eq!(get_at(address, "/live").0, 200);
+    let raised = "mdgw_alarms_total{alarm=\"admin-listener-down\"} 1";
+    assert!(get_at(address, "/metrics").1.lines().any(|line| line == raised));
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

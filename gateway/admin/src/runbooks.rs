@@ -16,6 +16,7 @@ runbooks! {
     "channel-failed"
     "log-behind"
     "state-file-failing"
+    "admin-listener-down"
     "audit-failing"
     "gateways-differ"
     "pair-link-down"

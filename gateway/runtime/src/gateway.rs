@@ -35,8 +35,6 @@ mod wiring;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::TcpListener,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -44,7 +42,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_admin::{AdminServer, Listener, Sources};
+use mdgw_admin::{PageSources, Sources};
 use mdgw_election::{
     auth::SharedKey,
     core::Progress,
@@ -72,7 +70,7 @@ use mdgw_pair::{
     },
     standby::{Standby, StandbyError, StatusTable},
 };
-use mdgw_status::control::{ControlServer, ReloadRequester, listen};
+use mdgw_status::control::{ControlServer, ReloadRequester};
 use mdgw_sys::{
     affinity::{confine_to, usable_cores},
     alarm::Alarm,
@@ -113,6 +111,7 @@ use self::{
     wiring::Wiring,
 };
 use crate::{
+    admin_listener::AdminListener,
     audit::{
         Audit, AuditSender,
         entry::{AuditEvent, AuditPosition},
@@ -121,7 +120,7 @@ use crate::{
     config::{
         LogGroupError, Resolved, TagKeyError,
         host::NO_COLD_CORE,
-        resolved::{AdminListen, Backend, LinkConfig, LogFormat},
+        resolved::{Backend, LinkConfig, LogFormat},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
@@ -170,26 +169,11 @@ pub struct Gateway {
     has_stalled_thread: bool,
     audit: Option<Audit>,
     control: Option<ControlServer>,
-    admin: Option<Admin>,
+    admin: Option<AdminListener>,
     /// When [`Self::update_health`] was last called, for the admin listener.
     main_turned_at: Arc<AtomicU64>,
     /// For the metrics: a sentinel that has died is not started again.
     sentinel_lost: Arc<AtomicBool>,
-}
-
-/// The admin listener, and its socket in the file system, which goes with it.
-#[derive(Debug)]
-struct Admin {
-    _server: AdminServer,
-    socket: Option<PathBuf>,
-}
-
-impl Drop for Admin {
-    fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            let _ = std::fs::remove_file(socket);
-        }
-    }
 }
 
 /// Overrides of the configuration by the command line, for rehearsals.
@@ -509,28 +493,14 @@ impl Gateway {
         let sources = Sources {
             metrics: Box::new(move || source.metrics()),
             health: Box::new(move |probe| health.health(probe)),
-            status: Box::new(move || page.status()),
-            history: Box::new(move || history.history()),
+            page: Some(PageSources {
+                status: Box::new(move || page.status()),
+                history: Box::new(move || history.history()),
+            }),
             count: Box::new(move |observed| listeners::count_observed(&counters, observed)),
         };
-        let listener = match listen_at {
-            AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
-            AdminListen::Unix(path) => listen(path).map(Listener::Unix),
-        };
-        let listener = match listener {
-            Ok(listener) => listener,
-            // Without the port the gateway cannot be monitored. Its receivers need the market data all the same.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                tracing::error!(listen = %listen_at, %error, "admin listener: the gateway runs without metrics, health and page");
-                return Ok(());
-            }
-            Err(error) => return Err(GatewayError::io(format!("open the admin listener {listen_at}"))(error)),
-        };
-        let server = AdminServer::start(listener, sources)
-            .map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?;
-        let socket = if let AdminListen::Unix(path) = listen_at { Some(path.clone()) } else { None };
-        self.admin = Some(Admin { _server: server, socket });
-        tracing::info!(listen = %listen_at, "admin listener");
+        let opened = AdminListener::open(listen_at, sources);
+        self.admin = Some(opened.map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?);
         Ok(())
     }
 

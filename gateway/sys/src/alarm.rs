@@ -44,6 +44,7 @@ alarms! {
     ChannelFailed = "channel-failed", "a channel is out of service; the others continue";
     LogBehind = "log-behind", "entries of the publication log are missing for its readers";
     StateFileFailing = "state-file-failing", "restart counts and epochs for the next start cannot be written to disk";
+    AdminListenerDown = "admin-listener-down", "a process cannot be monitored, since another one holds its admin port";
     AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
     GatewaysDiffer = "gateways-differ", "the two gateways produced different records for one message";
     PairLinkDown = "pair-link-down", "the gateways cannot talk to each other";

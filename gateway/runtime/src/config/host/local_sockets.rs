@@ -47,7 +47,7 @@ pub(super) fn admin_in_use(config: &Resolved) -> Option<String> {
         config.channels.iter().any(|channel| has_writer(&config.gateway.log_directory(channel.id)).unwrap_or(false));
     (is_in_use && !is_running).then(|| {
         format!(
-            "admin.listen {listen} is in use by another process: the gateway would run without metrics, health and page"
+            "admin.listen {listen} is in use by another process: the gateway would run without metrics, health and page until the port is free"
         )
     })
 }
