@@ -17,6 +17,7 @@ mod metrics;
 mod multi_channel;
 mod output_failures;
 mod overload;
+mod program_metrics;
 mod reload;
 mod service_manager;
 mod shared_memory;
