@@ -36,8 +36,8 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
 #[test]
 fn a_gateway_runs_without_its_admin_listener_until_the_port_is_free() {
     let fixture = GatewayFixture::new();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
+    let address = free_address();
+    let taken = std::net::TcpListener::bind(address).unwrap();
     let gateway = gateway(&fixture, &address.to_string());
     let alarm = gateway.wait_for_stderr("runs without metrics and health, and tries again");
     assert!(alarm.contains("alarm=\"admin-listener-down\""), "{alarm}");
