@@ -18,6 +18,7 @@ mod multi_channel;
 mod output_failing;
 mod output_failures;
 mod overload;
+mod program_metrics;
 mod reload;
 mod service_manager;
 mod shared_memory;

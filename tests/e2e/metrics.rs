@@ -2,13 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::{Read, Write},
     net::TcpStream,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
-    path::Path,
-    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -17,6 +14,7 @@ use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
     http::{get, get_at},
+    openmetrics::parse,
     process::{self, MdgwProcess, Signal, wait_until},
     python::python,
 };
@@ -34,45 +32,25 @@ fn gateway(fixture: &GatewayFixture, listen: &str) -> MdgwProcess {
     gateway
 }
 
-/// Monitoring is lost then, and no market data.
+/// Monitoring is lost then, and no market data. It comes back without a restart.
 #[test]
-fn a_gateway_runs_without_its_admin_listener_if_the_port_is_in_use() {
+fn a_gateway_runs_without_its_admin_listener_until_the_port_is_free() {
     let fixture = GatewayFixture::new();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let gateway = gateway(&fixture, &taken.local_addr().unwrap().to_string());
-    gateway.wait_for_stderr("the gateway runs without metrics, health and page");
+    let address = free_address();
+    let taken = std::net::TcpListener::bind(address).unwrap();
+    let gateway = gateway(&fixture, &address.to_string());
+    let alarm = gateway.wait_for_stderr("runs without metrics and health, and tries again");
+    assert!(alarm.contains("alarm=\"admin-listener-down\""), "{alarm}");
     let control = fixture.path("control");
     let status = process::run(["ha", "status", "--socket", text(&control)]);
     assert_eq!(status.code, Some(0), "{}", status.stderr);
+    drop(taken);
+    let ended = gateway.wait_for_stderr("the port is free, and it listens");
+    assert!(ended.contains("ends=\"admin-listener-down\""), "{ended}");
+    assert_eq!(get_at(address, "/live").0, 200);
+    let raised = "mdgw_alarms_total{alarm=\"admin-listener-down\"} 1";
+    assert!(get_at(address, "/metrics").1.lines().any(|line| line == raised));
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
-}
-
-/// Samples by name and labels, and the families, as the foreign parser reads them.
-fn parse(python: &Path, metrics: &str) -> (BTreeMap<String, f64>, Vec<Value>) {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/openmetrics.py");
-    let mut parser = Command::new(python)
-        .arg(script)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    parser.stdin.take().unwrap().write_all(metrics.as_bytes()).unwrap();
-    let parsed = parser.wait_with_output().unwrap();
-    assert!(parsed.status.success(), "{}\n{metrics}", String::from_utf8_lossy(&parsed.stderr));
-    let families: Vec<Value> = serde_json::from_slice(&parsed.stdout).unwrap();
-    let mut samples = BTreeMap::new();
-    for sample in families.iter().flat_map(|family| family["samples"].as_array().unwrap()) {
-        let labels: Vec<_> = sample["labels"]
-            .as_object()
-            .unwrap()
-            .iter()
-            .map(|(name, value)| format!("{name}={}", value.as_str().unwrap()))
-            .collect();
-        let name = format!("{}{{{}}}", sample["name"].as_str().unwrap(), labels.join(","));
-        assert!(samples.insert(name.clone(), sample["value"].as_f64().unwrap()).is_none(), "{name} twice");
-    }
-    (samples, families)
 }
 
 #[test]

@@ -316,3 +316,66 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     assert_eq!(log.matches("channel removed").count(), 1, "{log}");
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }
+
+/// `mdgw reload` waits for the result, prints it, and exits with it.
+#[test]
+fn a_requested_reload_reports_what_changed_and_what_was_refused() {
+    let fixtures = [GatewayFixture::new(), GatewayFixture::new()];
+    let options = GatewayOptions::itch();
+    let plain = ConfigParts::of(&fixtures, &options, 1);
+    let parts = with_observers(&plain, &fixtures[0], &free_address().to_string());
+    let path = fixtures[0].path("reload.toml");
+    let one = parts.text(&["one"], &[0]);
+    let running = Reloading::start(path.clone(), &one);
+    let socket = fixtures[0].path("control");
+    let reload = |more: &[&str]| process::run([&["reload"], more].concat());
+    let write = |config: &str| fs::write(&path, config).unwrap();
+
+    let same = reload(&[text(&path)]).expect_code(0);
+    assert!(same.stdout.ends_with("reload.toml: no setting differs\n"), "{}", same.stdout);
+
+    let slower = parts.text(&["one", "two"], &[0]).replace("requests_per_second = 10000", "requests_per_second = 5000");
+    write(&slower);
+    let changed = reload(&[text(&path)]).expect_code(0).stdout;
+    assert!(changed.contains("\n  channel.two: added\n"), "{changed}");
+    assert!(changed.contains("\n  retransmission.requests_per_second: 10000 -> 5000\n"), "{changed}");
+    assert_eq!(changed.lines().count(), 3, "{changed}");
+    assert_eq!(shown(&socket), ["one", "two"]);
+
+    // All that is refused, each with its reason, and nothing of what could be applied.
+    write(&one.replace("threads = 2", "threads = 3").replace("[gateway]", "[gateway]\nlock_memory = false"));
+    let refused = reload(&[text(&path)]).expect_code(1);
+    assert!(refused.stderr.contains("reload refused, nothing changed:"), "{}", refused.stderr);
+    for key in ["threads: 3 needs a restart", "gateway.lock_memory: false needs a restart"] {
+        assert!(refused.stderr.contains(key), "{key}: {}", refused.stderr);
+    }
+    assert_eq!(shown(&socket), ["one", "two"], "nothing changed");
+
+    // With the socket alone the gateway reads the file, and refuses it.
+    write(&slower.replace("[latency]", "[latenzy]"));
+    let refused = reload(&["--socket", text(&socket)]).expect_code(1);
+    assert!(refused.stderr.contains("latenzy"), "{}", refused.stderr);
+    let invalid = reload(&[text(&path)]).expect_code(2);
+    assert!(invalid.stderr.contains("nothing changed") && invalid.stderr.contains("latenzy"), "{}", invalid.stderr);
+
+    // A file that the gateway does not read.
+    let copy = fixtures[0].path("copy.toml");
+    fs::write(&copy, &slower).unwrap();
+    let other = reload(&[text(&copy)]).expect_code(1);
+    assert!(other.stderr.contains("copy.toml") && other.stderr.contains("runs with"), "{}", other.stderr);
+
+    write(&slower);
+    let json = reload(&["--json", text(&path)]).expect_code(0).json();
+    assert_eq!(json["changed"], serde_json::json!([]), "{json}");
+    let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
+
+    let unanswered = reload(&[text(&path)]).expect_code(2);
+    assert!(
+        unanswered.stderr.contains("nothing changed: cannot connect to the control socket"),
+        "{}",
+        unanswered.stderr
+    );
+    fs::write(&copy, plain.text(&["one"], &[0])).unwrap();
+    let socketless = reload(&[text(&copy)]).expect_code(2);
+    assert!(socketless.stderr.contains("gateway.control_socket is not set"), "{}", socketless.stderr);
+}

@@ -26,6 +26,7 @@ fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_
         .iter()
         .fold(config, |config, name| config.replace(&format!("{directory}/{name}"), &format!("/var/lib/mdgw/{name}")));
     let config = config.replace(&format!("{directory}/log"), "/dev/shm/mdgw");
+    let config = config.replacen("[gateway]\n", "[gateway]\ncontrol_socket = \"/run/mdgw/control\"\n", 1);
     let watchdog = "[Service]\nWatchdogSec=2\n";
     let files = [("mdgw.toml", config.as_str()), ("mdgw.service.d/watchdog.conf", watchdog)];
     let Some(systemd) = Systemd::boot(test, "mdgw.service", &files) else { return };
@@ -57,6 +58,31 @@ fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_
             .any(|entry| entry["MESSAGE"].as_str().is_some_and(|message| message.starts_with("configuration reloaded")))
     });
     wait_until("the unit is active again", || property("ActiveState") == "active");
+    let changed = "  retransmission.requests_per_second: 10000 -> 5000";
+    let edit = |script: &str| {
+        let edited = systemd.run(&["sed", "-i", script, "/run/units/mdgw.toml"]);
+        assert!(edited.status.success(), "{edited:?}");
+    };
+    let in_journal = |text: &str| {
+        let entries = systemd.journal(&["--unit=mdgw.service"]);
+        entries.iter().any(|entry| entry["MESSAGE"].as_str().is_some_and(|message| message.contains(text)))
+    };
+    edit("s/^requests_per_second = 10000$/requests_per_second = 5000/");
+    assert!(systemd.run(&["systemctl", "reload", "mdgw.service"]).status.success(), "{}", why());
+    wait_until("the journal has what changed", || in_journal(changed));
+    // What the gateway refuses, and what is no configuration, is a failure of the command. The gateway runs on.
+    for (script, undo, reason) in [
+        ("s/^threads = 2$/threads = 3/", "s/^threads = 3$/threads = 2/", "needs a restart"),
+        ("s/^\\[latency\\]$/[latenzy]/", "s/^\\[latenzy\\]$/[latency]/", "latenzy"),
+    ] {
+        edit(script);
+        let refused = systemd.run(&["systemctl", "reload", "mdgw.service"]);
+        assert!(!refused.status.success(), "{script}: {}", why());
+        wait_until("the journal has the reason", || in_journal("nothing changed") && in_journal(reason));
+        assert_eq!((property("ActiveState"), property("NRestarts")), ("active".to_owned(), "0".to_owned()));
+        edit(undo);
+        assert!(systemd.run(&["systemctl", "reload", "mdgw.service"]).status.success(), "{}", why());
+    }
 
     let first = property("MainPID");
     let stopped = systemd.run(&["kill", "-STOP", &first]);

@@ -18,6 +18,7 @@ pub mod memory_cgroup;
 pub mod namespaces;
 pub mod nats;
 pub mod notify_socket;
+pub mod openmetrics;
 pub mod order_books;
 pub mod pair;
 pub mod process;

@@ -8,6 +8,8 @@
 //! | `/metrics` | all metrics |
 //! | `/live`, `/ready`, `/leader` | 200 or 503, with the reason as text |
 //!
+//! Without [`PageSources`] there are `/metrics`, `/live` and `/ready` alone.
+//!
 //! This package knows no gateway: [`Sources`] are functions, which are called on the listener's only thread. Each request
 //! has a connection of its own. What a client can cost is bounded by [`limits`].
 
@@ -22,4 +24,4 @@ mod runbooks;
 mod server;
 
 pub use runbooks::runbook;
-pub use server::{AdminServer, Health, Listener, Observed, Probe, Sources};
+pub use server::{AdminServer, Health, Listener, Observed, PageSources, Probe, Sources};

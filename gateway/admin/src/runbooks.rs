@@ -17,6 +17,7 @@ runbooks! {
     "output-failing"
     "log-behind"
     "state-file-failing"
+    "admin-listener-down"
     "audit-failing"
     "latency-log-failing"
     "gateways-differ"

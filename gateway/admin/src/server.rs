@@ -91,12 +91,24 @@ pub struct Sources {
     pub metrics: Box<dyn Fn() -> Vec<Metric> + Send + Sync>,
     /// Health.
     pub health: Box<dyn Fn(Probe) -> Health + Send + Sync>,
+    /// What only a gateway has; without it there are metrics, `/live` and `/ready`.
+    pub page: Option<PageSources>,
+    /// Counts what arrives and what is refused.
+    pub count: Box<dyn Fn(Observed) + Send + Sync>,
+}
+
+/// What the page of a gateway shows.
+pub struct PageSources {
     /// The status of the gateway, as JSON.
     pub status: Box<dyn Fn() -> String + Send + Sync>,
     /// The newest lines of the audit, as JSON; an error if they cannot be read.
     pub history: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
-    /// Counts what arrives and what is refused.
-    pub count: Box<dyn Fn(Observed) + Send + Sync>,
+}
+
+impl fmt::Debug for PageSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageSources").finish_non_exhaustive()
+    }
 }
 
 impl fmt::Debug for Sources {
@@ -365,7 +377,9 @@ impl Answers {
             refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return refused;
         }
+        let has_page = self.sources.page.is_some();
         let probe = match probe(request) {
+            Some(Ok(Probe::Leader(_)) | Err(())) if !has_page => return self.unknown_path(),
             Some(Ok(probe)) => probe,
             Some(Err(())) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
             // Health is one line that says little, and load balancers ask for it under names of their own.
@@ -380,6 +394,20 @@ impl Answers {
     }
 
     fn document(&self, path: &str) -> Response<Full<Bytes>> {
+        if path == "/metrics" {
+            let encoded = self.metrics.get(limits::METRICS_AGE_MAX, || metric::encode((self.sources.metrics)()));
+            return match encoded {
+                Ok(encoded) => response(StatusCode::OK, metric::CONTENT_TYPE, encoded),
+                Err(fmt::Error) => text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n"),
+            };
+        }
+        match &self.sources.page {
+            Some(sources) => self.of_page(path, sources),
+            None => self.unknown_path(),
+        }
+    }
+
+    fn of_page(&self, path: &str, sources: &PageSources) -> Response<Full<Bytes>> {
         let runbook = |path: &str| runbook(path.strip_prefix("/runbooks/")?.strip_suffix(".md")?);
         match path {
             "/" => {
@@ -388,28 +416,28 @@ impl Answers {
                 answer
             }
             "/status.json" => {
-                let status = self.status.get(limits::STATUS_AGE_MAX, || Ok::<_, Infallible>((self.sources.status)()));
+                let status = self.status.get(limits::STATUS_AGE_MAX, || Ok::<_, Infallible>((sources.status)()));
                 let Ok(status) = status;
                 response(StatusCode::OK, JSON, status)
             }
-            "/history.json" => match (self.sources.history)() {
+            "/history.json" => match (sources.history)() {
                 Ok(history) => response(StatusCode::OK, JSON, history),
                 Err(reason) => text(StatusCode::NOT_FOUND, format!("{reason}\n")),
             },
-            "/metrics" => {
-                let encoded = self.metrics.get(limits::METRICS_AGE_MAX, || metric::encode((self.sources.metrics)()));
-                match encoded {
-                    Ok(encoded) => response(StatusCode::OK, metric::CONTENT_TYPE, encoded),
-                    Err(fmt::Error) => {
-                        text(StatusCode::INTERNAL_SERVER_ERROR, "a metric has a value of another kind\n")
-                    }
-                }
-            }
             _ => match runbook(path) {
                 Some(runbook) => text(StatusCode::OK, runbook),
-                None => text(StatusCode::NOT_FOUND, "/ /status.json /history.json /metrics /live /ready /leader\n"),
+                None => self.unknown_path(),
             },
         }
+    }
+
+    fn unknown_path(&self) -> Response<Full<Bytes>> {
+        let known = if self.sources.page.is_some() {
+            "/ /status.json /history.json /metrics /live /ready /leader\n"
+        } else {
+            "/metrics /live /ready\n"
+        };
+        text(StatusCode::NOT_FOUND, known)
     }
 }
 
@@ -451,6 +479,10 @@ mod tests {
     }
 
     fn start_counting() -> (AdminServer, SocketAddr, Counted) {
+        start_with(true)
+    }
+
+    fn start_with(has_page: bool) -> (AdminServer, SocketAddr, Counted) {
         let counted = Counted::default();
         let counts = Arc::clone(&counted);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -465,8 +497,10 @@ mod tests {
         let sources = Sources {
             metrics: Box::new(move || vec![metric()]),
             health: Box::new(|probe| Health { is_ok: probe != Probe::Leader(Some(2)), text: format!("{probe:?}") }),
-            status: Box::new(|| "1".repeat(STATUS_BYTES)),
-            history: Box::new(|| Err("no audit file".to_owned())),
+            page: has_page.then(|| PageSources {
+                status: Box::new(|| "1".repeat(STATUS_BYTES)),
+                history: Box::new(|| Err("no audit file".to_owned())),
+            }),
             count: Box::new(move |observed| counts.lock().unwrap().push(observed)),
         };
         (AdminServer::start(Listener::Tcp(listener), sources).unwrap(), address, counted)
@@ -660,6 +694,21 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(counted.lock().unwrap().len(), 6, "{counted:?}");
+    }
+
+    #[test]
+    fn without_a_page_there_are_metrics_and_health_alone() {
+        let (_server, address, _) = start_with(false);
+        let status = |path: &str| {
+            let answer = exchange(address, format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes());
+            answer.split(' ').nth(1).map(str::to_owned)
+        };
+        for path in ["/metrics", "/live", "/ready"] {
+            assert_eq!(status(path).as_deref(), Some("200"), "{path}");
+        }
+        for path in ["/", "/status.json", "/history.json", "/runbooks/upgrade.md", "/leader", "/leader?group=x"] {
+            assert_eq!(status(path).as_deref(), Some("404"), "{path}");
+        }
     }
 
     #[test]

@@ -45,8 +45,26 @@ pub struct Journal {
     state: State,
     written_at: Instant,
     housekeeper: Housekeeper,
+    counts: JournalCounts,
     /// Held for as long as the journals are written.
     _lock: File,
+}
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalCounts {
+    /// Entries of the publication logs that were read.
+    pub entries: u64,
+    /// Journals that were closed.
+    pub closed: u64,
+    /// Records in them.
+    pub closed_records: u64,
+    /// Bytes of them before compression.
+    pub closed_bytes: u64,
+    /// Ranges of messages in them that the publication log no longer had.
+    pub closed_holes: u64,
+    /// How often the journals could not be written and writing stopped.
+    pub stops: u64,
 }
 
 #[derive(Debug)]
@@ -93,6 +111,7 @@ impl Journal {
             state: State::Waiting { retry_at: now + OPEN_INTERVAL },
             written_at: now,
             housekeeper,
+            counts: JournalCounts::default(),
             _lock: lock,
         };
         match journal.open() {
@@ -150,6 +169,12 @@ impl Journal {
         matches!(self.state, State::Writing(_))
     }
 
+    /// Counts so far.
+    #[must_use]
+    pub fn counts(&self) -> JournalCounts {
+        self.counts
+    }
+
     /// Writes what was read. What is open stays open: the next start goes on.
     ///
     /// # Errors
@@ -170,11 +195,18 @@ impl Journal {
         for group in &mut *groups {
             let (count, closed) = group.advance()?;
             entries += count;
+            self.counts.entries += count as u64;
+            for closed in &closed {
+                self.counts.closed += 1;
+                self.counts.closed_records += closed.record_count;
+                self.counts.closed_bytes += closed.bytes;
+                self.counts.closed_holes += closed.hole_count;
+                log_closed(closed);
+            }
             if group.has_full_batch() {
                 require_space(&self.config)?;
                 group.write(Durability::Later)?;
             }
-            closed.iter().for_each(log_closed);
             if !closed.is_empty() {
                 self.housekeeper.wake();
             }
@@ -189,6 +221,7 @@ impl Journal {
 
     /// Drops what is not written: it is read from the log again.
     fn stop(&mut self, error: &JournalError) {
+        self.counts.stops += 1;
         tracing::error!(
             alarm = Alarm::JournalStopped.name(),
             %error,

@@ -82,6 +82,14 @@ pub(crate) struct SessionProgress {
     sent_bytes: AtomicU64,
     skips: AtomicU64,
     subscribed: Mutex<Subscribed>,
+    totals: Arc<SessionTotals>,
+}
+
+/// Sums over all sessions since the start, also those that have ended.
+#[derive(Debug, Default)]
+pub(crate) struct SessionTotals {
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) skips: AtomicU64,
 }
 
 /// Position of a session without `start_session`.
@@ -90,8 +98,8 @@ const WAITING: u64 = u64::MAX;
 const REPLAYING: u64 = u64::MAX - 1;
 
 impl SessionProgress {
-    /// A session that has not begun.
-    pub(crate) fn new() -> Self {
+    /// A session that has not begun, and that `totals` count.
+    pub(crate) fn new(totals: Arc<SessionTotals>) -> Self {
         let nothing = Subscribed { schemas: Schemas::default(), symbols: Some(0), policy: SlowReader::Warn };
         Self {
             position: AtomicU64::new(WAITING),
@@ -99,6 +107,7 @@ impl SessionProgress {
             sent_bytes: AtomicU64::new(0),
             skips: AtomicU64::new(0),
             subscribed: Mutex::new(nothing),
+            totals,
         }
     }
 
@@ -120,11 +129,13 @@ impl SessionProgress {
     /// The socket took that many bytes.
     pub(crate) fn add_sent(&self, bytes: usize) {
         self.sent_bytes.fetch_add(bytes as u64, Relaxed);
+        self.totals.sent_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
     /// Records were skipped.
     pub(crate) fn add_skip(&self) {
         self.skips.fetch_add(1, Relaxed);
+        self.totals.skips.fetch_add(1, Relaxed);
     }
 
     /// Its subscriptions have changed.

@@ -26,7 +26,7 @@ use crate::{
     admissions::{Admission, Admissions, NoRoom},
     connection::{self, Connection, ConnectionLimits},
     keys::ClientKeys,
-    open_sessions::{Entry, OpenSessions, SessionProgress, SessionStatus},
+    open_sessions::{Entry, OpenSessions, SessionProgress, SessionStatus, SessionTotals},
     protocol::{self, AuthRequest, LineBuffer, ProtocolLimits, Session, Step, auth},
     stream::{channel::ChannelSource, dataset::Dataset, feeder},
 };
@@ -80,6 +80,7 @@ struct Counters {
     refused_address: AtomicU64,
     failed_handshakes: AtomicU64,
     too_slow: AtomicU64,
+    of_sessions: Arc<SessionTotals>,
 }
 
 /// A copy of the counts.
@@ -97,6 +98,10 @@ pub struct LiveCounts {
     pub failed_handshakes: u64,
     /// Sessions ended since the client was too slow.
     pub too_slow: u64,
+    /// Bytes that the sockets of all sessions took.
+    pub sent_bytes: u64,
+    /// How often records were skipped for a slow client.
+    pub skips: u64,
 }
 
 /// Why the server could not start.
@@ -478,7 +483,7 @@ async fn serve(
         queue_bytes_max: limits.queue_bytes_max,
         stall: Duration::from_nanos(limits.stall_ns),
     };
-    let progress = Arc::new(SessionProgress::new());
+    let progress = Arc::new(SessionProgress::new(Arc::clone(&shared.counters.of_sessions)));
     let entry = Entry {
         peer,
         key: key.clone(),
@@ -506,6 +511,8 @@ impl ServerState {
             refused_address: counters.refused_address.load(Relaxed),
             failed_handshakes: counters.failed_handshakes.load(Relaxed),
             too_slow: counters.too_slow.load(Relaxed),
+            sent_bytes: counters.of_sessions.sent_bytes.load(Relaxed),
+            skips: counters.of_sessions.skips.load(Relaxed),
         }
     }
 

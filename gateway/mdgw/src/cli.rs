@@ -21,6 +21,7 @@ mod man;
 mod merge;
 mod nats;
 mod quantity;
+mod reload;
 mod replay;
 mod report;
 mod run;
@@ -62,6 +63,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Live(args) => live::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::Nats(args) => nats::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sentinel(args) => sentinel::run(&args),
@@ -130,6 +132,9 @@ enum Command {
     Doctor(doctor::Args),
     /// Run a gateway until SIGTERM or SIGINT. SIGHUP reloads the settings that may change at run time.
     Run(run::Args),
+    /// Make a running gateway read its configuration again, and print what changed. Exit code 1 and the reasons if the gateway
+    /// refuses.
+    Reload(reload::Args),
     /// Serve official DBN live clients from the publication logs of a gateway on this host. SIGHUP reads the keys again.
     Live(live::Args),
     /// Write what the publication logs of a gateway on this host hold to DBN files, one per dataset and day.

@@ -1,7 +1,6 @@
 //! One channel: its log, its stream, and the decisions of [`Writer`] carried out.
 
 use std::{
-    mem,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -137,7 +136,7 @@ impl ChannelSink {
                 return self.writer.on_end_failed(after(RETRY_INTERVAL));
             }
         };
-        if mem::take(&mut self.is_failing) {
+        if self.progress.end_failure(&mut self.is_failing) {
             tracing::info!(stream = self.channel.stream, "nats: the stream can be used again");
         }
         let (resume, change) = self.writer.on_end(&end, mono_now());

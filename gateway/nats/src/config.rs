@@ -37,8 +37,12 @@ pub struct SinkCounts {
     pub fenced: u64,
     /// How often a server could not be used.
     pub failures: u64,
+    /// How often the connection to the servers was lost.
+    pub disconnects: u64,
     /// Channels that this sink appends at the moment.
     pub writing: usize,
+    /// Streams that cannot be written at the moment; 1 while there is no connection yet.
+    pub failing: usize,
 }
 
 /// A channel whose log is sunk into a stream of its own.

@@ -40,12 +40,14 @@ pub(crate) struct Health {
     is_connected: AtomicBool,
     /// How often the connection was lost.
     losses: AtomicU64,
+    /// The same for operators, without answers that the client dropped.
+    disconnects: Arc<AtomicU64>,
 }
 
 impl Connection {
-    /// Connects once.
-    pub(crate) async fn open(config: &ServerConfig) -> Result<Self, SinkError> {
-        let health = Arc::new(Health::default());
+    /// Connects once. `disconnects` counts how often the connection is lost from then on.
+    pub(crate) async fn open(config: &ServerConfig, disconnects: &Arc<AtomicU64>) -> Result<Self, SinkError> {
+        let health = Arc::new(Health { disconnects: Arc::clone(disconnects), ..Health::default() });
         let events = Arc::clone(&health);
         let mut options = ConnectOptions::new()
             .name("mdgw nats")
@@ -196,6 +198,7 @@ impl Health {
             Event::Connected => self.is_connected.store(true, Relaxed),
             Event::Disconnected | Event::Closed => {
                 self.losses.fetch_add(1, Relaxed);
+                self.disconnects.fetch_add(1, Relaxed);
                 self.is_connected.store(false, Relaxed);
             }
             // Answers were dropped: what became of their appends is unknown.

@@ -3,7 +3,7 @@
 use std::{
     mem,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -26,7 +26,9 @@ pub(crate) struct Progress {
     pub(crate) holes: AtomicU64,
     pub(crate) fenced: AtomicU64,
     failures: AtomicU64,
+    pub(crate) disconnects: Arc<AtomicU64>,
     pub(crate) writing: AtomicUsize,
+    failing: AtomicUsize,
 }
 
 impl Progress {
@@ -49,7 +51,9 @@ impl Progress {
             holes: self.holes.load(Relaxed),
             fenced: self.fenced.load(Relaxed),
             failures: self.failures.load(Relaxed),
+            disconnects: self.disconnects.load(Relaxed),
             writing: self.writing.load(Relaxed),
+            failing: self.failing.load(Relaxed),
         }
     }
 
@@ -57,6 +61,7 @@ impl Progress {
     pub(crate) fn report_failure(&self, is_failing: &mut bool, stream: &str, error: &SinkError) {
         if !mem::replace(is_failing, true) {
             self.failures.fetch_add(1, Relaxed);
+            self.failing.fetch_add(1, Relaxed);
             tracing::error!(
                 alarm = Alarm::NatsUnreachable.name(),
                 stream,
@@ -64,6 +69,15 @@ impl Progress {
                 "nats: cannot write to the stream; the gateway publishes on, and the sink goes on from the log once it can"
             );
         }
+    }
+
+    /// The servers work. Returns whether `is_failing` said that they did not.
+    pub(crate) fn end_failure(&self, is_failing: &mut bool) -> bool {
+        let was_failing = mem::take(is_failing);
+        if was_failing {
+            self.failing.fetch_sub(1, Relaxed);
+        }
+        was_failing
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -78,7 +78,7 @@ impl Drop for Sink {
 async fn run(config: SinkConfig, progress: Arc<Progress>) {
     let mut is_failing = false;
     let connection = loop {
-        let opened = Connection::open(&config.server).await;
+        let opened = Connection::open(&config.server, &progress.disconnects).await;
         progress.has_tried.store(true, Relaxed);
         match opened {
             Ok(connection) => break connection,
@@ -92,6 +92,7 @@ async fn run(config: SinkConfig, progress: Arc<Progress>) {
             return;
         }
     };
+    progress.end_failure(&mut is_failing);
     tracing::info!(servers = config.server.servers.join(", "), "nats: connected");
     let channels = config.channels.iter().map(|channel| {
         let sink = ChannelSink::new(channel.clone(), config.writer, config.stream, connection.clone(), &progress);

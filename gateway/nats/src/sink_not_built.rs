@@ -32,6 +32,12 @@ impl Sink {
         match self.0 {}
     }
 
+    /// Counts since the start.
+    #[must_use]
+    pub fn counts(&self) -> SinkCounts {
+        match self.0 {}
+    }
+
     /// Ends.
     pub fn stop(self) -> SinkCounts {
         match self.0 {}

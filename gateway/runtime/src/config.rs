@@ -4,7 +4,7 @@
 //! problem names file, line, key, value and the allowed range. All problems are reported at once, if the file is valid
 //! TOML. Bounds and defaults are in one table, [`limits`], with the reason for each.
 //!
-//! On SIGHUP only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] returns the
+//! In a reload only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] returns the
 //! changes.
 
 pub(crate) mod error;
@@ -28,6 +28,6 @@ pub(crate) mod tag_keys;
 pub use error::{ConfigError, Problem};
 pub use limits::PUBLISHED_BYTES_MAX;
 pub use log_group::LogGroupError;
-pub use reload::{Changes, OutputLines, RELOADABLE, Refused};
+pub use reload::{Changed, Changes, OutputLines, RELOADABLE, Refused, WHOLE_CHANNEL};
 pub use resolved::Resolved;
 pub use tag_keys::TagKeyError;

@@ -15,7 +15,7 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_status::{
-    control::{Request, Response},
+    control::{ReloadRequester, Request, Response},
     snapshot::{ListenerSnapshot, Snapshot},
 };
 use mdgw_sys::clock::mono_now;
@@ -40,6 +40,8 @@ pub(crate) struct PairControl {
     pub listeners: Arc<dyn Fn() -> Vec<ListenerSnapshot> + Send + Sync>,
     /// A voter that has not answered for this time counts as silent, ns.
     pub voter_silence_ns: u64,
+    /// Who applies a reload; `None` for answers that change nothing.
+    pub reload: Option<ReloadRequester>,
 }
 
 /// What the control socket needs of one group.
@@ -62,7 +64,7 @@ pub(crate) type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 pub(crate) type RequestLeadership = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
-    /// Answers one request. Blocks until a requested hand-over has completed or failed.
+    /// Answers one request. Blocks until a requested hand-over or reload has completed or failed.
     #[must_use]
     pub(crate) fn handle(&self, request: Request) -> Response {
         Response::from(match request {
@@ -74,6 +76,12 @@ impl PairControl {
             Request::Pin { group } => self.set_pin(group, Pin::Pinned),
             Request::Unpin { group } => self.set_pin(group, Pin::Free),
             Request::Admit { group, node, name } => self.admit(group, NodeId(node), &name),
+            Request::Reload { config } => {
+                return match &self.reload {
+                    Some(requester) => requester.reload(config),
+                    None => Response::Refused("nothing reloads a configuration here".to_owned()),
+                };
+            }
         })
     }
 
@@ -348,7 +356,16 @@ mod tests {
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
         let listeners = Arc::new(|| vec![ListenerSnapshot { name: "votes".to_owned(), ..ListenerSnapshot::default() }]);
-        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot, listeners, voter_silence_ns: 1 }
+        let reload = None;
+        PairControl {
+            node: NodeId(1),
+            groups: groups.collect(),
+            audit,
+            snapshot,
+            listeners,
+            voter_silence_ns: 1,
+            reload,
+        }
     }
 
     fn ok(handle: Response) -> Value {

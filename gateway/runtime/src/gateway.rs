@@ -20,6 +20,7 @@ mod output_slots;
 mod page_status;
 mod placement;
 mod pool_channels;
+mod programs;
 mod readiness;
 mod reload;
 mod report;
@@ -35,8 +36,6 @@ mod wiring;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::TcpListener,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -44,7 +43,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw_admin::{AdminServer, Listener, Sources};
+use mdgw_admin::{PageSources, Sources};
 use mdgw_election::{
     auth::SharedKey,
     core::Progress,
@@ -72,7 +71,7 @@ use mdgw_pair::{
     },
     standby::{Standby, StandbyError, StatusTable},
 };
-use mdgw_status::control::{ControlServer, listen};
+use mdgw_status::control::{ControlServer, ReloadRequester};
 use mdgw_sys::{
     affinity::{confine_to, usable_cores},
     alarm::Alarm,
@@ -88,6 +87,7 @@ use thiserror::Error;
 pub use self::group::GroupHandle;
 pub use self::health::beginning;
 pub use self::metrics::sample_names;
+pub use self::programs::{JournalMetrics, LiveMetrics, NatsMetrics, ProgramAdmin};
 pub use self::readiness::Readiness;
 pub use self::reload::ReloadTick;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
@@ -113,6 +113,7 @@ use self::{
     wiring::Wiring,
 };
 use crate::{
+    admin_listener::AdminListener,
     audit::{
         Audit, AuditSender,
         entry::{AuditEvent, AuditPosition},
@@ -121,7 +122,7 @@ use crate::{
     config::{
         LogGroupError, Resolved, TagKeyError,
         host::NO_COLD_CORE,
-        resolved::{AdminListen, Backend, LinkConfig, LogFormat},
+        resolved::{Backend, LinkConfig, LogFormat},
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
@@ -172,26 +173,11 @@ pub struct Gateway {
     has_stalled_thread: bool,
     audit: Option<Audit>,
     control: Option<ControlServer>,
-    admin: Option<Admin>,
+    admin: Option<AdminListener>,
     /// When [`Self::update_health`] was last called, for the admin listener.
     main_turned_at: Arc<AtomicU64>,
     /// For the metrics: a sentinel that has died is not started again.
     sentinel_lost: Arc<AtomicBool>,
-}
-
-/// The admin listener, and its socket in the file system, which goes with it.
-#[derive(Debug)]
-struct Admin {
-    _server: AdminServer,
-    socket: Option<PathBuf>,
-}
-
-impl Drop for Admin {
-    fn drop(&mut self) {
-        if let Some(socket) = &self.socket {
-            let _ = std::fs::remove_file(socket);
-        }
-    }
 }
 
 /// Overrides of the configuration by the command line, for rehearsals.
@@ -445,13 +431,14 @@ impl Gateway {
         self.audit.as_ref().map(Audit::sender)
     }
 
-    /// Opens the control socket for `mdgw ha` and `mdgw top`. A standalone gateway has no groups to decide about.
+    /// Opens the control socket for `mdgw ha`, `mdgw reload` and `mdgw top`. A standalone gateway has no groups to decide about.
+    /// `reload` passes on requested reloads.
     ///
     /// # Errors
     /// When the socket cannot be created.
-    pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+    pub fn serve_control(&mut self, config: &Resolved, reload: ReloadRequester) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
-        let pair = self.pair_control(config);
+        let pair = PairControl { reload: Some(reload), ..self.pair_control(config) };
         let served = ControlServer::start(path, move |request| pair.handle(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
@@ -468,7 +455,15 @@ impl Gateway {
         let listeners = self.listeners.clone();
         let listeners = Arc::new(move || listeners.snapshots());
         let voter_silence_ns = self.voter_silence_ns;
-        PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot, listeners, voter_silence_ns }
+        PairControl {
+            node: NodeId(self.node),
+            groups: groups.collect(),
+            audit,
+            snapshot,
+            listeners,
+            voter_silence_ns,
+            reload: None,
+        }
     }
 
     /// Opens the admin listener for metrics, health and the page, if it is configured. To be called after the links, so that
@@ -516,28 +511,14 @@ impl Gateway {
         let sources = Sources {
             metrics: Box::new(move || source.metrics()),
             health: Box::new(move |probe| health.health(probe)),
-            status: Box::new(move || page.status()),
-            history: Box::new(move || history.history()),
+            page: Some(PageSources {
+                status: Box::new(move || page.status()),
+                history: Box::new(move || history.history()),
+            }),
             count: Box::new(move |observed| listeners::count_observed(&counters, observed)),
         };
-        let listener = match listen_at {
-            AdminListen::Tcp(address) => TcpListener::bind(address).map(Listener::Tcp),
-            AdminListen::Unix(path) => listen(path).map(Listener::Unix),
-        };
-        let listener = match listener {
-            Ok(listener) => listener,
-            // Without the port the gateway cannot be monitored. Its receivers need the market data all the same.
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                tracing::error!(listen = %listen_at, %error, "admin listener: the gateway runs without metrics, health and page");
-                return Ok(());
-            }
-            Err(error) => return Err(GatewayError::io(format!("open the admin listener {listen_at}"))(error)),
-        };
-        let server = AdminServer::start(listener, sources)
-            .map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?;
-        let socket = if let AdminListen::Unix(path) = listen_at { Some(path.clone()) } else { None };
-        self.admin = Some(Admin { _server: server, socket });
-        tracing::info!(listen = %listen_at, "admin listener");
+        let opened = AdminListener::open(listen_at, sources);
+        self.admin = Some(opened.map_err(GatewayError::io(format!("open the admin listener {listen_at}")))?);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin_listener;
 pub mod audit;
 pub mod config;
 pub(crate) mod control;

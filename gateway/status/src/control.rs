@@ -9,12 +9,16 @@
 //! and the number of connections are limited.
 
 mod client;
+mod reloads;
 mod server;
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::client::{ControlError, send_request};
+pub use self::client::{ControlError, send_request, send_request_within};
+pub use self::reloads::{ReloadQueue, ReloadRequester, RequestedReload, reload_queue};
 pub use self::server::{ControlServer, check_socket_path, listen};
 
 /// A request to a gateway.
@@ -66,6 +70,12 @@ pub enum Request {
         node: u8,
         /// Name of the gateway.
         name: String,
+    },
+    /// Reads the configuration again, as SIGHUP does, and returns what changed. `mdgw live` reads its keys again.
+    Reload {
+        /// The file that the client takes for the configuration in use: another one is refused.
+        #[serde(default)]
+        config: Option<PathBuf>,
     },
 }
 

@@ -45,6 +45,7 @@ alarms! {
     OutputFailing = "output-failing", "packets of an output line are not sent, or received by nobody";
     LogBehind = "log-behind", "entries of the publication log are missing for its readers";
     StateFileFailing = "state-file-failing", "restart counts and epochs for the next start cannot be written to disk";
+    AdminListenerDown = "admin-listener-down", "a process cannot be monitored, since another one holds its admin port";
     AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
     LatencyLogFailing = "latency-log-failing", "latency histograms cannot be written to disk";
     GatewaysDiffer = "gateways-differ", "the two gateways produced different records for one message";

@@ -57,7 +57,13 @@ fn auth(slow_reader: SlowReader) -> AuthRequest {
 
 fn served(dataset: &Arc<Dataset>, slow_reader: SlowReader) -> Served {
     let outgoing = Outgoing::new(Compression::None, false).unwrap();
-    Served::new(Arc::clone(dataset), auth(slow_reader), limits(), outgoing, Arc::new(SessionProgress::new()))
+    Served::new(
+        Arc::clone(dataset),
+        auth(slow_reader),
+        limits(),
+        outgoing,
+        Arc::new(SessionProgress::new(Arc::default())),
+    )
 }
 
 fn mbo(symbols: Symbols) -> SubscribeRequest {
@@ -400,7 +406,7 @@ async fn connect(
         auth: auth(SlowReader::Warn),
         dataset: Arc::clone(dataset),
         limits,
-        progress: Arc::new(SessionProgress::new()),
+        progress: Arc::new(SessionProgress::new(Arc::default())),
         stop,
     };
     (tokio::spawn(serve(connection)), client, stop_sender)

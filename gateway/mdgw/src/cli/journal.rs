@@ -1,22 +1,29 @@
 //! `mdgw journal`: writes the publication logs to DBN files.
 
-use std::{path::PathBuf, thread, time::Duration};
+use std::{
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail};
 use mdgw_journal::{
     Compression, JournalChannel,
-    journal::{Journal, JournalConfig, Step},
+    journal::{Journal, JournalConfig, JournalCounts, Step},
 };
-use mdgw_runtime::config::{
-    Resolved,
-    resolved::{JournalCompression, JournalSettings},
+use mdgw_runtime::{
+    config::{
+        Resolved,
+        resolved::{JournalCompression, JournalSettings},
+    },
+    gateway::{JournalMetrics, ProgramAdmin},
 };
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
 };
 
-use super::{Outcome, logging, service_manager::ServiceManager};
+use super::{Outcome, logging, print, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -38,6 +45,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let _log = logging::start(&config.log, Vec::new());
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("catch signals")?;
     let mut journal = Journal::start(journal_config(&config, settings)).context("journal")?;
+    let mut admin = ProgramAdmin::journal(settings.admin_listen.as_ref(), config.gateway.node)
+        .context("journal: admin listener")?;
+    // When all logs were read to their ends last.
+    let mut current_at = Instant::now();
     tracing::info!(
         directory = %settings.directory.display(),
         channels = config.channels.len(),
@@ -54,6 +65,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             service.ready();
         }
         service.feed();
+        if step == Step::Current {
+            current_at = Instant::now();
+        }
+        let obstacle = match (journal.is_writing(), is_ready) {
+            (false, _) => Some("not writing: no log is there yet, or the journal cannot write; see its log"),
+            (true, false) => Some("logs are read"),
+            (true, true) => None,
+        };
+        admin.turned(obstacle, || metrics(&journal, current_at));
         match step {
             Step::Read => {}
             Step::Current => thread::sleep(POLL_INTERVAL),
@@ -61,9 +81,29 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
     }
     service.stopping("stopping: writes what was read", STOP_TIME);
+    let counts = journal.counts();
     journal.finish().context("journal")?;
     tracing::info!("journal: stopped, open journals go on with the next start");
+    print(&format!(
+        "entries {}, closed {}, records in them {}, bytes {}, holes {}, stops {}\n",
+        counts.entries, counts.closed, counts.closed_records, counts.closed_bytes, counts.closed_holes, counts.stops
+    ))?;
     Ok(Outcome::Done)
+}
+
+/// What the admin listener exports.
+fn metrics(journal: &Journal, current_at: Instant) -> JournalMetrics {
+    let JournalCounts { entries, closed, closed_records, closed_bytes, closed_holes, stops } = journal.counts();
+    JournalMetrics {
+        entries,
+        behind_ns: u64::try_from(current_at.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        writing: journal.is_writing().into(),
+        stops,
+        closed,
+        closed_records,
+        closed_bytes,
+        closed_holes,
+    }
 }
 
 /// How long to sleep when the logs have nothing new: a fraction of the shortest `journal.flush_ms`.

@@ -9,15 +9,19 @@ use std::{
 use anyhow::{Context as _, bail};
 use mdgw_live::{
     ChannelSource, JournalSource,
-    open_sessions::SessionStatus,
-    server::{LiveConfig, LiveLimits, LiveMonitor, LiveServer},
+    open_sessions::{SessionPhase, SessionStatus},
+    server::{LiveConfig, LiveCounts, LiveLimits, LiveMonitor, LiveServer},
 };
-use mdgw_runtime::config::{Resolved, resolved::LiveSettings};
+use mdgw_runtime::{
+    config::{Resolved, resolved::LiveSettings},
+    gateway::{LiveMetrics, ProgramAdmin},
+};
 use mdgw_status::{
-    control::{ControlServer, Request, Response},
+    control::{ControlServer, ReloadRequester, Request, Response, reload_queue},
     snapshot::{ListenerSnapshot, Snapshot, SubscriberSnapshot},
 };
 use mdgw_sys::clock::{mono_now, unix_now};
+use serde_json::json;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -44,7 +48,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     protect_secrets()?;
     let server = LiveServer::start(server_config(&config, live))?;
-    let _control = live.control_socket.as_ref().map(|path| serve_control(path, &server, &config)).transpose()?;
+    let (requester, requested) = reload_queue();
+    let serve = |path: &PathBuf| serve_control(path, &server, &config, requester.clone());
+    let _control = live.control_socket.as_ref().map(serve).transpose()?;
+    let mut admin =
+        ProgramAdmin::live(live.admin_listen.as_ref(), config.gateway.node).context("live: admin listener")?;
+    let monitor = server.monitor();
+    let mut reloads = Reloads::default();
     tracing::info!(address = %server.address(), channels = config.channels.len(), "live: listening");
     let mut service = ServiceManager::new();
     let mut is_ready = false;
@@ -58,35 +68,104 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if signal != SIGHUP {
                 break 'running;
             }
-            service.reload(|_| match server.reload_keys() {
-                Ok(count) => tracing::info!(count, "live: keys reloaded"),
-                Err(error) => warn(&format!("live: reload failed, the keys stay as they were: {error}")),
-            });
+            // The log has the result.
+            let _ = service.reload(|_| reloads.run(&server));
+        }
+        while let Some(request) = requested.next() {
+            let outcome = service.reload(|_| reloads.run(&server));
+            request.answer(outcome.map(|count| json!({ "config": live.key_file, "keys": count })));
         }
         // A start that is not complete reads logs, which may take long.
         service.feed();
         if server.has_failed() {
             bail!("live: a thread that reads a log stopped unexpectedly");
         }
+        let obstacle = (!is_ready).then_some("logs are read");
+        admin.turned(obstacle, || metrics(&monitor, live.queue_bytes_max, &reloads));
         std::thread::sleep(SIGNAL_INTERVAL);
     }
+    drop(requested);
     service.stopping("stopping: ends its sessions", STOP_TIME);
     let counts = server.counts();
     server.stop();
     print(&format!(
-        "connections {}, sessions {}, failed handshakes {}, refused {} (rate) and {} (address), too slow {}\n",
+        "connections {}, sessions {}, failed handshakes {}, refused {} (rate) and {} (address), too slow {}, bytes sent {}, skips {}\n",
         counts.connections,
         counts.sessions,
         counts.failed_handshakes,
         counts.refused_rate,
         counts.refused_address,
-        counts.too_slow
+        counts.too_slow,
+        counts.sent_bytes,
+        counts.skips
     ))?;
     Ok(Outcome::Done)
 }
 
-/// Shows the sessions to `mdgw top` and `mdgw ha status`.
-fn serve_control(path: &Path, server: &LiveServer, config: &Resolved) -> anyhow::Result<ControlServer> {
+/// How often the keys were read again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reloads {
+    done: u64,
+    refused: u64,
+}
+
+impl Reloads {
+    /// Reads the key file again and returns how many keys it has.
+    fn run(&mut self, server: &LiveServer) -> Result<usize, String> {
+        match server.reload_keys() {
+            Ok(count) => {
+                self.done += 1;
+                tracing::info!(count, "live: keys reloaded");
+                Ok(count)
+            }
+            Err(error) => {
+                self.refused += 1;
+                warn(&format!("live: reload failed, the keys stay as they were: {error}"));
+                Err(error.to_string())
+            }
+        }
+    }
+}
+
+/// What the admin listener exports.
+fn metrics(monitor: &LiveMonitor, behind_bytes_max: u64, reloads: &Reloads) -> LiveMetrics {
+    let LiveCounts {
+        connections,
+        sessions,
+        refused_rate,
+        refused_address,
+        failed_handshakes,
+        too_slow,
+        sent_bytes,
+        skips,
+    } = monitor.counts();
+    let open = monitor.sessions();
+    let is_replaying = |session: &&SessionStatus| session.phase == SessionPhase::Replaying;
+    LiveMetrics {
+        connections,
+        sessions,
+        refused_rate,
+        refused_address,
+        failed_handshakes,
+        too_slow,
+        skips,
+        sent_bytes,
+        sessions_open: open.len() as u64,
+        sessions_replaying: open.iter().filter(is_replaying).count() as u64,
+        behind_max_bytes: open.iter().filter_map(|session| session.behind_bytes).max().unwrap_or_default(),
+        behind_limit_bytes: behind_bytes_max,
+        keys_reloaded: reloads.done,
+        keys_refused: reloads.refused,
+    }
+}
+
+/// Shows the sessions to `mdgw top` and `mdgw ha status`, and passes on requests to read the keys again.
+fn serve_control(
+    path: &Path,
+    server: &LiveServer,
+    config: &Resolved,
+    requester: ReloadRequester,
+) -> anyhow::Result<ControlServer> {
     let monitor = server.monitor();
     let node = config.gateway.node;
     let behind_bytes_max = config.live.as_ref().map_or(0, |live| live.queue_bytes_max);
@@ -95,7 +174,12 @@ fn serve_control(path: &Path, server: &LiveServer, config: &Resolved) -> anyhow:
             Ok(snapshot) => Response::Ok(snapshot),
             Err(error) => Response::Refused(error.to_string()),
         },
-        _ => Response::Refused("this is mdgw live: it shows its sessions, and the gateway answers the rest".to_owned()),
+        // The keys are in a file that live.key_file names, whatever the client's configuration is.
+        Request::Reload { .. } => requester.reload(None),
+        _ => Response::Refused(
+            "this is mdgw live: it shows its sessions and reloads its keys, and the gateway answers the rest"
+                .to_owned(),
+        ),
     };
     ControlServer::start(path, answer).with_context(|| format!("listen at {}", path.display()))
 }

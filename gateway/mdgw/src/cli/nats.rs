@@ -5,13 +5,16 @@ use std::{path::PathBuf, thread, time::Duration};
 use anyhow::{Context as _, bail};
 use mdgw_nats::{
     SinkChannel, SinkError,
-    config::{Login, ServerConfig, SinkConfig, StreamConfig, TlsFiles},
+    config::{Login, ServerConfig, SinkConfig, SinkCounts, StreamConfig, TlsFiles},
     sink::Sink,
     writer::WriterConfig,
 };
-use mdgw_runtime::config::{
-    Resolved,
-    resolved::{ChannelSetup, NatsLogin, NatsSettings, NatsStorage},
+use mdgw_runtime::{
+    config::{
+        Resolved,
+        resolved::{ChannelSetup, NatsLogin, NatsSettings, NatsStorage},
+    },
+    gateway::{NatsMetrics, ProgramAdmin},
 };
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -39,6 +42,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("catch signals")?;
     protect_secrets()?;
     let sink = Sink::start(sink_config(&config, settings)).context("nats")?;
+    let mut admin =
+        ProgramAdmin::nats(settings.admin_listen.as_ref(), config.gateway.node).context("nats: admin listener")?;
     let servers = settings.servers.join(", ");
     tracing::info!(servers, channels = settings.channels.len(), "nats: started");
     let mut service = ServiceManager::new();
@@ -60,15 +65,48 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             service.ready();
         }
         service.feed();
+        let counts = sink.counts();
+        let obstacle = match (is_ready, counts.failing) {
+            (false, _) => Some("the sink has not tried to connect yet"),
+            (true, 0) => None,
+            (true, _) => Some("a stream cannot be written; see the log"),
+        };
+        admin.turned(obstacle, || metrics(&counts, settings.channels.len()));
         thread::sleep(SIGNAL_INTERVAL);
     }
     service.stopping("stopping: waits for acknowledgements", STOP_TIME);
     let counts = sink.stop();
     print(&format!(
-        "messages {}, records {}, duplicates {}, gaps {}, holes {}, fenced {}, failures {}\n",
-        counts.messages, counts.records, counts.duplicates, counts.gaps, counts.holes, counts.fenced, counts.failures
+        "messages {}, records {}, duplicates {}, gaps {}, holes {}, fenced {}, failures {}, disconnects {}\n",
+        counts.messages,
+        counts.records,
+        counts.duplicates,
+        counts.gaps,
+        counts.holes,
+        counts.fenced,
+        counts.failures,
+        counts.disconnects
     ))?;
     Ok(Outcome::Done)
+}
+
+/// What the admin listener exports.
+fn metrics(counts: &SinkCounts, channels: usize) -> NatsMetrics {
+    let SinkCounts { messages, records, duplicates, gaps, holes, fenced, failures, disconnects, writing, failing } =
+        *counts;
+    NatsMetrics {
+        messages,
+        records,
+        duplicates,
+        gaps,
+        holes,
+        fenced,
+        failures,
+        disconnects,
+        failing: failing as u64,
+        channels: channels as u64,
+        channels_writing: writing as u64,
+    }
 }
 
 /// Interval at which pending signals are checked.

@@ -2,17 +2,19 @@
 
 use std::{
     fmt::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use mdgw_feeds::{consumer_edge::TsRecvMode, time::TradingDate};
 use mdgw_runtime::{
-    config::{RELOADABLE, Resolved},
+    config::{Changed, RELOADABLE, Resolved},
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
+use mdgw_status::control::reload_queue;
 use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, memory};
+use serde_json::{Value, json};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -89,7 +91,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
-    gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
+    let (requester, requested) = reload_queue();
+    gateway.serve_control(&config, requester).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_admin(&config).with_context(|| format!("start {}", args.config.display()))?;
     let mut periodic = Periodic::new();
     let fault = 'running: loop {
@@ -99,9 +102,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             if !is_stopping {
                 let mut reloading =
                     Reloading { args, log: &log, signals: &mut signals, periodic: &mut periodic, is_stopping: false };
-                service.reload(|service| reloading.run(&mut config, &mut gateway, service));
+                // The log has the result.
+                let _ = service.reload(|service| reloading.run(&mut config, &mut gateway, service));
                 is_stopping = reloading.is_stopping;
             }
+        }
+        while !is_stopping && let Some(request) = requested.next() {
+            let mut reloading =
+                Reloading { args, log: &log, signals: &mut signals, periodic: &mut periodic, is_stopping: false };
+            let outcome = match other_file(request.config(), &args.config) {
+                Some(refusal) => Err(refusal),
+                None => service.reload(|service| reloading.run(&mut config, &mut gateway, service)),
+            };
+            is_stopping = reloading.is_stopping;
+            request.answer(outcome);
         }
         if is_stopping {
             break 'running None;
@@ -111,6 +125,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
         std::thread::sleep(SIGNAL_INTERVAL);
     };
+    drop(requested);
     gateway.log_alarms();
     service.stopping("stopping", Gateway::stop_limit(&config));
     // A gateway with a fault cannot finish its sends, which a hand-over waits for.
@@ -189,13 +204,19 @@ struct Reloading<'r> {
 
 impl Reloading<'_> {
     /// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
-    /// refused and its key is named. A reload is applied as a whole, or not at all.
-    fn run(&mut self, config: &mut Resolved, gateway: &mut Gateway, service: &mut ServiceManager) {
+    /// refused and its key is named. A reload is applied as a whole, or not at all. The result is for whoever asked; the log has it
+    /// too.
+    fn run(
+        &mut self,
+        config: &mut Resolved,
+        gateway: &mut Gateway,
+        service: &mut ServiceManager,
+    ) -> Result<Value, String> {
         let path = self.args.config.display();
-        let new = match Resolved::load(&self.args.config) {
-            Ok(new) => new,
-            Err(error) => return tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}"),
-        };
+        let new = Resolved::load(&self.args.config).map_err(|error| {
+            tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}");
+            error.to_string()
+        })?;
         let mut ticked_at = Instant::now();
         let mut tick = |gateway: &mut Gateway| {
             if ticked_at.elapsed() >= SIGNAL_INTERVAL {
@@ -208,15 +229,18 @@ impl Reloading<'_> {
         match applied {
             Ok(()) => {
                 self.log.set(&new.log);
-                tracing::info!(config = %path, changed = changed_keys(config, &new), "configuration reloaded");
+                let changed = Resolved::changed_settings(config, &new);
+                tracing::info!(config = %path, changed = changed_keys(&changed), "configuration reloaded");
                 *config = new;
+                Ok(json!({ "config": self.args.config, "changed": changed }))
             }
             Err(refused) => {
-                for refused in refused {
+                for refused in &refused {
                     tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {refused}");
                 }
                 let keys = RELOADABLE.join(", ");
                 tracing::info!("a reload can change {keys}, and whole channels and output lines");
+                Err(refused.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
             }
         }
     }
@@ -234,12 +258,19 @@ impl Reloading<'_> {
     }
 }
 
+/// Why the file that a client names is not the one to reload; `None` without a name.
+fn other_file(named: Option<&Path>, own: &Path) -> Option<String> {
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let named = named?;
+    (resolved(named) != resolved(own)).then(|| {
+        let own = resolved(own);
+        format!("this gateway runs with {}, and not with {}", own.display(), named.display())
+    })
+}
+
 /// Keys whose values differ, for the log.
-fn changed_keys(old: &Resolved, new: &Resolved) -> String {
-    let (old, new) = (old.settings(), new.settings());
-    let differing = new.iter().filter(|setting| !old.contains(setting));
-    let gone = old.iter().filter(|(key, _)| !new.iter().any(|(other, _)| other == key));
-    let mut keys: Vec<&str> = differing.chain(gone).map(|(key, _)| key.as_str()).collect();
+fn changed_keys(changed: &[Changed]) -> String {
+    let mut keys: Vec<&str> = changed.iter().map(|changed| changed.key.as_str()).collect();
     let more = keys.len().saturating_sub(CHANGED_KEYS_MAX);
     keys.truncate(CHANGED_KEYS_MAX);
     let mut text = keys.join(", ");
@@ -249,7 +280,7 @@ fn changed_keys(old: &Resolved, new: &Resolved) -> String {
     text
 }
 
-/// Keys that the log names after a reload. A channel has a few dozen.
+/// Keys that the log names after a reload.
 const CHANGED_KEYS_MAX: usize = 40;
 
 /// The summary of the run: a table with one line per channel.
@@ -344,6 +375,20 @@ const QUEUED_PACKET_BYTES: u64 = 2_304;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reload_of_another_file_than_the_gateways_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, link, other] = ["own.toml", "link.toml", "other.toml"].map(|name| folder.path().join(name));
+        std::fs::write(&own, "").unwrap();
+        std::fs::write(&other, "").unwrap();
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert_eq!(other_file(None, &own), None);
+        assert_eq!(other_file(Some(&link), &own), None);
+        let refusal = other_file(Some(&other), &own).unwrap();
+        assert!(refusal.contains("own.toml") && refusal.contains("other.toml"), "{refusal}");
+        assert!(other_file(Some(&folder.path().join("none.toml")), &own).is_some());
+    }
 
     #[test]
     fn a_fault_of_a_running_gateway_is_the_exit_code_after_which_the_unit_starts_it_again() {

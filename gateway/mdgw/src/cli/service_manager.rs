@@ -63,15 +63,16 @@ impl ServiceManager {
     }
 
     /// Runs `reload` and reports its begin and its end. A long reload feeds the watchdog.
-    pub(super) fn reload(&mut self, reload: impl FnOnce(&mut Self)) {
+    pub(super) fn reload<T>(&mut self, reload: impl FnOnce(&mut Self) -> T) -> T {
         // Before the start is complete, the end of a reload would be taken for the end of the start.
         let began = NotifyState::monotonic_usec_now().ok().filter(|_| self.is_ready);
         if let Some(began) = began {
             self.send(&[NotifyState::Reloading, began]);
-            reload(self);
+            let result = reload(self);
             self.send(&[NotifyState::Ready]);
+            result
         } else {
-            reload(self);
+            reload(self)
         }
     }
 

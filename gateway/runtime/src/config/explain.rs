@@ -414,6 +414,10 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     if let Some(admin) = &config.admin {
         writeln!(out, "admin        {admin}: / (the page), /metrics, /live, /ready, /leader")?;
     }
+    for (key, listen) in config.admin_listeners().into_iter().filter(|(key, _)| *key != "admin.listen") {
+        let program = key.split('.').next().unwrap_or_default();
+        writeln!(out, "admin        {listen}: /metrics, /live, /ready (mdgw {program})")?;
+    }
     let latency = &config.latency;
     match &latency.directory {
         Some(directory) => writeln!(

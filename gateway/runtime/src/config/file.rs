@@ -240,6 +240,8 @@ pub(crate) struct Live {
     pub key_file: FileValue<String>,
     /// Unix socket for `mdgw top` and `mdgw ha status`.
     pub control_socket: FileValue<String>,
+    /// Address and port of the admin listener, or the path of a socket.
+    pub admin_listen: FileValue<String>,
     /// Sessions at a time.
     pub sessions_max: FileValue<i64>,
     /// Connections that are not authenticated yet.
@@ -272,6 +274,8 @@ pub(crate) struct Live {
 pub(crate) struct Journal {
     /// Folder of the journals.
     pub directory: FileValue<String>,
+    /// Address and port of the admin listener, or the path of a socket.
+    pub admin_listen: FileValue<String>,
     /// Compression of closed journals.
     pub compression: Option<Spanned<String>>,
     /// Longest time until a record is on the disk.
@@ -290,6 +294,8 @@ pub(crate) struct Journal {
 pub(crate) struct Nats {
     /// Addresses of the servers.
     pub servers: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Address and port of the admin listener, or the path of a socket.
+    pub admin_listen: FileValue<String>,
     /// File of credentials.
     pub credentials_file: FileValue<String>,
     /// File of a token.

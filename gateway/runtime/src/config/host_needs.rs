@@ -177,6 +177,7 @@ mod tests {
         let path = Path::new("/proc/journal");
         config.journal = Some(JournalSettings {
             directory: path.to_owned(),
+            admin_listen: None,
             compression: JournalCompression::default(),
             flush_ns: 0,
             retention_days: 0,

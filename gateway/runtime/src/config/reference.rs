@@ -85,7 +85,8 @@ fn markdown() -> String {
         let _ = writeln!(text, "- [`{}`](#{anchor})", table.header);
     }
     text.push_str(
-        "\n## What a reload may change\nSIGHUP reads the file again and applies these changes:\n\n\
+        "\n## What a reload may change\n`mdgw reload FILE` makes the gateway read its file again, waits, and prints what changed, or what the gateway refused with the reasons (exit code 1). It finds the gateway by `gateway.control_socket`. \
+        SIGHUP does the same, and only the log has the result. A reload applies these changes:\n\n\
         - whole channels: a `[[channel]]` with its lines is added or removed ([what happens](upgrade.md#channels-and-output-lines-without-a-restart))\n\
         - whole output lines: an `[[output.line]]` is added or removed. A line is the same if its `address` and `interface` are\n",
     );
@@ -93,8 +94,8 @@ fn markdown() -> String {
         let _ = writeln!(text, "- `{key}`{}", if key == REVISION { ": may be raised" } else { "" });
     }
     text.push_str(
-        "\nAny other change is refused and needs a restart; the log names each key and the reason. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
-        The gateway uses none of the tables `[live]`, `[journal]` and `[nats]`, so a change there is no obstacle; `mdgw live`, `mdgw journal` and `mdgw nats` read them when they start, and `mdgw live` the file that `live.key_file` names again on SIGHUP.\n",
+        "\nAny other change is refused and needs a restart; the answer and the log name each key and the reason. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
+        The gateway uses none of the tables `[live]`, `[journal]` and `[nats]`, so a change there is no obstacle; `mdgw live`, `mdgw journal` and `mdgw nats` read them when they start, and `mdgw live` the file that `live.key_file` names again at `mdgw reload --live FILE` (by `live.control_socket`) or on SIGHUP.\n",
     );
     for table in &tables::TABLES {
         let _ = write!(

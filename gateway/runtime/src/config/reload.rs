@@ -1,4 +1,4 @@
-//! What SIGHUP may change.
+//! What a reload may change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,6 +6,7 @@ use std::{
 };
 
 use mdgw_feeds::identity::{ChannelId, GroupId};
+use serde::{Deserialize, Serialize};
 
 use super::{
     resolved::{ChannelSetup, LogConfig, OutputConfig, OutputLine, Resolved, RetransmissionLimits},
@@ -26,6 +27,9 @@ pub const RELOADABLE: [&str; 10] = [
     "retransmission.requesters_max",
     REVISION,
 ];
+
+/// The value of a [`Changed`] channel where the channel is there.
+pub const WHOLE_CHANNEL: &str = "a channel";
 
 /// May be raised.
 pub(crate) const REVISION: &str = "election.revision";
@@ -66,6 +70,17 @@ impl Changes {
     }
 }
 
+/// A setting, or a whole channel, that a reload has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed {
+    /// The key, as in [`Resolved::settings`]; of a whole channel, `channel.NAME`.
+    pub key: String,
+    /// The former value; `None`: it was unset.
+    pub old: Option<String>,
+    /// The value in effect; `None`: it is unset.
+    pub new: Option<String>,
+}
+
 /// A change that needs a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
@@ -97,6 +112,30 @@ impl fmt::Display for Refused {
 }
 
 impl Resolved {
+    /// What differs, in the order of the keys. A channel that comes or goes is one entry, whose value is [`WHOLE_CHANNEL`].
+    #[must_use]
+    pub fn changed_settings(old: &Self, new: &Self) -> Vec<Changed> {
+        let lacks = |one: &Self, name: &str| one.channels.iter().all(|channel| channel.name != name);
+        let of = |these: &Self, others: &Self| {
+            let mut values = BTreeMap::new();
+            for (key, value) in these.settings() {
+                match channel_of(&key).filter(|name| lacks(others, name)) {
+                    Some(name) => values.insert(format!("channel.{name}"), WHOLE_CHANNEL.to_owned()),
+                    None => values.insert(key, value),
+                };
+            }
+            values
+        };
+        let (before, after) = (of(old, new), of(new, old));
+        let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+        let changed = keys.into_iter().map(|key| Changed {
+            key: key.clone(),
+            old: before.get(key).cloned(),
+            new: after.get(key).cloned(),
+        });
+        changed.filter(|changed| changed.old != changed.new).collect()
+    }
+
     /// The changes from `old` to `new` that need no restart.
     ///
     /// # Errors

@@ -106,9 +106,8 @@ impl Resolver<'_> {
             format: self.one_of(written.format.as_ref(), LogFormat::NAMES).unwrap_or_default(),
             alarm_interval_ms: self.number(&written.alarm_interval_ms, limits::ALARM_INTERVAL_MS),
         };
-        let warnings = std::mem::take(&mut self.warnings);
         let path = self.source.path.to_owned();
-        Resolved {
+        let mut resolved = Resolved {
             path,
             gateway,
             pools,
@@ -122,8 +121,11 @@ impl Resolver<'_> {
             election,
             latency,
             log,
-            warnings,
-        }
+            warnings: Vec::new(),
+        };
+        self.admin_listeners(file, &resolved);
+        resolved.warnings = std::mem::take(&mut self.warnings);
+        resolved
     }
 
     fn gateway(&mut self, written: &Spanned<file::Gateway>) -> GatewayConfig {
@@ -162,6 +164,23 @@ impl Resolver<'_> {
             directory: text(&latency.directory).map(Into::into),
             interval_ns: self.number::<u64>(&latency.interval_ms, limits::LATENCY_INTERVAL_MS) * NS_PER_MS,
             significant_digits: self.number(&latency.significant_digits, limits::SIGNIFICANT_DIGITS),
+        }
+    }
+
+    /// Each process that can be scraped has an admin listener of its own.
+    fn admin_listeners(&mut self, file: &file::File, resolved: &Resolved) {
+        let listeners = resolved.admin_listeners();
+        let written = [
+            ("live.admin_listen", file.live.as_ref().and_then(|live| live.get_ref().admin_listen.as_ref())),
+            ("journal.admin_listen", file.journal.as_ref().and_then(|journal| journal.get_ref().admin_listen.as_ref())),
+            ("nats.admin_listen", file.nats.as_ref().and_then(|nats| nats.get_ref().admin_listen.as_ref())),
+        ];
+        for (key, written) in written.into_iter().filter_map(|(key, written)| Some((key, written?))) {
+            let Some(index) = listeners.iter().position(|(other, _)| *other == key) else { continue };
+            let Some(((_, listen), before)) = listeners.get(..=index).and_then(<[_]>::split_last) else { continue };
+            if let Some((other, _)) = before.iter().find(|(_, other)| other == listen) {
+                self.add_problem(&written.span(), format!("{listen}: this is {other}; each process needs its own"));
+            }
         }
     }
 

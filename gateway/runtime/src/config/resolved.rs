@@ -68,6 +68,17 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// The admin listeners of the gateway and of the programs beside it, by their keys.
+    pub(crate) fn admin_listeners(&self) -> Vec<(&'static str, &AdminListen)> {
+        let listeners = [
+            ("admin.listen", self.admin.as_ref()),
+            ("live.admin_listen", self.live.as_ref().and_then(|live| live.admin_listen.as_ref())),
+            ("journal.admin_listen", self.journal.as_ref().and_then(|journal| journal.admin_listen.as_ref())),
+            ("nats.admin_listen", self.nats.as_ref().and_then(|nats| nats.admin_listen.as_ref())),
+        ];
+        listeners.into_iter().filter_map(|(key, listen)| Some((key, listen?))).collect()
+    }
+
     /// Cores for cold threads: the `usable` ones less those of the pools. Empty if the pools have all of them. An
     /// election's thread may have a configured core instead.
     #[must_use]
@@ -388,6 +399,8 @@ pub struct LiveSettings {
     pub key_file: PathBuf,
     /// Unix socket for `mdgw top` and `mdgw ha status`, if there is one.
     pub control_socket: Option<PathBuf>,
+    /// Where the admin listener of the program is, if there is one.
+    pub admin_listen: Option<AdminListen>,
     /// Sessions at a time.
     pub sessions_max: usize,
     /// Connections that are not authenticated yet, at a time.
@@ -419,6 +432,8 @@ pub struct LiveSettings {
 pub struct JournalSettings {
     /// Folder of the journals.
     pub directory: PathBuf,
+    /// Where the admin listener of the program is, if there is one.
+    pub admin_listen: Option<AdminListen>,
     /// Compression of closed journals.
     pub compression: JournalCompression,
     /// Longest time until a record is on the disk.
@@ -436,6 +451,8 @@ pub struct JournalSettings {
 pub struct NatsSettings {
     /// Addresses of the servers.
     pub servers: Vec<String>,
+    /// Where the admin listener of the program is, if there is one.
+    pub admin_listen: Option<AdminListen>,
     /// How to log in.
     pub login: NatsLogin,
     /// TLS, if the connection must be encrypted.

@@ -259,6 +259,9 @@ impl SettingList {
             if let Some(path) = &live.control_socket {
                 list.push("control_socket", quoted(path.display()));
             }
+            if let Some(listen) = &live.admin_listen {
+                list.push("admin_listen", quoted(listen));
+            }
             list.push("sessions_max", live.sessions_max);
             list.push("handshakes_max", live.handshakes_max);
             list.push("handshakes_per_second", live.handshakes_per_second);
@@ -277,6 +280,9 @@ impl SettingList {
     fn journal(&mut self, journal: &JournalSettings) {
         self.with_prefix("journal.".to_owned(), |list| {
             list.push("directory", quoted(journal.directory.display()));
+            if let Some(listen) = &journal.admin_listen {
+                list.push("admin_listen", quoted(listen));
+            }
             list.push("compression", quoted(journal.compression.name()));
             list.push("flush_ms", journal.flush_ns / 1_000_000);
             list.push("retention_days", journal.retention_days);
@@ -288,6 +294,9 @@ impl SettingList {
     fn nats(&mut self, nats: &NatsSettings, channels: &[&str]) {
         self.with_prefix("nats.".to_owned(), |list| {
             list.push("servers", debug(&nats.servers));
+            if let Some(listen) = &nats.admin_listen {
+                list.push("admin_listen", quoted(listen));
+            }
             match &nats.login {
                 NatsLogin::None => {}
                 NatsLogin::Credentials(path) => list.push("credentials_file", quoted(path.display())),

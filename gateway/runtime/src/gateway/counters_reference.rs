@@ -12,7 +12,11 @@ use mdgw_telemetry::{
     counters::{CounterBlock, Descriptor, Unit},
 };
 
-use super::{log_maintenance::LogCounters, takeovers::TakeoverCounters};
+use super::{
+    log_maintenance::LogCounters,
+    programs::{JournalMetrics, LiveMetrics, NatsMetrics},
+    takeovers::TakeoverCounters,
+};
 use crate::retransmit::RetransmissionCounts;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ops/guide/counters.md");
@@ -52,6 +56,9 @@ fn markdown() -> String {
             "One block for each channel of an elected gateway: what the gateway receives of the others' output.",
             ReceiveCounts::DESCRIPTORS,
         ),
+        ("Live clients", "One block, of `mdgw live`.", LiveMetrics::DESCRIPTORS),
+        ("Journal", "One block, of `mdgw journal`.", JournalMetrics::DESCRIPTORS),
+        ("NATS sink", "One block, of `mdgw nats`.", NatsMetrics::DESCRIPTORS),
         ("Latency log: channel", "Written for each interval of a channel.", ChannelCounts::DESCRIPTORS),
         ("Latency log: line", "Written for each interval of a line.", LineCounts::DESCRIPTORS),
     ];

@@ -44,7 +44,9 @@ use mdgw_telemetry::{
 use self::declared::Declared;
 use super::{
     health::GroupHealthMap,
+    listeners::Listeners,
     log_maintenance::LogCounters,
+    programs::{JOURNAL, JournalMetrics, LIVE, LiveMetrics, NATS, NatsMetrics},
     readiness::is_received,
     takeovers::TakeoverCounters,
     watch::{Watch, channel_state, state_name},
@@ -142,7 +144,7 @@ impl AdminSource {
         self.channels(&mut all);
         self.latencies(&mut all);
         self.pools(&mut all);
-        self.listeners(&mut all);
+        of_listeners(&mut all, &self.watch.listeners);
         all
     }
 
@@ -156,13 +158,7 @@ impl AdminSource {
         let highest = drops.highest_use();
         all.push(declared::RECEIVE_BUFFER_USED.with(one(highest.used_bytes.into())));
         all.push(declared::RECEIVE_BUFFER_LIMIT.with(one(highest.limit_bytes.into())));
-        let alarms: Vec<_> =
-            Alarm::ALL.iter().map(|alarm| (vec![("alarm", alarm.name().to_owned())], alarm.raised())).collect();
-        let raised = alarms.iter().filter(|(_, raised)| raised.count > 0);
-        let raised = raised.map(|(labels, raised)| sample(labels.clone(), Value::Real(seconds(raised.last.0))));
-        all.push(declared::ALARM_LAST.with(raised));
-        let counts = alarms.iter().map(|(labels, raised)| sample(labels.clone(), Value::Count(raised.count)));
-        all.push(declared::ALARMS.with(counts));
+        of_alarms(all);
         let is_lost = self.sentinel_lost.load(Ordering::Relaxed);
         all.push(declared::SENTINEL_LOST.with(one(is_lost.into())));
         if let Some(AuditCounts { written, failures, lost }) = self.audit.as_ref().map(AuditSender::counts) {
@@ -282,21 +278,39 @@ impl AdminSource {
         });
         all.push(declared::THREAD_BUSY.with(threads));
     }
+}
 
-    fn listeners(&self, all: &mut Vec<Metric>) {
-        let snapshots = self.watch.listeners.snapshots();
-        let received = snapshots
-            .iter()
-            .map(|listener| sample(vec![("listener", listener.name.clone())], Value::Count(listener.received)));
-        all.push(declared::LISTENER_RECEIVED.with(received));
-        let refused = snapshots.iter().flat_map(|listener| {
-            listener.refused.iter().map(|(reason, count)| {
-                let labels = vec![("listener", listener.name.clone()), ("reason", reason.clone())];
-                sample(labels, Value::Count(*count))
-            })
-        });
-        all.push(declared::LISTENER_REFUSED.with(refused));
-    }
+/// What identifies a program beside a gateway, and when it started, ns since 1970 UTC.
+pub(super) fn of_program(all: &mut Vec<Metric>, labels: Labels, started_ns: u64) {
+    all.push(declared::PROGRAM.with([sample(labels, Value::Count(1))]));
+    all.push(declared::START_TIME.with([sample(Vec::new(), Value::Real(seconds(started_ns)))]));
+}
+
+/// The alarms of this process.
+pub(super) fn of_alarms(all: &mut Vec<Metric>) {
+    let alarms: Vec<_> =
+        Alarm::ALL.iter().map(|alarm| (vec![("alarm", alarm.name().to_owned())], alarm.raised())).collect();
+    let raised = alarms.iter().filter(|(_, raised)| raised.count > 0);
+    let raised = raised.map(|(labels, raised)| sample(labels.clone(), Value::Real(seconds(raised.last.0))));
+    all.push(declared::ALARM_LAST.with(raised));
+    let counts = alarms.iter().map(|(labels, raised)| sample(labels.clone(), Value::Count(raised.count)));
+    all.push(declared::ALARMS.with(counts));
+}
+
+/// What these listeners have received and refused.
+pub(super) fn of_listeners(all: &mut Vec<Metric>, listeners: &Listeners) {
+    let snapshots = listeners.snapshots();
+    let received = snapshots
+        .iter()
+        .map(|listener| sample(vec![("listener", listener.name.clone())], Value::Count(listener.received)));
+    all.push(declared::LISTENER_RECEIVED.with(received));
+    let refused = snapshots.iter().flat_map(|listener| {
+        listener.refused.iter().map(|(reason, count)| {
+            let labels = vec![("listener", listener.name.clone()), ("reason", reason.clone())];
+            sample(labels, Value::Count(*count))
+        })
+    });
+    all.push(declared::LISTENER_REFUSED.with(refused));
 }
 
 /// Prefixes of the blocks of counters.
@@ -309,7 +323,7 @@ const PAIR_LINK: &str = "mdgw_pair_link_";
 const STANDBY: &str = "mdgw_standby_";
 
 /// The blocks of counters: prefix and declarations.
-const BLOCKS: [(&str, &[Descriptor]); 8] = [
+const BLOCKS: [(&str, &[Descriptor]); 11] = [
     (GROUP, TakeoverCounters::DESCRIPTORS),
     (CHANNEL, PipelineCounters::DESCRIPTORS),
     (CHANNEL, LogCounters::DESCRIPTORS),
@@ -318,9 +332,12 @@ const BLOCKS: [(&str, &[Descriptor]); 8] = [
     (RETRANSMISSION, RetransmissionCounts::DESCRIPTORS),
     (PAIR_LINK, PairCounts::DESCRIPTORS),
     (STANDBY, ReceiveCounts::DESCRIPTORS),
+    (LIVE, LiveMetrics::DESCRIPTORS),
+    (JOURNAL, JournalMetrics::DESCRIPTORS),
+    (NATS, NatsMetrics::DESCRIPTORS),
 ];
 
-/// Names of all samples that a gateway can export, as in its text: a counter with `_total`, a histogram with `_bucket`,
+/// Names of all samples that a gateway or a program beside it can export, as in its text: a counter with `_total`, a histogram with `_bucket`,
 /// `_count` and `_sum`.
 #[must_use]
 pub fn sample_names() -> BTreeSet<String> {
@@ -342,10 +359,10 @@ pub fn sample_names() -> BTreeSet<String> {
     samples.collect()
 }
 
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// All counters of blocks of one type.
-fn block<B: CounterBlock>(all: &mut Vec<Metric>, prefix: &str, blocks: impl Iterator<Item = (Labels, B)>) {
+pub(super) fn block<B: CounterBlock>(all: &mut Vec<Metric>, prefix: &str, blocks: impl Iterator<Item = (Labels, B)>) {
     declared_counters(
         all,
         prefix,

@@ -1,4 +1,4 @@
-//! The client: used by `mdgw ha` and `mdgw top`.
+//! The client: used by `mdgw ha`, `mdgw reload` and `mdgw top`.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -43,16 +43,24 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn send_request(path: &Path, request: &Request) -> Result<Value, ControlError> {
+    send_request_within(path, request, TIMEOUT)
+}
+
+/// [`send_request`] with a limit of its own for the wait. The process at the socket may still do what was requested.
+///
+/// # Errors
+/// See [`ControlError`].
+pub fn send_request_within(path: &Path, request: &Request, limit: Duration) -> Result<Value, ControlError> {
     let connection =
         UnixStream::connect(path).map_err(|source| ControlError::Connect { path: path.to_owned(), source })?;
-    match exchange(connection, request).map_err(|source| ControlError::Io { path: path.to_owned(), source })? {
+    match exchange(connection, request, limit).map_err(|source| ControlError::Io { path: path.to_owned(), source })? {
         Response::Ok(value) => Ok(value),
         Response::Refused(reason) => Err(ControlError::Refused(reason)),
     }
 }
 
-fn exchange(mut connection: UnixStream, request: &Request) -> io::Result<Response> {
-    connection.set_read_timeout(Some(TIMEOUT))?;
+fn exchange(mut connection: UnixStream, request: &Request, limit: Duration) -> io::Result<Response> {
+    connection.set_read_timeout(Some(limit))?;
     let mut request_line = serde_json::to_string(request)?;
     request_line.push('\n');
     connection.write_all(request_line.as_bytes())?;

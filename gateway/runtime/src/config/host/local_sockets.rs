@@ -12,16 +12,16 @@ use super::{
 
 /// Why a socket in the file system cannot be where it is configured.
 pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
-    let admin = match &config.admin {
-        Some(AdminListen::Unix(path)) => Some(path.as_path()),
-        _ => None,
-    };
+    let admin = config.admin_listeners().into_iter().map(|(key, listen)| {
+        let owner = if key == "admin.listen" { "admin socket" } else { key };
+        (owner, if let AdminListen::Unix(path) = listen { Some(path.as_path()) } else { None })
+    });
     let sockets = [
         ("control socket", config.gateway.control_socket.as_deref()),
-        ("admin socket", admin),
         ("control socket of `mdgw live`", config.live.as_ref().and_then(|live| live.control_socket.as_deref())),
     ];
-    let sockets: Vec<(&str, &Path)> = sockets.into_iter().filter_map(|(owner, path)| Some((owner, path?))).collect();
+    let sockets: Vec<(&str, &Path)> =
+        sockets.into_iter().chain(admin).filter_map(|(owner, path)| Some((owner, path?))).collect();
     let gateway = &config.gateway;
     let files = [
         Some(("state file", gateway.state_file.as_path())),
@@ -47,7 +47,7 @@ pub(super) fn admin_in_use(config: &Resolved) -> Option<String> {
         config.channels.iter().any(|channel| has_writer(&config.gateway.log_directory(channel.id)).unwrap_or(false));
     (is_in_use && !is_running).then(|| {
         format!(
-            "admin.listen {listen} is in use by another process: the gateway would run without metrics, health and page"
+            "admin.listen {listen} is in use by another process: the gateway would run without metrics, health and page until the port is free"
         )
     })
 }

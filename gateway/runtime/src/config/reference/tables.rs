@@ -23,6 +23,7 @@ const fn optional(name: &'static str, allowed: &'static str, absent: &'static st
 
 const ADDRESS: &str = "IPv4 address and port";
 const PATH: &str = "path";
+const ADMIN_LISTEN: &str = "IPv4 address and port, or the path of a socket";
 const INTERFACE: &str = "name or IPv4 address of an interface";
 const KEY_FILE: &str = "path of 64 hexadecimal digits that only the owner may read";
 
@@ -64,7 +65,7 @@ pub(super) const TABLES: [Table; 23] = [
                 "control_socket",
                 PATH,
                 "no socket",
-                "Unix socket for `mdgw ha` and `mdgw top`, for this user alone.",
+                "Unix socket for `mdgw ha`, `mdgw reload` and `mdgw top`, for this user alone.",
             ),
             number("segment_bytes", limits::SEGMENT_BYTES, "Size of one segment of a publication log."),
             number(
@@ -313,13 +314,19 @@ pub(super) const TABLES: [Table; 23] = [
             required(
                 "key_file",
                 "path",
-                "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again on SIGHUP.",
+                "Keys of the clients, a file that only its owner may read. `mdgw live` reads it again at `mdgw reload --live` or on SIGHUP.",
             ),
             optional(
                 "control_socket",
                 PATH,
                 "no socket",
-                "Unix socket at which `mdgw top` and `mdgw ha status` find the sessions, for this user alone. They look at `/run/mdgw-live/control`.",
+                "Unix socket at which `mdgw top` and `mdgw ha status` find the sessions, for this user alone. They look at `/run/mdgw-live/control`. `mdgw reload --live` needs it.",
+            ),
+            optional(
+                "admin_listen",
+                ADMIN_LISTEN,
+                "no listener",
+                "[Metrics and health](metrics.md#programs-beside-the-gateway) of `mdgw live` over HTTP, as `admin.listen` of the gateway: without encryption and passwords.",
             ),
             number(
                 "sessions_max",
@@ -376,6 +383,12 @@ pub(super) const TABLES: [Table; 23] = [
                 "path",
                 "Folder of the journals, made if it does not exist. One process writes to it.",
             ),
+            optional(
+                "admin_listen",
+                ADMIN_LISTEN,
+                "no listener",
+                "[Metrics and health](metrics.md#programs-beside-the-gateway) of `mdgw journal` over HTTP, as `admin.listen` of the gateway: without encryption and passwords.",
+            ),
             key(
                 "compression",
                 Allowed::OneOf(&["none", "zstd"]),
@@ -405,6 +418,12 @@ pub(super) const TABLES: [Table; 23] = [
         about: "Streams of NATS JetStream, written by `mdgw nats`, a process of its own: [set-up](nats.md). Leave the table out to run without. Both gateways of a pair have the same table.",
         keys: &[
             required("servers", "list of 1 to 9 `\"nats://host:port\"`", "Servers of one cluster."),
+            optional(
+                "admin_listen",
+                ADMIN_LISTEN,
+                "no listener",
+                "[Metrics and health](metrics.md#programs-beside-the-gateway) of `mdgw nats` over HTTP, as `admin.listen` of the gateway: without encryption and passwords.",
+            ),
             optional(
                 "credentials_file",
                 PATH,
@@ -479,7 +498,7 @@ pub(super) const TABLES: [Table; 23] = [
         about: "[Metrics, health and a page](metrics.md) over HTTP. Leave the table out to run without.",
         keys: &[required(
             "listen",
-            "IPv4 address and port, or the path of a socket",
+            ADMIN_LISTEN,
             "Address, or a socket in the file system for the gateway's user alone. There is no encryption and no password: keep an address on loopback, or behind a packet filter.",
         )],
     },

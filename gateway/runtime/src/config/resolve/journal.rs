@@ -15,6 +15,7 @@ impl Resolver<'_> {
         let flush_ms: u64 = self.number(&journal.flush_ms, limits::JOURNAL_FLUSH_MS);
         JournalSettings {
             directory,
+            admin_listen: self.admin_of_program(&journal.admin_listen, &table, "journal"),
             compression: self.one_of(journal.compression.as_ref(), JournalCompression::NAMES).unwrap_or_default(),
             flush_ns: flush_ms * NS_PER_MS,
             retention_days: self.number(&journal.retention_days, limits::JOURNAL_RETENTION_DAYS),

@@ -15,6 +15,7 @@ impl Resolver<'_> {
             listen: self.listen_address(&live.listen, &table, "live"),
             key_file,
             control_socket: text(&live.control_socket).map(Into::into),
+            admin_listen: self.admin_of_program(&live.admin_listen, &table, "live"),
             sessions_max: self.number(&live.sessions_max, limits::LIVE_SESSIONS_MAX),
             handshakes_max: self.number(&live.handshakes_max, limits::LIVE_HANDSHAKES_MAX),
             handshakes_per_second: self.number(&live.handshakes_per_second, limits::LIVE_HANDSHAKES_PER_SECOND),

@@ -38,6 +38,7 @@ impl Resolver<'_> {
         let age_max_seconds: u64 = self.number(&nats.age_max_seconds, limits::NATS_AGE_MAX_SECONDS);
         NatsSettings {
             servers,
+            admin_listen: self.admin_of_program(&nats.admin_listen, &written.span(), "nats"),
             login,
             tls,
             stream: self.nats_token(&nats.stream, "mdgw", false),

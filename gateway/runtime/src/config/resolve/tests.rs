@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod admin;
 mod reload;
 
 use std::{net::Ipv4Addr, path::Path};

@@ -55,7 +55,8 @@ macro_rules! metrics {
 
 metrics! {
     GATEWAY = Declared::gauge("mdgw_gateway", "this gateway; the value is the epoch count of its start");
-    START_TIME = Declared::gauge("mdgw_start_time", "when this gateway started, since 1970 UTC").in_seconds();
+    PROGRAM = Declared::gauge("mdgw_program", "this program beside a gateway; the value is 1");
+    START_TIME = Declared::gauge("mdgw_start_time", "when this process started, since 1970 UTC").in_seconds();
     KERNEL_DROPS = Declared::counter("mdgw_kernel_drops", "datagrams that the kernel dropped because a receive buffer was full");
     RECEIVE_BUFFER_USED = Declared::gauge("mdgw_receive_buffer_used", "most bytes that a receive buffer held").in_bytes();
     RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit", "limit of the receive buffer that held most").in_bytes();

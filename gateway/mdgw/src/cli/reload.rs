@@ -1,0 +1,173 @@
+//! `mdgw reload`: makes a running gateway, or `mdgw live`, read its configuration again, and reports the result.
+
+use std::{fmt::Write as _, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, anyhow, bail};
+use mdgw_runtime::config::{Changed, Resolved, WHOLE_CHANNEL};
+use mdgw_status::control::{ControlError, Request, send_request_within};
+use serde_json::Value;
+
+use super::{Outcome, print, warn};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A reload is applied as a whole, or not at all. SIGHUP does the same, and leaves the result in the log alone.
+
+Exit code 0: applied. 1: refused, with the reasons; nothing changed. 2: the configuration is invalid, or no gateway \
+answered.
+
+Examples:
+  mdgw reload gateway.toml
+  mdgw reload --socket /run/mdgw/control
+  mdgw reload --live gateway.toml")]
+pub(super) struct Args {
+    /// Configuration file of the gateway, which names the control socket.
+    #[arg(required_unless_present = "socket")]
+    config: Option<PathBuf>,
+    /// Control socket, instead of that of the configuration file.
+    #[arg(long, value_name = "SOCKET")]
+    socket: Option<PathBuf>,
+    /// Make `mdgw live` read its clients' keys again (live.key_file), at live.control_socket.
+    #[arg(long)]
+    live: bool,
+    /// One line of JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let socket = args.socket()?;
+    // The working directory of the gateway may be another one.
+    let config = args.config.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    let answer = match send_request_within(&socket, &Request::Reload { config }, ANSWER_TIMEOUT) {
+        Ok(answer) => answer,
+        Err(ControlError::Refused(reasons)) if reasons.contains(UNKNOWN_REQUEST) => {
+            warn(&format!("{} runs an earlier version, which reloads at SIGHUP only", socket.display()));
+            return Ok(Outcome::No);
+        }
+        Err(ControlError::Refused(reasons)) => {
+            warn(&format!("reload refused, nothing changed:\n{}", indented(&reasons)));
+            return Ok(Outcome::No);
+        }
+        Err(error @ ControlError::Io { .. }) => {
+            return Err(error).context("reload: the result is unknown, see the log of the gateway");
+        }
+        Err(error @ ControlError::Connect { .. }) => return Err(error).context("reload: nothing changed"),
+    };
+    print(&if args.json { format!("{answer}\n") } else { text(&answer)? })?;
+    Ok(Outcome::Done)
+}
+
+impl Args {
+    /// Where the process to reload listens.
+    fn socket(&self) -> anyhow::Result<PathBuf> {
+        if let Some(socket) = &self.socket {
+            return Ok(socket.clone());
+        }
+        let Some(path) = &self.config else { bail!("reload: neither a configuration nor a socket is given") };
+        let config = Resolved::load(path).context("reload: nothing changed")?;
+        let (key, socket) = if self.live {
+            ("live.control_socket", config.live.and_then(|live| live.control_socket))
+        } else {
+            ("gateway.control_socket", config.gateway.control_socket)
+        };
+        socket.ok_or_else(|| {
+            anyhow!(
+                "reload: nothing changed: {key} is not set in {}, so the process cannot be asked; SIGHUP reloads it, and its log has \
+                 the result",
+                path.display()
+            )
+        })
+    }
+}
+
+/// The answer as text.
+fn text(answer: &Value) -> anyhow::Result<String> {
+    let file = answer["config"].as_str().unwrap_or_default();
+    if let Some(count) = answer["keys"].as_u64() {
+        return Ok(format!("reloaded {file}: {count} keys\n"));
+    }
+    let changed: Vec<Changed> = serde_json::from_value(answer["changed"].clone()).context("read the answer")?;
+    if changed.is_empty() {
+        return Ok(format!("reloaded {file}: no setting differs\n"));
+    }
+    let mut text = format!("reloaded {file}:\n");
+    for Changed { key, old, new } in &changed {
+        let is_channel = [old, new].into_iter().flatten().all(|value| value == WHOLE_CHANNEL);
+        match (old, new) {
+            (None, Some(_)) if is_channel => writeln!(text, "  {key}: added")?,
+            (Some(_), None) if is_channel => writeln!(text, "  {key}: removed")?,
+            _ => {
+                let [old, new] = [old, new].map(|value| value.as_deref().unwrap_or("unset"));
+                writeln!(text, "  {key}: {old} -> {new}{}", reader(key))?;
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// The gateway reads no table of another process, so it cannot refuse a change there.
+fn reader(key: &str) -> &'static str {
+    match key.split_once('.') {
+        Some(("live", _)) => " (for the next start of mdgw live)",
+        Some(("journal", _)) => " (for the next start of mdgw journal)",
+        Some(("nats", _)) => " (for the next start of mdgw nats)",
+        _ => "",
+    }
+}
+
+/// Each line below the heading.
+fn indented(lines: &str) -> String {
+    lines.lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// Longest wait for the result: below `TimeoutStartSec=` of the unit, which limits `ExecReload=` too. A channel with large books or
+/// a peer's state takes longest.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(110);
+/// How a gateway of an earlier version refuses the request.
+const UNKNOWN_REQUEST: &str = "unknown variant `reload`";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_answer_names_what_changed_and_what_waits_for_another_process() {
+        let value = |text: &str| Some(text.to_owned());
+        let changed = [
+            ("channel.two", None, value(WHOLE_CHANNEL)),
+            ("channel.three", value(WHOLE_CHANNEL), None),
+            ("latency.interval_ms", value("1000"), value("100")),
+            ("live.listen", None, value("127.0.0.1:13000")),
+        ]
+        .map(|(key, old, new)| Changed { key: key.to_owned(), old, new });
+        let answer = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": changed });
+        expect_test::expect![[r"
+            reloaded /etc/mdgw/mdgw.toml:
+              channel.two: added
+              channel.three: removed
+              latency.interval_ms: 1000 -> 100
+              live.listen: unset -> 127.0.0.1:13000 (for the next start of mdgw live)
+        "]]
+        .assert_eq(&text(&answer).unwrap());
+        let same = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": [] });
+        assert_eq!(text(&same).unwrap(), "reloaded /etc/mdgw/mdgw.toml: no setting differs\n");
+        let keys = json!({ "config": "/etc/mdgw/keys", "keys": 3 });
+        assert_eq!(text(&keys).unwrap(), "reloaded /etc/mdgw/keys: 3 keys\n");
+    }
+
+    #[test]
+    fn an_earlier_version_refuses_the_request_in_these_words() {
+        let unknown = serde_json::from_str::<Request>(r#"{"command":"fly"}"#).unwrap_err().to_string();
+        assert!(unknown.contains("unknown variant `fly`"), "{unknown}");
+    }
+
+    #[test]
+    fn the_wait_ends_before_the_unit_ends_the_command() {
+        let unit = include_str!("../../../../ops/systemd/mdgw.service");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStartSec="));
+        assert!(limit.and_then(|limit| limit.parse().ok()).is_some_and(|limit: u64| limit > ANSWER_TIMEOUT.as_secs()));
+    }
+}
