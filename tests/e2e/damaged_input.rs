@@ -210,6 +210,30 @@ fn check_reads_the_keys_of_live_clients() {
     }
 }
 
+/// As the keys of live clients: `mdgw nats` needs the file, and the gateway does not.
+#[test]
+fn check_reads_the_login_of_the_nats_sink() {
+    let fixture = GatewayFixture::new();
+    let (path, token) = (fixture.path("gateway.toml"), fixture.path("token"));
+    let table = format!("[nats]\nservers = [\"tls://127.0.0.1:4222\"]\ntoken_file = \"{}\"\n", text(&token));
+    fs::write(&path, fixture.config_text(&GatewayOptions::itch()) + &table).unwrap();
+    for (mode, expected) in [
+        (None, Some("cannot read password file")),
+        (Some(0o644), Some("mode 644 allows access by group or others")),
+        (Some(0o600), None),
+    ] {
+        if let Some(mode) = mode {
+            fs::write(&token, "secret-of-this-test").unwrap();
+            fs::set_permissions(&token, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let checked = process::run(["check", text(&path)]).expect_code(0).stdout;
+        let warning = checked.lines().find(|line| line.starts_with("warning: `mdgw nats` will not start: "));
+        assert_eq!(warning.is_some(), expected.is_some(), "{checked}");
+        assert!(warning.unwrap_or_default().contains(expected.unwrap_or_default()), "{checked}");
+        assert!(!checked.contains("secret-of-this-test"), "a token is never shown");
+    }
+}
+
 #[test]
 fn a_schema_not_carried_by_the_feed_is_refused() {
     let folder = tempfile::tempdir().unwrap();

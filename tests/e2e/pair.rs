@@ -10,3 +10,4 @@ mod pair_reload;
 mod pair_report;
 mod rejoin;
 mod takeover;
+mod voters;

@@ -49,6 +49,12 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
     let all = &week["channels"][0]["all"];
     assert_eq!(&all["counted"]["messages"], messages, "{week}");
     assert_eq!((&all["takeovers"], week["takeovers"].as_array().unwrap().len()), (&2.into(), 2));
+    // What a gateway leaves that is killed, or finds a full disk, before its log has a header.
+    let empty = pair.gateways.fixture(1).path("empty.hlog");
+    fs::write(&empty, "").unwrap();
+    let skipped = process::run(["report", text(first), text(&empty), "--week", "--json"]).expect_code(2);
+    assert!(skipped.stderr.contains("empty.hlog: skipped") && skipped.stderr.contains("1 log without a day skipped"));
+    assert_eq!(&skipped.json()["channels"][0]["all"]["counted"]["messages"], messages);
     let table = with(&["--week"]).stdout;
     assert!(table.contains("days in UTC; latencies are wire to wire") && table.contains("  all "), "{table}");
 }

@@ -144,6 +144,7 @@ mod tests {
             (format!("a {KEY} * 0"), "line 1: sessions: must be 1 to"),
             (format!("{good}\na db-anotherTESTkey456789abcdefghi * 1"), "line 2: name \"a\" is used twice"),
             (format!("{good}\nb {KEY} * 1"), "line 2: the key of another name"),
+            ("# all removed\n".to_owned(), "no key in it"),
         ] {
             let error = ClientKeys::parse(&text).unwrap_err();
             assert!(error.contains(expected) && !error.contains("TESTkey"), "{error}");

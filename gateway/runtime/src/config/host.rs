@@ -805,6 +805,21 @@ mod tests {
     }
 
     #[test]
+    fn a_state_file_that_a_gateway_would_refuse_is_refused_without_a_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Resolved::shipped();
+        config.gateway.state_file = folder.path().join("state");
+        let of_state = |config: &Resolved| {
+            Host::asked(config).refused.into_iter().filter(|fault| fault.contains("state file")).collect::<Vec<_>>()
+        };
+        assert_eq!(of_state(&config), [""; 0], "a first start");
+        for damaged in ["", "{\"event\""] {
+            fs::write(&config.gateway.state_file, damaged).unwrap();
+            assert_eq!(of_state(&config).len(), 1, "{damaged:?}");
+        }
+    }
+
+    #[test]
     fn a_missing_directory_is_checked_at_its_nearest_existing_parent() {
         let folder = tempfile::tempdir().unwrap();
         check_writable(folder.path()).unwrap();
