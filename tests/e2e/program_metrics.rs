@@ -137,17 +137,17 @@ fn the_journal_exports_what_it_read_and_closed() {
     let table = format!("directory = \"{}\"\nfree_bytes_min = 0", text(&fixture.path("journal")));
     let journal = Program::start(&python, &fixture, "journal", &table);
     journal.wait_until_ready();
-    assert_eq!((journal.value("writing"), journal.value("closed_total")), (1.0, 0.0));
+    assert_eq!((journal.value("writing"), journal.value("files_closed_total")), (1.0, 0.0));
     day.play_first_half(&fixture);
     day.play_second_half(&fixture);
-    journal.wait_for("closed_total", 1.0);
+    journal.wait_for("files_closed_total", 1.0);
     assert!(journal.value("closed_records_total") > 5_000.0 && journal.value("closed_bytes_total") > 100_000.0);
     wait_until("all logs are read", || journal.value("behind_seconds") < 1.0);
     let samples = journal.scrape();
     assert_eq!(samples["mdgw_alarms_total{alarm=journal-stopped}"], 0.0);
     // Heartbeats are no entries, so nothing is added after the day.
     journal.stop(&[
-        ("closed", "closed_total"),
+        ("closed", "files_closed_total"),
         ("records in them", "closed_records_total"),
         ("bytes", "closed_bytes_total"),
         ("holes", "closed_holes_total"),

@@ -99,7 +99,7 @@ fn metrics(journal: &Journal, current_at: Instant) -> JournalMetrics {
         behind_ns: u64::try_from(current_at.elapsed().as_nanos()).unwrap_or(u64::MAX),
         writing: journal.is_writing().into(),
         stops,
-        closed,
+        files_closed: closed,
         closed_records,
         closed_bytes,
         closed_holes,

@@ -44,7 +44,7 @@ counter_block! {
         behind_ns: Gauge, Nanoseconds, "time since all logs were last read to their ends; grows while the journal cannot write or keep up";
         writing: Gauge, None, "1: the journals are written; 0: no log is there yet, or the journal has stopped since it cannot write";
         stops: Counter, None, "times that the journals could not be written and writing stopped";
-        closed: Counter, None, "journals that were closed, one for each dataset and day";
+        files_closed: Counter, None, "journals that were closed, one for each dataset and day";
         closed_records: Counter, Records, "records of the closed journals";
         closed_bytes: Counter, Bytes, "bytes of the closed journals, before compression";
         closed_holes: Counter, None, "ranges of messages in the closed journals that the publication log no longer had";
