@@ -85,7 +85,8 @@ impl Args {
 fn text(answer: &Value) -> anyhow::Result<String> {
     let file = answer["config"].as_str().unwrap_or_default();
     if let Some(count) = answer["keys"].as_u64() {
-        return Ok(format!("reloaded {file}: {count} keys\n"));
+        let keys = if count == 1 { "key" } else { "keys" };
+        return Ok(format!("reloaded {file}: {count} {keys}\n"));
     }
     let changed: Vec<Changed> = serde_json::from_value(answer["changed"].clone()).context("read the answer")?;
     if changed.is_empty() {
