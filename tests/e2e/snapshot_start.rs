@@ -74,6 +74,31 @@ fn a_snapshot_does_not_need_the_log_of_the_morning() {
     assert_eq!(content.suspect_records, 0, "{content:?}");
 }
 
+/// The subscriber sleeps while more is published than its socket and the log hold.
+#[test]
+fn books_that_lost_messages_for_good_are_right_again_from_a_snapshot() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 240_000);
+    let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 2 << 20, ..options() };
+    let gateway = day.gateway(&fixture, &wanted);
+    let (tail, out) = day.tail(&fixture, "losing.dbn", &["--rebuild"]);
+    tail.signal(Signal::Stop);
+    day.play_first_half(&fixture);
+    tail.signal(Signal::Continue);
+    tail.wait_for_stderr("lost [");
+    tail.wait_for_stderr("books are suspect");
+    day.play_second_half(&fixture);
+    let tail = tail.end();
+    assert!(tail.stderr.contains("books are right again"), "{}", tail.stderr);
+    let tail = tail.expect_code(1);
+    let (expected, whole) = ConsumerBooks::of_file(&day.expected);
+    let (found, content) = ConsumerBooks::of_file(&fs::read(out).unwrap());
+    assert!(content.snapshot_records > 0 && content.suspect_records == 0, "{content:?}");
+    assert!(content.live_records < whole.live_records, "nothing was lost: {}", tail.stderr);
+    assert!(found.orders == expected.orders, "the books differ: {content:?}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// As with an older gateway, which does not know the request.
 #[test]
 fn without_a_service_that_has_snapshots_the_session_comes_from_the_log() {
