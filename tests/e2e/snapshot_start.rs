@@ -6,6 +6,7 @@ use std::{collections::HashSet, fs, path::Path};
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
 use mdgw_tests::{
+    elected_pair::ElectedPair,
     feeds::{self, Packet},
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     order_books::{ConsumerBooks, FileContent},
@@ -164,6 +165,46 @@ fn a_late_starter_has_the_levels_of_the_whole_day() {
     assert_eq!((content.snapshot_records, content.suspect_records), (SYMBOLS.len(), 0));
     assert!(found.levels == books.levels, "the levels differ");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Gateway 1 restarts without its log: its books of the morning are a copy of its peer's. Then it leads alone.
+#[test]
+fn snapshots_are_right_after_a_failover_to_a_gateway_with_its_peers_state() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..options() });
+    pair.start(1);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    pair.wait_until_eligible(2);
+    let [first, second] = [1, 2].map(|node| pair.gateways.fixture(node));
+    let (day, output, other_service) = (TradingDay::of(first, 20_000), first.output, second.retransmission.to_string());
+    let tail = |pair: &ElectedPair, name: &str, more: &[&str]| {
+        let fixture = pair.gateways.fixture(1);
+        let out = fixture.path(name);
+        let fixed = ["--retransmission", &other_service, "--schema", "mbo", "--ts-recv", "none", "--until-ended"];
+        (fixture.start_tail(output, &[fixed.as_slice(), &["-o", text(&out)], more].concat()), out)
+    };
+    day.play_first_half(first);
+    pair.gateways.kill(1);
+    fs::remove_dir_all(pair.gateways.fixture(1).path("log")).unwrap();
+    pair.wait_until_leads(2);
+    pair.start(1);
+    let _copied = pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
+    pair.wait_until_eligible(1);
+    let of_the_old_leader = tail(&pair, "old.dbn", &[FROM_SNAPSHOT]);
+    of_the_old_leader.0.wait_for_stderr("snapshot of the state before message");
+    pair.gateways.kill(2);
+    pair.wait_until_leads(1);
+    let of_the_new_leader = tail(&pair, "new.dbn", &[FROM_SNAPSHOT]);
+    of_the_new_leader.0.wait_for_stderr("snapshot of the state before message");
+    let without_state = tail(&pair, "live.dbn", &["--from-now", "--rebuild"]);
+    without_state.0.wait_for_stderr("books are suspect");
+    without_state.0.wait_for_stderr("books are right again");
+    day.play_second_half(pair.gateways.fixture(1));
+    for (tail, out) in [of_the_old_leader, of_the_new_leader, without_state] {
+        let content = check_books(&day, tail, &out);
+        assert_eq!(content.suspect_records, 0, "{}: {content:?}", out.display());
+    }
+    let _stopped = pair.gateways.stop(1);
 }
 
 const SYMBOLS: [[u8; 8]; 5] = [*b"AAA     ", *b"BBB     ", *b"CCC     ", *b"DDD     ", *b"EEE     "];
