@@ -5,6 +5,7 @@ use std::{collections::HashSet, fs, path::Path};
 
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
+use mdgw_status::control::{Request, send_request};
 use mdgw_tests::{
     elected_pair::ElectedPair,
     feeds::{self, Packet},
@@ -12,7 +13,7 @@ use mdgw_tests::{
     order_books::{ConsumerBooks, FileContent},
     process::{self, MdgwProcess, Signal},
     relay::LossyRelay,
-    trading_day::{TradingDay, play},
+    trading_day::{DATE, TradingDay, play},
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -73,6 +74,27 @@ fn a_snapshot_does_not_need_the_log_of_the_morning() {
     let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..options() };
     let content = start_at_midday(60_000, &wanted);
     assert_eq!(content.suspect_records, 0, "{content:?}");
+}
+
+/// What the service has done for a late starter is counted.
+#[test]
+fn snapshots_that_were_taken_and_served_are_counted() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 4_000);
+    let wanted = GatewayOptions { has_recovery: false, ..options() };
+    let (gateway, socket) = fixture.controlled_gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    day.play_first_half(&fixture);
+    let (tail, out) = day.tail(&fixture, "late.dbn", &[FROM_SNAPSHOT]);
+    tail.wait_for_stderr("snapshot of the state before message");
+    day.play_second_half(&fixture);
+    let content = check_books(&day, tail, &out);
+    let status = send_request(&socket, &Request::Snapshot {}).unwrap();
+    let counts = &status["channels"][0]["book_snapshots"];
+    let count = |name: &str| counts[name].as_u64().unwrap();
+    assert!(count("taken") >= 1 && count("served") >= 1 && count("suspect") == 0, "{counts}");
+    assert!(count("duration_last_ns") > 0, "{counts}");
+    assert!(count("bytes") as usize > content.snapshot_records * size_of::<dbn::MboMsg>(), "{counts}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// The subscriber sleeps while more is published than its socket and the log hold.
