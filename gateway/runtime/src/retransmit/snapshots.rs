@@ -294,10 +294,12 @@ impl SnapshotTaker {
             self.next_image = self.next_image.wrapping_add(1).max(1);
             let begin = mono_now();
             let image = Image::new(self.next_image, position, channel.state.snapshot(), channel.record_bytes_max);
-            channel.count(&image.totals, mono_now().since(begin));
+            let duration_ns = mono_now().since(begin);
+            channel.count(&image.totals, duration_ns);
             if let Some(of_channel) = self.store.lock().get_mut(&channel.id) {
                 of_channel.is_wanted = false;
-                of_channel.push(image, now);
+                // Its age counts from here: an image that took longer than it stays fresh would never be offered.
+                of_channel.push(image, now.plus(duration_ns));
             }
         }
         more

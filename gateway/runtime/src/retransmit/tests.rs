@@ -81,7 +81,7 @@ impl ServiceFixture {
     }
 
     /// Writes messages of this range to the log, each from its own datagram and with one record of that type.
-    fn messages(&mut self, range: std::ops::Range<u64>, record_type: u8) {
+    fn messages(&mut self, range: Range<u64>, record_type: u8) {
         for sequence in range {
             self.maintenance.run_once(NOW.0);
             let mut record = [0; 520];
