@@ -93,7 +93,7 @@ fn snapshots_that_were_taken_and_served_are_counted() {
     let count = |name: &str| counts[name].as_u64().unwrap();
     assert!(count("taken") >= 1 && count("served") >= 1 && count("suspect") == 0, "{counts}");
     assert!(count("duration_last_ns") > 0, "{counts}");
-    assert!(count("bytes") as usize > content.snapshot_records * size_of::<dbn::MboMsg>(), "{counts}");
+    assert!(count("bytes") > (content.snapshot_records * size_of::<dbn::MboMsg>()) as u64, "{counts}");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

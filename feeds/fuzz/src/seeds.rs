@@ -97,7 +97,7 @@ fn snapshot(order: &[u32]) -> Vec<u8> {
         let body = chunk_frames(&image, *chunk, 5, 2, &chunks[*chunk as usize]);
         let mut datagram = [0; PACKET_BYTES_MAX];
         let length = write_packet(&meta, &body, &mut datagram).expect("a chunk fits");
-        input.extend_from_slice(&(length as u16).to_le_bytes());
+        input.extend_from_slice(&u16::try_from(length).expect("datagrams are shorter").to_le_bytes());
         input.extend_from_slice(&datagram[..length]);
     }
     input
