@@ -225,9 +225,9 @@ impl VirtualGateway {
         };
         let limits = &self.limits;
         if self.responder.is_none() {
-            self.taker = self
-                .images_behind
-                .map(|behind| SnapshotTaker::behind_image(behind, &[served.clone()], &Arc::default()).unwrap());
+            self.taker = self.images_behind.map(|behind| {
+                SnapshotTaker::behind_image(behind, std::slice::from_ref(&served), &Arc::default()).unwrap()
+            });
         }
         let taker = self.taker.as_mut();
         let responder = self.responder.get_or_insert_with(|| {

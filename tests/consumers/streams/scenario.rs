@@ -34,6 +34,9 @@ const AFTERWARDS_NS: u64 = 3_000 * MS;
 /// Time of the first datagram, ns.
 const BEGIN_NS: u64 = 1_000 * MS;
 
+/// What becomes of a packet on its way.
+pub(crate) type Damage = Box<dyn FnMut(&mut Vec<u8>)>;
+
 /// A stream in the making.
 pub(crate) struct Scenario {
     name: String,
@@ -44,7 +47,7 @@ pub(crate) struct Scenario {
     /// Share of answer packets that are lost, by position in the stream.
     pub(crate) loses_answer: Box<dyn FnMut() -> bool>,
     /// Changes a packet of a service's answer before it is sent. One that it empties is lost.
-    pub(crate) damage: Box<dyn FnMut(&mut Vec<u8>)>,
+    pub(crate) damage: Damage,
     /// Time from one packet to the next, ns.
     pub(crate) interval: u64,
     /// Key of the packets' tags.

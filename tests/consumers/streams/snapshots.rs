@@ -1,6 +1,6 @@
 //! Starts by snapshot: whole images, and images that are lost, damaged or not right.
 
-use super::{BODY, FIRST, MS, NONE, Scenario, VirtualGateway};
+use super::{BODY, FIRST, MS, NONE, Scenario, VirtualGateway, scenario::Damage};
 
 /// Messages of the served log; the image is the state behind them: 20 orders of one instrument, in five chunks.
 const SERVED: u64 = 21;
@@ -123,7 +123,7 @@ fn damaged(name: &str, about: &str, count: usize, change: fn(&mut Vec<u8>)) -> S
     stream
 }
 
-fn on_chunks(mut left: usize, change: fn(&mut Vec<u8>)) -> Box<dyn FnMut(&mut Vec<u8>)> {
+fn on_chunks(mut left: usize, change: fn(&mut Vec<u8>)) -> Damage {
     Box::new(move |packet| {
         // RETRANSMISSION and SNAPSHOT.
         if packet[5] == 6 && left > 0 {
