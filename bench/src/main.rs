@@ -67,6 +67,8 @@ enum Scenario {
     /// A reader of `shared-memory`.
     #[command(hide = true)]
     SharedMemoryReader(scenario::shared_memory::ReaderArgs),
+    /// How long a late start by snapshot takes, and what it costs the thread of the channel.
+    SnapshotStart(scenario::snapshot_start::SnapshotStartOptions),
     /// Wire to wire, seen from outside: the gateway as a program, over a bare loop that receives and sends again.
     Wire(Box<scenario::wire::WireOptions>),
 }
@@ -112,6 +114,7 @@ fn main() -> Result<()> {
         Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
         Scenario::SharedMemory(options) => scenario::shared_memory::run(&options),
         Scenario::SharedMemoryReader(args) => scenario::shared_memory::run_reader(&args),
+        Scenario::SnapshotStart(options) => scenario::snapshot_start::run(&options),
         Scenario::Wire(options) => scenario::wire::run(&options),
     }
 }

@@ -9,5 +9,6 @@ pub(crate) mod end_to_end;
 pub(crate) mod kernel_fence;
 pub(crate) mod once;
 pub(crate) mod shared_memory;
+pub(crate) mod snapshot_start;
 pub(crate) mod turn;
 pub(crate) mod wire;

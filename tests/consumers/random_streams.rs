@@ -45,7 +45,7 @@ fn stream(seed: u64) -> Scenario {
     let mut random = Random::new(seed);
     let lines = 1 + random.below(2);
     let services = random.below(3);
-    let start = ["session", "day", "live"][usize::try_from(random.below(3)).unwrap()];
+    let start = ["session", "day", "live", "snapshot"][usize::try_from(random.below(4)).unwrap()];
     let window = [64, 256][usize::try_from(random.below(2)).unwrap()];
     let (attempts, per_request) = (1 + random.below(4), 1 + random.below(50));
     let settings = format!(
@@ -63,7 +63,11 @@ fn stream(seed: u64) -> Scenario {
         // Some logs have lost their beginning.
         let skipped = if random.chance(0.3) { random.below(20) } else { 0 };
         let body = usize::try_from(bodies[usize::try_from(number).unwrap() % 2]).unwrap();
-        stream.serve(log(&sessions, &mut random, body, skipped));
+        let mut served = log(&sessions, &mut random, body, skipped);
+        if start == "snapshot" && random.chance(0.8) {
+            served.serve_snapshots(u32::try_from(100 * (number + 1)).unwrap());
+        }
+        stream.serve(served);
         if random.chance(0.15) {
             stream.silence(usize::try_from(number).unwrap());
         }

@@ -35,10 +35,12 @@ impl ReplayedReceiver {
             start: match text::setting(settings, "start") {
                 Some("day") => StartFrom::OldestOfDay,
                 Some("live") => StartFrom::Live,
+                Some("snapshot") => StartFrom::Snapshot,
                 _ => StartFrom::OldestOfSession,
             },
             tags: TagPolicy { keys, accepts_untagged: number("accepts_untagged", 0) == 1 },
             window_packets: usize::try_from(number("window", 256)).unwrap(),
+            snapshot_bytes_max: number("snapshot_bytes_max", 1 << 20),
             message_bytes_max: usize::try_from(number("message_bytes_max", 1 << 16)).unwrap(),
             service: (services > 0).then(|| ServiceConfig {
                 service_count: services,

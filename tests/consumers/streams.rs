@@ -1,6 +1,7 @@
 //! Streams: what a receiver gets, datagram by datagram, and what it makes of it. Gateways and services are the product's own.
 
 mod scenario;
+mod snapshots;
 
 use mdgw_feeds::{
     channel::ChannelState,
@@ -105,7 +106,7 @@ fn split_gateway_with(body: usize, is_first_alone: bool) -> VirtualGateway {
 
 /// Every named stream.
 fn all() -> Vec<Scenario> {
-    [one_line(), two_lines(), missing_messages(), sessions(), late_starts(), epochs(), tags()]
+    [one_line(), two_lines(), missing_messages(), sessions(), late_starts(), snapshots::all(), epochs(), tags()]
         .into_iter()
         .flatten()
         .collect()

@@ -132,7 +132,12 @@ static void begin_stream(const char *line)
     config.lines = (unsigned)number(line, "lines", 1);
     config.services = (unsigned)number(line, "services", 0);
     config.channels_max = 4;
-    config.start = !start || *start == 's' ? MDGW_START_SESSION : *start == 'd' ? MDGW_START_DAY : MDGW_START_LIVE;
+    config.start = MDGW_START_SESSION;
+    if (start && strncmp(start, "snapshot", 8) == 0)
+        config.start = MDGW_START_SNAPSHOT;
+    else if (start && *start != 's')
+        config.start = *start == 'd' ? MDGW_START_DAY : MDGW_START_LIVE;
+    config.snapshot_bytes_max = (size_t)number(line, "snapshot_bytes_max", 1 << 20);
     config.window_packets = (size_t)number(line, "window", config.window_packets);
     config.attempts_max = (unsigned)number(line, "attempts", config.attempts_max);
     config.messages_per_request_max = number(line, "per_request", config.messages_per_request_max);

@@ -63,6 +63,7 @@ class Stream:
             for name in ("window", "attempts", "per_request", "message_bytes_max")
             if name in settings
         }
+        limits["snapshot_bytes_max"] = int(settings.get("snapshot_bytes_max", 1 << 20))
         config = mdgw.Config(
             start=settings.get("start", "session"), tag_keys=keys,
             accepts_untagged=settings.get("accepts_untagged") == "1", **limits,

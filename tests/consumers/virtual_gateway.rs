@@ -19,7 +19,7 @@ use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{Entry, LogOptions, OpenedLog, Position, Reader, Retention, SegmentMaintenance};
 use mdgw_runtime::{
     config::resolved::RetransmissionLimits,
-    retransmit::{Responder, ServedChannel},
+    retransmit::{Responder, ServedChannel, snapshots::SnapshotTaker},
 };
 use mdgw_sys::fence::Fence;
 use mdgw_tests::pair::{LogEntry, read_entries};
@@ -45,6 +45,9 @@ pub(crate) struct VirtualGateway {
     log: LogSink,
     maintenance: SegmentMaintenance,
     responder: Option<Responder>,
+    /// Number before that of its first image, if it serves snapshots.
+    images_behind: Option<u32>,
+    taker: Option<SnapshotTaker>,
     limits: RetransmissionLimits,
     body_bytes_max: usize,
     channel: ChannelId,
@@ -88,12 +91,30 @@ impl VirtualGateway {
             requesters_max: 8,
         };
         let (log, epoch) = (LogSink::new(writer), Epoch::new(7, 1));
-        Self { directory, log, maintenance, responder: None, limits, body_bytes_max, channel, epoch, now: START }
+        Self {
+            directory,
+            log,
+            maintenance,
+            responder: None,
+            images_behind: None,
+            taker: None,
+            limits,
+            body_bytes_max,
+            channel,
+            epoch,
+            now: START,
+        }
     }
 
     /// The epoch that its service names.
     pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
         self.epoch = epoch;
+        self.responder = None;
+    }
+
+    /// Its service takes snapshots, numbered from `behind` + 1 on.
+    pub(crate) fn serve_snapshots(&mut self, behind: u32) {
+        self.images_behind = Some(behind);
         self.responder = None;
     }
 
@@ -117,6 +138,17 @@ impl VirtualGateway {
         let body: Vec<u8> = (0..count).flat_map(|index| record(sequence, index, bytes, rtype)).collect();
         let meta = FrameMeta { flags, ..FrameMeta::message(Sequence(sequence), self.ts_recv(sequence), -5) };
         self.log().frame(&meta, count, &body);
+    }
+
+    /// A message that adds an order: its id is the sequence.
+    pub(crate) fn order(&mut self, sequence: u64) {
+        let mut record = record(sequence, 0, 56, MBO);
+        record[16..24].copy_from_slice(&sequence.to_le_bytes());
+        record[24..32].copy_from_slice(&(sequence * 1_000_000_000).to_le_bytes());
+        record[32..36].copy_from_slice(&100_u32.to_le_bytes());
+        (record[36], record[38], record[39]) = (dbn::flags::LAST, b'A', b'B');
+        let meta = FrameMeta::message(Sequence(sequence), self.ts_recv(sequence), -5);
+        self.log().frame(&meta, 1, &record);
     }
 
     /// Input sequences before `next` were handled.
@@ -182,6 +214,7 @@ impl VirtualGateway {
         let served = ServedChannel {
             group: GROUP,
             channel: self.channel,
+            name: "one".to_owned(),
             log_directory: self.directory.path().to_owned(),
             frame_bytes_max: self.body_bytes_max,
             tag_key: None,
@@ -191,8 +224,23 @@ impl VirtualGateway {
             initial: None,
         };
         let limits = &self.limits;
-        let responder = self.responder.get_or_insert_with(|| Responder::new(limits.clone(), vec![served]).unwrap());
+        if self.responder.is_none() {
+            self.taker = self.images_behind.map(|behind| {
+                SnapshotTaker::behind_image(behind, std::slice::from_ref(&served), &Arc::default()).unwrap()
+            });
+        }
+        let taker = self.taker.as_mut();
+        let responder = self.responder.get_or_insert_with(|| {
+            let mut responder = Responder::new(limits.clone(), vec![served]).unwrap();
+            if let Some(taker) = &taker {
+                responder.serve_snapshots(Arc::clone(taker.store()));
+            }
+            responder
+        });
         while responder.follow() {}
+        if let Some(taker) = taker {
+            while taker.turn(MonoNs(now.0)) {}
+        }
         let nonce = ServiceRequest::parse(request).map(|request| request.nonce);
         let mut packets = Vec::new();
         responder.answer(request, Ipv4Addr::new(10, 0, 0, 11), MonoNs(now.0), &mut |parts| {

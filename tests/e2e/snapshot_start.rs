@@ -5,13 +5,15 @@ use std::{collections::HashSet, fs, path::Path};
 
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
+use mdgw_status::control::{Request, send_request};
 use mdgw_tests::{
+    elected_pair::ElectedPair,
     feeds::{self, Packet},
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
     order_books::{ConsumerBooks, FileContent},
     process::{self, MdgwProcess, Signal},
     relay::LossyRelay,
-    trading_day::{TradingDay, play},
+    trading_day::{DATE, TradingDay, play},
 };
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -72,6 +74,52 @@ fn a_snapshot_does_not_need_the_log_of_the_morning() {
     let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 4 << 20, ..options() };
     let content = start_at_midday(60_000, &wanted);
     assert_eq!(content.suspect_records, 0, "{content:?}");
+}
+
+/// What the service has done for a late starter is counted.
+#[test]
+fn snapshots_that_were_taken_and_served_are_counted() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 4_000);
+    let wanted = GatewayOptions { has_recovery: false, ..options() };
+    let (gateway, socket) = fixture.controlled_gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    day.play_first_half(&fixture);
+    let (tail, out) = day.tail(&fixture, "late.dbn", &[FROM_SNAPSHOT]);
+    tail.wait_for_stderr("snapshot of the state before message");
+    day.play_second_half(&fixture);
+    let content = check_books(&day, tail, &out);
+    let status = send_request(&socket, &Request::Snapshot {}).unwrap();
+    let counts = &status["channels"][0]["book_snapshots"];
+    let count = |name: &str| counts[name].as_u64().unwrap();
+    assert!(count("taken") >= 1 && count("served") >= 1 && count("suspect") == 0, "{counts}");
+    assert!(count("duration_last_ns") > 0, "{counts}");
+    assert!(count("bytes") > (content.snapshot_records * size_of::<dbn::MboMsg>()) as u64, "{counts}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The subscriber sleeps while more is published than its socket and the log hold.
+#[test]
+fn books_that_lost_messages_for_good_are_right_again_from_a_snapshot() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 240_000);
+    let wanted = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 2 << 20, ..options() };
+    let gateway = day.gateway(&fixture, &wanted);
+    let (tail, out) = day.tail(&fixture, "losing.dbn", &["--rebuild"]);
+    tail.signal(Signal::Stop);
+    day.play_first_half(&fixture);
+    tail.signal(Signal::Continue);
+    tail.wait_for_stderr("lost [");
+    tail.wait_for_stderr("books are suspect");
+    day.play_second_half(&fixture);
+    let tail = tail.end();
+    assert!(tail.stderr.contains("books are right again"), "{}", tail.stderr);
+    let tail = tail.expect_code(1);
+    let (expected, whole) = ConsumerBooks::of_file(&day.expected);
+    let (found, content) = ConsumerBooks::of_file(&fs::read(out).unwrap());
+    assert!(content.snapshot_records > 0 && content.suspect_records == 0, "{content:?}");
+    assert!(content.live_records < whole.live_records, "nothing was lost: {}", tail.stderr);
+    assert!(found.orders == expected.orders, "the books differ: {content:?}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// As with an older gateway, which does not know the request.
@@ -139,6 +187,46 @@ fn a_late_starter_has_the_levels_of_the_whole_day() {
     assert_eq!((content.snapshot_records, content.suspect_records), (SYMBOLS.len(), 0));
     assert!(found.levels == books.levels, "the levels differ");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Gateway 1 restarts without its log: its books of the morning are a copy of its peer's. Then it leads alone.
+#[test]
+fn snapshots_are_right_after_a_failover_to_a_gateway_with_its_peers_state() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..options() });
+    pair.start(1);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    pair.wait_until_eligible(2);
+    let [first, second] = [1, 2].map(|node| pair.gateways.fixture(node));
+    let (day, output, other_service) = (TradingDay::of(first, 20_000), first.output, second.retransmission.to_string());
+    let tail = |pair: &ElectedPair, name: &str, more: &[&str]| {
+        let fixture = pair.gateways.fixture(1);
+        let out = fixture.path(name);
+        let fixed = ["--retransmission", &other_service, "--schema", "mbo", "--ts-recv", "none", "--until-ended"];
+        (fixture.start_tail(output, &[fixed.as_slice(), &["-o", text(&out)], more].concat()), out)
+    };
+    day.play_first_half(first);
+    pair.gateways.kill(1);
+    fs::remove_dir_all(pair.gateways.fixture(1).path("log")).unwrap();
+    pair.wait_until_leads(2);
+    pair.start(1);
+    let _copied = pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
+    pair.wait_until_eligible(1);
+    let of_the_old_leader = tail(&pair, "old.dbn", &[FROM_SNAPSHOT]);
+    of_the_old_leader.0.wait_for_stderr("snapshot of the state before message");
+    pair.gateways.kill(2);
+    pair.wait_until_leads(1);
+    let of_the_new_leader = tail(&pair, "new.dbn", &[FROM_SNAPSHOT]);
+    of_the_new_leader.0.wait_for_stderr("snapshot of the state before message");
+    let without_state = tail(&pair, "live.dbn", &["--from-now", "--rebuild"]);
+    without_state.0.wait_for_stderr("books are suspect");
+    without_state.0.wait_for_stderr("books are right again");
+    day.play_second_half(pair.gateways.fixture(1));
+    for (tail, out) in [of_the_old_leader, of_the_new_leader, without_state] {
+        let content = check_books(&day, tail, &out);
+        assert_eq!(content.suspect_records, 0, "{}: {content:?}", out.display());
+    }
+    let _stopped = pair.gateways.stop(1);
 }
 
 const SYMBOLS: [[u8; 8]; 5] = [*b"AAA     ", *b"BBB     ", *b"CCC     ", *b"DDD     ", *b"EEE     "];

@@ -437,7 +437,12 @@ impl Delivery {
             Item::Gap(gap) => Self::Gap(gap.first().0, gap.next().0),
             Item::Lost(gap) => Self::Lost(gap.first().0, gap.next().0),
             Item::EndOfSession => Self::End(session),
-            Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return None,
+            Item::Session
+            | Item::Definition { .. }
+            | Item::Snapshot { .. }
+            | Item::Repeated { .. }
+            | Item::Books(_)
+            | Item::State(_) => return None,
         })
     }
 }

@@ -66,7 +66,21 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
     ),
     (
         "bench",
-        &["captures", "election", "engine", "feeds", "log-reader", "publog", "simulator", "status", "sys", "telemetry"],
+        &[
+            "captures",
+            "election",
+            "engine",
+            "feeds",
+            "log-reader",
+            "pair",
+            "publog",
+            "runtime",
+            "simulator",
+            "status",
+            "subscriber",
+            "sys",
+            "telemetry",
+        ],
     ),
     (
         "tests",

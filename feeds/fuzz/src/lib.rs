@@ -15,8 +15,9 @@ use mdgw_feeds::{
     identity::{ChannelId, Feed, GroupId, Line, Sequence, Session},
     published::{
         packet::{Frames, PACKET_HEADER_BYTES, PacketFlags, parse_packet, write_packet},
-        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
+        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig, StartFrom},
         request::ServiceRequest,
+        snapshot::{ChunkOutcome, SnapshotAssembly, SnapshotChunk, checksum},
         tag::{TAG_BYTES, TagKey, TagPolicy, TagUse},
     },
     time::{MonoNs, TradingDate, UnixNs},
@@ -33,7 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("moldudp64", moldudp64),
     ("iextp", iextp),
     ("binaryfile", binaryfile),
@@ -45,6 +46,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("arbiter", arbiter),
     ("channel", channel),
     ("receiver", receiver),
+    ("snapshot", snapshot),
 ];
 
 /// Size of the length prefix of each piece, for an input that represents several datagrams.
@@ -291,6 +293,10 @@ pub fn receiver(input: &[u8]) {
         window_packets: 64,
         // Inputs of odd length configure services, so that the receiver sends requests.
         service: (input.len() % 2 == 1).then_some(service),
+        // Some start with a snapshot, and some take one when their books are suspect.
+        start: if input.len() % 4 == 3 { StartFrom::Snapshot } else { StartFrom::default() },
+        rebuilds_books: input.len() % 8 > 3,
+        snapshot_bytes_max: 1 << 16,
         ..ReceiverConfig::default()
     };
     let mut receiver = Receiver::new(config);
@@ -325,6 +331,44 @@ pub fn receiver(input: &[u8]) {
         while receiver.poll_request().is_some() {}
     }
     receiver.finish(&mut deliver);
+}
+
+/// Packets with chunks of a snapshot. What is complete has the records, the totals and the checksum that every chunk says; what is
+/// requested is missing.
+pub fn snapshot(input: &[u8]) {
+    const BYTES_MAX: u64 = 1 << 14;
+    const REQUESTED_MAX: u32 = 8;
+    let mut assembly = SnapshotAssembly::new(BYTES_MAX);
+    let mut rest = input;
+    while let Some(datagram) = next_datagram(&mut rest) {
+        let Ok(packet) = parse_packet(datagram) else { continue };
+        let Ok(chunk) = SnapshotChunk::from_packet(&packet) else { continue };
+        let outcome = assembly.add(&chunk);
+        if let Some(image) = assembly.image() {
+            assert!(image.record_bytes <= BYTES_MAX && image.chunk_count > 0, "{image:?}");
+        }
+        match outcome {
+            Ok(ChunkOutcome::Complete) => {
+                let image = *assembly.image().expect("complete");
+                let frames: Vec<_> = assembly.frames().collect();
+                let records = frames.iter().flat_map(|(_, records)| records.iter().copied()).collect::<Vec<u8>>();
+                assert_eq!((frames.len() as u64, checksum(&records)), (image.chunk_count.into(), image.checksum));
+                assert_eq!(records.len() as u64, image.record_bytes);
+                let is_end =
+                    |flag: FrameFlags| frames.iter().map(move |(header, _)| FrameFlags(header.flags).contains(flag));
+                assert_eq!(is_end(FrameFlags::FIRST_PART).position(|is_first| is_first), Some(0));
+                assert_eq!(is_end(FrameFlags::LAST_PART).position(|is_last| is_last), Some(frames.len() - 1));
+                assembly.clear();
+            }
+            Ok(ChunkOutcome::Damaged) => assert!(assembly.image().is_none()),
+            Ok(ChunkOutcome::Added) => {
+                let (first, next) = assembly.missing(REQUESTED_MAX);
+                assert!(first.image == chunk.image.image && first.chunk < next.chunk, "{first:?} {next:?}");
+                assert!(next.chunk <= chunk.image.chunk_count && next.chunk - first.chunk <= REQUESTED_MAX);
+            }
+            Err(_) => {}
+        }
+    }
 }
 
 /// A sink that asserts the order of its calls.

@@ -6,6 +6,7 @@ use mdgw_feeds::{
     published::{
         packet::{PACKET_BYTES_MAX, PacketFlags, PacketMeta, write_packet},
         request::{RequestKind, ServiceRequest},
+        snapshot::{SnapshotImage, checksum, chunk_frames},
         tag::TAG_BYTES,
     },
     time::{TradingDate, UnixNs},
@@ -61,7 +62,45 @@ pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
         ("arbiter", vec![vec![0, 0, 1, 2, 0, 1, 5, 2, 5, 0, 9, 0, 7, 0, 0, 0, 0, 1, 3, 9]]),
         ("channel", channels.into()),
         ("receiver", vec![receiver_input]),
+        ("snapshot", vec![snapshot(&[0, 1, 2]), snapshot(&[2, 0, 0, 1])]),
     ]
+}
+
+/// Chunks of an image of three, in that order, each with its length before it.
+fn snapshot(order: &[u32]) -> Vec<u8> {
+    let record = |number: u8| [&[14, 0xa0][..], &[number; 54]].concat();
+    let chunks = [1, 2, 3].map(|number| [record(number), record(number)].concat());
+    let records = chunks.concat();
+    let image = SnapshotImage {
+        image: 7,
+        next: Sequence(9),
+        chunk_count: 3,
+        checksum: checksum(&records),
+        record_count: 6,
+        record_bytes: records.len() as u64,
+        order_count: 5,
+        instrument_count: 1,
+        is_suspect: false,
+    };
+    let mut input = Vec::new();
+    for chunk in order {
+        let meta = PacketMeta {
+            flags: PacketFlags::RETRANSMISSION.with(PacketFlags::SNAPSHOT),
+            group: GroupId(1),
+            channel: ChannelId(1),
+            epoch: Epoch(1),
+            session: session(),
+            first: Sequence((*chunk).into()),
+            next: Sequence(u64::from(*chunk) + 1),
+            send_time_ns: 1,
+        };
+        let body = chunk_frames(&image, *chunk, 5, 2, &chunks[*chunk as usize]);
+        let mut datagram = [0; PACKET_BYTES_MAX];
+        let length = write_packet(&meta, &body, &mut datagram).expect("a chunk fits");
+        input.extend_from_slice(&u16::try_from(length).expect("datagrams are shorter").to_le_bytes());
+        input.extend_from_slice(&datagram[..length]);
+    }
+    input
 }
 
 /// One message of each type, of its own length, with printable content.

@@ -1,5 +1,7 @@
 //! The books of a channel by order, rebuilt from its mbo records.
 
+use std::collections::BTreeSet;
+
 use mdgw_feeds::book::{
     BookFault, BookLimits, BookView, Change, InstrumentIndex, OrderView, ReplaceChange, Side, orders::OrderBooks,
 };
@@ -139,7 +141,7 @@ impl Books {
     /// Appends the snapshot of the wanted instruments as mbo records: for each a clear, then its orders, bids and asks, best
     /// price first, by priority within a price. The last record of an instrument carries LAST.
     pub fn append_snapshot(&self, instruments: &[u32], head: &SnapshotHead, is_suspect: bool, out: &mut Vec<u8>) {
-        let wanted: std::collections::BTreeSet<u32> = instruments.iter().copied().collect();
+        let wanted: BTreeSet<u32> = instruments.iter().copied().collect();
         let orders = self.0.orders_where(|index| wanted.contains(&index.0));
         let mut rest = orders.as_slice();
         for instrument in &wanted {
@@ -149,16 +151,26 @@ impl Books {
         }
     }
 
-    /// Appends the snapshot of all instruments with an order, and returns how many they are.
-    pub fn append_all(&self, head: &SnapshotHead, is_suspect: impl Fn(u32) -> bool, out: &mut Vec<u8>) -> u32 {
+    /// Appends the snapshot of these instruments, ascending, and of all others with an order. An instrument without one has a clear
+    /// alone: a consumer may hold orders of it.
+    pub fn append_all(
+        &self,
+        instruments: &BTreeSet<u32>,
+        head: &SnapshotHead,
+        is_suspect: impl Fn(u32) -> bool,
+        out: &mut Vec<u8>,
+    ) {
         let orders = self.0.orders_where(|_| true);
-        let mut instrument_count = 0;
+        let mut without_orders = instruments.iter().copied().peekable();
         for own in orders.chunk_by(|order, next| order.instrument == next.instrument) {
-            let Some(first) = own.first() else { continue };
-            append_book(first.instrument.0, own, head, is_suspect(first.instrument.0), out);
-            instrument_count += 1;
+            let Some(instrument) = own.first().map(|order| order.instrument.0) else { continue };
+            while let Some(before) = without_orders.next_if(|before| *before < instrument) {
+                append_book(before, &[], head, is_suspect(before), out);
+            }
+            let _has_orders = without_orders.next_if_eq(&instrument);
+            append_book(instrument, own, head, is_suspect(instrument), out);
         }
-        instrument_count
+        without_orders.for_each(|instrument| append_book(instrument, &[], head, is_suspect(instrument), out));
     }
 }
 

@@ -37,6 +37,8 @@ struct Contents {
     initial: Option<InitialState>,
     /// Allocated with the first mbo record.
     books: Option<Box<Books>>,
+    /// Instruments that had an order in the session.
+    ordered: BTreeSet<u32>,
     latest: BTreeMap<(u32, u8), Latest>,
     /// Records of the message in progress, of which not all parts were read.
     message: Vec<u8>,
@@ -96,6 +98,7 @@ impl ChannelState {
             limits,
             initial: None,
             books: None,
+            ordered: BTreeSet::new(),
             latest: BTreeMap::new(),
             message: Vec::new(),
             session: None,
@@ -144,7 +147,7 @@ impl Contents {
         if let Some(books) = &self.books {
             out.reserve((books.order_count() + instruments.len()) * size_of::<dbn::MboMsg>());
             let is_suspect = |instrument| self.is_incomplete || self.suspect.contains(&instrument);
-            books.append_all(&self.head, is_suspect, out);
+            books.append_all(&self.ordered, &self.head, is_suspect, out);
             let (records, _) = out.as_chunks::<{ size_of::<dbn::MboMsg>() }>();
             instruments.extend(records.iter().map(|record| record::instrument_id(record)));
             snapshot.order_count = books.order_count() as u64;
@@ -201,6 +204,7 @@ impl Contents {
             let books = self.books.get_or_insert_with(|| Box::new(Books::new(limits)));
             for order in &initial.orders {
                 self.is_incomplete |= books.restore(order).is_err();
+                self.ordered.insert(order.instrument.0);
             }
         }
     }
@@ -210,6 +214,7 @@ impl Contents {
         if let Some(books) = &mut self.books {
             books.clear();
         }
+        self.ordered.clear();
         self.latest.clear();
         self.message.clear();
         self.suspect.clear();
@@ -280,6 +285,9 @@ impl Contents {
             self.suspect.remove(&mbo.instrument_id);
         }
         let limits = self.limits;
+        if mbo.action == b'A' && self.ordered.len() < limits.instruments_max as usize {
+            self.ordered.insert(mbo.instrument_id);
+        }
         let books = self.books.get_or_insert_with(|| Box::new(Books::new(limits)));
         // A cancel that is not the last of its event and an add are one replacement, which keeps nothing of the priority.
         let replaced = orders.cancelled.take();

@@ -352,7 +352,12 @@ impl Subscription {
                     }
                     Item::Gap(gap) => received.gap_messages += gap.count(),
                     Item::Lost(gap) => received.lost_messages += gap.count(),
-                    Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) | Item::EndOfSession => {}
+                    Item::Definition { .. }
+                    | Item::Snapshot { .. }
+                    | Item::Repeated { .. }
+                    | Item::Books(_)
+                    | Item::State(_)
+                    | Item::EndOfSession => {}
                 })?;
                 thread_shared.messages.store(received.digest.messages, Ordering::Relaxed);
             }

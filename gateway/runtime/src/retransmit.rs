@@ -20,6 +20,7 @@ mod tests;
 use std::{
     io::{self, IoSlice},
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    ops::Range,
     os::fd::AsFd,
     path::PathBuf,
     sync::Arc,
@@ -49,9 +50,12 @@ use mdgw_sys::{
     listener_counters::{ListenerCounters, Refusal},
     poll,
 };
-use mdgw_telemetry::counter_block;
+use mdgw_telemetry::{
+    counter_block,
+    counters::{CounterWriter, Registry},
+};
 use requesters::Requesters;
-use snapshots::{Offer, SnapshotStore};
+use snapshots::{Offer, SnapshotAnswers, SnapshotStore};
 use socket2::{SockAddr, SockRef};
 
 use crate::config::resolved::{RetransmissionConfig, RetransmissionLimits};
@@ -63,6 +67,8 @@ pub struct ServedChannel {
     pub group: GroupId,
     /// Id of the channel.
     pub channel: ChannelId,
+    /// Name of the channel, for its counters.
+    pub name: String,
     /// Directory of its log's segments.
     pub log_directory: PathBuf,
     /// Most bytes of frames in a packet.
@@ -109,6 +115,8 @@ pub struct Responder {
     /// Images of the channels' state, if snapshots are served.
     snapshots: Option<Arc<SnapshotStore>>,
     requesters: Requesters,
+    /// For the counters of channels.
+    registry: Arc<Registry>,
     counts: RetransmissionCounts,
     listener_counters: Arc<ListenerCounters>,
 }
@@ -132,26 +140,35 @@ struct Channel {
     served: ServedChannel,
     reader: Reader,
     definitions: Definitions,
+    snapshot_answers: SnapshotAnswers,
+    snapshot_counters: CounterWriter<SnapshotAnswers>,
 }
 
 impl Channel {
-    fn open(served: ServedChannel) -> Result<Self, LogError> {
+    fn open(served: ServedChannel, registry: &Registry) -> Result<Self, LogError> {
         let open = || Reader::open(&served.log_directory, served.channel.0);
         let definitions = Definitions::new(open()?, DEFINITIONS_BYTES_MAX);
-        Ok(Self { reader: open()?, definitions, served })
+        let snapshot_counters = registry.register(&served.name);
+        let snapshot_answers = SnapshotAnswers::default();
+        Ok(Self { reader: open()?, definitions, snapshot_answers, snapshot_counters, served })
     }
 }
 
 impl RetransmissionService {
-    /// Binds the socket and opens the logs.
+    /// Binds the socket and opens the logs. With snapshots, counters of the channels are added to the registry.
     ///
     /// # Errors
     /// When the address cannot be bound or a log cannot be read.
-    pub(crate) fn new(config: &RetransmissionConfig, served: Vec<ServedChannel>) -> Result<Self, ServiceError> {
+    pub(crate) fn new(
+        config: &RetransmissionConfig,
+        served: Vec<ServedChannel>,
+        registry: &Arc<Registry>,
+    ) -> Result<Self, ServiceError> {
         let bind = |source| ServiceError::Bind { address: config.listen, source };
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
         socket.set_nonblocking(true).map_err(bind)?;
-        Ok(Self { socket, responder: Responder::new(config.limits.clone(), served)? })
+        let registry = if config.snapshots { Arc::clone(registry) } else { Arc::default() };
+        Ok(Self { socket, responder: Responder::counting_in(registry, config.limits.clone(), served)? })
     }
 
     /// Serves snapshots from now on.
@@ -212,7 +229,8 @@ impl RetransmissionService {
     /// # Errors
     /// When its log cannot be read.
     pub(crate) fn add(&mut self, served: ServedChannel) -> Result<(), LogError> {
-        self.responder.channels.push(Channel::open(served)?);
+        let channel = Channel::open(served, &self.responder.registry)?;
+        self.responder.channels.push(channel);
         Ok(())
     }
 
@@ -239,9 +257,18 @@ impl Responder {
     /// # Errors
     /// When a log cannot be read.
     pub fn new(limits: RetransmissionLimits, served: Vec<ServedChannel>) -> Result<Self, LogError> {
-        let channels = served.into_iter().map(Channel::open).collect::<Result<_, LogError>>()?;
-        let (counts, listener_counters) = (RetransmissionCounts::default(), Arc::default());
-        Ok(Self { channels, snapshots: None, requesters: Requesters::new(limits), counts, listener_counters })
+        Self::counting_in(Arc::default(), limits, served)
+    }
+
+    fn counting_in(
+        registry: Arc<Registry>,
+        limits: RetransmissionLimits,
+        served: Vec<ServedChannel>,
+    ) -> Result<Self, LogError> {
+        let open = |channel| Channel::open(channel, &registry);
+        let channels = served.into_iter().map(open).collect::<Result<_, LogError>>()?;
+        let (requesters, counts) = (Requesters::new(limits), RetransmissionCounts::default());
+        Ok(Self { channels, snapshots: None, requesters, registry, counts, listener_counters: Arc::default() })
     }
 
     /// Serves snapshots from now on.
@@ -334,7 +361,19 @@ impl Responder {
                 let first = ChunkName::from_sequence(request.first);
                 let offer = snapshots
                     .map_or(Offer::Nothing, |store| store.offer(channel.served.channel, session, first.image, now));
-                answer.snapshot(&offer, first.chunk, ChunkName::from_sequence(request.next).chunk);
+                let chunks = answer.snapshot(&offer, first.chunk, ChunkName::from_sequence(request.next).chunk);
+                let counts = &mut channel.snapshot_answers;
+                match &offer {
+                    Offer::Image(image) => {
+                        counts.snapshot_requests += 1;
+                        counts.snapshot_chunks += u64::from(chunks.end.saturating_sub(chunks.start));
+                        counts.snapshots_served += u64::from(!chunks.is_empty() && chunks.end == image.chunk_count());
+                    }
+                    Offer::Preparing => counts.snapshot_requests_early += 1,
+                    Offer::Nothing => counts.snapshot_requests_gone += 1,
+                }
+                counts.snapshot_bytes += answer.bytes;
+                channel.snapshot_counters.publish(counts);
                 Ok(())
             }
             RequestKind::Epoch => {
@@ -432,14 +471,22 @@ impl Response<'_> {
         self.end(first, definitions.count(), PacketFlags::SNAPSHOT);
     }
 
-    /// The chunks `[first, next)` of an image. `[0, 1)` as the end of the answer without a chunk: ask again soon.
-    fn snapshot(&mut self, offer: &Offer, first: u32, next: u32) {
+    /// The chunks `[first, next)` of an image. `[0, 1)` as the end of the answer without a chunk: ask again soon. Returns which chunks
+    /// were sent.
+    fn snapshot(&mut self, offer: &Offer, first: u32, next: u32) -> Range<u32> {
         let image = match offer {
             Offer::Image(image) => image,
-            Offer::Preparing => return self.end(0, 1, PacketFlags::SNAPSHOT),
-            Offer::Nothing => return self.end(0, 0, PacketFlags::SNAPSHOT),
+            Offer::Preparing => {
+                self.end(0, 1, PacketFlags::SNAPSHOT);
+                return 0..0;
+            }
+            Offer::Nothing => {
+                self.end(0, 0, PacketFlags::SNAPSHOT);
+                return 0..0;
+            }
         };
-        let mut chunk = first.min(image.chunk_count());
+        let begin = first.min(image.chunk_count());
+        let mut chunk = begin;
         while let Some(payload) = image.frames(chunk).filter(|_| chunk < next) {
             let (first, next) = (u64::from(chunk), u64::from(chunk) + 1);
             let entry = Entry {
@@ -453,6 +500,7 @@ impl Response<'_> {
             chunk += 1;
         }
         self.end(chunk.into(), image.chunk_count().into(), PacketFlags::SNAPSHOT);
+        begin..chunk
     }
 
     /// Sends one packet, if the limits allow it.

@@ -173,6 +173,27 @@ pub struct ChannelSnapshot {
     pub lines: Vec<LineSnapshot>,
     /// Latencies by stage over the last interval.
     pub stages: Vec<StageSnapshot>,
+    /// Snapshots of its books for subscribers that start late.
+    pub book_snapshots: BookSnapshots,
+}
+
+/// Snapshots that the retransmission service has taken of a channel's books, and answers about them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BookSnapshots {
+    /// How many were taken.
+    pub taken: u64,
+    /// How many of them had suspect books.
+    pub suspect: u64,
+    /// How long the last one took, ns.
+    pub duration_last_ns: u64,
+    /// Answers with the last chunk of a snapshot.
+    pub served: u64,
+    /// Bytes of answers, headers included.
+    pub bytes: u64,
+    /// Requests that got no chunk: `early`, since the snapshot was being taken; `gone`, since there is no such image. Reasons without
+    /// a request are left out.
+    pub refused: BTreeMap<String, u64>,
 }
 
 /// Lead of one line: messages that arrived first here, among messages that arrived on at least two lines.
@@ -325,6 +346,7 @@ mod tests {
             silent_lines: vec!["B".to_owned()],
             lines: vec![line],
             stages: vec![stage],
+            book_snapshots: BookSnapshots::default(),
         };
         let thread = ThreadSnapshot { name: "main-0".to_owned(), role: "parked".to_owned(), busy_ns: 20 };
         let pool = PoolSnapshot {

@@ -1,6 +1,6 @@
 /* Prints what is published, one item on a line. Compile: cc -std=c11 -O2 -o example example.c mdgw_subscriber.c
  *
- * Usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] [--start session|day|live]
+ * Usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] [--start session|day|live|snapshot]
  *                [--channel N] [--trades] [--until-ended]
  * A line is ADDR:PORT. With --trades only trades are printed (mbo records with action T, and trades records). */
 #define _POSIX_C_SOURCE 200809L
@@ -141,7 +141,11 @@ int main(int argc, char **argv)
             config.tag_keys = (const uint8_t(*)[MDGW_TAG_KEY_BYTES])keys;
             config.tag_key_count = 1;
         } else if (strcmp(argv[i], "--start") == 0) {
-            config.start = *argv[++i] == 's' ? MDGW_START_SESSION : *argv[i] == 'd' ? MDGW_START_DAY : MDGW_START_LIVE;
+            i++;
+            config.start = strcmp(argv[i], "snapshot") == 0 ? MDGW_START_SNAPSHOT
+                           : *argv[i] == 's'                ? MDGW_START_SESSION
+                           : *argv[i] == 'd'                ? MDGW_START_DAY
+                                                            : MDGW_START_LIVE;
         } else if (strcmp(argv[i], "--channel") == 0) {
             channel = (uint16_t)strtoul(argv[++i], NULL, 10);
             config.channels = &channel;
@@ -152,7 +156,7 @@ int main(int argc, char **argv)
     }
     if (!is_valid || config.lines == 0) {
         fprintf(stderr, "usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] "
-                        "[--start session|day|live] [--channel N] [--trades] [--until-ended]\n");
+                        "[--start session|day|live|snapshot] [--channel N] [--trades] [--until-ended]\n");
         return 2;
     }
     mdgw_subscriber *subscriber =

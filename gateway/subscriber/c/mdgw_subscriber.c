@@ -31,7 +31,13 @@
 #define DATAGRAMS_PER_SOCKET_MAX 64
 /* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
 #define UNDRAINED_ROUNDS_MAX 128
-/* Of message_bytes_max and start_bytes_max, so that no size of memory wraps. */
+/* Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
+ * receiver does without; how often a service may ask for patience; bytes of a chunk's records, on average, at least. */
+#define CHUNKS_PER_REQUEST 128u
+#define IMAGES_MAX 8u
+#define WAITS_MAX 200u
+#define CHUNK_BYTES_MIN ((size_t)128)
+/* Of message_bytes_max, start_bytes_max and snapshot_bytes_max, so that no size of memory wraps. */
 #define CONFIGURED_BYTES_MAX ((size_t)1 << 30)
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -433,7 +439,38 @@ typedef struct gap {
 } gap;
 
 /* See the phases' diagram in the specification. */
-typedef enum phase { IDLE, QUERY_SESSIONS, QUERY_DEFINITIONS, QUERY_EXTENT, RUNNING, CLOSING } phase;
+typedef enum phase { IDLE, QUERY_SESSIONS, QUERY_DEFINITIONS, QUERY_SNAPSHOT, QUERY_EXTENT, RUNNING, CLOSING } phase;
+
+/* What all chunks of an image have in common. */
+typedef struct image {
+    uint32_t number, chunk_count, checksum, instrument_count;
+    uint64_t record_count, record_bytes, order_count;
+    uint64_t next; /* position: the first message that is not part of the state */
+    bool is_suspect;
+} image;
+
+/* A chunk that has arrived; `begin` is where its records are. */
+typedef struct chunk {
+    bool is_there;
+    uint8_t flags;
+    uint16_t body_bytes, record_count;
+    int32_t ts_in_delta;
+    uint32_t begin;
+    uint64_t ts_recv;
+} chunk;
+
+/* The snapshot of one session, from the service that first offered an acceptable one: complete or nothing. */
+typedef struct snapshot {
+    bool has_image, has_asked;
+    bool has_progress; /* a chunk arrived since the last request */
+    bool leaves_image; /* the answer to the last request is an image with suspect books, left for another service's */
+    unsigned service, asked_service, attempts, waits, suspect_images;
+    image image;
+    chunk *chunks;
+    uint8_t *records; /* in the order of arrival */
+    uint64_t record_bytes, record_count;
+    uint32_t missing_count, first_missing;
+} snapshot;
 
 typedef struct channel {
     struct mdgw_receiver *receiver;
@@ -450,6 +487,7 @@ typedef struct channel {
     uint64_t *definitions; /* delivered at the start of the session, ascending */
     size_t definition_count;
     extent extents[MDGW_SERVICES_MAX];
+    snapshot snapshot;
     /* Stream of items. */
     bool has_session, has_state, has_snapshot, has_session_end, has_reported_end;
     mdgw_session session;
@@ -503,7 +541,7 @@ struct mdgw_receiver {
     size_t channel_count, turn;
     selection *selections;
     size_t selection_count, selections_max;
-    void *blocks[10];
+    void *blocks[12];
     size_t block_count;
     /* Epochs. */
     epoch_phase epoch_phase;
@@ -555,6 +593,13 @@ static bool query_on_deadline(const mdgw_receiver *receiver, query *query, uint6
     if (query->deadline <= now)
         ask_next(receiver, query, now);
     return query->attempt <= max_u64(receiver->config.attempts_max, 1);
+}
+
+/* Part of the answer arrived: the rest gets new attempts. */
+static void on_progress(const mdgw_receiver *receiver, query *query, uint64_t now)
+{
+    query->attempt = 1;
+    query->deadline = plus(now, receiver->config.request_timeout_ns);
 }
 
 static bool has_asked_enough(const mdgw_receiver *receiver, const query *query)
@@ -1316,8 +1361,248 @@ static void start_running(channel *channel, uint64_t now)
         on_newer_session(channel, channel->next_session, NULL, now);
 }
 
+/* --- Start by snapshot ------------------------------------------------------------------------------------------------ */
+
+static uint32_t add_to_crc32(uint32_t crc, const uint8_t *data, size_t length)
+{
+    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+                                       0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    crc = ~crc;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= data[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+static void discard_image(snapshot *snapshot)
+{
+    snapshot->has_image = snapshot->has_progress = false;
+}
+
+static void reset_snapshot(snapshot *snapshot)
+{
+    discard_image(snapshot);
+    snapshot->attempts = snapshot->waits = snapshot->suspect_images = 0;
+    snapshot->leaves_image = false;
+}
+
+/* The first missing chunks. Image 0 before the first chunk. */
+static void request_chunks(snapshot *snapshot, mdgw_request *request)
+{
+    snapshot->has_progress = snapshot->leaves_image = false;
+    request->kind = MDGW_SNAPSHOT_CHUNKS;
+    request->first = 0;
+    request->next = CHUNKS_PER_REQUEST;
+    if (!snapshot->has_image)
+        return;
+    while (snapshot->first_missing < snapshot->image.chunk_count && snapshot->chunks[snapshot->first_missing].is_there)
+        snapshot->first_missing++;
+    uint32_t next = (uint32_t)min_u64((uint64_t)snapshot->first_missing + CHUNKS_PER_REQUEST, snapshot->image.chunk_count);
+    /* Chunks behind the last one missing in the range have arrived. */
+    while (next > snapshot->first_missing && snapshot->chunks[next - 1].is_there)
+        next--;
+    request->first = (uint64_t)snapshot->image.number << 32 | snapshot->first_missing;
+    request->next = (uint64_t)snapshot->image.number << 32 | next;
+}
+
+static mdgw_reason parse_chunk(const mdgw_packet *packet, image *image, uint32_t *number, mdgw_frame *frame)
+{
+    mdgw_frame head, surplus;
+    size_t offset = 0;
+    if (packet->flags != (MDGW_RETRANSMISSION | MDGW_SNAPSHOT_PACKET) ||
+        !mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &head) ||
+        !mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, frame) ||
+        mdgw_next_frame(packet->frames, packet->frames_bytes, &offset, &surplus) || head.kind != MDGW_KIND_SNAPSHOT_CHUNK ||
+        frame->kind != MDGW_KIND_SNAPSHOT)
+        return MDGW_PROTOCOL_MISMATCH;
+    const uint8_t *body = head.body;
+    *number = (uint32_t)load(body + 4, 4);
+    *image = (struct image){
+        .number = (uint32_t)load(body, 4),
+        .chunk_count = (uint32_t)load(body + 8, 4),
+        .checksum = (uint32_t)load(body + 12, 4),
+        .record_count = load(body + 16, 8),
+        .record_bytes = load(body + 24, 8),
+        .order_count = load(body + 32, 8),
+        .instrument_count = (uint32_t)load(body + 40, 4),
+        .next = head.sequence,
+        .is_suspect = head.flags & MDGW_SUSPECT,
+    };
+    bool is_empty = image->record_count == 0 && image->record_bytes == 0 && image->chunk_count == 1;
+    bool is_sound = image->number != 0 && image->next > 0 && *number < image->chunk_count &&
+                    (image->record_count >= image->chunk_count || is_empty) && image->record_bytes / 16 >= image->record_count &&
+                    image->order_count <= image->record_count;
+    if (!is_sound || frame->sequence != head.sequence || packet->first != *number || packet->next != (uint64_t)*number + 1)
+        return MDGW_FIELD_INVALID;
+    return MDGW_USED;
+}
+
+static bool is_same_image(const image *a, const image *b)
+{
+    return a->number == b->number && a->chunk_count == b->chunk_count && a->checksum == b->checksum &&
+           a->instrument_count == b->instrument_count && a->record_count == b->record_count && a->record_bytes == b->record_bytes &&
+           a->order_count == b->order_count && a->next == b->next && a->is_suspect == b->is_suspect;
+}
+
+/* Each service is asked for a snapshot without suspect books first. */
+static mdgw_reason begin_image(channel *channel, const image *image, unsigned service)
+{
+    const mdgw_config *config = &channel->receiver->config;
+    snapshot *snapshot = &channel->snapshot;
+    if (image->is_suspect && (snapshot->leaves_image || snapshot->suspect_images + 1 < config->services)) {
+        /* Once per answer: its other chunks are refused too. */
+        snapshot->suspect_images += !snapshot->leaves_image;
+        snapshot->leaves_image = true;
+        return MDGW_ANSWER_UNREQUESTED;
+    }
+    snapshot->attempts++;
+    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1)
+        return MDGW_WINDOW_FULL;
+    snapshot->has_image = true;
+    snapshot->service = service;
+    snapshot->image = *image;
+    snapshot->record_bytes = snapshot->record_count = 0;
+    snapshot->first_missing = 0;
+    snapshot->missing_count = image->chunk_count;
+    memset(snapshot->chunks, 0, image->chunk_count * sizeof *snapshot->chunks);
+    return MDGW_USED;
+}
+
+static mdgw_reason add_chunk(snapshot *snapshot, uint32_t number, const mdgw_frame *frame)
+{
+    chunk *chunk = &snapshot->chunks[number];
+    if (chunk->is_there)
+        return MDGW_DUPLICATE;
+    if (snapshot->record_bytes + frame->body_bytes > snapshot->image.record_bytes)
+        return MDGW_WINDOW_FULL;
+    *chunk = (struct chunk){.is_there = true,
+                            .flags = frame->flags,
+                            .body_bytes = frame->body_bytes,
+                            .record_count = frame->record_count,
+                            .ts_in_delta = frame->ts_in_delta,
+                            .begin = (uint32_t)snapshot->record_bytes,
+                            .ts_recv = frame->ts_recv};
+    memcpy(snapshot->records + snapshot->record_bytes, frame->body, frame->body_bytes);
+    snapshot->record_bytes += frame->body_bytes;
+    snapshot->record_count += frame->record_count;
+    snapshot->missing_count--;
+    return MDGW_USED;
+}
+
+/* All chunks are there: whether they agree with the totals and the checksum. */
+static bool is_whole(const snapshot *snapshot)
+{
+    uint32_t checksum = 0;
+    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++)
+        checksum = add_to_crc32(checksum, snapshot->records + snapshot->chunks[i].begin, snapshot->chunks[i].body_bytes);
+    return snapshot->record_bytes == snapshot->image.record_bytes && snapshot->record_count == snapshot->image.record_count &&
+           checksum == snapshot->image.checksum;
+}
+
+static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, uint64_t now)
+{
+    snapshot *snapshot = &channel->snapshot;
+    bool has_more = packet->first < packet->next;
+    if (snapshot->has_image && snapshot->has_progress) {
+        request_next_piece(channel->receiver, &channel->query, now);
+    } else if (snapshot->has_image && !has_more && packet->next == 0) {
+        /* The service has lost the image, as after a restart. */
+        discard_image(snapshot);
+        if (snapshot->attempts < IMAGES_MAX)
+            request_next_piece(channel->receiver, &channel->query, now);
+    } else if (!snapshot->has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
+        /* Not a chunk was sent: the service is about to take the snapshot. */
+        snapshot->waits++;
+        on_progress(channel->receiver, &channel->query, now);
+    }
+}
+
+/* All chunks are there: delivers them, and continues with the message at their position. */
+static void finish_snapshot(channel *channel, uint64_t now)
+{
+    snapshot *snapshot = &channel->snapshot;
+    uint64_t next = snapshot->image.next;
+    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++) {
+        const chunk *chunk = &snapshot->chunks[i];
+        bool is_last = i + 1 == snapshot->image.chunk_count;
+        mdgw_frame frame = {.sequence = next,
+                            .ts_recv = chunk->ts_recv,
+                            .ts_in_delta = chunk->ts_in_delta,
+                            .record_count = chunk->record_count,
+                            .kind = MDGW_KIND_SNAPSHOT,
+                            .flags = (uint8_t)((chunk->flags & ~(MDGW_FIRST_PART | MDGW_LAST_PART)) | (i == 0 ? MDGW_FIRST_PART : 0) |
+                                               (is_last ? MDGW_LAST_PART : 0))};
+        emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, snapshot->records + chunk->begin, chunk->body_bytes);
+    }
+    reset_snapshot(snapshot);
+    channel->receiver->counts.snapshots++;
+    bool has_skipped = channel->has_skipped;
+    channel->has_skipped = false;
+    start_at(channel, next);
+    /* What was published meanwhile is requested. A refusal shows as a loss when the session is left. */
+    if (has_skipped && channel->skipped_next > next)
+        announce(channel, MDGW_SERVICE_LINE, channel->skipped_next << 16, now);
+    start_running(channel, now);
+}
+
+static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
+{
+    snapshot *snapshot = &channel->snapshot;
+    if ((snapshot->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
+        return MDGW_ANSWER_UNREQUESTED;
+    if (packet->flags & MDGW_HEARTBEAT) {
+        accept_snapshot_end(channel, packet, now);
+        return MDGW_USED;
+    }
+    image image;
+    uint32_t number;
+    mdgw_frame frame;
+    mdgw_reason reason = parse_chunk(packet, &image, &number, &frame);
+    if (reason == MDGW_USED && !snapshot->has_image)
+        reason = begin_image(channel, &image, service);
+    if (reason == MDGW_USED)
+        reason = is_same_image(&image, &snapshot->image) ? add_chunk(snapshot, number, &frame) : MDGW_ANSWER_UNREQUESTED;
+    if (reason != MDGW_USED)
+        return reason;
+    if (snapshot->missing_count > 0) {
+        snapshot->has_progress = true;
+        on_progress(channel->receiver, &channel->query, now);
+        return MDGW_USED;
+    }
+    if (is_whole(snapshot)) {
+        finish_snapshot(channel, now);
+        return MDGW_USED;
+    }
+    discard_image(snapshot);
+    if (snapshot->attempts < IMAGES_MAX)
+        request_next_piece(channel->receiver, &channel->query, now);
+    return MDGW_FIELD_INVALID;
+}
+
+/* No service went on with its snapshot: another one is asked, or the session is delivered from the logs. */
+static void restart_snapshot(channel *channel, uint64_t now)
+{
+    bool had_image = channel->snapshot.has_image;
+    discard_image(&channel->snapshot);
+    if (had_image && channel->snapshot.attempts < IMAGES_MAX) {
+        set_phase(channel, QUERY_SNAPSHOT, true, now);
+        return;
+    }
+    channel->receiver->counts.snapshots_unavailable++;
+    clear_extents(channel);
+    set_phase(channel, QUERY_EXTENT, true, now);
+}
+
 static void after_definitions(channel *channel, uint64_t now)
 {
+    const mdgw_config *config = &channel->receiver->config;
+    if (config->start == MDGW_START_SNAPSHOT && config->services > 0 && !channel->has_previous_session) {
+        reset_snapshot(&channel->snapshot);
+        set_phase(channel, QUERY_SNAPSHOT, true, now);
+        return;
+    }
     if (channel->has_previous_session || channel->receiver->config.start != MDGW_START_LIVE) {
         clear_extents(channel);
         set_phase(channel, QUERY_EXTENT, true, now);
@@ -1329,7 +1614,8 @@ static void after_definitions(channel *channel, uint64_t now)
 
 static bool is_query_satisfied(const channel *channel)
 {
-    if (!channel->query.is_active)
+    /* The chunks of a snapshot say when it is complete. */
+    if (!channel->query.is_active || channel->phase == QUERY_SNAPSHOT)
         return false;
     if (channel->phase == QUERY_SESSIONS && !channel->has_oldest && channel->has_session && !any_final(channel))
         return false;
@@ -1343,6 +1629,10 @@ static bool is_query_satisfied(const channel *channel)
 /* Continues with the answers received, if any. */
 static void finish_query(channel *channel, uint64_t now)
 {
+    if (channel->phase == QUERY_SNAPSHOT) {
+        restart_snapshot(channel, now);
+        return;
+    }
     mdgw_counts *counts = &channel->receiver->counts;
     uint64_t first, next;
     bool is_final = any_final(channel);
@@ -1381,6 +1671,7 @@ static void finish_query(channel *channel, uint64_t now)
         channel->is_end_known = true;
         break;
     case IDLE:
+    case QUERY_SNAPSHOT:
     case RUNNING:
         break;
     }
@@ -1402,6 +1693,7 @@ static bool on_newer_session(channel *channel, mdgw_session session, const uint6
     bool has_more = channel->expected != NOWHERE && !channel->has_reported_end;
     switch (channel->phase) {
     case QUERY_DEFINITIONS:
+    case QUERY_SNAPSHOT:
     case QUERY_EXTENT:
     case CLOSING:
         if (is_newest)
@@ -1600,6 +1892,8 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
         accept_start_answer(channel, packet, service, now);
         return MDGW_USED;
     }
+    if (channel->phase == QUERY_SNAPSHOT && is_answer)
+        return accept_snapshot_answer(channel, packet, service, now);
     if (packet->flags & MDGW_SESSION_ENDS) {
         channel->has_session_end = true;
         channel->session_end = packet->next << 16;
@@ -1630,6 +1924,10 @@ static bool channel_request(channel *channel, mdgw_request *request)
     *request = (mdgw_request){
         .kind = MDGW_RANGE, .channel = channel->number, .has_session = channel->has_session, .session = channel->session};
     if (take_due(&channel->query)) {
+        if (channel->phase == QUERY_SNAPSHOT) {
+            request_chunks(&channel->snapshot, request);
+            return true;
+        }
         request->first = channel->expected == NOWHERE ? 0 : channel->expected >> 16;
         if (channel->phase == QUERY_SESSIONS) {
             request->kind = MDGW_SESSIONS;
@@ -1839,6 +2137,7 @@ mdgw_config mdgw_default_config(void)
         .start_bytes_max = (size_t)16 << 20,
         .sequence_jump_max = UINT64_C(1) << 24,
         .message_bytes_max = (size_t)1 << 16,
+        .snapshot_bytes_max = (size_t)64 << 20,
     };
 }
 
@@ -1863,7 +2162,7 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         config->channels_max > 65536 || config->window_packets < 64 || config->window_packets > 32768 ||
         config->tag_key_count > MDGW_TAG_KEYS_MAX || config->packet_bytes_max < MDGW_PACKET_HEADER_BYTES ||
         config->packet_bytes_max > 65535 || config->message_bytes_max > CONFIGURED_BYTES_MAX ||
-        config->start_bytes_max > CONFIGURED_BYTES_MAX ||
+        config->start_bytes_max > CONFIGURED_BYTES_MAX || config->snapshot_bytes_max > CONFIGURED_BYTES_MAX ||
         /* Anybody could forge the answer about the epoch. */
         (config->services > 0 && config->epoch_nonce >> 18 == 0)) {
         errno = EINVAL;
@@ -1892,6 +2191,11 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     receiver->start = allocate(receiver, start_bytes, 1);
     receiver->channel_filter = allocate(receiver, channels, sizeof *receiver->channel_filter);
     uint64_t *definitions = allocate(receiver, config->services > 0 ? channels * DEFINITIONS_MAX : 0, sizeof *definitions);
+    bool takes_snapshots = config->services > 0 && config->start == MDGW_START_SNAPSHOT;
+    size_t snapshot_bytes = takes_snapshots ? config->snapshot_bytes_max : 0;
+    size_t snapshot_chunks = takes_snapshots ? snapshot_bytes / CHUNK_BYTES_MIN + 1 : 0;
+    uint8_t *snapshot_records = allocate(receiver, channels, snapshot_bytes + 1);
+    chunk *chunks = allocate(receiver, channels * snapshot_chunks, sizeof *chunks);
     if (receiver->block_count < sizeof receiver->blocks / sizeof receiver->blocks[0]) {
         mdgw_receiver_free(receiver);
         errno = ENOMEM;
@@ -1905,6 +2209,8 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->fragments = fragments + i * packets * 2;
         channel->slots = slots + i * packets;
         channel->free_slots = free_slots + i * packets;
+        channel->snapshot.records = snapshot_records + i * (snapshot_bytes + 1);
+        channel->snapshot.chunks = chunks + i * snapshot_chunks;
         channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
     }
     if (config->channels) {
@@ -2074,6 +2380,15 @@ void mdgw_receiver_on_deadline(mdgw_receiver *receiver, uint64_t now)
  * alternate, so each has its own turn. */
 static unsigned select_service(mdgw_receiver *receiver, const mdgw_request *request)
 {
+    channel *asking = request->kind == MDGW_SNAPSHOT_CHUNKS ? find_channel(receiver, request->channel) : NULL;
+    if (asking) {
+        /* Only the service that has the image can send the rest of it. */
+        snapshot *snapshot = &asking->snapshot;
+        if (snapshot->has_asked && request->first >> 32 == 0)
+            snapshot->asked_service = (snapshot->asked_service + 1) % receiver->config.services;
+        snapshot->has_asked = true;
+        return snapshot->asked_service;
+    }
     selection *selection = NULL;
     bool is_range = request->first < request->next;
     for (size_t i = 0; i < receiver->selection_count && !selection; i++)

@@ -128,7 +128,10 @@ typedef enum mdgw_item_kind {
     MDGW_ITEM_SESSION,    /* a session begins; sessions only go forward */
     MDGW_ITEM_MESSAGE,    /* all records of one input message, its parts joined */
     MDGW_ITEM_DEFINITION, /* a definition requested at the start, out of sequence */
-    MDGW_ITEM_SNAPSHOT,   /* records that rebuild a book, out of sequence */
+    /* a part of the channel's state: records that build books, mark the trading status, and so on. All parts of a snapshot are delivered
+     * one after the other, or none: the first has MDGW_FIRST_PART, the last one MDGW_LAST_PART. The stream continues with the message
+     * `sequence`. */
+    MDGW_ITEM_SNAPSHOT,
     MDGW_ITEM_STATE,      /* the gateway's channel changed its state */
     MDGW_ITEM_GAP,        /* [first, next) was declared missing by the gateway */
     MDGW_ITEM_LOST,       /* [first, next) was published, but neither lines nor services delivered it */
@@ -159,7 +162,8 @@ typedef void mdgw_deliver(void *user, const mdgw_item *item);
 typedef enum mdgw_start {
     MDGW_START_SESSION, /* at the oldest message of the session in the services' logs */
     MDGW_START_DAY,     /* first the ended sessions of the trading date, then as above */
-    MDGW_START_LIVE     /* at the messages published now, after the definitions */
+    MDGW_START_LIVE,    /* at the messages published now, after the definitions */
+    MDGW_START_SNAPSHOT /* with a snapshot of the session's state; as MDGW_START_SESSION where no service has one */
 } mdgw_start;
 
 typedef struct mdgw_config {
@@ -183,6 +187,9 @@ typedef struct mdgw_config {
     size_t start_bytes_max;     /* packets held at the start until a service names the epoch; at most 1 GiB */
     uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
     size_t message_bytes_max;   /* of one message's records; at most 1 GiB */
+    /* Of a snapshot's records; at most 1 GiB. Allocated for each channel with MDGW_START_SNAPSHOT, so name the channels there, or lower
+     * channels_max. A larger snapshot is refused, and the session delivered from the logs. */
+    size_t snapshot_bytes_max;
     /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. With services,
      * epoch_nonce must be set. */
     uint64_t request_nonce, epoch_nonce;
@@ -227,6 +234,8 @@ typedef struct mdgw_counts {
     uint64_t starts_unanswered;   /* starts for which no service answered */
     uint64_t definitions_incomplete; /* starts at which a service did not send all of its definitions */
     uint64_t sessions_incomplete; /* sessions that were left although no service knew their end */
+    uint64_t snapshots;             /* delivered */
+    uint64_t snapshots_unavailable; /* starts for which no service had one that this receiver accepts */
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 

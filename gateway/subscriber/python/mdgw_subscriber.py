@@ -35,6 +35,7 @@ import stat
 import struct
 import sys
 import time
+import zlib
 from collections import Counter
 from typing import Iterator, NamedTuple, Optional, Sequence, Union
 
@@ -54,6 +55,8 @@ SESSION = struct.Struct("<HHIII")
 # magic, version, kind, group, channel, reserved, session, first, next, nonce
 REQUEST = struct.Struct("<IBBHH6s16sQQQ")
 GAP_BODY = struct.Struct("<QQ")
+# image, chunk, chunk_count, checksum, record_count, record_bytes, order_count, instrument_count, reserved
+CHUNK_BODY = struct.Struct("<IIIIQQQII")
 TAG_BYTES = 16
 assert (PACKET_HEADER.size, FRAME_HEADER.size, SESSION.size, REQUEST.size) == (64, 32, 16, 56)
 
@@ -132,7 +135,11 @@ class Definition(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Records that rebuild a book, out of sequence."""
+    """A part of the channel's state: records that build books, mark the trading status, and so on.
+
+    All parts of a snapshot are delivered one after the other, or none. The first has FIRST_PART, the last one LAST_PART. The
+    stream continues with the message `sequence`.
+    """
 
     channel: int
     session: Session
@@ -471,7 +478,8 @@ class Config(NamedTuple):
     channels: tuple = ()
     channels_max: int = 64
     #: Where a receiver begins that comes late: "session" (the oldest message of the session in the services' logs), "day"
-    #: (first the ended sessions of the trading date), or "live" (the messages published now, after the definitions).
+    #: (first the ended sessions of the trading date), "live" (the messages published now, after the definitions), or "snapshot"
+    #: (a snapshot of the session's state, then the messages behind it; as "session" where no service has a snapshot).
     start: str = "session"
     #: Maximum packet size without the tag, bytes.
     packet_bytes_max: int = 1_472
@@ -500,6 +508,8 @@ class Config(NamedTuple):
     sequence_jump_max: int = 1 << 24
     #: Maximum bytes of one message's records.
     message_bytes_max: int = 1 << 16
+    #: Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
+    snapshot_bytes_max: int = 1 << 30
 
 
 class Receiver:
@@ -515,7 +525,7 @@ class Receiver:
     ):  # fmt: skip
         if not 1 <= lines <= 7 or not 0 <= services <= 8:
             raise ValueError("1 to 7 lines and at most 8 services")
-        if config.start not in ("session", "day", "live"):
+        if config.start not in ("session", "day", "live", "snapshot"):
             raise ValueError(f"unknown start: {config.start!r}")
         if not 64 <= config.window_packets <= 32_768:
             raise ValueError("window_packets: 64 to 32768")
@@ -530,6 +540,7 @@ class Receiver:
         self._channels: dict = {channel: _Channel(self, channel) for channel in config.channels}
         self._turn = 0
         self._selections: dict = {}
+        self._snapshot_services: dict = {}
 
     @property
     def rival_epochs(self) -> Optional[RivalEpochs]:
@@ -667,6 +678,12 @@ class Receiver:
         if request is None:
             return None
         kind, channel, session, first, next_ = request
+        if kind == SNAPSHOT_CHUNKS:
+            # Only the service that has the image can send the rest of it.
+            service = self._snapshot_services.get(channel, -1)
+            if service < 0 or first >> 32 == 0:
+                service = self._snapshot_services[channel] = (service + 1) % max(self._services, 1)
+            return service, Request(*request[:1], self._config.group, *request[1:], self.request_nonce(service)).to_bytes()
         # A service that answers is kept; a repeated request goes to the next one. Requests for messages and queries for log
         # extents alternate, so each has its own turn.
         # A query for definitions that begins again goes to the next one too: each is asked for all that its log has.
@@ -740,6 +757,153 @@ class _Query:
 
     def has_asked_enough(self):
         return self.attempt > self.config.unanswered_rounds_max * self.services
+
+
+class _Snapshot:
+    """The snapshot of one session, from the service that first offered an acceptable one: complete or nothing."""
+
+    def __init__(self, config, services):
+        self.bytes_max, self.services = config.snapshot_bytes_max, services
+        self.reset()
+
+    def reset(self):
+        """For the next session."""
+        self.restart()
+        # How often an image was begun, a service asked for patience, and an image with suspect books was left for another service's.
+        self.attempts = self.waits = self.suspect_images = 0
+        # The answer to the last request is such an image.
+        self.leaves_image = False
+
+    def restart(self):
+        # Position and totals of the image; None before its first chunk.
+        self.image: Optional[tuple] = None
+        self.service: Optional[int] = None
+        self.chunks: dict = {}
+        self.record_bytes = self.record_count = self.first_missing = 0
+        # Whether a chunk arrived since the last request.
+        self.has_progress = False
+
+    def request(self):
+        """The first missing chunks, as (first, next) of a request. Image 0 before the first chunk."""
+        self.has_progress = self.leaves_image = False
+        if self.image is None:
+            return 0, _CHUNKS_PER_REQUEST
+        while self.first_missing in self.chunks:
+            self.first_missing += 1
+        # Chunks behind the last one missing in the range have arrived.
+        next_ = min(self.first_missing + _CHUNKS_PER_REQUEST, self.image[1])
+        while next_ - 1 in self.chunks:
+            next_ -= 1
+        name = self.image[0] << 32
+        return name | self.first_missing, name | next_
+
+    def accept(self, packet, service, query, now):
+        """Processes a packet of an answer. Returns whether all chunks are there. Raises `Refused`."""
+        if self.service not in (None, service) or not packet.flags & SNAPSHOT:
+            raise Refused("answer_unrequested")
+        if packet.flags & HEARTBEAT:
+            self.accept_end(packet, query, now)
+            return False
+        image, chunk, frame = _parse_chunk(packet)
+        if self.image is None:
+            self.begin(image, service)
+        self.add(image, chunk, frame)
+        if len(self.chunks) < image[1]:
+            self.has_progress = True
+            query.on_progress(True, now)
+            return False
+        checksum = 0
+        for body in self.bodies():
+            checksum = zlib.crc32(body, checksum)
+        if (self.record_bytes, self.record_count, checksum) == (image[4], image[3], image[2]):
+            return True
+        self.restart()
+        if self.attempts < _IMAGES_MAX:
+            query.request_next_piece(now)
+        raise Refused("field_invalid")
+
+    def begin(self, image, service):
+        """Each service is asked for a snapshot without suspect books first."""
+        if image[-1] and (self.leaves_image or self.suspect_images < self.services - 1):
+            # Once per answer: its other chunks are refused too.
+            self.suspect_images += not self.leaves_image
+            self.leaves_image = True
+            raise Refused("answer_unrequested")
+        self.attempts += 1
+        if image[4] > self.bytes_max:
+            raise Refused("window_full")
+        self.image, self.service = image, service
+
+    def add(self, image, chunk, frame):
+        if image != self.image:
+            raise Refused("answer_unrequested")
+        if chunk in self.chunks:
+            raise Refused("duplicate")
+        if self.record_bytes + len(frame[-1]) > image[4]:
+            raise Refused("window_full")
+        self.chunks[chunk] = frame
+        self.record_bytes += len(frame[-1])
+        self.record_count += frame[-2]
+
+    def accept_end(self, packet, query, now):
+        has_more = packet.first < packet.next
+        if self.image is not None:
+            if self.has_progress:
+                query.request_next_piece(now)
+            elif not has_more and packet.next == 0:
+                # The service has lost the image, as after a restart.
+                self.restart()
+                if self.attempts < _IMAGES_MAX:
+                    query.request_next_piece(now)
+        elif has_more and packet.first == 0 and self.waits < _WAITS_MAX:
+            # Not a chunk was sent: the service is about to take the snapshot.
+            self.waits += 1
+            query.on_progress(True, now)
+
+    def give_up_image(self):
+        """No answer came in time. Returns whether any service is asked for another image."""
+        had_image = self.image is not None
+        self.restart()
+        return had_image and self.attempts < _IMAGES_MAX
+
+    def frames(self):
+        """The snapshot frames, in order, with the flags of their place."""
+        last = len(self.chunks) - 1
+        for chunk in range(last + 1):
+            kind, sequence, part, flags, *rest = self.chunks[chunk]
+            flags = flags & ~(FIRST_PART | LAST_PART) | (FIRST_PART if chunk == 0 else 0) | (LAST_PART if chunk == last else 0)
+            yield (kind, sequence, part, flags, *rest)
+
+    def bodies(self):
+        return (self.chunks[chunk][-1] for chunk in range(len(self.chunks)))
+
+
+def _parse_chunk(packet):
+    """What a chunk says about its image, its number, and its snapshot frame. Raises `Refused`."""
+    if packet.flags != RETRANSMISSION | SNAPSHOT or len(packet.frames) != 2:
+        raise Refused("protocol_mismatch")
+    head, frame = packet.frames
+    if (head[0], frame[0]) != (KIND_SNAPSHOT_CHUNK, KIND_SNAPSHOT):
+        raise Refused("protocol_mismatch")
+    number, chunk, chunk_count, checksum, record_count, record_bytes, order_count, instrument_count, _ = CHUNK_BODY.unpack(head[-1])
+    position = head[1]
+    is_empty = record_count == 0 and record_bytes == 0 and chunk_count == 1
+    is_sound = (
+        number != 0 and position > 0 and chunk < chunk_count and (record_count >= chunk_count or is_empty)
+        and record_bytes // 16 >= record_count >= order_count
+    )  # fmt: skip
+    if not is_sound or frame[1] != position or (packet.first, packet.next) != (chunk, chunk + 1):
+        raise Refused("field_invalid")
+    is_suspect = head[3] & SUSPECT != 0
+    image = (
+        number, chunk_count, checksum, record_count, record_bytes, order_count, instrument_count, position, is_suspect,
+    )  # fmt: skip
+    return image, chunk, frame
+
+
+# Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
+# receiver does without; how often a service may ask for patience.
+_CHUNKS_PER_REQUEST, _IMAGES_MAX, _WAITS_MAX = 128, 8, 200
 
 
 class _EpochStart:
@@ -924,7 +1088,9 @@ class _Held:
 
 
 # Phases of a channel.
-_IDLE, _SESSIONS, _DEFINITIONS, _EXTENT, _RUNNING, _CLOSING = "idle", "sessions", "definitions", "extent", "running", "closing"
+_IDLE, _SESSIONS, _DEFINITIONS, _SNAPSHOT, _EXTENT, _RUNNING, _CLOSING = (
+    "idle", "sessions", "definitions", "snapshot", "extent", "running", "closing",
+)  # fmt: skip
 # Definitions of one session that a receiver remembers: three times what the largest venue lists.
 _DEFINITIONS_MAX = 1 << 15
 _NONE = 1 << 64  # `expected` before the first packet: beyond every position
@@ -937,7 +1103,8 @@ class _Channel:
       idle -----------------------------------------------------------------> running
         | first packet, later sequence                                         ^ |  packet of a newer session,
         +--> definitions --answered--> extent (of the logs) ------answered-----+ |  current one not at its end
-                 +---- start "live": directly ---------------------------------+ v
+                 +---- start "live": directly ---------------------------------+ |
+                 +---- start "snapshot": snapshot --complete-------------------+ v  (without one: extent)
                                            the newer session <--------------- closing (where did the current one end?)
                                                    ^ none between               | ^ a session between: that one first
       start "day", not its first session           |                            v |
@@ -962,6 +1129,7 @@ class _Channel:
         self.definitions_service: Optional[int] = None
         self.next_definition = self.requested_from = 0
         self.definitions: set = set()
+        self.image = _Snapshot(config, self.services)
         self.extents: list = [None] * self.services
         self.previous_session: Optional[Session] = None
         self.skipped: Optional[tuple] = None
@@ -978,9 +1146,11 @@ class _Channel:
         self.part_bytes = self.next_part = 0
         self.is_broken = False
         # Counts: messages delivered; missing messages, by who declared them; starts without an answer; starts at which a service
-        # did not send all of its definitions; sessions left although no service knew their end.
+        # did not send all of its definitions; sessions left although no service knew their end; snapshots delivered, and starts for
+        # which there was none.
         self.messages = self.gap_messages = self.lost_messages = 0
         self.starts_unanswered = self.definitions_incomplete = self.sessions_incomplete = 0
+        self.snapshots = self.snapshots_unavailable = 0
         # Arbitration: next position to deliver, and the first one not known to exist.
         self.arrivals = [0] * 8
         self.jumps: list = [None] * 8
@@ -1468,6 +1638,8 @@ class _Channel:
             self.accept_running(packet, line, now, service)
         elif self.phase in (_DEFINITIONS, _EXTENT) and is_answer:
             self.accept_start_answer(packet, service, now)
+        elif self.phase is _SNAPSHOT and is_answer:
+            self.accept_snapshot_answer(packet, service, now)
         else:
             if packet.flags & END_OF_SESSION:
                 self.session_end = packet.next << 16
@@ -1542,6 +1714,8 @@ class _Channel:
                     self.definitions_service, self.next_definition = None, 0
                 self.requested_from = self.next_definition
                 return DEFINITIONS, self.number, self.session, self.next_definition, self.next_definition
+            if self.phase is _SNAPSHOT:
+                return (SNAPSHOT_CHUNKS, self.number, self.session, *self.image.request())
             start = 0 if self.expected == _NONE else self.expected >> 16
             return RANGE, self.number, self.session, start, start
         if self.request is None or not self.request[4]:
@@ -1590,7 +1764,8 @@ class _Channel:
         return known[0] if known is not None and known[2] == self.services else None
 
     def is_query_satisfied(self):
-        if self.query is None:
+        # The chunks of a snapshot say when it is complete.
+        if self.query is None or self.phase is _SNAPSHOT:
             return False
         if self.phase is _SESSIONS and not (self.oldest is not None or self.session is None or self.any_final()):
             return False
@@ -1607,6 +1782,9 @@ class _Channel:
 
     def finish_query(self, now):
         """Continues with the answers received, if any."""
+        if self.phase is _SNAPSHOT:
+            self.restart_snapshot(now)
+            return
         self.starts_unanswered += not self.any_reported()
         self.definitions_incomplete += self.phase is _DEFINITIONS and not self.all_reported()
         is_final = self.any_final()
@@ -1650,7 +1828,7 @@ class _Channel:
     def on_newer_session(self, session, first, now):
         """A packet of a newer session arrived, at `first` if it begins a message. Returns whether the session begins."""
         has_more = self.expected != _NONE and not self.has_reported_end
-        if self.phase in (_DEFINITIONS, _EXTENT):
+        if self.phase in (_DEFINITIONS, _SNAPSHOT, _EXTENT):
             self.next_session = session if self.next_session is None else max(session, self.next_session)
         elif self.phase is _CLOSING:
             self.next_session = max(session, self.next_session)
@@ -1748,12 +1926,38 @@ class _Channel:
             self.advance_to(self.next_session, None, now)
 
     def after_definitions(self, now):
-        if self.previous_session is not None or self.config.start != "live":
+        if self.config.start == "snapshot" and self.services and self.previous_session is None:
+            self.image.reset()
+            self.phase, self.query = _SNAPSHOT, self.new_query(now)
+        elif self.previous_session is not None or self.config.start != "live":
             self.clear_extents()
             self.phase, self.query = _EXTENT, self.new_query(now)
         else:
             self.skipped = None
             self.start_running(now)
+
+    def restart_snapshot(self, now):
+        """No service went on with its snapshot: another one is asked, or the session is delivered from the logs."""
+        self.query = self.new_query(now)
+        if not self.image.give_up_image():
+            self.snapshots_unavailable += 1
+            self.clear_extents()
+            self.phase = _EXTENT
+
+    def accept_snapshot_answer(self, packet, service, now):
+        if not self.image.accept(packet, service, self.query, now):
+            return
+        next_ = self.image.image[-2]
+        for _kind, sequence, _part, flags, ts_recv, delta, count, body in self.image.frames():
+            self.emit(Snapshot(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+        self.image.reset()
+        self.snapshots += 1
+        skipped, self.skipped = self.skipped, None
+        self.start_at(next_)
+        if skipped is not None and skipped[1] > next_:
+            # What was published meanwhile is requested.
+            self.try_announce(skipped[1], now)
+        self.start_running(now)
 
     def is_new_definition(self, sequence):
         """Each log may lack definitions that another one has. Those beyond the number remembered may come again."""
@@ -2091,7 +2295,7 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="key file of packet tags; repeat for each key that is accepted",
     )  # fmt: skip
     add(
-        "--start", choices=("session", "day", "live"), default="day",
+        "--start", choices=("session", "day", "live", "snapshot"), default="day",
         help="where to begin; default: the oldest message of the trading day in the services' logs",
     )  # fmt: skip
     add(

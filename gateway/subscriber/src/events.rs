@@ -10,7 +10,7 @@ use mdgw_wire::{
     published::records::ConsumerEdges,
 };
 
-use crate::{Item, Output, Subscriber, SubscriberError};
+use crate::{BookState, Item, Output, Subscriber, SubscriberError};
 
 /// What happened on a channel. It owns its bytes, so it costs an allocation: [`Subscriber::poll`] lends the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub enum EventKind {
     Gap(Gap),
     /// Neither the published lines nor a service delivered these messages.
     Lost(Gap),
+    /// The books kept from the records may be wrong from here on, or are right again: see [`Item::Books`].
+    Books(BookState),
     /// The venue ended the session.
     EndOfSession,
 }
@@ -114,8 +116,9 @@ fn take(output: &Output<'_>, edges: &mut ConsumerEdges, ready: &mut VecDeque<Eve
         Item::State(state) => push(EventKind::State(state)),
         Item::Gap(gap) => push(EventKind::Gap(gap)),
         Item::Lost(gap) => push(EventKind::Lost(gap)),
+        Item::Books(state) => push(EventKind::Books(state)),
         Item::EndOfSession => push(EventKind::EndOfSession),
-        Item::Message { .. } | Item::Definition { .. } | Item::Snapshot { .. } => {
+        Item::Message { .. } | Item::Definition { .. } | Item::Snapshot { .. } | Item::Repeated { .. } => {
             // A record of another length is not one that a DBN decoder could read.
             edges.deliver(output, |delivered| match delivered {
                 EdgeOutput::Record { bytes, .. } => push(EventKind::Record(bytes.to_vec())),

@@ -20,7 +20,8 @@
 //! The logic (epoch filter, arbitration of two output lines, gaps, retransmission, late start) is in
 //! [`mdgw_wire::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets
 //! and the clock. For records with `ts_recv` filled in, pass the output to [`ConsumerEdges`]; any DBN library reads them.
-//! With [`StartFrom::Snapshot`] a subscriber that joins late gets the channel's books instead of the day's messages.
+//! With [`StartFrom::Snapshot`] a subscriber that joins late gets the channel's books instead of the day's messages. With
+//! [`ReceiverConfig::rebuilds_books`] a subscriber that runs gets them again after a loss.
 //! Two short programs are in `examples/`: `print_trades` and `top_of_book`.
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
@@ -39,7 +40,7 @@ mod tests;
 pub use mdgw_wire as wire;
 pub use mdgw_wire::consumer_edge::{EdgeOutput, TsRecvMode};
 pub use mdgw_wire::published::receiver::{
-    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
+    BookState, ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
     SERVICES_MAX, ServiceConfig, StartFrom,
 };
 

@@ -14,6 +14,9 @@ pub(crate) const FLAG_BAD_TS_RECV: u8 = 1 << 3;
 /// Flag: the book may be wrong.
 pub(crate) const FLAG_MAYBE_BAD_BOOK: u8 = 1 << 2;
 
+/// Flag: from a snapshot or a replay, not from the stream.
+pub(crate) const FLAG_SNAPSHOT: u8 = 1 << 5;
+
 /// Numbers of record types.
 pub(crate) mod rtype {
     pub(crate) const MBP_0: u8 = 0x00;
@@ -60,6 +63,28 @@ impl RecordLayout {
     }
 }
 
+/// Whether a record changes a book or the trading status. If so, it is marked as one that comes from a snapshot. Trades and fills
+/// change no book: the cancel beside them does, and the levels of a trade are those before its effect.
+pub(crate) fn mark_state_record(kind: u8, record: &mut [u8]) -> bool {
+    let action_at = match kind {
+        rtype::MBO => MBO_ACTION,
+        rtype::MBP_1 | rtype::MBP_10 => MBP_ACTION,
+        rtype::STATUS => return true,
+        _ => return false,
+    };
+    if matches!(record.get(action_at), None | Some(b'T' | b'F')) {
+        return false;
+    }
+    if let Some(flags) = RecordLayout::of(kind).and_then(|layout| layout.flags).and_then(|at| record.get_mut(at)) {
+        *flags |= FLAG_SNAPSHOT;
+    }
+    true
+}
+
+/// Where a record has its action.
+const MBO_ACTION: usize = 38;
+const MBP_ACTION: usize = 28;
+
 #[cfg(test)]
 mod tests {
     use core::mem::offset_of;
@@ -103,6 +128,9 @@ mod tests {
         assert_eq!(RECORD_BYTES_MAX, dbn::MAX_RECORD_LEN);
         assert_eq!(UNDEFINED_TIME, dbn::UNDEF_TIMESTAMP);
         assert_eq!([FLAG_BAD_TS_RECV, FLAG_MAYBE_BAD_BOOK], [dbn::flags::BAD_TS_RECV, dbn::flags::MAYBE_BAD_BOOK]);
+        assert_eq!(FLAG_SNAPSHOT, dbn::flags::SNAPSHOT);
+        assert_eq!(MBO_ACTION, offset_of!(MboMsg, action));
+        assert_eq!([MBP_ACTION; 2], [offset_of!(Mbp1Msg, action), offset_of!(Mbp10Msg, action)]);
         assert_eq!(rtype::SYMBOL_MAPPING, enums::rtype::SYMBOL_MAPPING);
         assert_eq!(MAPPING_INSTRUMENT_ID.start, offset_of!(dbn::RecordHeader, instrument_id));
         assert_eq!(MAPPING_SYMBOL.start, offset_of!(SymbolMappingMsg, stype_out_symbol));

@@ -34,6 +34,9 @@ const AFTERWARDS_NS: u64 = 3_000 * MS;
 /// Time of the first datagram, ns.
 const BEGIN_NS: u64 = 1_000 * MS;
 
+/// What becomes of a packet on its way.
+pub(crate) type Damage = Box<dyn FnMut(&mut Vec<u8>)>;
+
 /// A stream in the making.
 pub(crate) struct Scenario {
     name: String,
@@ -43,6 +46,8 @@ pub(crate) struct Scenario {
     services: Vec<(VirtualGateway, bool)>,
     /// Share of answer packets that are lost, by position in the stream.
     pub(crate) loses_answer: Box<dyn FnMut() -> bool>,
+    /// Changes a packet of a service's answer before it is sent. One that it empties is lost.
+    pub(crate) damage: Damage,
     /// Time from one packet to the next, ns.
     pub(crate) interval: u64,
     /// Key of the packets' tags.
@@ -64,6 +69,7 @@ impl Scenario {
             datagrams: BTreeMap::new(),
             services: Vec::new(),
             loses_answer: Box::new(|| false),
+            damage: Box::new(|_| {}),
             interval: MS,
             key: None,
             next_at: BEGIN_NS,
@@ -260,8 +266,9 @@ impl Scenario {
             let Some((gateway, true)) = self.services.get_mut(usize::from(service)) else { continue };
             let there = now + ONE_WAY_NS;
             let packets = gateway.answer(&request, UnixNs(START.0 + there), self.key.as_ref());
-            for (at, packet) in (there + ONE_WAY_NS..).step_by(10_000).zip(packets) {
-                if !(self.loses_answer)() {
+            for (at, mut packet) in (there + ONE_WAY_NS..).step_by(10_000).zip(packets) {
+                (self.damage)(&mut packet);
+                if !packet.is_empty() && !(self.loses_answer)() {
                     self.datagrams.entry(at).or_default().push((Line::RECOVERY, service, packet));
                 }
             }

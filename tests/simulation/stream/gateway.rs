@@ -129,6 +129,7 @@ impl Gateway {
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
+            name: "one".to_owned(),
             log_directory: self.directory.clone(),
             frame_bytes_max: 1_408,
             tag_key: None,

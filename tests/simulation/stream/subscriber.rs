@@ -173,9 +173,11 @@ impl DeliveryChecker {
             Item::Lost(gap) | Item::Gap(gap) => {
                 self.record_violation(Violation::Lost { restart, first: gap.first().0, next: gap.next().0 });
             }
-            Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => {
-                self.record_violation(Violation::UnknownItem)
-            }
+            Item::Definition { .. }
+            | Item::Snapshot { .. }
+            | Item::Repeated { .. }
+            | Item::Books(_)
+            | Item::State(_) => self.record_violation(Violation::UnknownItem),
         }
     }
 

@@ -426,7 +426,12 @@ fn deliver(received: &Mutex<Received>, output: &Output<'_>, time_ns: u64, epoch:
         Item::Gap(gap) => DeliveredItem::Gap(gap.count()),
         Item::Lost(gap) => DeliveredItem::Lost(gap.count()),
         Item::EndOfSession => DeliveredItem::End,
-        Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return,
+        Item::Session
+        | Item::Definition { .. }
+        | Item::Snapshot { .. }
+        | Item::Repeated { .. }
+        | Item::Books(_)
+        | Item::State(_) => return,
     };
     let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
     let epoch = epoch.or_else(|| received.last.map(|last| last.epoch)).unwrap_or_default();

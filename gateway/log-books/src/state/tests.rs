@@ -129,6 +129,23 @@ fn books_by_order_follow_every_kind_of_message() {
     );
 }
 
+/// A consumer that lost the cancel still holds the order.
+#[test]
+fn an_instrument_whose_orders_are_gone_has_a_clear_until_the_next_session() {
+    let mut log = TestLog::new();
+    for (sequence, instrument) in [(1, 3), (2, 5), (3, 9)] {
+        log.message(sequence, WHOLE, &[mbo(b'A', instrument, instrument.into(), 10, 7, true).as_ref()]);
+    }
+    for (sequence, instrument) in [(4, 3), (5, 9)] {
+        log.message(sequence, WHOLE, &[mbo(b'C', instrument, instrument.into(), 10, 7, true).as_ref()]);
+    }
+    let snapshot = log.snapshot();
+    assert_eq!(texts(&snapshot), ["R3", "R5", "A5 7@10 #5", "R9"]);
+    assert_eq!((snapshot.order_count, snapshot.instrument_count), (1, 3));
+    log.entry([8; 16], (1, 2), &frame(1, WHOLE, 0, &[mbo(b'A', 5, 1, 10, 7, true).as_ref()]));
+    assert_eq!(texts(&log.snapshot()), ["R5", "A5 7@10 #1"]);
+}
+
 #[test]
 fn the_latest_levels_of_each_instrument_are_kept_and_trades_are_not() {
     let mut log = TestLog::new();

@@ -23,12 +23,14 @@ use mdgw_feeds::{
     channel::SchemaSet,
     consumer_edge::EdgeOutput,
     drop_reason::DropReason,
+    frame::FrameFlags,
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
 use mdgw_runtime::config::{PUBLISHED_BYTES_MAX, Resolved};
 use mdgw_subscriber::{
-    ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, TagPolicy,
+    BookState, ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig,
+    TagPolicy,
 };
 use mdgw_sys::sockets::Interface;
 use signal_hook::{
@@ -98,6 +100,10 @@ pub(super) struct Args {
     /// Start with a snapshot of the books, then with the messages behind it. Needs a service with `snapshots = true`.
     #[arg(long, conflicts_with = "from_now")]
     from_snapshot: bool,
+    /// After a loss, write a snapshot of the books again, and the messages behind it once more, with the flag SNAPSHOT.
+    /// Needs a service with `snapshots = true`.
+    #[arg(long)]
+    rebuild: bool,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
     #[arg(short, long, value_name = "OUT.dbn[.zst]")]
     out: Option<PathBuf>,
@@ -208,6 +214,7 @@ impl Args {
                 (_, true) => StartFrom::Snapshot,
                 _ => StartFrom::OldestOfDay,
             },
+            rebuilds_books: self.rebuild,
             ..ReceiverConfig::default()
         };
         Ok(config)
@@ -400,8 +407,19 @@ impl Tail {
                     format!("lost [{}, {}): published by the gateway, not received here", gap.first().0, gap.next().0);
                 self.report(&format!("channel {}: {text}", output.channel.0))
             }
+            Item::Books(BookState::Suspect) => self.report(&format!("channel {}: books are suspect", output.channel.0)),
+            Item::Books(BookState::Right) => {
+                self.report(&format!("channel {}: books are right again, from a snapshot", output.channel.0))
+            }
             Item::State(state) => self.report(&format!("channel {}: {state:?}", output.channel.0)),
-            Item::Message { .. } | Item::Definition { .. } | Item::Snapshot { .. } => self.records_of(output),
+            Item::Snapshot { header, .. } => {
+                if FrameFlags(header.flags).contains(FrameFlags::FIRST_PART) {
+                    let (channel, next) = (output.channel.0, header.sequence.get());
+                    self.report(&format!("channel {channel}: snapshot of the state before message {next}"))?;
+                }
+                self.records_of(output)
+            }
+            Item::Message { .. } | Item::Definition { .. } | Item::Repeated { .. } => self.records_of(output),
         }
     }
 
@@ -534,9 +552,10 @@ fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<(
 /// Input sequence of an item with records; 0 for other items.
 fn sequence(output: &Output<'_>) -> Sequence {
     match output.item {
-        Item::Message { header, .. } | Item::Definition { header, .. } | Item::Snapshot { header, .. } => {
-            Sequence(header.sequence.get())
-        }
+        Item::Message { header, .. }
+        | Item::Definition { header, .. }
+        | Item::Snapshot { header, .. }
+        | Item::Repeated { header, .. } => Sequence(header.sequence.get()),
         _ => Sequence(0),
     }
 }

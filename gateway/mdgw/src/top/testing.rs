@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_status::snapshot::{ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot};
+use mdgw_status::snapshot::{
+    BookSnapshots, ChannelSnapshot, LineSnapshot, PoolSnapshot, Snapshot, StageSnapshot, ThreadSnapshot,
+};
 
 /// A gateway with one pool and four channels, one in each of three states and two that are live.
 pub(super) fn earlier_snapshot() -> Snapshot {
@@ -102,5 +104,6 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
                 max_ns: 90_000 * scale,
             }]
         },
+        book_snapshots: BookSnapshots::default(),
     }
 }

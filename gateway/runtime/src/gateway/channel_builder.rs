@@ -186,6 +186,7 @@ impl ChannelBuilder<'_> {
         let served = ServedChannel {
             group: setup.group,
             channel: setup.id,
+            name: setup.name.clone(),
             log_directory: log_directory.clone(),
             frame_bytes_max,
             tag_key: tag_key.clone(),

@@ -49,7 +49,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
     pub(super) epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
-    pub(super) registry: &'c Registry,
+    pub(super) registry: &'c Arc<Registry>,
 }
 
 /// The cold threads of a gateway that do not belong to an election, with what stops them.

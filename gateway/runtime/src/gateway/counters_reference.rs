@@ -17,7 +17,10 @@ use super::{
     programs::{JournalMetrics, LiveMetrics, NatsMetrics},
     takeovers::TakeoverCounters,
 };
-use crate::retransmit::RetransmissionCounts;
+use crate::retransmit::{
+    RetransmissionCounts,
+    snapshots::{SnapshotAnswers, SnapshotsTaken},
+};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ops/guide/counters.md");
 
@@ -34,7 +37,7 @@ fn markdown() -> String {
         - The [admin listener](metrics.md): all of them.\n\
         - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
         - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\
-        - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`.\n\
+        - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`; snapshots of its books, in `book_snapshots`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate` and `answer_unrequested`.\n\n\
         What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
         the heading of `mdgw top`, `kernel_drops` of `mdgw top --json`, `mdgw_kernel_drops_total` of the admin listener, and the table at the end of `mdgw run`.\n\n\
@@ -50,6 +53,8 @@ fn markdown() -> String {
             Counts::DESCRIPTORS,
         ),
         ("Retransmission service", "One block, if the gateway has the service.", RetransmissionCounts::DESCRIPTORS),
+        ("Snapshots: taken", "One block for each channel, if the service has snapshots.", SnapshotsTaken::DESCRIPTORS),
+        ("Snapshots: answers", "The same.", SnapshotAnswers::DESCRIPTORS),
         ("Pair link", "One block, if the gateway has a pair link.", PairCounts::DESCRIPTORS),
         (
             "Standby",

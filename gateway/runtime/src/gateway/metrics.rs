@@ -53,7 +53,10 @@ use super::{
 };
 use crate::{
     audit::{AuditCounts, AuditSender},
-    retransmit::RetransmissionCounts,
+    retransmit::{
+        RetransmissionCounts,
+        snapshots::{SnapshotAnswers, SnapshotsTaken},
+    },
 };
 
 /// Sources of metrics and health.
@@ -230,6 +233,10 @@ impl AdminSource {
         block(all, CHANNEL, blocks.map(|(name, block)| (labelled(&name), block)));
         let logs = registry.values::<LogCounters>().into_iter().map(|(name, block)| (labelled(&name), block));
         block(all, CHANNEL, logs);
+        let taken = registry.values::<SnapshotsTaken>().into_iter().map(|(name, block)| (labelled(&name), block));
+        block(all, CHANNEL, taken);
+        let answers = registry.values::<SnapshotAnswers>().into_iter().map(|(name, block)| (labelled(&name), block));
+        block(all, CHANNEL, answers);
         all.push(declared::CHANNEL_DROPPED.with(by_reason::<DropCounts>(registry)));
         all.push(declared::CHANNEL_BOOK_FAULTS.with(by_reason::<BookFaultCounts>(registry)));
         let channels = self.watch.channels();
@@ -323,10 +330,12 @@ const PAIR_LINK: &str = "mdgw_pair_link_";
 const STANDBY: &str = "mdgw_standby_";
 
 /// The blocks of counters: prefix and declarations.
-const BLOCKS: [(&str, &[Descriptor]); 11] = [
+const BLOCKS: [(&str, &[Descriptor]); 13] = [
     (GROUP, TakeoverCounters::DESCRIPTORS),
     (CHANNEL, PipelineCounters::DESCRIPTORS),
     (CHANNEL, LogCounters::DESCRIPTORS),
+    (CHANNEL, SnapshotsTaken::DESCRIPTORS),
+    (CHANNEL, SnapshotAnswers::DESCRIPTORS),
     (LINE, LineCounts::DESCRIPTORS),
     (POOL, Counts::DESCRIPTORS),
     (RETRANSMISSION, RetransmissionCounts::DESCRIPTORS),
@@ -496,6 +505,8 @@ mod tests {
             "mdgw_standby_holes_total",
             "mdgw_channel_book_faults_by_reason_total",
             "mdgw_audit_lost_total",
+            "mdgw_channel_snapshot_bytes_total",
+            "mdgw_channel_snapshot_duration_last_seconds",
         ] {
             assert!(samples.contains(name), "no {name} in {samples:?}");
         }

@@ -65,11 +65,15 @@ impl Retransmission {
     pub(super) fn start(
         config: &RetransmissionConfig,
         served: Vec<ServedChannel>,
-        registry: &Registry,
+        registry: &Arc<Registry>,
         stop: &Arc<AtomicBool>,
     ) -> Result<Self, GatewayError> {
-        let taker = if config.snapshots { Some(SnapshotTaker::new(&served).map_err(ServiceError::Log)?) } else { None };
-        let mut service = RetransmissionService::new(config, served)?;
+        let taker = if config.snapshots {
+            Some(SnapshotTaker::new(&served, registry).map_err(ServiceError::Log)?)
+        } else {
+            None
+        };
+        let mut service = RetransmissionService::new(config, served, registry)?;
         let snapshots = match taker {
             Some(taker) => {
                 service.serve_snapshots(Arc::clone(taker.store()));

@@ -10,12 +10,13 @@ use mdgw_feeds::{
 };
 use mdgw_status::{
     recent::RecentIntervals,
-    snapshot::{ChannelSnapshot, PoolSnapshot, Snapshot, ThreadSnapshot},
+    snapshot::{BookSnapshots, ChannelSnapshot, PoolSnapshot, Snapshot, ThreadSnapshot},
 };
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
 use super::{cold::KernelDrops, listeners::Listeners, pool_channels::PoolChannelList};
+use crate::retransmit::snapshots::{SnapshotAnswers, SnapshotsTaken};
 
 /// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
 #[derive(Clone, Debug)]
@@ -40,12 +41,15 @@ impl Watch {
     pub(super) fn snapshot(&self) -> Snapshot {
         let counters = self.channel_counters();
         let drop_counts: BTreeMap<String, DropCounts> = self.registry.values().into_iter().collect();
+        let book_snapshots = self.book_snapshots();
         let mut channels = Vec::new();
         for pool in &self.pools {
             for (index, id, name) in pool.channels.all() {
                 let counters = counters.get(&name).copied().unwrap_or_default();
                 let drop_counts = drop_counts.get(&name).copied().unwrap_or_default();
-                channels.push(self.channel(pool, index, id, &name, &counters, &drop_counts));
+                let channel = self.channel(pool, index, id, &name, &counters, &drop_counts);
+                let book_snapshots = book_snapshots.get(&name).cloned().unwrap_or_default();
+                channels.push(ChannelSnapshot { book_snapshots, ..channel });
             }
         }
         channels.sort_by_key(|channel| channel.id);
@@ -116,7 +120,33 @@ impl Watch {
             silent_lines: (0..8).filter(|line| silent >> line & 1 == 1).map(|line| Line(line).to_string()).collect(),
             lines: self.recent.lines(id),
             stages: self.recent.stages(id),
+            book_snapshots: BookSnapshots::default(),
         }
+    }
+
+    /// Snapshots of the books of each channel, by its name, if the retransmission service has snapshots.
+    fn book_snapshots(&self) -> BTreeMap<String, BookSnapshots> {
+        let mut taken: BTreeMap<String, SnapshotsTaken> = self.registry.values().into_iter().collect();
+        let answers = self.registry.values::<SnapshotAnswers>().into_iter();
+        answers
+            .map(|(name, answers)| {
+                let taken = taken.remove(&name).unwrap_or_default();
+                let refused = [("early", answers.snapshot_requests_early), ("gone", answers.snapshot_requests_gone)];
+                let snapshots = BookSnapshots {
+                    taken: taken.snapshots_taken,
+                    suspect: taken.snapshots_suspect,
+                    duration_last_ns: taken.snapshot_duration_last_ns,
+                    served: answers.snapshots_served,
+                    bytes: answers.snapshot_bytes,
+                    refused: refused
+                        .into_iter()
+                        .filter(|(_, count)| *count > 0)
+                        .map(|(reason, count)| (reason.to_owned(), count))
+                        .collect(),
+                };
+                (name, snapshots)
+            })
+            .collect()
     }
 }
 

@@ -22,9 +22,36 @@ use mdgw_feeds::{
 };
 use mdgw_log_books::state::{ChannelState, InitialState, StateSnapshot};
 use mdgw_publog::{LogError, SessionBytes};
-use mdgw_sys::clock::unix_now;
+use mdgw_sys::clock::{mono_now, unix_now};
+use mdgw_telemetry::{
+    counter_block,
+    counters::{CounterWriter, Registry},
+};
 
 use super::ServedChannel;
+
+counter_block! {
+    /// Snapshots taken of one channel; the snapshot thread counts.
+    pub(crate) struct SnapshotsTaken, key SnapshotTaken {
+        snapshots_taken: Counter, None, "snapshots taken";
+        snapshots_suspect: Counter, None, "snapshots taken of suspect books";
+        snapshot_duration_last_ns: Gauge, Nanoseconds, "time that taking the last snapshot took";
+        snapshot_record_bytes: Gauge, Bytes, "bytes of the records of the last snapshot";
+        snapshot_orders: Gauge, None, "resting orders of the last snapshot";
+    }
+}
+
+counter_block! {
+    /// Answers about the snapshots of one channel; the retransmission thread counts.
+    pub(crate) struct SnapshotAnswers, key SnapshotAnswer {
+        snapshots_served: Counter, None, "answers with the last chunk of a snapshot";
+        snapshot_requests: Counter, None, "requests for a snapshot that were answered with chunks";
+        snapshot_requests_early: Counter, None, "requests refused since the snapshot was being taken";
+        snapshot_requests_gone: Counter, None, "requests refused since there is no such image, or none of that session";
+        snapshot_chunks: Counter, Packets, "chunks of snapshots sent";
+        snapshot_bytes: Counter, Bytes, "bytes of answers about snapshots, headers included";
+    }
+}
 
 /// The images that are served now. Shared by the snapshot thread and the service's.
 #[derive(Debug, Default)]
@@ -179,6 +206,7 @@ fn cut(records: &[u8], record_bytes_max: usize) -> Vec<ImageChunk> {
 #[derive(Debug)]
 pub struct SnapshotTaker {
     store: Arc<SnapshotStore>,
+    registry: Arc<Registry>,
     channels: Vec<TakenChannel>,
     next_image: u32,
 }
@@ -188,18 +216,29 @@ struct TakenChannel {
     id: ChannelId,
     state: ChannelState,
     record_bytes_max: usize,
+    counts: SnapshotsTaken,
+    counters: CounterWriter<SnapshotsTaken>,
 }
 
 impl SnapshotTaker {
-    /// Opens the logs.
+    /// Opens the logs. Counters are added to the registry.
     ///
     /// # Errors
     /// When a log cannot be read.
-    pub fn new(served: &[ServedChannel]) -> Result<Self, LogError> {
+    pub fn new(served: &[ServedChannel], registry: &Arc<Registry>) -> Result<Self, LogError> {
         // Another number than those of an earlier start: a subscriber may still ask for one of its images.
         #[allow(clippy::cast_possible_truncation, reason = "the lower bits are those that differ")]
-        let next_image = (unix_now().0 >> 20) as u32;
-        let mut taker = Self { store: Arc::default(), channels: Vec::new(), next_image };
+        let behind = (unix_now().0 >> 20) as u32;
+        Self::behind_image(behind, served, registry)
+    }
+
+    /// As [`Self::new`], with images numbered from `behind` + 1 on.
+    ///
+    /// # Errors
+    /// When a log cannot be read.
+    pub fn behind_image(behind: u32, served: &[ServedChannel], registry: &Arc<Registry>) -> Result<Self, LogError> {
+        let (store, registry) = (Arc::default(), Arc::clone(registry));
+        let mut taker = Self { store, registry, channels: Vec::new(), next_image: behind };
         for channel in served {
             taker.add(channel)?;
         }
@@ -222,7 +261,9 @@ impl SnapshotTaker {
             state.begin_with(InitialState::clone(initial));
         }
         let record_bytes_max = served.frame_bytes_max.saturating_sub(CHUNK_OVERHEAD_BYTES);
-        self.channels.push(TakenChannel { id: served.channel, state, record_bytes_max });
+        let counters = self.registry.register(&served.name);
+        let counts = SnapshotsTaken::default();
+        self.channels.push(TakenChannel { id: served.channel, state, record_bytes_max, counts, counters });
         self.store.lock().insert(served.channel, ChannelImages::default());
         Ok(())
     }
@@ -251,13 +292,30 @@ impl SnapshotTaker {
             // Without the lock: a million orders take a while.
             let Some(position) = position.filter(|_| is_wanted) else { continue };
             self.next_image = self.next_image.wrapping_add(1).max(1);
+            let begin = mono_now();
             let image = Image::new(self.next_image, position, channel.state.snapshot(), channel.record_bytes_max);
+            let duration_ns = mono_now().since(begin);
+            channel.count(&image.totals, duration_ns);
             if let Some(of_channel) = self.store.lock().get_mut(&channel.id) {
                 of_channel.is_wanted = false;
-                of_channel.push(image, now);
+                // Its age counts from here: an image that took longer than it stays fresh would never be offered.
+                of_channel.push(image, now.plus(duration_ns));
             }
         }
         more
+    }
+}
+
+impl TakenChannel {
+    fn count(&mut self, totals: &SnapshotImage, duration_ns: u64) {
+        self.counts = SnapshotsTaken {
+            snapshots_taken: self.counts.snapshots_taken + 1,
+            snapshots_suspect: self.counts.snapshots_suspect + u64::from(totals.is_suspect),
+            snapshot_duration_last_ns: duration_ns,
+            snapshot_record_bytes: totals.record_bytes,
+            snapshot_orders: totals.order_count,
+        };
+        self.counters.publish(&self.counts);
     }
 }
 

@@ -64,6 +64,7 @@ impl ServiceFixture {
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
+            name: "one".to_owned(),
             log_directory: directory.path().to_owned(),
             frame_bytes_max: 1_408,
             tag_key: tags.keys.first().cloned(),
@@ -73,14 +74,14 @@ impl ServiceFixture {
             initial: None,
         };
         let config = RetransmissionConfig { listen: "127.0.0.1:0".parse().unwrap(), snapshots: false, limits };
-        let service = RetransmissionService::new(&config, vec![served]).unwrap();
+        let service = RetransmissionService::new(&config, vec![served], &Arc::default()).unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         client.set_nonblocking(true).unwrap();
         Self { directory, log, maintenance, service, client, now: MonoNs(1_000_000_000), tags }
     }
 
     /// Writes messages of this range to the log, each from its own datagram and with one record of that type.
-    fn messages(&mut self, range: std::ops::Range<u64>, record_type: u8) {
+    fn messages(&mut self, range: Range<u64>, record_type: u8) {
         for sequence in range {
             self.maintenance.run_once(NOW.0);
             let mut record = [0; 520];

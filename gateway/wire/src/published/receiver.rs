@@ -25,8 +25,9 @@ mod epoch_start;
 mod item_stream;
 mod log_extents;
 mod positions;
+mod rebuild;
 mod service_query;
-mod snapshot_start;
+mod snapshot_query;
 #[cfg(test)]
 mod tests;
 
@@ -42,7 +43,8 @@ use crate::{
 pub use self::{
     entries::{EntryReceiver, LogEntry},
     epoch_start::RivalEpochs,
-    snapshot_start::asks_any_service,
+    rebuild::BookState,
+    snapshot_query::asks_any_service,
 };
 
 use self::{
@@ -97,6 +99,11 @@ pub struct ReceiverConfig {
     pub message_bytes_max: usize,
     /// Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
     pub snapshot_bytes_max: u64,
+    /// Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service. The receiver then delivers
+    /// [`Item::Books`], [`Item::Snapshot`] and [`Item::Repeated`] in the middle of a session.
+    pub rebuilds_books: bool,
+    /// Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot.
+    pub rebuild_bytes_max: u64,
     /// Silence after which a line's alarm is raised, ns; `None`: never. Must exceed the gateway's heartbeat interval.
     pub line_silence_ns: Option<u64>,
 }
@@ -170,6 +177,8 @@ impl Default for ReceiverConfig {
             sequence_jump_max: 1 << 24,
             message_bytes_max: 1 << 16,
             snapshot_bytes_max: 1 << 30,
+            rebuilds_books: false,
+            rebuild_bytes_max: 64 << 20,
             line_silence_ns: None,
         }
     }
@@ -217,6 +226,17 @@ pub enum Item<'a> {
         /// DBN records, back to back.
         body: &'a [u8],
     },
+    /// A message that was delivered before, behind the position of the snapshot that was just delivered. Books that were built from
+    /// the snapshot need it; whoever counts messages ignores it. Only with [`ReceiverConfig::rebuilds_books`].
+    Repeated {
+        /// Header of the message's frame.
+        header: &'a FrameHeader,
+        /// DBN records, back to back.
+        body: &'a [u8],
+    },
+    /// The books kept from these items may be wrong from here on, or are right again. Each session begins with right books. Only
+    /// with [`ReceiverConfig::rebuilds_books`].
+    Books(BookState),
     /// The gateway's channel changed its state.
     State(ChannelState),
     /// A gap declared by the gateway: no line of the venue delivered it.
@@ -267,6 +287,10 @@ pub struct ReceiverStatistics {
     pub snapshots: u64,
     /// Starts for which no service had a snapshot, or none that this receiver accepts. The session came from the logs.
     pub snapshots_unavailable: u64,
+    /// Suspect books that a snapshot replaced.
+    pub books_rebuilt: u64,
+    /// Queries for such a snapshot that ended without one: no service answered, its own books are suspect, or its image is too old.
+    pub rebuilds_refused: u64,
     /// Starts without definitions or without the log's oldest message, because no service answered.
     pub starts_unanswered: u64,
     /// Starts at which a service did not send all of its definitions: those that only its log has are missing.

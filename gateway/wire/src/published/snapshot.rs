@@ -14,6 +14,8 @@
 //!
 //! [`SnapshotAssembly`] collects chunks: complete or nothing.
 
+use std::collections::BTreeMap;
+
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
@@ -200,14 +202,14 @@ pub struct SnapshotAssembly {
 #[derive(Debug)]
 struct Parts {
     image: SnapshotImage,
-    /// For each chunk its snapshot frame's header and where its records are in `records`.
-    chunks: Vec<Option<(FrameHeader, usize)>>,
+    /// For each chunk that has arrived its snapshot frame's header and where its records are in `records`. One packet can claim
+    /// millions of chunks, so memory comes with the chunks.
+    chunks: BTreeMap<u32, (FrameHeader, usize)>,
     /// Records of the chunks, in the order of arrival.
     records: Vec<u8>,
-    missing_count: usize,
     record_count: u64,
     /// Chunks before this one have arrived.
-    first_missing: usize,
+    first_missing: u32,
 }
 
 /// Result of adding a chunk.
@@ -252,11 +254,11 @@ impl SnapshotAssembly {
                 if chunk.image.record_bytes > self.bytes_max {
                     return Err(DropReason::WindowFull);
                 }
-                self.parts.insert(Parts::new(chunk.image)?)
+                self.parts.insert(Parts::new(chunk.image))
             }
         };
         parts.add(chunk)?;
-        if parts.missing_count > 0 {
+        if parts.chunks.len() as u64 != u64::from(parts.image.chunk_count) {
             return Ok(ChunkOutcome::Added);
         }
         if parts.is_whole() {
@@ -271,13 +273,13 @@ impl SnapshotAssembly {
         let Some(parts) = &mut self.parts else {
             return (ChunkName { image: 0, chunk: 0 }, ChunkName { image: 0, chunk: count_max });
         };
-        let chunks = parts.chunks.iter().skip(parts.first_missing);
-        parts.first_missing += chunks.take_while(|chunk| chunk.is_some()).count();
-        let first = u32::try_from(parts.first_missing).unwrap_or(u32::MAX);
+        while parts.chunks.contains_key(&parts.first_missing) {
+            parts.first_missing += 1;
+        }
+        let first = parts.first_missing;
         // Chunks behind the last one missing in the range have arrived: they are not sent again.
-        let wanted = parts.chunks.iter().skip(parts.first_missing).take(count_max as usize);
-        let behind_last = wanted.enumerate().rfind(|(_, chunk)| chunk.is_none()).map_or(0, |(index, _)| index + 1);
-        let next = first.saturating_add(u32::try_from(behind_last).unwrap_or(u32::MAX));
+        let mut wanted = first..first.saturating_add(count_max).min(parts.image.chunk_count);
+        let next = wanted.rfind(|chunk| !parts.chunks.contains_key(chunk)).map_or(first, |last| last + 1);
         let image = parts.image.image;
         (ChunkName { image, chunk: first }, ChunkName { image, chunk: next })
     }
@@ -299,35 +301,29 @@ impl SnapshotAssembly {
 }
 
 impl Parts {
-    fn new(image: SnapshotImage) -> Result<Self, DropReason> {
-        // `is_sound` bounds the number of chunks by the bytes of the records.
-        let chunk_count = usize::try_from(image.chunk_count).map_err(|_| DropReason::WindowFull)?;
-        let chunks = vec![None; chunk_count];
-        Ok(Self { image, chunks, records: Vec::new(), missing_count: chunk_count, record_count: 0, first_missing: 0 })
+    fn new(image: SnapshotImage) -> Self {
+        Self { image, chunks: BTreeMap::new(), records: Vec::new(), record_count: 0, first_missing: 0 }
     }
 
     fn add(&mut self, chunk: &SnapshotChunk<'_>) -> Result<(), DropReason> {
         if chunk.image != self.image {
             return Err(DropReason::AnswerUnrequested);
         }
-        let index = usize::try_from(chunk.chunk).unwrap_or(usize::MAX);
-        let place = self.chunks.get_mut(index).ok_or(DropReason::FieldInvalid)?;
-        if place.is_some() {
+        if self.chunks.contains_key(&chunk.chunk) {
             return Err(DropReason::Duplicate);
         }
         let record_bytes = (self.records.len() + chunk.records.len()) as u64;
         if record_bytes > self.image.record_bytes {
             return Err(DropReason::WindowFull);
         }
-        *place = Some((*chunk.header, self.records.len()));
+        self.chunks.insert(chunk.chunk, (*chunk.header, self.records.len()));
         self.records.extend_from_slice(chunk.records);
         self.record_count += u64::from(chunk.header.record_count.get());
-        self.missing_count -= 1;
         Ok(())
     }
 
     fn in_order(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> {
-        self.chunks.iter().flatten().map(|(header, begin)| {
+        self.chunks.values().map(|(header, begin)| {
             let end = begin.saturating_add(usize::from(header.body_bytes.get()));
             (header, self.records.get(*begin..end).unwrap_or_default())
         })

@@ -31,8 +31,9 @@ use super::{
     item_stream::ItemStream,
     log_extents::{LogExtent, LogExtents},
     positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
+    rebuild::Rebuild,
     service_query::ServiceQuery,
-    snapshot_start::{SnapshotProgress, SnapshotStart},
+    snapshot_query::{SnapshotProgress, SnapshotQuery},
 };
 
 #[derive(Debug)]
@@ -48,7 +49,8 @@ pub(super) struct ReceiverChannel {
     definitions: Vec<Sequence>,
     /// Range observed of the current session while its start was being requested.
     skipped: Option<(Sequence, Sequence)>,
-    snapshot: SnapshotStart,
+    snapshot: SnapshotQuery,
+    rebuild: Rebuild,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
     stream: ItemStream,
@@ -130,12 +132,13 @@ impl ReceiverChannel {
             previous_session: None,
             definitions: Vec::new(),
             skipped: None,
-            snapshot: SnapshotStart::new(
+            snapshot: SnapshotQuery::new(
                 config.snapshot_bytes_max,
                 config.service.map_or(0, |service| service.service_count),
             ),
+            rebuild: Rebuild::new(config),
             arbiter: Arbiter::new(arbiter),
-            stream: ItemStream::new(id, config.message_bytes_max),
+            stream: ItemStream::new(id, config),
         }
     }
 
@@ -204,12 +207,19 @@ impl ReceiverChannel {
                 self.skip_before_start(packet);
                 Ok(())
             }
-            Phase::Running | Phase::ClosingSession { .. } => self.accept_running(packet, datagram, now, deliver),
+            Phase::Running | Phase::ClosingSession { .. } => {
+                let outcome = self.accept_running(packet, datagram, now, deliver);
+                self.advance_rebuild(now, deliver);
+                outcome
+            }
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
-        let query = self.query().map(ServiceQuery::deadline);
+        let query = match self.phase {
+            Phase::Running => self.rebuild.next_deadline(),
+            _ => self.query().map(ServiceQuery::deadline),
+        };
         match (query, self.arbiter.next_deadline()) {
             (Some(query), Some(gap)) => Some(query.min(gap)),
             (query, gap) => query.or(gap),
@@ -225,6 +235,7 @@ impl ReceiverChannel {
             self.finish_query(now, deliver);
         }
         self.close_when_complete(now, deliver);
+        self.advance_rebuild(now, deliver);
     }
 
     pub(super) fn poll_request(&mut self) -> Option<ServiceRequest> {
@@ -262,7 +273,12 @@ impl ReceiverChannel {
                     return Some(request(RequestKind::Range, start, start));
                 }
             }
-            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => {}
+            Phase::Running => {
+                if let Some((first, next)) = self.rebuild.poll_request() {
+                    return Some(request(RequestKind::Snapshot, first, next));
+                }
+            }
+            Phase::Idle | Phase::ClosingSession { .. } => {}
         }
         let missing = self.arbiter.poll_request()?;
         Some(request(RequestKind::Range, message_of(missing.first), message_after(missing.next)))
@@ -343,7 +359,7 @@ impl ReceiverChannel {
                 let query = if is_final { query } else { ServiceQuery::new(self.service.unwrap_or_default(), now) };
                 let (first, next) = self.log_extents.range().unwrap_or((FIRST_SEQUENCE, FIRST_SEQUENCE));
                 self.switch_to(oldest, deliver);
-                self.start_at(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first });
+                self.start_without_state(if self.is_same_day_restart() { FIRST_SEQUENCE } else { first }, deliver);
                 self.phase = Phase::ClosingSession { query, is_end_known: is_final, next_session };
                 // Rejections are counted, and show as a loss when the session is left.
                 let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
@@ -354,7 +370,7 @@ impl ReceiverChannel {
                 if let Some(first) =
                     if self.is_same_day_restart() { Some(FIRST_SEQUENCE) } else { extent.map(|(first, _)| first) }
                 {
-                    self.start_at(first);
+                    self.start_without_state(first, deliver);
                 }
                 if let Some((_, next)) = extent {
                     // The arbiter counts a rejection, and live packets carry the same range.
@@ -399,10 +415,14 @@ impl ReceiverChannel {
         for (header, body) in self.snapshot.frames() {
             self.stream.emit(Item::Snapshot { header: &header, body }, deliver);
         }
+        let is_suspect = self.snapshot.is_suspect();
         self.snapshot.reset();
         self.stream.statistics.snapshots += 1;
         let known = self.skipped.take().map(|(_, next)| next);
         self.start_at(next);
+        if is_suspect {
+            self.stream.suspect_books_before(next, deliver);
+        }
         if let Some(known) = known.filter(|known| *known > next) {
             // What was published meanwhile is requested. The arbiter counts a rejection, and live packets carry the same range.
             let _counted = self.arbiter.announce(Line::RECOVERY, position_of(known), now);
@@ -548,6 +568,7 @@ impl ReceiverChannel {
             self.stream.report_lost(first, next, deliver);
         }
         self.log_extents.clear();
+        self.rebuild.clear();
         self.previous_session = self.stream.session;
         self.stream.begin(session, deliver);
     }
@@ -572,6 +593,21 @@ impl ReceiverChannel {
     fn start_at(&mut self, first: Sequence) {
         self.arbiter.begin_session(Some(position_of(first.max(FIRST_SEQUENCE))));
         self.stream.reported_through = first.max(FIRST_SEQUENCE);
+    }
+
+    /// Starts at that message. Behind the session's first one, the books before it are not known.
+    fn start_without_state(&mut self, first: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
+        self.start_at(first);
+        if first > FIRST_SEQUENCE {
+            self.stream.suspect_books_before(first, deliver);
+        }
+    }
+
+    /// Asks for snapshots while books are suspect; not while a session is left.
+    fn advance_rebuild(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        if let (Phase::Running, Some(service)) = (&self.phase, self.service) {
+            self.rebuild.advance(service, &mut self.stream, now, deliver);
+        }
     }
 
     /// The start is complete. A newer session observed meanwhile is next.
@@ -678,8 +714,11 @@ impl ReceiverChannel {
         let flags = packet.meta.flags;
         let is_answer = datagram.line == Line::RECOVERY;
         if is_answer && flags.contains(PacketFlags::SNAPSHOT) {
-            // Duplicates of requested definitions.
-            return Err(DropReason::Duplicate);
+            return match phase {
+                Phase::Running => self.rebuild.accept(packet, datagram.service, now),
+                // Duplicates of what was requested before.
+                _ => Err(DropReason::Duplicate),
+            };
         }
         let (first, next) = positions_of(packet).ok_or(DropReason::FieldInvalid)?;
         if flags.contains(PacketFlags::SNAPSHOT) && first != next {
@@ -703,6 +742,9 @@ impl ReceiverChannel {
             let begin = if part_number(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
             arbiter.begin_session(Some(begin));
             stream.reported_through = message_of(begin);
+            if message_of(begin) > FIRST_SEQUENCE {
+                stream.suspect_books_before(message_of(begin), deliver);
+            }
         }
         // The range of a live heartbeat has no output and is covered; the range of an answer's end is the log's
         // extent.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    Output, ReceiverStatistics,
+    Output, ReceiverConfig, ReceiverStatistics,
     item_stream::ItemStream,
     positions::{FIRST_SEQUENCE, message_of, part_number, position_of, positions_of},
 };
@@ -55,7 +55,7 @@ impl EntryReceiver {
     #[must_use]
     pub fn new(channel: ChannelId, message_bytes_max: usize) -> Self {
         Self {
-            stream: ItemStream::new(channel, message_bytes_max),
+            stream: ItemStream::new(channel, &ReceiverConfig { message_bytes_max, ..ReceiverConfig::default() }),
             session: [0; Session::BYTES],
             expected: None,
             drops: DropCounts::default(),

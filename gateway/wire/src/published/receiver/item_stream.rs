@@ -11,9 +11,10 @@ use crate::{
 };
 
 use super::{
-    Item, Output, ReceiverStatistics,
+    BookState, Item, Output, ReceiverConfig, ReceiverStatistics,
     assembly::{Assembly, JoinOutcome},
     positions::{message_after, message_of, part_number, position_of},
+    rebuild::BookHistory,
 };
 
 /// Item stream of one channel.
@@ -30,20 +31,22 @@ pub(super) struct ItemStream {
     pub(super) session_end: Option<Sequence>,
     pub(super) has_reported_end: bool,
     pub(super) statistics: ReceiverStatistics,
+    pub(super) books: BookHistory,
 }
 
 impl ItemStream {
-    pub(super) fn new(id: ChannelId, message_bytes_max: usize) -> Self {
+    pub(super) fn new(id: ChannelId, config: &ReceiverConfig) -> Self {
         Self {
             id,
             session: None,
-            assembly: Assembly::new(message_bytes_max),
+            assembly: Assembly::new(config.message_bytes_max),
             reported_through: Sequence(0),
             state: None,
             snapshot: None,
             session_end: None,
             has_reported_end: false,
             statistics: ReceiverStatistics::default(),
+            books: BookHistory::new(config),
         }
     }
 
@@ -55,6 +58,7 @@ impl ItemStream {
         self.snapshot = None;
         self.session_end = None;
         self.has_reported_end = false;
+        self.books.clear();
         self.emit(Item::Session, deliver);
     }
 
@@ -120,6 +124,7 @@ impl ItemStream {
                     self.statistics.gap_messages += gap.count();
                     self.reported_through = next;
                     self.emit(Item::Gap(gap), deliver);
+                    self.suspect_books_before(next, deliver);
                 }
             }
             Some(FrameKind::State | FrameKind::Snapshot) if from <= position && position <= until => {
@@ -164,23 +169,37 @@ impl ItemStream {
         let Some(session) = self.session else { return };
         let channel = self.id;
         let whole = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
-        if FrameFlags(header.flags).contains(whole) {
+        let books = &mut self.books;
+        let mut deliver_message = |header: &FrameHeader, body: &[u8]| {
             deliver(Output { channel, session, item: Item::Message { header, body } });
+            books.keep(header, body);
+            FrameFlags(header.flags).contains(FrameFlags::SUSPECT)
+        };
+        let is_suspect = if FrameFlags(header.flags).contains(whole) {
+            deliver_message(header, body)
         } else {
             match self.assembly.add_part(header, body) {
                 JoinOutcome::Incomplete => return,
-                JoinOutcome::Whole(header, body) => {
-                    deliver(Output { channel, session, item: Item::Message { header: &header, body } });
-                }
+                JoinOutcome::Whole(header, body) => deliver_message(&header, body),
                 JoinOutcome::Broken => {
                     self.statistics.broken_messages += 1;
                     self.report_lost(sequence, sequence.plus(1), deliver);
                     return;
                 }
             }
-        }
+        };
         self.statistics.messages += 1;
         self.reported_through = sequence.plus(1);
+        if is_suspect {
+            self.suspect_books_before(self.reported_through, deliver);
+        }
+    }
+
+    /// Books kept from the items may be wrong: what happened before `next` is not known, or not to the gateway.
+    pub(super) fn suspect_books_before(&mut self, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
+        if self.books.suspect_before(next) {
+            self.emit(Item::Books(BookState::Suspect), deliver);
+        }
     }
 
     pub(super) fn report_lost(&mut self, first: Sequence, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
@@ -188,6 +207,7 @@ impl ItemStream {
             self.statistics.lost_messages += gap.count();
             self.reported_through = next;
             self.emit(Item::Lost(gap), deliver);
+            self.suspect_books_before(next, deliver);
         }
     }
 

@@ -433,6 +433,7 @@ impl ReceiverHarness {
 }
 
 mod epoch_start;
+mod rebuild;
 mod snapshot_start;
 
 const DEFINITIONS: u64 = 3;
@@ -455,7 +456,7 @@ fn record_event(events: &mut Vec<ReceiverEvent>, output: &Output<'_>) {
         Item::Gap(gap) => ReceiverEvent::Gap(gap.first().0, gap.next().0),
         Item::Lost(gap) => ReceiverEvent::Lost(gap.first().0, gap.next().0),
         Item::EndOfSession => ReceiverEvent::End,
-        Item::State(_) | Item::Snapshot { .. } => return,
+        Item::State(_) | Item::Snapshot { .. } | Item::Repeated { .. } | Item::Books(_) => return,
     });
 }
 

@@ -7,23 +7,40 @@ use crate::published::snapshot::{ChunkName, SnapshotImage, checksum, chunk_frame
 const NEXT: u64 = 8;
 /// Messages published so far are those before this one.
 const PUBLISHED: u64 = 14;
-const CHUNKS: u32 = 3;
+pub(super) const CHUNKS: u32 = 3;
 
 /// A service that loses some of its packets.
-struct Service {
-    image: u32,
-    is_suspect: bool,
+pub(super) struct Service {
+    pub(super) image: u32,
+    /// The image is the state before this message.
+    pub(super) next: u64,
+    pub(super) is_suspect: bool,
+    /// Messages that its log has.
+    pub(super) log: Range<u64>,
     /// Answers to requests for an image with "being taken", before it sends chunks.
-    waits: u32,
+    pub(super) waits: u32,
     /// Every n-th packet of an answer is lost.
-    loss: usize,
-    sent: usize,
-    requests: Vec<String>,
+    pub(super) loss: usize,
+    /// It sends the first chunk of an image only.
+    pub(super) withholds_rest: bool,
+    pub(super) sent: usize,
+    pub(super) requests: Vec<String>,
 }
 
 impl Service {
-    fn new() -> Self {
-        Self { image: 5, is_suspect: false, waits: 1, loss: 3, sent: 0, requests: Vec::new() }
+    pub(super) fn new() -> Self {
+        let (next, log) = (NEXT, 1..PUBLISHED);
+        Self {
+            image: 5,
+            next,
+            is_suspect: false,
+            log,
+            waits: 1,
+            loss: 3,
+            withholds_rest: false,
+            sent: 0,
+            requests: Vec::new(),
+        }
     }
 
     fn image(&self) -> (SnapshotImage, Vec<Vec<u8>>) {
@@ -32,7 +49,7 @@ impl Service {
         let all = chunks.concat();
         let image = SnapshotImage {
             image: self.image,
-            next: Sequence(NEXT),
+            next: Sequence(self.next),
             chunk_count: CHUNKS,
             checksum: checksum(&all),
             record_count: 2 * u64::from(CHUNKS),
@@ -44,7 +61,7 @@ impl Service {
         (image, chunks)
     }
 
-    fn answer(&mut self, request: &ServiceRequest) -> Vec<Vec<u8>> {
+    pub(super) fn answer(&mut self, request: &ServiceRequest) -> Vec<Vec<u8>> {
         let (session, epoch) = (request.session.unwrap(), Epoch::new(1, 1));
         let flags = PacketFlags::RETRANSMISSION;
         let snapshot = flags.with(PacketFlags::SNAPSHOT);
@@ -57,18 +74,20 @@ impl Service {
             RequestKind::Sessions => (Vec::new(), end(flags, (0, 0))),
             RequestKind::Definitions => (Vec::new(), end(snapshot, (0, 0))),
             RequestKind::Range => {
-                let wanted = (1..PUBLISHED).filter(|sequence| (request.first.0..request.next.0).contains(sequence));
+                let wanted = self.log.clone().filter(|sequence| (request.first.0..request.next.0).contains(sequence));
                 let packets = wanted.map(|sequence| {
                     let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
                     datagram(flags, session, epoch, (sequence, sequence + 1), &body)
                 });
-                (packets.collect(), end(flags, (1, PUBLISHED)))
+                (packets.collect(), end(flags, (self.log.start, self.log.end)))
             }
             RequestKind::Snapshot => {
                 let [first, next] = [request.first, request.next].map(ChunkName::from_sequence);
                 self.requests.push(format!("{}:{}..{}", first.image, first.chunk, next.chunk));
                 let (image, chunks) = self.image();
-                if first.image != 0 && first.image != self.image {
+                if self.withholds_rest && first.chunk > 0 {
+                    return Vec::new();
+                } else if first.image != 0 && first.image != self.image {
                     (Vec::new(), end(snapshot, (0, 0)))
                 } else if self.waits > 0 {
                     self.waits -= 1;
@@ -91,7 +110,7 @@ impl Service {
     }
 }
 
-fn text(output: &Output<'_>) -> String {
+pub(super) fn text(output: &Output<'_>) -> String {
     match output.item {
         Item::Session => "session".to_owned(),
         Item::Message { header, .. } => format!("m{}", header.sequence.get()),
@@ -99,6 +118,9 @@ fn text(output: &Output<'_>) -> String {
             let number = u64::from_le_bytes(body[16..24].try_into().unwrap());
             format!("s{} {number} {:02b}", header.sequence.get(), header.flags)
         }
+        Item::Repeated { header, .. } => format!("r{}", header.sequence.get()),
+        Item::Books(state) => format!("{state:?}"),
+        Item::Lost(gap) => format!("lost {}..{}", gap.first().0, gap.next().0),
         other => format!("{other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The start by snapshot: which service is asked for which chunks, and when to do without.
+//! A query for a snapshot: which service is asked for which chunks, and when to do without.
 
 use crate::{
     drop_reason::DropReason,
@@ -15,7 +15,8 @@ use super::service_query::ServiceQuery;
 
 /// The snapshot of one session, from the service that first offered an acceptable one.
 #[derive(Debug)]
-pub(super) struct SnapshotStart {
+pub(super) struct SnapshotQuery {
+    purpose: Purpose,
     assembly: SnapshotAssembly,
     /// The service that the chunks so far are from.
     service: Option<u8>,
@@ -29,6 +30,18 @@ pub(super) struct SnapshotStart {
     leaves_image: bool,
     /// Whether a chunk arrived since the last request.
     has_progress: bool,
+}
+
+/// What the snapshot is for, which decides which images are good enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The start: any image, if no other service has one without suspect books.
+    Start,
+    /// Suspect books of a receiver that runs: an image without suspect books, at this position or later.
+    Rebuild {
+        /// First message that the receiver can deliver again behind the image.
+        from: Sequence,
+    },
 }
 
 /// What the receiver does next.
@@ -47,9 +60,10 @@ const IMAGES_MAX: u16 = 8;
 /// How often a service may ask for patience while it takes the snapshot. With the default timeout this is 10 s.
 const WAITS_MAX: u16 = 200;
 
-impl SnapshotStart {
+impl SnapshotQuery {
     pub(super) fn new(bytes_max: u64, service_count: u8) -> Self {
         Self {
+            purpose: Purpose::Start,
             assembly: SnapshotAssembly::new(bytes_max),
             service: None,
             service_count: service_count.into(),
@@ -67,10 +81,17 @@ impl SnapshotStart {
         (self.attempts, self.waits, self.suspect_images) = (0, 0, 0);
     }
 
-    /// The chunks to request.
+    /// Discards everything, and changes what the next image is for.
+    pub(super) fn begin(&mut self, purpose: Purpose) {
+        self.reset();
+        self.purpose = purpose;
+    }
+
+    /// The chunks to request. A receiver that runs asks for one chunk first, since that says whether the image is good enough.
     pub(super) fn request(&mut self) -> (Sequence, Sequence) {
         (self.has_progress, self.leaves_image) = (false, false);
-        let (first, next) = self.assembly.missing(CHUNKS_PER_REQUEST);
+        let is_probe = self.purpose != Purpose::Start && self.assembly.image().is_none();
+        let (first, next) = self.assembly.missing(if is_probe { 1 } else { CHUNKS_PER_REQUEST });
         (first.to_sequence(), next.to_sequence())
     }
 
@@ -128,7 +149,11 @@ impl SnapshotStart {
     /// Each service is asked for a snapshot without suspect books first.
     fn begin_image(&mut self, chunk: &SnapshotChunk<'_>) -> Result<(), DropReason> {
         let is_another_worth_asking = self.leaves_image || self.suspect_images < self.service_count.saturating_sub(1);
-        if chunk.image.is_suspect && is_another_worth_asking {
+        let is_left = match self.purpose {
+            Purpose::Start => chunk.image.is_suspect && is_another_worth_asking,
+            Purpose::Rebuild { from } => chunk.image.is_suspect || chunk.image.next < from,
+        };
+        if is_left {
             // Once per answer: its other chunks are refused too.
             self.suspect_images += u16::from(!self.leaves_image);
             self.leaves_image = true;
@@ -150,8 +175,8 @@ impl SnapshotStart {
                     query.request_next_piece(now);
                 }
             }
-            // The service is about to take the snapshot.
-            None if has_more && self.waits < WAITS_MAX => {
+            // Not a chunk was sent: the service is about to take the snapshot.
+            None if has_more && packet.meta.first == Sequence(0) && self.waits < WAITS_MAX => {
                 self.waits += 1;
                 query.on_progress(true, now);
             }
@@ -159,13 +184,19 @@ impl SnapshotStart {
         }
     }
 
-    /// The frames of the snapshot, and where the stream continues.
+    /// The frames of the snapshot.
     pub(super) fn frames(&self) -> impl Iterator<Item = (FrameHeader, &[u8])> {
         self.assembly.frames()
     }
 
+    /// Where the stream continues behind the image.
     pub(super) fn next(&self) -> Option<Sequence> {
         self.assembly.image().map(|image| image.next)
+    }
+
+    /// Whether the image has suspect books.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.assembly.image().is_some_and(|image| image.is_suspect)
     }
 
     fn restart(&mut self) {

@@ -1,0 +1,237 @@
+//! Rebuilding suspect books of a receiver that runs.
+//!
+//! ```text
+//!  loss, gap, suspect message at s          image without suspect books, position p >= s
+//!        │                                              │
+//!  right ┴► suspect ──pause──► one chunk is requested ──┴► all chunks ──► complete ──delivered up to p──► right
+//!               ▲                     │ suspect, too old, no answer                │
+//!               └──── pause × 2 ◄─────┴──────────── lost, or another loss ◄────────┘
+//! ```
+//! Messages are delivered all the time: neither a loss nor a snapshot stops the stream. A snapshot is of a position that the stream
+//! has passed when its last chunk arrives, so the receiver keeps the messages since the books became suspect, within a bound. It
+//! delivers those behind the position once more, as [`Item::Repeated`], directly after the snapshot. The books are then those of the
+//! position that the stream has reached.
+
+use std::collections::VecDeque;
+
+use crate::{drop_reason::DropReason, frame::FrameHeader, identity::Sequence, published::packet::Packet, time::MonoNs};
+
+use super::{
+    Item, Output, ReceiverConfig, ServiceConfig,
+    item_stream::ItemStream,
+    service_query::ServiceQuery,
+    snapshot_query::{Purpose, SnapshotProgress, SnapshotQuery},
+};
+
+/// Whether the books that a consumer keeps from the items are right, and the messages delivered since they may not be.
+#[derive(Debug, Default)]
+pub(super) struct BookHistory {
+    /// The books are watched, within so many bytes of messages.
+    bytes_max: Option<u64>,
+    /// While the books are suspect: messages from this one on are in `messages`, or produced nothing.
+    kept_from: Option<Sequence>,
+    messages: VecDeque<(FrameHeader, Box<[u8]>)>,
+    bytes: u64,
+}
+
+impl BookHistory {
+    /// Watches the books if the configuration says so.
+    pub(super) fn new(config: &ReceiverConfig) -> Self {
+        let bytes_max = Some(config.rebuild_bytes_max).filter(|_| config.rebuilds_books && config.service.is_some());
+        Self { bytes_max, ..Self::default() }
+    }
+
+    /// For the next session, whose books are empty.
+    pub(super) fn clear(&mut self) {
+        self.kept_from = None;
+        self.forget_messages();
+    }
+
+    /// The state before `next` is not known. Returns whether the books were right until now.
+    pub(super) fn suspect_before(&mut self, next: Sequence) -> bool {
+        if self.bytes_max.is_none() {
+            return false;
+        }
+        self.forget_messages();
+        self.kept_from.replace(next).is_none()
+    }
+
+    /// A message was delivered.
+    pub(super) fn keep(&mut self, header: &FrameHeader, body: &[u8]) {
+        let (Some(bytes_max), Some(kept_from)) = (self.bytes_max, &mut self.kept_from) else { return };
+        self.bytes += bytes_of(body);
+        self.messages.push_back((*header, body.into()));
+        while self.bytes > bytes_max
+            && let Some((header, body)) = self.messages.pop_front()
+        {
+            self.bytes -= bytes_of(&body);
+            *kept_from = Sequence(header.sequence.get()).plus(1);
+        }
+    }
+
+    /// The oldest position from which on all messages are kept; `None` while the books are right.
+    pub(super) fn kept_from(&self) -> Option<Sequence> {
+        self.kept_from
+    }
+
+    fn forget_messages(&mut self) {
+        self.messages.clear();
+        self.messages.shrink_to(MESSAGES_KEPT_ALLOCATED);
+        self.bytes = 0;
+    }
+}
+
+/// Memory of a kept message.
+fn bytes_of(body: &[u8]) -> u64 {
+    (size_of::<(FrameHeader, Box<[u8]>)>() + body.len()) as u64
+}
+
+/// Places for messages that stay allocated between two rebuilds.
+const MESSAGES_KEPT_ALLOCATED: usize = 1_024;
+
+/// Asks for snapshots while the books of a channel are suspect: one request at a time, and after each failure later.
+#[derive(Debug)]
+pub(super) struct Rebuild {
+    snapshot: SnapshotQuery,
+    stage: Stage,
+    pause_ns: u64,
+    /// Since when the books are right.
+    right_since: Option<MonoNs>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Right,
+    /// Suspect; the next query begins then.
+    Waiting(MonoNs),
+    Querying(ServiceQuery),
+    /// All chunks are there; the stream has not reached their position.
+    Complete,
+}
+
+/// Pause before the first query: other losses of the same burst come within it.
+const PAUSE_NS_MIN: u64 = 500_000_000;
+/// Attempts with one service.
+const ATTEMPTS_MIN: u16 = 4;
+/// Longest pause. Books that stayed right for so long have a short pause again.
+const PAUSE_NS_MAX: u64 = 64_000_000_000;
+
+impl Rebuild {
+    pub(super) fn new(config: &ReceiverConfig) -> Self {
+        let services = config.service.map_or(0, |service| service.service_count);
+        Self {
+            snapshot: SnapshotQuery::new(config.snapshot_bytes_max, services),
+            stage: Stage::Right,
+            pause_ns: PAUSE_NS_MIN,
+            right_since: None,
+        }
+    }
+
+    /// For the next session.
+    pub(super) fn clear(&mut self) {
+        self.snapshot.reset();
+        (self.stage, self.pause_ns, self.right_since) = (Stage::Right, PAUSE_NS_MIN, None);
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<MonoNs> {
+        match &self.stage {
+            Stage::Waiting(until) => Some(*until),
+            Stage::Querying(query) => Some(query.deadline()),
+            Stage::Right | Stage::Complete => None,
+        }
+    }
+
+    /// The chunks to request, if a request is due.
+    pub(super) fn poll_request(&mut self) -> Option<(Sequence, Sequence)> {
+        let Stage::Querying(query) = &mut self.stage else { return None };
+        query.take_due().then(|| self.snapshot.request())
+    }
+
+    /// A packet of an answer about snapshots.
+    ///
+    /// # Errors
+    /// [`DropReason::Duplicate`]: none was requested; others as a query says.
+    pub(super) fn accept(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs) -> Result<(), DropReason> {
+        let Stage::Querying(query) = &mut self.stage else { return Err(DropReason::Duplicate) };
+        if self.snapshot.accept(packet, service, query, now)? == SnapshotProgress::Complete {
+            self.stage = Stage::Complete;
+        }
+        Ok(())
+    }
+
+    /// Follows the stream and the clock. Call after each packet and each deadline.
+    pub(super) fn advance(
+        &mut self,
+        service: ServiceConfig,
+        stream: &mut ItemStream,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
+        let Some(kept_from) = stream.books.kept_from() else {
+            if self.right_since.is_some_and(|since| now.since(since) >= PAUSE_NS_MAX) {
+                (self.pause_ns, self.right_since) = (PAUSE_NS_MIN, None);
+            }
+            return;
+        };
+        // A loss behind the image, or too many messages since.
+        if self.snapshot.next().is_some_and(|next| next < kept_from) {
+            self.pause(stream, now);
+        }
+        match &mut self.stage {
+            Stage::Right => self.stage = Stage::Waiting(now.plus(self.pause_ns)),
+            Stage::Waiting(until) if *until <= now => {
+                self.snapshot.begin(Purpose::Rebuild { from: kept_from });
+                // Each service twice: those without right books are asked again after the pause.
+                let rounds = u16::from(service.service_count).saturating_mul(2).max(ATTEMPTS_MIN);
+                let attempts_max = rounds.min(service.attempts_max);
+                self.stage = Stage::Querying(ServiceQuery::new(ServiceConfig { attempts_max, ..service }, now));
+            }
+            Stage::Querying(query) => {
+                if !query.on_deadline(now) {
+                    self.pause(stream, now);
+                }
+            }
+            Stage::Complete if self.snapshot.next().is_some_and(|next| next <= stream.reported_through) => {
+                self.finish(stream, now, deliver);
+            }
+            Stage::Waiting(_) | Stage::Complete => {}
+        }
+    }
+
+    /// Delivers the snapshot, and the messages behind it that were delivered before.
+    fn finish(&mut self, stream: &mut ItemStream, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let next = self.snapshot.next().unwrap_or_default();
+        for (header, body) in self.snapshot.frames() {
+            stream.emit(Item::Snapshot { header: &header, body }, deliver);
+        }
+        for (header, body) in &stream.books.messages {
+            if header.sequence.get() >= next.0 {
+                stream.emit(Item::Repeated { header, body }, deliver);
+            }
+        }
+        stream.books.clear();
+        stream.statistics.snapshots += 1;
+        stream.statistics.books_rebuilt += 1;
+        stream.emit(Item::Books(BookState::Right), deliver);
+        self.snapshot.reset();
+        // The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time.
+        self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_NS_MAX);
+        (self.stage, self.right_since) = (Stage::Right, Some(now));
+    }
+
+    fn pause(&mut self, stream: &mut ItemStream, now: MonoNs) {
+        stream.statistics.rebuilds_refused += 1;
+        self.snapshot.reset();
+        self.stage = Stage::Waiting(now.plus(self.pause_ns));
+        self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_NS_MAX);
+    }
+}
+
+/// Whether books kept from a channel's items are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BookState {
+    /// They equal the venue's.
+    Right,
+    /// They may differ from the venue's: messages are missing, or the gateway's own books are suspect.
+    Suspect,
+}
