@@ -24,6 +24,7 @@ use crate::{
     },
     schema::Schemas,
     stream::{
+        channel::marked,
         chunk::{CHUNK_BYTES, Chunk},
         dataset::{Dataset, Snapshot},
         replay::{self, Replay, ReplayItem},
@@ -157,6 +158,8 @@ struct Served {
     warned: Option<Instant>,
     /// Whether the client is so far behind that it gets no records of the schemas that are skipped by default, until it is current.
     is_dropping: bool,
+    /// The replay lacked records of this day, which ends the session: books that the client keeps may be wrong to the end.
+    is_behind_hole: bool,
     progress: Arc<SessionProgress>,
 }
 
@@ -263,6 +266,7 @@ impl Served {
             snapshot: None,
             warned: None,
             is_dropping: false,
+            is_behind_hole: false,
             progress,
         }
     }
@@ -634,7 +638,8 @@ impl Served {
                     self.append(&chunk, phase);
                     Ok(true)
                 }
-                Ok(ReplayItem::Joined(position)) => {
+                Ok(ReplayItem::Joined { position, has_hole }) => {
+                    self.is_behind_hole = has_hole;
                     self.source = Source::Ring(position.chunk);
                     self.subscriptions.end_replay();
                     let now = now_ns();
@@ -728,7 +733,12 @@ impl Served {
             } else if self.subscriptions.passes(&record, control::ts_event(record.bytes), phase) {
                 match control::sent_at(record.bytes, now).filter(|_| record.is_control()) {
                     Some(announcement) => self.outgoing.push(&announcement, now),
-                    None => self.outgoing.push(record.bytes, now),
+                    None => match marked(record.bytes)
+                        .filter(|_| self.is_behind_hole && record.bytes.get(1) == Some(&dbn::enums::rtype::MBO))
+                    {
+                        Some(marked) => self.outgoing.push(&marked, now),
+                        None => self.outgoing.push(record.bytes, now),
+                    },
                 }
             }
         }

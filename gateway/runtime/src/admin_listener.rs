@@ -95,10 +95,11 @@ impl Drop for AdminListener {
         }
         let mut opened = lock(&self.opened);
         opened.is_closed = true;
-        drop(opened.server.take());
+        // First the path: once the server is gone, another process may bind a socket of its own there.
         if let Some(socket) = opened.socket.take() {
             let _ = fs::remove_file(socket);
         }
+        drop(opened.server.take());
     }
 }
 

@@ -223,18 +223,22 @@ impl Writer {
 
     /// Begins a new file if somebody has moved or removed the present one, which has what was written until then.
     fn begin_again_if_moved(&mut self) {
-        if self.file.is_in_place() {
-            self.is_moved = false;
-            return;
-        }
-        let path = self.file.path().to_owned();
-        match self.file.begin_again() {
-            Ok(()) => tracing::warn!(path = %path.display(), "the audit file was moved or removed; a new one begins"),
-            Err(error) if !self.is_moved => {
-                tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "the audit file was moved or removed, and no new one can be made: entries go to the one that is gone");
-                self.is_moved = true;
+        let mut is_moved = !self.file.is_in_place();
+        if is_moved {
+            let path = self.file.path().to_owned();
+            match self.file.begin_again() {
+                Ok(()) => {
+                    is_moved = false;
+                    tracing::warn!(path = %path.display(), "the audit file was moved or removed; a new one begins");
+                }
+                // At each check, so that the alarm lasts as long as the condition.
+                Err(error) => {
+                    tracing::error!(alarm = Alarm::AuditFailing.name(), %error, "the audit file was moved or removed, and no new one can be made: entries go to the one that is gone");
+                }
             }
-            Err(_) => {}
+        }
+        if std::mem::replace(&mut self.is_moved, is_moved) && !is_moved {
+            tracing::info!(ends = Alarm::AuditFailing.name(), "the audit file is at its path again");
         }
     }
 

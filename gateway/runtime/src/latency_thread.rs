@@ -305,9 +305,11 @@ impl Writer {
         if let Err(error) = written {
             let alarm = Alarm::LatencyLogFailing.name();
             tracing::error!(alarm, %error, "cannot write the latency log; histograms are still collected in memory");
+            let path = self.log.as_ref().map(|log| log.path().to_owned());
             if let Some(Err(error)) = self.log.take().map(IntervalLogFile::abandon) {
                 tracing::warn!(%error, "cannot cut off what was written of the last interval");
             }
+            self.logs.retain(|log| path.as_ref() != Some(log) || log.exists());
         }
         if std::mem::replace(&mut self.is_failing, is_failing) && !is_failing {
             tracing::info!(ends = Alarm::LatencyLogFailing.name(), "the latency log is writable again");

@@ -168,6 +168,8 @@ pub struct IntervalLogFile {
     path: PathBuf,
     /// Length of the file up to the last [`complete`](Self::complete).
     complete_bytes: u64,
+    /// Length of the header.
+    header_bytes: u64,
 }
 
 impl IntervalLogFile {
@@ -180,8 +182,10 @@ impl IntervalLogFile {
         let path = directory.join(file_name(base, std::process::id()));
         let file = BufWriter::new(File::options().write(true).create_new(true).open(&path)?);
         let begun = IntervalLogWriter::begin(file, base, disclosure).and_then(|writer| {
-            let mut log = Self { writer, path: path.clone(), complete_bytes: 0 };
-            log.complete().map(|()| log)
+            let mut log = Self { writer, path: path.clone(), complete_bytes: 0, header_bytes: 0 };
+            log.complete()?;
+            log.header_bytes = log.complete_bytes;
+            Ok(log)
         });
         // The error that is reported is that of the write, whatever becomes of the file.
         begun.inspect_err(|_| drop(fs::remove_file(&path)))
@@ -208,21 +212,29 @@ impl IntervalLogFile {
         Ok(())
     }
 
-    /// Whether the file is still at its path. False as well if the path cannot be examined.
+    /// Whether the file is still at its path. True as well if that cannot be examined.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
-        let of_file = self.writer.out.get_ref().metadata();
-        let (Ok(of_file), Ok(of_path)) = (of_file, fs::metadata(&self.path)) else { return false };
-        (of_file.dev(), of_file.ino()) == (of_path.dev(), of_path.ino())
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        match (self.writer.out.get_ref().metadata(), fs::metadata(&self.path)) {
+            (Ok(of_file), Ok(of_path)) => identity(of_file) == identity(of_path),
+            (_, Err(error)) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+            (Err(_), Ok(_)) => true,
+        }
     }
 
-    /// Ends a log that could not be written: the file ends with what was [complete](Self::complete).
+    /// Ends a log that could not be written: the file ends with what was [complete](Self::complete). Without anything but the header it is
+    /// removed.
     ///
     /// # Errors
     /// The file system's error. The file may end in the middle of a line then.
     pub fn abandon(self) -> io::Result<()> {
         let (file, _) = self.writer.out.into_parts();
-        file.set_len(self.complete_bytes)
+        if self.complete_bytes == self.header_bytes {
+            fs::remove_file(&self.path)
+        } else {
+            file.set_len(self.complete_bytes)
+        }
     }
 }
 
@@ -391,6 +403,11 @@ mod tests {
         log.abandon().unwrap();
         assert!(complete.ends_with(" = 1]\n"), "{complete}");
         assert_eq!(fs::read_to_string(&path).unwrap(), complete);
+
+        let log = IntervalLogFile::create(folder.path(), UnixNs(0), &Disclosure::default()).unwrap();
+        let path = log.path().to_owned();
+        log.abandon().unwrap();
+        assert!(!path.exists(), "nothing but a header");
     }
 
     #[test]

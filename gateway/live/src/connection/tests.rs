@@ -260,9 +260,33 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
         let (sender, receiver) = mpsc::channel(1);
         session.source = Source::Replay(Replay::of(receiver));
         sender
-            .try_send(ReplayItem::Joined(RingPosition { chunk: 0, first_places: vec![LogPlace::default()], is_ended }))
+            .try_send(ReplayItem::Joined {
+                position: RingPosition { chunk: 0, first_places: vec![LogPlace::default()], is_ended },
+                has_hole: false,
+            })
             .unwrap();
         assert_eq!(sent(&mut session), expected, "{began_after_end} {is_ended}");
+    }
+}
+
+/// Its replay lacked records, so the client's book stays wrong after it has joined the live stream.
+#[test]
+fn records_behind_a_replay_with_a_hole_are_marked() {
+    for has_hole in [false, true] {
+        let dataset = dataset();
+        dataset.map(5, "A");
+        let mut session = served(&dataset, SlowReader::Warn);
+        session.accept(Step::Subscribe(mbo(list(&["A"]))));
+        session.accept(Step::Start);
+        assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+        let (sender, receiver) = mpsc::channel(1);
+        session.source = Source::Replay(Replay::of(receiver));
+        sender.try_send(ReplayItem::Joined { position: dataset.ring.end(), has_hole }).unwrap();
+        assert_eq!(sent(&mut session), Ok(vec![]));
+        push_chunk(&dataset, None, &[order(5, 2)]);
+        session.fill().unwrap();
+        let flags = session.outgoing.unsent()[std::mem::offset_of!(dbn::MboMsg, flags)];
+        assert_eq!(flags & dbn::flags::MAYBE_BAD_BOOK != 0, has_hole);
     }
 }
 

@@ -299,6 +299,11 @@ impl ChannelStream {
         self.state.is_incomplete
     }
 
+    /// Whether messages of the session are missing behind its beginning.
+    pub(crate) fn has_hole(&self) -> bool {
+        self.state.has_hole
+    }
+
     /// Whether the oldest entry of the log was not the beginning of its session.
     pub(crate) fn began_incomplete(&self) -> bool {
         self.began_incomplete
@@ -590,7 +595,7 @@ fn trading_day(session: &SessionBytes) -> Option<&[u8]> {
 }
 
 /// An mbo record with the flag that says that its reader's book may be wrong.
-fn marked(record: &[u8]) -> Option<[u8; size_of::<dbn::MboMsg>()]> {
+pub(crate) fn marked(record: &[u8]) -> Option<[u8; size_of::<dbn::MboMsg>()]> {
     let mut record: [u8; size_of::<dbn::MboMsg>()] = record.try_into().ok()?;
     record[core::mem::offset_of!(dbn::MboMsg, flags)] |= dbn::flags::MAYBE_BAD_BOOK;
     Some(record)

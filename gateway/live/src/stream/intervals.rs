@@ -75,6 +75,11 @@ impl Intervals {
         self.ends_ns.get(index).is_none_or(|open| *open == 0 || *open > end_ns)
     }
 
+    /// Whether event time has reached that time, by the open interval of that length.
+    pub(crate) fn is_beyond(&self, index: usize, time_ns: u64) -> bool {
+        self.ends_ns.get(index).is_some_and(|open| *open > time_ns)
+    }
+
     /// Event time has reached `ts_event`: appends the records of the intervals that ended.
     pub(crate) fn advance(&mut self, ts_event: u64, wanted: Schemas, chunk: &mut Chunk) {
         if ts_event < self.ends_ns[0] {

@@ -60,14 +60,18 @@ impl DatasetReader {
         entries
     }
 
-    /// Announces the ends of intervals that all channels have come to since that channel moved.
+    /// Announces the ends of intervals that all channels have come to since that channel moved. A channel that is silent for long is
+    /// not waited for, so few ends are open at a time.
     fn announce_ends(&mut self, moved: usize, chunk: &mut Chunk) {
         let Self { channels, open_ends } = self;
         let Some(channel) = channels.get_mut(moved) else { return };
         let closed = channel.intervals_mut().take_closed();
         open_ends.extend(closed.into_iter().map(|(index, end_ns, schema)| (end_ns, index, schema.0)));
         open_ends.retain(|(end_ns, index, schema)| {
-            let is_over = channels.iter().all(|channel| channel.intervals().has_passed(*index, *end_ns));
+            let is_late =
+                |channel: &ChannelStream| channel.intervals().is_beyond(*index, end_ns.saturating_add(END_WAIT_NS));
+            let is_over = channels.iter().any(is_late)
+                || channels.iter().all(|channel| channel.intervals().has_passed(*index, *end_ns));
             if is_over {
                 push_end(*end_ns, Schemas(*schema), chunk);
             }
@@ -90,6 +94,8 @@ impl DatasetReader {
     }
 }
 
+/// How far another channel's event time may be past the end of an interval while a silent channel is waited for, ns.
+const END_WAIT_NS: u64 = 10_000_000_000;
 /// Entries per chunk, so that a run of entries without records does not keep the reader from other work.
 pub(crate) const ENTRIES_MAX: usize = 4_096;
 
@@ -111,12 +117,21 @@ mod tests {
         {
             logs[log].add_trade(sequence, ts_event);
         }
-        let mut reader = DatasetReader::open(&logs.map(|log| log.source)).unwrap();
+        let mut reader = DatasetReader::open(&logs.each_ref().map(|log| log.source.clone())).unwrap();
         let mut chunk = Chunk::default();
         assert_eq!(reader.read(Schemas::OHLCV_1S, None, &mut chunk), 5);
         let records: Vec<_> =
             chunk.records().map(|record| (record.bytes[1], control::ts_event(record.bytes))).collect();
         let bar = |start| (rtype::OHLCV_1S, start);
         assert_eq!(records, [bar(0), bar(SECOND), bar(0), (rtype::SYSTEM, SECOND)]);
+
+        // The second channel is silent from here on.
+        for second in 3..100 {
+            logs[0].add_trade(3 + second, second * SECOND + 5);
+        }
+        let mut chunk = Chunk::default();
+        reader.read(Schemas::OHLCV_1S, None, &mut chunk);
+        let announced = chunk.records().filter(|record| record.bytes[1] == rtype::SYSTEM).count();
+        assert!(announced > 80 && reader.open_ends.len() < 20, "{announced} {}", reader.open_ends.len());
     }
 }

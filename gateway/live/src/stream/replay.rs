@@ -15,7 +15,12 @@ use tokio::{
 };
 
 use super::{
-    channel::ChannelSource, chunk::Chunk, dataset::Dataset, place::LogPlace, reader::DatasetReader, ring::RingPosition,
+    channel::{ChannelSource, ChannelStream},
+    chunk::Chunk,
+    dataset::Dataset,
+    place::LogPlace,
+    reader::DatasetReader,
+    ring::RingPosition,
 };
 use crate::{control, schema::Schemas};
 
@@ -30,7 +35,12 @@ pub(crate) enum ReplayItem {
         is_past_start: bool,
     },
     /// The replay has caught up: the session goes on at this position of the ring.
-    Joined(RingPosition),
+    Joined {
+        /// Where the session goes on.
+        position: RingPosition,
+        /// Whether records of this day were missing in the replay, so that the client's books may be wrong from here on too.
+        has_hole: bool,
+    },
 }
 
 /// A running replay, for its session.
@@ -160,7 +170,8 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
         }
         // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
         if dataset.ring.is_close(target.chunk) {
-            hand_over(ReplayItem::Joined(target));
+            let has_hole = reader.channels().iter().any(ChannelStream::has_hole);
+            hand_over(ReplayItem::Joined { position: target, has_hole });
             return;
         }
     }
@@ -186,7 +197,7 @@ fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
     reader.be_impatient();
     let mut chunk = Chunk::default();
     reader.read(schemas, None, &mut chunk);
-    let is_incomplete = reader.channels().first().is_some_and(super::channel::ChannelStream::began_incomplete);
+    let is_incomplete = reader.channels().first().is_some_and(ChannelStream::began_incomplete);
     let oldest = chunk.records().find(|record| !record.is_mapping()).map(|record| control::ts_event(record.bytes));
     oldest.filter(|_| is_incomplete)
 }
@@ -203,7 +214,7 @@ mod tests {
         let place = dataset.replays.take().await;
         let (sender, items) = mpsc::channel(1);
         let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::MBO)) };
-        let item = || ReplayItem::Joined(dataset.ring.end());
+        let item = || ReplayItem::Joined { position: dataset.ring.end(), has_hole: false };
         assert!(hand_over(&dataset, &replay.state, &sender, item()).await);
         let mut second = Box::pin(hand_over(&dataset, &replay.state, &sender, item()));
         assert!(tokio::time::timeout(PATIENCE * 3, &mut second).await.is_err(), "nobody waits");
@@ -234,7 +245,7 @@ mod tests {
         let mut items = replay.items;
         let Ok(ReplayItem::Chunk { chunk, .. }) = items.try_recv() else { panic!("a chunk") };
         assert_eq!(chunk.records().filter(|record| !record.is_mapping()).count(), 3, "the orders are there");
-        assert!(matches!(items.try_recv(), Ok(ReplayItem::Joined(_))));
+        assert!(matches!(items.try_recv(), Ok(ReplayItem::Joined { has_hole: false, .. })));
     }
 
     /// Subscriptions without a replay begin with the session, so no chunk has records of both sides of the session's start, however
@@ -264,7 +275,7 @@ mod tests {
             let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();
             assert_eq!((is_past_start, events.as_slice()), (expected_past_start, expected.as_slice()));
         }
-        let Ok(ReplayItem::Joined(position)) = receiver.try_recv() else { panic!("the replay joins the ring") };
+        let Ok(ReplayItem::Joined { position, .. }) = receiver.try_recv() else { panic!("the replay joins the ring") };
         assert_eq!(position, joins_at);
     }
 }

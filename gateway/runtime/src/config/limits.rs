@@ -123,7 +123,7 @@ pub(crate) const LIVE_STALL_SECONDS: Bound = bound(1, 86_400, 300, "seconds");
 /// five datasets together fewer than the 512 that tokio allows.
 pub(crate) const LIVE_REPLAYS_MAX: Bound = bound(1, 100, 8, "replays");
 /// Trading dates whose journals live clients' replays may begin in. Each date may be gigabytes for a client that asks for all.
-pub(crate) const LIVE_JOURNAL_DAYS_MAX: Bound = bound(0, 36_500, 1, "dates");
+pub(crate) const LIVE_JOURNAL_DAYS_MAX: Bound = bound(0, 36_500, 0, "dates");
 /// Threads that write to live clients.
 pub(crate) const LIVE_THREADS: Bound = bound(1, 64, 2, "threads");
 /// How long a record waits until it is on the journal's disk. The default costs one sync per second and open journal.

@@ -33,7 +33,7 @@ fn markdown() -> String {
         - `mdgw top` and the control socket: of a channel `state`, `datagrams`, `messages`, `records`, `packets_sent`, `gaps`, \
         `gap_messages`, `drops` (and its reasons), `book_faults` and its silent lines; of a pool `turns`, `busy_channel_posts` and `saturation_ns`.\n\
         - The log, when it grows, checked once a second: `gaps`, `frames_refused`, `output_overruns`, `log_entries_missing`, \
-        `sends_refused`, `sends_slow`, `book_faults`, `drops`, and the counters of the publication log.\n\
+        `sends_refused`, `sends_failed`, `sends_slow`, `book_faults`, `drops`, and the counters of the publication log.\n\
         - The [admin listener](metrics.md): all of them.\n\
         - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
         - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\

@@ -230,6 +230,9 @@ impl GroupHealthMonitor {
     fn log_fitness(&mut self, group: GroupId, fitness: Fitness, now: MonoNs) {
         let class = fitness.class();
         let before = self.class.replace(class);
+        if before == Some(FitnessClass::OutputNotReceived) && class != FitnessClass::OutputNotReceived {
+            tracing::info!(ends = Alarm::OutputFailing.name(), group = group.0, "the output is received again");
+        }
         let is_due = before != Some(class) || now.since(self.fitness_logged_at) >= ALARM_INTERVAL_NS;
         if class == FitnessClass::OutputNotReceived && is_due {
             self.fitness_logged_at = now;

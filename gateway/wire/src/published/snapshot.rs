@@ -185,7 +185,9 @@ impl<'a> SnapshotChunk<'a> {
         let agrees = chunk < image.chunk_count
             && header.sequence == head.sequence
             && (packet.meta.first, packet.meta.next) == (Sequence(first), Sequence(next));
-        if !agrees || !image.is_sound() {
+        // Chunks without records would cost memory that no limit counts.
+        let is_empty = records.is_empty() && image.record_bytes > 0;
+        if !agrees || is_empty || !image.is_sound() {
             return Err(DropReason::FieldInvalid);
         }
         Ok(Self { image, chunk, header, records })

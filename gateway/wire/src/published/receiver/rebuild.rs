@@ -105,14 +105,16 @@ enum Stage {
     /// Suspect; the next query begins then.
     Waiting(MonoNs),
     Querying(ServiceQuery),
-    /// All chunks are there; the stream has not reached their position.
-    Complete,
+    /// All chunks are there; the stream has not reached their position. They wait until then at most.
+    Complete(MonoNs),
 }
 
 /// Pause before the first query: other losses of the same burst come within it.
 const PAUSE_NS_MIN: u64 = 500_000_000;
 /// Attempts with one service.
 const ATTEMPTS_MIN: u16 = 4;
+/// Longest time that a whole image waits for the stream to come to its position, ns.
+const COMPLETE_NS_MAX: u64 = 10_000_000_000;
 /// Longest pause. Books that stayed right for so long have a short pause again.
 const PAUSE_NS_MAX: u64 = 64_000_000_000;
 
@@ -137,7 +139,8 @@ impl Rebuild {
         match &self.stage {
             Stage::Waiting(until) => Some(*until),
             Stage::Querying(query) => Some(query.deadline()),
-            Stage::Right | Stage::Complete => None,
+            Stage::Complete(until) => Some(*until),
+            Stage::Right => None,
         }
     }
 
@@ -154,7 +157,7 @@ impl Rebuild {
     pub(super) fn accept(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs) -> Result<(), DropReason> {
         let Stage::Querying(query) = &mut self.stage else { return Err(DropReason::Duplicate) };
         if self.snapshot.accept(packet, service, query, now)? == SnapshotProgress::Complete {
-            self.stage = Stage::Complete;
+            self.stage = Stage::Complete(now.plus(COMPLETE_NS_MAX));
         }
         Ok(())
     }
@@ -191,10 +194,12 @@ impl Rebuild {
                     self.pause(stream, now);
                 }
             }
-            Stage::Complete if self.snapshot.next().is_some_and(|next| next <= stream.reported_through) => {
+            Stage::Complete(_) if self.snapshot.next().is_some_and(|next| next <= stream.reported_through) => {
                 self.finish(stream, now, deliver);
             }
-            Stage::Waiting(_) | Stage::Complete => {}
+            // The stream does not come to the image's position, be it that no such position exists.
+            Stage::Complete(until) if *until <= now => self.pause(stream, now),
+            Stage::Waiting(_) | Stage::Complete(_) => {}
         }
     }
 
