@@ -22,7 +22,7 @@ use rustix::{
 };
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
-    flag,
+    iterator::Signals,
 };
 
 use super::{Args, Sample, read_sample};
@@ -34,12 +34,7 @@ use crate::{
 pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
     // Before the terminal is changed, so that a signal also restores it.
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // A second signal ends the process at once, whatever it does.
-        flag::register_conditional_shutdown(signal, EXIT_AT_SECOND_SIGNAL, Arc::clone(&stop))
-            .context("catch signals")?;
-        flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
-    }
+    stop_at_signals(Arc::clone(&stop)).context("catch signals")?;
     let updates =
         start_polling(args.socket.clone(), args.live.clone(), args.interval()).context("start the polling thread")?;
     let mut screen = Screen::open().context("take over the terminal")?;
@@ -77,6 +72,22 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
         }
     }
     Ok(Outcome::Done)
+}
+
+/// Sets `stop` at a signal, and ends the process if that does not: on a terminal that hangs up between a wait and `event::poll`, the
+/// latter never returns.
+fn stop_at_signals(stop: Arc<AtomicBool>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            stop.store(true, Relaxed);
+            std::thread::sleep(STOP_TIME);
+            restore_terminal();
+            std::process::exit(EXIT_AFTER_STOP_TIME);
+        }
+    };
+    std::thread::Builder::new().name("mdgw-top-stop".to_owned()).spawn(wait)?;
+    Ok(())
 }
 
 /// The terminal in raw mode until dropped. A panic restores it before its message is printed.
@@ -172,8 +183,10 @@ fn key(event: &Event) -> Option<Key> {
     })
 }
 
-/// Exit code of a process that a second signal ends before it has restored the terminal.
-const EXIT_AT_SECOND_SIGNAL: i32 = 1;
+/// How long an orderly end may take after a signal.
+const STOP_TIME: Duration = Duration::from_secs(1);
+/// Exit code if it takes longer.
+const EXIT_AFTER_STOP_TIME: i32 = 1;
 /// Longest wait for a key before snapshots and signals are checked.
 const KEY_WAIT: Duration = Duration::from_millis(100);
 /// After this time without answer, the gateway is reported as silent.
