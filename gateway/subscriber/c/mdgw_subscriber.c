@@ -32,7 +32,7 @@
 /* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
 #define UNDRAINED_ROUNDS_MAX 128
 /* Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
- * receiver does without; how often a service may ask for patience; bytes of a chunk's records, on average, at least. */
+ * receiver does without; how often a service may answer that the snapshot is being taken; bytes of a chunk's records, on average, at least. */
 #define CHUNKS_PER_REQUEST 128u
 #define IMAGES_MAX 8u
 #define WAITS_MAX 200u

@@ -902,7 +902,7 @@ def _parse_chunk(packet):
 
 
 # Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
-# receiver does without; how often a service may ask for patience.
+# receiver does without; how often a service may answer that the snapshot is being taken.
 _CHUNKS_PER_REQUEST, _IMAGES_MAX, _WAITS_MAX = 128, 8, 200
 
 

@@ -230,7 +230,7 @@ impl ChannelStream {
     }
 
     /// From now on a journal that ends too early is not waited for.
-    pub(crate) fn be_impatient(&mut self) {
+    pub(crate) fn skip_journal_retries(&mut self) {
         self.short_runs = SHORT_RUNS_MAX;
     }
 

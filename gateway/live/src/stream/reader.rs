@@ -33,9 +33,9 @@ impl DatasetReader {
         Ok(Self { channels, open_ends: BTreeSet::new() })
     }
 
-    /// From now on the reader waits for no journal.
-    pub(crate) fn be_impatient(&mut self) {
-        self.channels.iter_mut().for_each(ChannelStream::be_impatient);
+    /// From now on no channel opens a journal again that ends in front of the log.
+    pub(crate) fn skip_journal_retries(&mut self) {
+        self.channels.iter_mut().for_each(ChannelStream::skip_journal_retries);
     }
 
     /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.

@@ -194,7 +194,7 @@ pub(crate) fn is_aged_out(dataset: &Dataset, start: u64) -> bool {
 fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
     let mut reader = DatasetReader::open(std::slice::from_ref(source)).ok()?;
     // Other sessions are served on this thread.
-    reader.be_impatient();
+    reader.skip_journal_retries();
     let mut chunk = Chunk::default();
     reader.read(schemas, None, &mut chunk);
     let is_incomplete = reader.channels().first().is_some_and(ChannelStream::began_incomplete);

@@ -204,8 +204,8 @@ struct Reloading<'r> {
 
 impl Reloading<'_> {
     /// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
-    /// refused and its key is named. A reload is applied as a whole, or not at all. The result is for whoever asked; the log has it
-    /// too.
+    /// refused and its key is named. A reload is applied as a whole, or not at all. The result goes to the client
+    /// that asked, and to the log.
     fn run(
         &mut self,
         config: &mut Resolved,

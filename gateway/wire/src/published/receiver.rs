@@ -227,7 +227,7 @@ pub enum Item<'a> {
         body: &'a [u8],
     },
     /// A message that was delivered before, behind the position of the snapshot that was just delivered. Books that were built from
-    /// the snapshot need it; whoever counts messages ignores it. Only with [`ReceiverConfig::rebuilds_books`].
+    /// the snapshot need it; a program that counts messages ignores it. Only with [`ReceiverConfig::rebuilds_books`].
     Repeated {
         /// Header of the message's frame.
         header: &'a FrameHeader,

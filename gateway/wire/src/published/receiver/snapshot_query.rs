@@ -57,7 +57,7 @@ pub(super) enum SnapshotProgress {
 const CHUNKS_PER_REQUEST: u32 = 128;
 /// Images that are begun, over all services, before the receiver does without.
 const IMAGES_MAX: u16 = 8;
-/// How often a service may ask for patience while it takes the snapshot. With the default timeout this is 10 s.
+/// How often a service may answer that it still takes the snapshot. With the default timeout this is 10 s.
 const WAITS_MAX: u16 = 200;
 
 impl SnapshotQuery {
