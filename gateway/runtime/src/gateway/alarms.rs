@@ -32,11 +32,8 @@ impl Alarms {
     pub(super) fn check(&mut self, registry: &Registry, failed: &[(String, String)]) {
         for (channel, now) in registry.values::<PipelineCounters>() {
             let last = self.channels.get(&channel).copied().unwrap_or_default();
-            log_channel_changes(&channel, self.outputs_failing.contains(&channel), &last, &now);
-            self.outputs_failing.remove(&channel);
-            if is_output_failing(&last, &now) {
-                self.outputs_failing.insert(channel.clone());
-            }
+            log_channel_changes(&channel, &last, &now);
+            self.check_output(&channel, &last, &now);
             self.channels.insert(channel, now);
         }
         for (channel, now) in registry.values::<LogCounters>() {
@@ -51,10 +48,22 @@ impl Alarms {
             }
         }
     }
+
+    /// Logs whether sends of the channel fail, or the kernel's queue was full since the last check.
+    fn check_output(&mut self, channel: &str, last: &PipelineCounters, now: &PipelineCounters) {
+        let failed = growth(last.sends_failed, now.sends_failed);
+        if failed.is_some() || now.sends_refused != last.sends_refused && now.packets_sent == last.packets_sent {
+            let (alarm, more) = (Alarm::OutputFailing.name(), failed.unwrap_or_default());
+            tracing::error!(alarm, channel, more, "the kernel sends packets of an output line no more; retrying");
+            self.outputs_failing.insert(channel.to_owned());
+        } else if self.outputs_failing.remove(channel) {
+            tracing::info!(ends = Alarm::OutputFailing.name(), channel, "packets are sent again");
+        }
+    }
 }
 
 /// Logs by how much a channel's counters have grown, and which lines became silent.
-fn log_channel_changes(channel: &str, was_output_failing: bool, last: &PipelineCounters, now: &PipelineCounters) {
+fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCounters) {
     if let Some(more) = growth(last.gaps, now.gaps) {
         tracing::warn!(
             alarm = Alarm::GapDeclared.name(),
@@ -105,14 +114,6 @@ fn log_channel_changes(channel: &str, was_output_failing: bool, last: &PipelineC
     if let Some(more) = growth(last.sends_refused, now.sends_refused) {
         tracing::warn!(channel, more, "sends refused by the kernel; retrying");
     }
-    match (is_output_failing(last, now), was_output_failing) {
-        (true, _) => {
-            let (alarm, more) = (Alarm::OutputFailing.name(), now.sends_failed.saturating_sub(last.sends_failed));
-            tracing::error!(alarm, channel, more, "the kernel sends packets of an output line no more; retrying");
-        }
-        (false, true) => tracing::info!(ends = Alarm::OutputFailing.name(), channel, "packets are sent again"),
-        (false, false) => {}
-    }
     if let Some(more) = growth(last.sends_slow, now.sends_slow) {
         tracing::warn!(channel, more, "sends slower than the margin allows (send_us_max)");
     }
@@ -122,12 +123,6 @@ fn log_channel_changes(channel: &str, was_output_failing: bool, last: &PipelineC
     if let Some(more) = growth(last.drops, now.drops) {
         tracing::warn!(channel, more, "packets or messages dropped; `mdgw top --json` has the reasons");
     }
-}
-
-/// Whether sends failed since the last check, or the kernel's queue was full all the time.
-fn is_output_failing(last: &PipelineCounters, now: &PipelineCounters) -> bool {
-    now.sends_failed != last.sends_failed
-        || now.sends_refused != last.sends_refused && now.packets_sent == last.packets_sent
 }
 
 /// Logs by how much the counters of a channel's log have grown.

@@ -68,6 +68,7 @@ struct GroupHealthMonitor {
     /// Whether the alarm has been logged that this gateway's messages differ from its peer's.
     is_mismatch_logged: bool,
     class: Option<FitnessClass>,
+    /// When the alarm about output that is not received was last logged.
     fitness_logged_at: MonoNs,
     /// Voters that did not answer, and when that was last logged.
     silent_voters: BTreeMap<NodeId, MonoNs>,
@@ -230,18 +231,22 @@ impl GroupHealthMonitor {
     fn log_fitness(&mut self, group: GroupId, fitness: Fitness, now: MonoNs) {
         let class = fitness.class();
         let before = self.class.replace(class);
-        if before == Some(FitnessClass::OutputNotReceived) && class != FitnessClass::OutputNotReceived {
+        let is_new = before != Some(class);
+        if is_new && before == Some(FitnessClass::OutputNotReceived) {
             tracing::info!(ends = Alarm::OutputFailing.name(), group = group.0, "the output is received again");
         }
-        let is_due = before != Some(class) || now.since(self.fitness_logged_at) >= ALARM_INTERVAL_NS;
-        if class == FitnessClass::OutputNotReceived && is_due {
-            self.fitness_logged_at = now;
-            let alarm = Alarm::OutputFailing.name();
-            tracing::error!(alarm, group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
-        } else if class != FitnessClass::Fit && class != FitnessClass::OutputNotReceived && before != Some(class) {
-            tracing::warn!(group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
-        } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
-            tracing::info!(group = group.0, "fitness restored");
+        match class {
+            FitnessClass::Fit if is_new && before.is_some() => tracing::info!(group = group.0, "fitness restored"),
+            FitnessClass::Fit => {}
+            FitnessClass::OutputNotReceived if is_new || now.since(self.fitness_logged_at) >= ALARM_INTERVAL_NS => {
+                self.fitness_logged_at = now;
+                let alarm = Alarm::OutputFailing.name();
+                tracing::error!(alarm, group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
+            }
+            _ if is_new => {
+                tracing::warn!(group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
+            }
+            _ => {}
         }
     }
 }

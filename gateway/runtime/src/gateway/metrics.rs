@@ -8,7 +8,7 @@ mod declared;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -43,7 +43,7 @@ use mdgw_telemetry::{
 
 use self::declared::Declared;
 use super::{
-    health::GroupHealthMap,
+    health::{GroupHealthMap, lock},
     listeners::Listeners,
     log_maintenance::LogCounters,
     programs::{JOURNAL, JournalMetrics, LIVE, LiveMetrics, NATS, NatsMetrics},
@@ -214,7 +214,7 @@ impl AdminSource {
             })
         });
         all.push(declared::GROUP_VOTER_UP.with(voters));
-        let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let health = lock(&self.health);
         let reduced = health.iter().flat_map(|(group, health)| {
             let class = health.fitness.class();
             let classes = FitnessClass::ALL.iter().filter(|class| **class != FitnessClass::Fit);

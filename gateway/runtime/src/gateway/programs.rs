@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -12,6 +12,7 @@ use mdgw_sys::{clock::unix_now, listener_counters::ListenerCounters};
 use mdgw_telemetry::{counter_block, counters::CounterBlock};
 
 use super::{
+    health::lock,
     listeners::{self, Listeners},
     metrics::{block, of_alarms, of_listeners, of_program},
 };
@@ -181,10 +182,6 @@ impl<B> State<B> {
         };
         Health { is_ok: obstacle.is_none(), text: obstacle.unwrap_or_else(|| "running".to_owned()) }
     }
-}
-
-fn lock<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How often the metrics are taken over from the main thread.

@@ -59,10 +59,10 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
             ));
         }
         screen.0.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
-        // All pending keys are handled before the next draw.
         if screen.wait().context("wait for a key")? == Terminal::Gone {
             bail!("top: the terminal is gone");
         }
+        // All pending keys are handled before the next draw.
         while event::poll(Duration::ZERO).context("wait for a key")? {
             if let Some(key) = key(&event::read().context("read a key")?)
                 && top.key(key) == Flow::Quit
