@@ -1,12 +1,19 @@
 //! A subscriber that starts at mid-day with a snapshot has the same books at the end of the day as one that received all of it.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::HashSet, fs, path::Path};
+use std::{
+    collections::HashSet,
+    fs,
+    path::Path,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
 use mdgw_status::control::{Request, send_request};
 use mdgw_tests::{
+    captures::print_to_stderr,
     elected_pair::ElectedPair,
     feeds::{self, Packet},
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
@@ -29,6 +36,23 @@ fn options() -> GatewayOptions {
 fn a_late_starter_has_the_books_of_the_whole_day_order_by_order() {
     let content = start_at_midday(40_000, &options());
     assert_eq!(content.suspect_records, 0, "{content:?}");
+}
+
+/// Starts a receiver and waits for its snapshot. It waits half a second for a service, and then takes the log. On a crowded machine the
+/// service may have no core for so long: then the receiver is started again.
+fn start_with_snapshot<T>(start: impl Fn() -> (MdgwProcess, T)) -> (MdgwProcess, T) {
+    for _ in 0..5 {
+        let (tail, rest) = start();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(5) {
+            if tail.stderr_so_far().contains("snapshot of the state before message") {
+                return (tail, rest);
+            }
+            sleep(Duration::from_millis(10));
+        }
+        print_to_stderr(&format!("no snapshot; starting the receiver again: {}", tail.stderr_so_far()));
+    }
+    panic!("no service had a snapshot");
 }
 
 /// Starts a subscriber at mid-day, and compares its books at the end of the day.
@@ -84,8 +108,7 @@ fn snapshots_that_were_taken_and_served_are_counted() {
     let wanted = GatewayOptions { has_recovery: false, ..options() };
     let (gateway, socket) = fixture.controlled_gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
     day.play_first_half(&fixture);
-    let (tail, out) = day.tail(&fixture, "late.dbn", &[FROM_SNAPSHOT]);
-    tail.wait_for_stderr("snapshot of the state before message");
+    let (tail, out) = start_with_snapshot(|| day.tail(&fixture, "late.dbn", &[FROM_SNAPSHOT]));
     day.play_second_half(&fixture);
     let content = check_books(&day, tail, &out);
     let status = send_request(&socket, &Request::Snapshot {}).unwrap();
@@ -147,7 +170,8 @@ fn a_snapshot_of_incomplete_books_is_marked() {
     play(afternoon, &fixture);
     let out = fixture.path("late.dbn");
     let fixed = ["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out), FROM_SNAPSHOT];
-    let _ = fixture.tail(&fixed).end();
+    let (tail, ()) = start_with_snapshot(|| (fixture.tail(&fixed), ()));
+    let _ = tail.end();
     let (_, content) = ConsumerBooks::of_file(&fs::read(out).unwrap());
     assert!(content.snapshot_records > 0 && content.suspect_records == content.snapshot_records, "{content:?}");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -212,12 +236,10 @@ fn snapshots_are_right_after_a_failover_to_a_gateway_with_its_peers_state() {
     pair.start(1);
     let _copied = pair.gateways.running(1).unwrap().wait_for_stderr("starting with a copy of the peer's state");
     pair.wait_until_eligible(1);
-    let of_the_old_leader = tail(&pair, "old.dbn", &[FROM_SNAPSHOT]);
-    of_the_old_leader.0.wait_for_stderr("snapshot of the state before message");
+    let of_the_old_leader = start_with_snapshot(|| tail(&pair, "old.dbn", &[FROM_SNAPSHOT]));
     pair.gateways.kill(2);
     pair.wait_until_leads(1);
-    let of_the_new_leader = tail(&pair, "new.dbn", &[FROM_SNAPSHOT]);
-    of_the_new_leader.0.wait_for_stderr("snapshot of the state before message");
+    let of_the_new_leader = start_with_snapshot(|| tail(&pair, "new.dbn", &[FROM_SNAPSHOT]));
     let without_state = tail(&pair, "live.dbn", &["--from-now", "--rebuild"]);
     without_state.0.wait_for_stderr("books are suspect");
     without_state.0.wait_for_stderr("books are right again");

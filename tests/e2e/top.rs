@@ -164,7 +164,10 @@ const LEAVE_SCREEN: &str = "\u{1b}[?1049l";
 impl Terminal {
     fn with_top(socket: &Path) -> Self {
         let top = format!("exec {} top --interval 50ms --socket {}", process::program().display(), text(socket));
-        let shell = format!("stty rows 24 cols 80; sh -c 'echo pid=$$.; {top}'; echo code=$?.; stty -a; echo over.");
+        // The shell does not end at a hang-up, so the kernel sends `top` no signal: it has to see that the terminal is gone.
+        let shell = format!(
+            "trap '' HUP; stty rows 24 cols 80; sh -c 'echo pid=$$.; {top}'; echo code=$?.; stty -a; echo over."
+        );
         let mut command = Command::new("script");
         command.args(["--quiet", "--flush", "--command", &shell, "/dev/null"]);
         command.env("SHELL", "/bin/sh").env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());

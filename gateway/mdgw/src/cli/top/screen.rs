@@ -1,7 +1,9 @@
 //! The view on a terminal. It reads keys, draws the screen, and restores the terminal on every exit path.
 
 use std::{
+    fs::File,
     io::{self, IsTerminal as _},
+    os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
     sync::{
         Arc,
@@ -58,7 +60,7 @@ pub(super) fn run(args: &Args, mut top: Top) -> anyhow::Result<Outcome> {
                 last_update.elapsed().as_secs()
             ));
         }
-        screen.0.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
+        screen.terminal.draw(|frame| top::draw(&top, frame.area(), frame.buffer_mut())).context("draw")?;
         if screen.wait().context("wait for a key")? == Terminal::Gone {
             bail!("top: the terminal is gone");
         }
@@ -91,7 +93,12 @@ fn stop_at_signals(stop: Arc<AtomicBool>) -> io::Result<()> {
 }
 
 /// The terminal in raw mode until dropped. A panic restores it before its message is printed.
-struct Screen(DefaultTerminal);
+struct Screen {
+    terminal: DefaultTerminal,
+    /// Where keys come from: standard input if that is a terminal, else the controlling one. Decided once, since a terminal that has hung
+    /// up is none any more.
+    keys: OwnedFd,
+}
 
 /// Whether there is still a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,18 +109,16 @@ enum Terminal {
 
 impl Screen {
     fn open() -> io::Result<Self> {
-        ratatui::try_init().map(Self).inspect_err(|_| restore_terminal())
+        let stdin = io::stdin();
+        let keys =
+            if stdin.is_terminal() { stdin.as_fd().try_clone_to_owned()? } else { File::open("/dev/tty")?.into() };
+        let terminal = ratatui::try_init().inspect_err(|_| restore_terminal())?;
+        Ok(Self { terminal, keys })
     }
 
     /// Waits for input. On a terminal that has hung up, `event::poll` would read nothing for ever, and never return.
     fn wait(&self) -> io::Result<Terminal> {
-        let stdin = io::stdin();
-        // Without a terminal as standard input, keys come from the controlling one.
-        if !stdin.is_terminal() {
-            let _ = event::poll(KEY_WAIT)?;
-            return Ok(Terminal::Present);
-        }
-        let mut watched = [PollFd::new(&stdin, PollFlags::IN)];
+        let mut watched = [PollFd::new(&self.keys, PollFlags::IN)];
         let timeout = Timespec::try_from(KEY_WAIT).map_err(io::Error::other)?;
         match poll(&mut watched, Some(&timeout)) {
             // A signal, such as that of a changed size.
@@ -127,7 +132,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        let _ = self.0.show_cursor();
+        let _ = self.terminal.show_cursor();
         restore_terminal();
     }
 }
