@@ -33,10 +33,18 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
     let both = ["report", text(first), text(second), "--audit", text(first_audit), "--audit", text(second_audit)];
     let with = |options: &[&str]| process::run(both.iter().chain(options)).expect_code(0);
     let day = with(&["--json"]).json();
-    let alone = process::run(["report", text(first), "--json"]).expect_code(0).json();
-    let messages = &alone["channels"][0]["counted"]["messages"];
-    assert!(messages.as_u64().unwrap() > 19_000, "{alone} {played:?}");
-    assert_eq!(&day["channels"][0]["counted"]["messages"], messages, "each message once");
+    let counted_alone = |log| {
+        let report = process::run(["report", text(log), "--json"]).expect_code(0).json();
+        report["channels"][0]["counted"]["messages"].as_u64().unwrap()
+    };
+    let [of_first, of_second] = [counted_alone(first), counted_alone(second)];
+    // A gateway that waits for a core may have lost messages that the other one has.
+    let messages = of_first.max(of_second);
+    assert!(messages > 19_000, "{messages} {played:?}");
+    assert_eq!(
+        day["channels"][0]["counted"]["messages"], messages,
+        "each message once: {of_first}, {of_second}, {day}"
+    );
     let takeovers = day["takeovers"].as_array().unwrap();
     let nodes: Vec<_> = takeovers.iter().map(|takeover| takeover["node"].as_u64().unwrap()).collect();
     assert_eq!(nodes, [u64::from(leader), u64::from(3 - leader)], "{takeovers:?}");
@@ -47,14 +55,14 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
 
     let week = with(&["--week", "--json"]).json();
     let all = &week["channels"][0]["all"];
-    assert_eq!(&all["counted"]["messages"], messages, "{week}");
+    assert_eq!(all["counted"]["messages"], messages, "{week}");
     assert_eq!((&all["takeovers"], week["takeovers"].as_array().unwrap().len()), (&2.into(), 2));
     // What a gateway leaves that is killed, or finds a full disk, before its log has a header.
     let empty = pair.gateways.fixture(1).path("empty.hlog");
     fs::write(&empty, "").unwrap();
     let skipped = process::run(["report", text(first), text(&empty), "--week", "--json"]).expect_code(2);
     assert!(skipped.stderr.contains("empty.hlog: skipped") && skipped.stderr.contains("1 log without a day skipped"));
-    assert_eq!(&skipped.json()["channels"][0]["all"]["counted"]["messages"], messages);
+    assert_eq!(skipped.json()["channels"][0]["all"]["counted"]["messages"], of_first);
     let table = with(&["--week"]).stdout;
     assert!(table.contains("days in UTC; latencies are wire to wire") && table.contains("  all "), "{table}");
 }

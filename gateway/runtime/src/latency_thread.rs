@@ -26,7 +26,7 @@ use mdgw_status::{
 };
 use mdgw_sys::{
     alarm::Alarm,
-    clock::{mono_now, unix_now},
+    clock::{ClockPair, mono_now, unix_now},
     task_queue::TaskQueue,
 };
 use mdgw_telemetry::{
@@ -168,7 +168,7 @@ impl LatencyThread {
     /// Collects the last metrics of a channel whose pipeline has been dropped, and forgets it.
     pub(crate) fn remove(&self, channel: ChannelId) {
         self.run(move |writer| {
-            let clock = ClockPair { mono: mono_now(), wall: unix_now() };
+            let clock = ClockPair::read();
             let is_of = |collected: &mut CollectedChannel| collected.entry.channel == channel;
             for CollectedChannel { entry, mut previous } in writer.channels.extract_if(.., is_of) {
                 let log = &mut writer.log;
@@ -317,9 +317,8 @@ impl Writer {
     }
 
     fn tick(&mut self) -> io::Result<()> {
-        let current = unix_now();
-        let opened = self.open_log_if_needed(current);
-        let clock = ClockPair { mono: mono_now(), wall: current };
+        let clock = ClockPair::read();
+        let opened = self.open_log_if_needed(clock.wall);
         let mut outcome = opened;
         self.recent.begin();
         for thread in &mut self.threads {
@@ -355,9 +354,8 @@ impl Writer {
     }
 
     fn finish(&mut self) -> io::Result<()> {
-        let current = unix_now();
-        let mut outcome = self.open_log_if_needed(current);
-        let clock = ClockPair { mono: mono_now(), wall: current };
+        let clock = ClockPair::read();
+        let mut outcome = self.open_log_if_needed(clock.wall);
         for thread in std::mem::take(&mut self.threads) {
             let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
             thread.collector.finish(|set| {
@@ -421,19 +419,6 @@ struct CollectedChannel {
 struct PreviousCounts {
     channel: ChannelCounts,
     lines: BTreeMap<Line, LineCounts>,
-}
-
-/// Monotonic and wall clock, read at the same moment.
-#[derive(Clone, Copy)]
-struct ClockPair {
-    mono: MonoNs,
-    wall: UnixNs,
-}
-
-impl ClockPair {
-    fn at(self, moment: MonoNs) -> UnixNs {
-        UnixNs(self.wall.0.saturating_sub(self.mono.since(moment)))
-    }
 }
 
 fn write_set(

@@ -16,6 +16,57 @@ pub fn unix_now() -> UnixNs {
     UnixNs(read(ClockId::Realtime))
 }
 
+/// Both clocks at one moment, to tell the wall time of other readings of the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockPair {
+    /// Monotonic time.
+    pub mono: MonoNs,
+    /// Wall time.
+    pub wall: UnixNs,
+}
+
+impl ClockPair {
+    /// Reads both clocks. A thread that waits for a core between the readings reads again.
+    #[must_use]
+    pub fn read() -> Self {
+        Self::narrowest(mono_now, unix_now)
+    }
+
+    /// The wall time at an earlier moment.
+    #[must_use]
+    pub fn at(self, moment: MonoNs) -> UnixNs {
+        UnixNs(self.wall.0.saturating_sub(self.mono.since(moment)))
+    }
+
+    /// Of a few readings the one that took the least time; the first that took next to none.
+    fn narrowest(mut mono: impl FnMut() -> MonoNs, mut wall: impl FnMut() -> UnixNs) -> Self {
+        let mut before = mono();
+        let mut read = || {
+            let wall = wall();
+            let after = mono();
+            let width_ns = after.since(before);
+            (width_ns, Self { mono: std::mem::replace(&mut before, after), wall })
+        };
+        let mut narrowest = read();
+        for _ in 1..READINGS_MAX {
+            if narrowest.0 <= READING_NS_MAX {
+                break;
+            }
+            let reading = read();
+            if reading.0 < narrowest.0 {
+                narrowest = reading;
+            }
+        }
+        narrowest.1
+    }
+}
+
+/// Readings of both clocks that [`ClockPair::read`] compares at most.
+const READINGS_MAX: usize = 8;
+
+/// A reading of both clocks that took no longer is good enough, ns.
+const READING_NS_MAX: u64 = 2_000;
+
 /// Wall time from the monotonic clock and an offset that is measured again every millisecond. This saves one clock read
 /// per batch. Time daemons correct the rate of both clocks alike, so the offset changes only when the wall clock steps.
 /// Such a step is detected up to a millisecond late.
@@ -70,6 +121,34 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
+    }
+
+    #[test]
+    fn a_pause_between_the_readings_does_not_shift_wall_time() {
+        let paused_after = |readings: usize| {
+            let time_ns = std::cell::Cell::new(1_000_000_000);
+            let mut count = 0;
+            let pair = ClockPair::narrowest(
+                || MonoNs(time_ns.get()),
+                || {
+                    let wall = UnixNs(time_ns.get() + 7_000_000_000);
+                    count += 1;
+                    time_ns.set(time_ns.get() + if count > readings { 50 } else { 250_000_000 });
+                    wall
+                },
+            );
+            (pair.wall.0 - pair.mono.0, count)
+        };
+        assert_eq!(paused_after(0), (7_000_000_000, 1));
+        assert_eq!(paused_after(3), (7_000_000_000, 4));
+        assert_eq!(paused_after(READINGS_MAX).1, READINGS_MAX, "a starved thread goes on with what it has");
+    }
+
+    #[test]
+    fn the_wall_time_of_an_earlier_moment_is_as_much_earlier() {
+        let pair = ClockPair { mono: MonoNs(5_000), wall: UnixNs(1_000_000) };
+        assert_eq!(pair.at(MonoNs(4_000)), UnixNs(999_000));
+        assert_eq!(pair.at(MonoNs(6_000)), pair.wall, "never later than the reading");
     }
 
     #[test]
