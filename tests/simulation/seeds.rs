@@ -1,4 +1,4 @@
-//! Runs many seeds on all cores, and reports the failed ones.
+//! Runs many seeds, and reports the failed ones.
 
 use std::{
     env,
@@ -13,18 +13,35 @@ use std::{
 
 use mdgw_tests::captures::print_to_stderr;
 
-/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names, and returns the results in order.
+/// Runs `count` seeds on all cores, or as many as `SEEDS` says, or the one that `SEED` names, and returns the results in order.
 ///
 /// # Panics
 /// Where a seed fails: with the lowest one found, which `SEED` repeats.
 pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    run(what, count, cores, check)
+}
+
+/// As [`for_seeds`], on one core: for simulations that map files. Threads of one process wait for each other's mappings: two of them
+/// take longer than one, and twice the work of the cores.
+///
+/// # Panics
+/// As [`for_seeds`].
+pub(crate) fn for_seeds_on_one_core<T: Send>(
+    what: &str,
+    count: u64,
+    check: impl Fn(u64) -> Result<T, String> + Sync,
+) -> Vec<T> {
+    run(what, count, 1, check)
+}
+
+fn run<T: Send>(what: &str, count: u64, threads: usize, check: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
     let env_number = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let (first, end) = match env_number("SEED") {
         Some(seed) => (seed, seed + 1),
         None => (0, env_number("SEEDS").unwrap_or(count)),
     };
     let started = Instant::now();
-    let threads = thread::available_parallelism().map_or(1, usize::from);
     let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
     let results = Mutex::new(Vec::new());
     thread::scope(|scope| {

@@ -38,7 +38,7 @@ mod venue_script;
 use mdgw_feeds::identity::{ChannelId, Epoch, GroupId};
 use mdgw_tests::captures::print_to_stderr;
 
-use crate::{lease, seeds::for_seeds};
+use crate::{lease, seeds::for_seeds_on_one_core};
 use faults::FaultKind;
 use simulation::{Counts, RunOutcome, StreamSimulation};
 use venue_script::StreamItem;
@@ -124,7 +124,7 @@ fn every_message_is_delivered_once_across_leaders() {
         ("streams, with election, short breaks", SHORT_BREAKS, 2_000),
     ];
     for (name, setup, seeds) in kinds {
-        let counts = for_seeds(name, seeds, |seed| {
+        let counts = for_seeds_on_one_core(name, seeds, |seed| {
             let gateways = 2 + usize::try_from(seed % 2).expect("0 or 1");
             let RunOutcome { violation, counts, .. } =
                 StreamSimulation::new(seed, StreamSetup { gateways, ..setup }).run();
@@ -158,7 +158,7 @@ fn every_message_is_delivered_once_across_leaders() {
 
 #[test]
 fn a_seed_is_deterministic() {
-    for_seeds("streams run twice", 40, |seed| {
+    for_seeds_on_one_core("streams run twice", 40, |seed| {
         let setup = [PAIR, LOSSY, WITH_ELECTION][usize::try_from(seed % 3).expect("one of three")];
         let [first, second] = [(); 2].map(|()| StreamSimulation::new(seed, setup).run().digest);
         if first == second { Ok(()) } else { Err("two runs of one seed differ".to_owned()) }

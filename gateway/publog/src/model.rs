@@ -193,18 +193,21 @@ proptest! {
                 first += covered;
             }
         }
+        let session = [u8::try_from(target_run).unwrap(); 16];
+        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        // What the reader remembers of the session does not outlive the removal of a segment.
+        prop_assert!(reader.session_range(session).is_ok());
         let numbers = segment_numbers(directory.path()).unwrap();
         for number in numbers.iter().take(dropped_segments.min(numbers.len() - 2)) {
             fs::remove_file(segment_path(directory.path(), *number)).unwrap();
         }
-        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
-        let available = read_all(&mut reader);
-        let session = [u8::try_from(target_run).unwrap(); 16];
+        let available = read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap());
         let of_session: Vec<_> = available.iter().filter(|entry| entry.session == session).collect();
         let range = of_session.first().map(|oldest| {
             let last = of_session[of_session.len() - 1];
             SessionRange { first: oldest.first, next: last.next, last_flags: last.flags }
         });
+        prop_assert_eq!(reader.session_range(session).unwrap(), range);
         prop_assert_eq!(reader.session_range(session).unwrap(), range);
         let covers = |entry: &WrittenEntry| entry.session == session && (entry.next > target || entry.first >= target);
         let first_of_session = available.iter().position(|entry| entry.session == session);

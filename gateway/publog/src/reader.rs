@@ -21,6 +21,17 @@ pub struct Reader {
     /// Number of the next entry, while entries are read consecutively.
     expected_number: Option<u64>,
     lost_entries: u64,
+    /// What [`Self::session_range`] found last.
+    oldest_of_session: Option<OldestOfSession>,
+}
+
+/// Where a session begins in a log. Holds as long as no segment is removed, since removal begins with the lowest one.
+#[derive(Clone, Copy, Debug)]
+struct OldestOfSession {
+    session: SessionBytes,
+    lowest_segment: u64,
+    /// First sequence of the oldest entry.
+    first: u64,
 }
 
 /// Result of [`Reader::seek`].
@@ -59,6 +70,7 @@ impl Reader {
             offset: 0,
             expected_number: None,
             lost_entries: 0,
+            oldest_of_session: None,
         };
         reader.seek_oldest()?;
         Ok(reader)
@@ -263,15 +275,13 @@ impl Reader {
         }
     }
 
-    /// The log's extent in a session, `None` if empty. Leaves the reader behind the session's last entry.
+    /// The log's extent in a session, `None` if empty. Leaves the reader behind the session's last entry. Maps every segment of the
+    /// session the first time, and one segment from then on until a segment is removed.
     ///
     /// # Errors
     /// As [`Self::open`].
     pub fn session_range(&mut self, session: SessionBytes) -> Result<Option<SessionRange>, LogError> {
-        self.seek(session, 0)?;
-        let Some(first) = self.peek().filter(|entry| entry.session == session).map(|entry| entry.first) else {
-            return Ok(None);
-        };
+        let Some(first) = self.first_of_session(session)? else { return Ok(None) };
         let mut range = SessionRange { first, next: first, last_flags: 0 };
         let Some((segment, offset, _)) = self.find_slot(session, u64::MAX)? else { return Ok(None) };
         self.move_to(segment, offset);
@@ -280,6 +290,18 @@ impl Reader {
             self.next();
         }
         Ok(Some(range))
+    }
+
+    fn first_of_session(&mut self, session: SessionBytes) -> Result<Option<u64>, LogError> {
+        let Some(lowest_segment) = segment_numbers(&self.directory)?.first().copied() else { return Ok(None) };
+        let is_known = |known: &OldestOfSession| (known.session, known.lowest_segment) == (session, lowest_segment);
+        if let Some(known) = self.oldest_of_session.filter(is_known) {
+            return Ok(Some(known.first));
+        }
+        self.seek(session, 0)?;
+        let first = self.peek().filter(|entry| entry.session == session).map(|entry| entry.first);
+        self.oldest_of_session = first.map(|first| OldestOfSession { session, lowest_segment, first });
+        Ok(first)
     }
 
     /// The oldest of the wanted sessions.
