@@ -107,6 +107,14 @@ fn an_overrun_pair_loses_nothing_and_keeps_its_leader() {
     panic!("leadership moved in each of three runs; the last: {unexpected}");
 }
 
+/// What the kernel refuses was never published, so nothing is owed an acknowledgement.
+#[test]
+fn a_leader_whose_kernel_sends_nothing_hands_over() {
+    let test = "a_leader_whose_kernel_sends_nothing_hands_over";
+    let Some(result) = inject_faults(test, &["leader-output-refused"], ElectionBackend::Quorum) else { return };
+    assert_eq!(result.errors.len(), usize::from(RECEIVERS));
+}
+
 /// Nobody can request a message, so whatever the successor skips is lost.
 #[test]
 fn messages_that_a_dead_output_swallowed_are_published_by_the_successor() {

@@ -9,11 +9,11 @@
 //! ```
 //! The forger sends positions far ahead, positions of sessions that do not exist, positions that the standby acknowledged before, and
 //! higher epochs, above which the leader goes. Where the leader has stopped publishing, the forger also sends positions up to the
-//! standby's own input. It does not send positions that the leader has published or is about to publish: these do acknowledge
+//! standby's own input. It does so too where the leader's kernel refuses to send. It does not send positions that the leader has published or is about to publish: these do acknowledge
 //! (weakness 17).
 //!
-//! Checked: a leader whose output arrives never counts as not received, and a leader whose output cable has died counts as not received
-//! from the product's time limit on.
+//! Checked: a leader whose output arrives never counts as not received, and a leader whose output cable has died, or whose kernel sends
+//! nothing any more, counts as not received from the product's time limit on.
 
 use mdgw_captures::random::Random;
 use mdgw_feeds::{
@@ -41,6 +41,8 @@ struct AckSetup {
     reports_furthest: bool,
     /// The furthest position under the highest epoch, not under all epochs.
     separates_epochs: bool,
+    /// Entries that wait while no packet is sent count.
+    counts_unsent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,8 @@ enum Cable {
     Dies,
     /// Another leader took over, which starts far behind what the standby received of the former one. Its cable dies soon.
     DiesAfterTakeover,
+    /// The leader's kernel refuses each packet from some time on: its interface is down, or a filter forbids them.
+    Refused,
 }
 
 impl AckSetup {
@@ -60,6 +64,7 @@ impl AckSetup {
             counts_published_only: true,
             reports_furthest: true,
             separates_epochs: true,
+            counts_unsent: true,
         }
     }
 }
@@ -100,6 +105,7 @@ struct Leader {
     raises: Option<(u64, Epoch)>,
     /// Everything before this sequence was published.
     published: u64,
+    packets_sent: u64,
     watch: FitnessWatch,
     /// The last report of the standby.
     peer_received: Option<StreamPosition>,
@@ -120,11 +126,14 @@ impl AckSimulation {
         let mut random = Random::new(seed);
         let died_ms = match setup.cable {
             Cable::Works => u64::MAX,
-            Cable::Dies => 300 + random.below(500),
+            Cable::Dies | Cable::Refused => 300 + random.below(500),
             Cable::DiesAfterTakeover => TAKEOVER_MS + 20 + random.below(20),
         };
-        let stalls_ms =
-            if setup.cable == Cable::Dies && random.chance(0.5) { died_ms + 10 + random.below(40) } else { u64::MAX };
+        let stalls_ms = match setup.cable {
+            Cable::Dies if random.chance(0.5) => died_ms + 10 + random.below(40),
+            Cable::Refused => died_ms,
+            _ => u64::MAX,
+        };
         let mut tracker = ReceiveTracker::new(HOLE_NS_MAX);
         if !setup.confirms_positions {
             tracker.confirm_through(StreamPosition::at(session(u32::MAX), Sequence(1)), MonoNs(0));
@@ -137,7 +146,8 @@ impl AckSimulation {
             furthest_of_all: None,
             last: None,
         };
-        let leader = Leader { epoch, raises: None, published: 1, watch: FitnessWatch::default(), peer_received: None };
+        let watch = FitnessWatch::default();
+        let leader = Leader { epoch, raises: None, published: 1, packets_sent: 0, watch, peer_received: None };
         let is_forger_fast = random.chance(0.3);
         Self {
             setup,
@@ -187,7 +197,8 @@ impl AckSimulation {
     fn take_over(&mut self) {
         let published = self.leader.published.saturating_sub(600).max(1);
         let (epoch, peer_received) = (Epoch::new(self.leader.epoch.count() + 1, 3), self.leader.peer_received);
-        self.leader = Leader { epoch, raises: None, published, watch: FitnessWatch::default(), peer_received };
+        let watch = FitnessWatch::default();
+        self.leader = Leader { epoch, raises: None, published, packets_sent: 0, watch, peer_received };
     }
 
     fn raise_epoch(&mut self) {
@@ -205,6 +216,10 @@ impl AckSimulation {
         if self.leader.published == from && !is_heartbeat_due {
             return;
         }
+        if self.setup.cable == Cable::Refused && self.now_ms >= self.died_ms {
+            return;
+        }
+        self.leader.packets_sent += 1;
         if self.now_ms < self.died_ms && !self.random.chance(0.02) {
             let arrives_ms = self.now_ms + self.random.below(3);
             self.in_flight.push((arrives_ms, span(from, self.leader.published), self.leader.epoch));
@@ -277,14 +292,16 @@ impl AckSimulation {
 
     fn judge(&mut self) -> Option<AckViolation> {
         let now = self.now();
-        let Leader { watch, published, peer_received, .. } = &mut self.leader;
+        let Leader { watch, published, packets_sent, peer_received, .. } = &mut self.leader;
+        let (has_unsent, packets_sent) = (self.setup.counts_unsent && *published < self.venue_next, *packets_sent);
         let published = StreamPosition::at(session(0), Sequence(*published));
         let peer_received = if self.setup.counts_published_only {
             *peer_received
         } else {
             peer_received.map(|known| known.min(published))
         };
-        let channel = ChannelSample { published: Some(published), peer_received, ..ChannelSample::default() };
+        let published = Some(published);
+        let channel = ChannelSample { published, peer_received, has_unsent, packets_sent, ..ChannelSample::default() };
         let sample = FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() };
         let counts_as_dead = watch.update(&sample, now).output_not_received;
         let (at_ms, died_ms) = (self.now_ms, self.died_ms);
@@ -325,7 +342,7 @@ const HOLE_NS_MAX: u64 = 500_000_000;
 
 #[test]
 fn forged_positions_neither_hide_a_dead_output_nor_end_a_received_one() {
-    for cable in [Cable::Works, Cable::Dies, Cable::DiesAfterTakeover] {
+    for cable in [Cable::Works, Cable::Dies, Cable::DiesAfterTakeover, Cable::Refused] {
         for_seeds(&format!("acknowledgements, {cable:?}"), 600, |seed| {
             let violation = AckSimulation::new(seed, AckSetup::all_of(cable)).run();
             violation.map_or(Ok(()), |violation| Err(format!("{cable:?}: {violation:?}")))
@@ -377,4 +394,10 @@ fn acknowledgements_that_a_forged_position_takes_back_end_a_received_leadership(
 fn acknowledgements_of_a_former_leader_hide_a_dead_output() {
     let setup = AckSetup { separates_epochs: false, ..AckSetup::all_of(Cable::DiesAfterTakeover) };
     assert_violation_found("the highest epoch", setup, hides_dead_output);
+}
+
+#[test]
+fn entries_that_wait_unseen_hide_an_output_that_sends_nothing() {
+    let setup = AckSetup { counts_unsent: false, ..AckSetup::all_of(Cable::Refused) };
+    assert_violation_found("the entries that wait", setup, hides_dead_output);
 }

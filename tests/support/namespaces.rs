@@ -99,6 +99,31 @@ impl Host {
         self.namespace.tc(&queue).expect("the link's rate can be limited");
     }
 
+    /// Its kernel refuses each packet to that address: the send fails.
+    ///
+    /// # Panics
+    /// When `nft` fails.
+    pub fn refuse_sends_to(&self, address: Ipv4Addr) {
+        self.rules(&format!(
+            "add table ip refused\n\
+             add chain ip refused sent {{ type filter hook output priority 0; }}\n\
+             add rule ip refused sent ip daddr {address} drop"
+        ));
+    }
+
+    /// Ends [`Self::refuse_sends_to`].
+    ///
+    /// # Panics
+    /// When `nft` fails.
+    pub fn allow_sends(&self) {
+        self.rules("delete table ip refused");
+    }
+
+    fn rules(&self, rules: &str) {
+        let applied = self.namespace.run(|| run(Command::new("nft").args(["-f", "-"]), rules));
+        applied.expect("the host takes rules");
+    }
+
     /// Removes the rate limit. Packets in the interface queue are lost.
     pub fn remove_rate_limit(&self) {
         self.namespace.tc(&format!("qdisc del dev {INTERFACE} root")).expect("the rate was limited");

@@ -78,7 +78,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 52] = {
+pub const CASES: [FaultCase; 53] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -181,6 +181,13 @@ pub const CASES: [FaultCase; 52] = {
             network::drop_leader_output,
         )
         .with_plan(|plan| plan.requesting_receivers = RECEIVERS - 1),
+        FaultCase::new(
+            "leader-output-refused",
+            "the leader's kernel refuses what the leader publishes, as with an interface that is down; no receiver can request messages",
+            PeerLeads,
+            network::refuse_leader_output,
+        )
+        .with_plan(|plan| plan.requesting_receivers = 0),
         FaultCase::new(
             "output-loss-unrequested",
             "the same, and no receiver can request messages",

@@ -35,6 +35,10 @@ pub struct ChannelSample {
     pub published: Option<StreamPosition>,
     /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
+    /// Whether entries of this gateway's log wait to be sent, while it leads.
+    pub has_unsent: bool,
+    /// Packets that this gateway has published so far, on all lines.
+    pub packets_sent: u64,
 }
 
 /// Evaluates samples in the order of time.
@@ -42,6 +46,8 @@ pub struct ChannelSample {
 pub struct FitnessWatch {
     /// For each channel that this gateway publishes, what the peer has acknowledged.
     acknowledgements: BTreeMap<ChannelId, Acknowledgement>,
+    /// For each channel with entries that wait to be sent: the packets sent so far, and since when there were no more.
+    unsent: BTreeMap<ChannelId, (u64, MonoNs)>,
     /// When the peer's channel was last seen in another state than without gaps. The peer starts without gaps.
     peer_gap_at: BTreeMap<ChannelId, MonoNs>,
     log_entries_lost: RecentGrowth,
@@ -84,7 +90,11 @@ impl FitnessWatch {
             u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
         let behind = sample.channels.iter().filter(|channel| self.is_behind_peer(channel, now)).count();
-        let not_received = sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now)).count();
+        let not_received = sample.channels.iter().filter(|channel| {
+            let (is_unconfirmed, is_unsent) = (self.is_unconfirmed(channel, now), self.is_unsent(channel, now));
+            is_unconfirmed || is_unsent
+        });
+        let not_received = not_received.count();
         Fitness {
             output_not_received: sample.receive_path_failed || not_received > 0 && sample.peer_receives_probe,
             channels_failed: count(|channel| channel.state == ChannelState::Failed),
@@ -109,6 +119,20 @@ impl FitnessWatch {
     #[must_use]
     pub fn was_received(&self) -> bool {
         !self.acknowledgements.is_empty() && self.acknowledgements.values().all(|channel| channel.was_received)
+    }
+
+    /// Whether entries have waited for some time in which no line has sent a packet: an interface is down, a filter forbids the
+    /// packets. What was not published is owed no acknowledgement.
+    fn is_unsent(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
+        if !channel.has_unsent {
+            self.unsent.remove(&channel.channel);
+            return false;
+        }
+        let (sent, since) = self.unsent.entry(channel.channel).or_insert((channel.packets_sent, now));
+        if *sent != channel.packets_sent {
+            (*sent, *since) = (channel.packets_sent, now);
+        }
+        now.since(*since) >= CONFIRM_NS_MAX
     }
 
     /// Whether the peer should have acknowledged by now what this gateway published some time ago, and has not.
@@ -142,7 +166,7 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
     matches!(state, ChannelState::Live | ChannelState::Ended)
 }
 
-/// How long a peer may take to acknowledge output, ns: ten periods of position reports.
+/// How long a peer may take to acknowledge output, and a leader to send what it has to, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
@@ -185,6 +209,29 @@ mod tests {
             let fitness = FitnessWatch::default().update(&sample, MonoNs(0));
             assert_eq!(fitness.class(), class, "{state:?} beside {peer_state:?}");
         }
+    }
+
+    #[test]
+    fn output_that_no_line_sends_is_not_received() {
+        let mut watch = FitnessWatch::default();
+        let mut not_received = |has_unsent, packets_sent, at_ms| {
+            let channel = ChannelSample {
+                published: at(10),
+                peer_received: at(10),
+                has_unsent,
+                packets_sent,
+                ..ChannelSample::default()
+            };
+            watch.update(&sample(channel), MonoNs(at_ms * MS)).output_not_received
+        };
+        assert!(!not_received(true, 5, 0));
+        assert!(!not_received(true, 5, 199));
+        assert!(not_received(true, 5, 200), "nothing was sent for 200 ms");
+        assert!(!not_received(true, 6, 210), "one line sends");
+        assert!(!not_received(true, 6, 409));
+        assert!(!not_received(false, 6, 420), "nothing waits");
+        assert!(!not_received(true, 6, 619));
+        assert!(not_received(true, 6, 819));
     }
 
     #[test]

@@ -340,6 +340,8 @@ impl HealthInputs<'_> {
                 // after the other. That it does not acknowledge the output says nothing about this gateway.
                 published: own.published.filter(|_| self.pair.is_none() || !reports.is_empty()),
                 peer_received: reports.iter().filter_map(|report| report.last_received).max(),
+                has_unsent: own.has_unsent && !reports.is_empty(),
+                packets_sent: own.packets_sent,
             };
             Some(ChannelObservation {
                 own,

@@ -91,6 +91,17 @@ pub(super) fn drop_leader_output(testbed: &mut Testbed, _trial: u64) -> Injected
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
 
+/// The leader's kernel refuses what it publishes, and not its renewals.
+pub(super) fn refuse_leader_output(testbed: &mut Testbed, _trial: u64) -> InjectedFault {
+    let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
+    let injected_ns = now_ns();
+    testbed.host(leader).refuse_sends_to(*OUTPUT.ip());
+    wait_for_failover(testbed, epoch_before);
+    testbed.host(leader).allow_sends();
+    testbed.wait_until_eligible(leader);
+    InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
+}
+
 /// The leader dies while its kernel accepts packets that nobody receives, before the pair can have noticed that.
 pub(super) fn drop_leader_output_and_kill(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let (leader, epoch_before) = (testbed.leader(), testbed.epoch());
