@@ -48,6 +48,8 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
     let takeovers = day["takeovers"].as_array().unwrap();
     let nodes: Vec<_> = takeovers.iter().map(|takeover| takeover["node"].as_u64().unwrap()).collect();
     assert_eq!(nodes, [u64::from(leader), u64::from(3 - leader)], "{takeovers:?}");
+    let again = with(&["--json", "--audit", text(first_audit)]).json();
+    assert_eq!(again["takeovers"], day["takeovers"], "a file that is named twice counts once");
     let page = pair.gateways.fixture(1).path("day.html");
     let _ = with(&["--html", text(&page)]);
     let page = fs::read_to_string(page).unwrap();

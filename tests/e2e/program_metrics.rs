@@ -17,6 +17,7 @@ use mdgw_tests::{
     nats::NatsServer,
     openmetrics::parse,
     process::{self, MdgwProcess, Signal, wait_until},
+    prometheus::{Prometheus, dashboard_queries, program_of},
     python::python,
     trading_day::TradingDay,
 };
@@ -196,5 +197,43 @@ fn the_nats_sink_exports_what_was_acknowledged_and_that_its_server_is_gone() {
         ("fenced", "fenced_total"),
         ("failures", "failures_total"),
     ]);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Without a NATS server the panels of `mdgw nats` are not covered; the test says so.
+#[test]
+fn the_dashboards_panels_of_programs_show_what_the_programs_export() {
+    let test = "the_dashboards_panels_of_programs_show_what_the_programs_export";
+    let Some(python) = python(test) else { return };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let keys = fixture.path("client_keys");
+    fs::write(&keys, "test db-unitTESTkey0123456789abcdefgh * 10\n").unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    let of_live = format!("listen = \"{}\"\nkey_file = \"{}\"", free_address(), text(&keys));
+    let of_journal = format!("directory = \"{}\"\nfree_bytes_min = 0", text(&fixture.path("journal")));
+    let mut programs = vec![
+        Program::start(&python, &fixture, "live", &of_live),
+        Program::start(&python, &fixture, "journal", &of_journal),
+    ];
+    let server = NatsServer::started(&format!("{test}, panels of mdgw nats"));
+    if let Some(server) = &server {
+        let of_nats = format!("servers = [\"{}\"]", server.url());
+        programs.push(Program::start(&python, &fixture, "nats", &of_nats));
+    }
+    let prometheus = Prometheus::start(&programs.iter().map(|program| program.admin).collect::<Vec<_>>());
+    let mut shown = BTreeMap::<&str, usize>::new();
+    for (title, query) in dashboard_queries() {
+        let Some(program) = program_of(&query).filter(|name| programs.iter().any(|program| program.name == *name))
+        else {
+            continue;
+        };
+        // A rate takes two scrapes after the first.
+        wait_until(&format!("panel {title}: {query}"), || !prometheus.query(&query).is_empty());
+        *shown.entry(program).or_default() += 1;
+    }
+    assert!(shown.len() == programs.len() && shown.values().all(|count| *count >= 5), "{shown:?}");
+    drop(programs);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }

@@ -4,7 +4,7 @@
 use std::{fs, net::UdpSocket, path::PathBuf};
 
 use mdgw_tests::{
-    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined, write_key, write_key_of},
     http::get_at,
     pair::{log_entries, read_entries},
     process::{self, MdgwProcess, Signal, wait_until},
@@ -378,4 +378,31 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     fs::write(&copy, plain.text(&["one"], &[0])).unwrap();
     let socketless = reload(&[text(&copy)]).expect_code(2);
     assert!(socketless.stderr.contains("gateway.control_socket is not set"), "{}", socketless.stderr);
+}
+
+/// A gateway reads its key files at the start only.
+#[test]
+fn a_reload_names_a_key_file_whose_content_has_changed_since_the_start() {
+    let fixtures = [GatewayFixture::new()];
+    let key_file = fixtures[0].path("tag_key");
+    write_key(&key_file);
+    let output = format!("tag_key_files = [\"{}\"]\n", text(&key_file));
+    let options = GatewayOptions { output, ..GatewayOptions::itch() };
+    let parts = with_observers(&ConfigParts::of(&fixtures, &options, 1), &fixtures[0], &free_address().to_string());
+    let path = fixtures[0].path("reload.toml");
+    let running = Reloading::start(path.clone(), &parts.text(&["one"], &[0]));
+    let reload = || process::run(["reload", text(&path)]);
+    let same = reload().expect_code(0);
+    assert!(same.stdout.contains("no setting differs"), "{}", same.stdout);
+
+    write_key_of(&key_file, 9);
+    let refused = reload().expect_code(1);
+    let expected =
+        format!("output.1.tag_key_files: the content of {} has changed and needs a restart", text(&key_file));
+    assert!(refused.stderr.contains(&expected), "{}", refused.stderr);
+    assert!(running.gateway.stderr_so_far().contains(&expected), "the log has the reason too");
+
+    write_key(&key_file);
+    let _ = reload().expect_code(0);
+    let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }

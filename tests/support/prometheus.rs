@@ -111,3 +111,48 @@ impl Drop for Prometheus {
 pub fn rules() -> PathBuf {
     ops("prometheus").join("mdgw.rules.yml").canonicalize().expect("the rules exist")
 }
+
+/// Titles and expressions of all panels of the dashboard that the project ships, and of its variables, with every variable set to what Grafana would insert for "All".
+///
+/// # Panics
+/// When the dashboard is not as the tests expect it.
+#[must_use]
+pub fn dashboard_queries() -> Vec<(String, String)> {
+    let text = fs::read(ops("grafana/mdgw.json")).expect("the dashboard is there");
+    let dashboard: Value = serde_json::from_slice(&text).expect("the dashboard is JSON");
+    let set = |expression: &str| {
+        let expression = expression.replace("$__rate_interval", "5s").replace("$__range", "60s");
+        let expression = expression.replace("$instance", ".*").replace("$channel", ".*");
+        let expression = expression.replace("$program", ".*");
+        assert!(!expression.contains('$'), "a variable that the test does not know: {expression}");
+        expression
+    };
+    let mut found = Vec::new();
+    for panel in dashboard["panels"].as_array().expect("a list").iter().filter(|panel| panel["type"] != "row") {
+        let title = panel["title"].as_str().expect("a title");
+        let targets = panel["targets"].as_array().expect("a list");
+        assert!(!targets.is_empty(), "{title} has no query");
+        for target in targets {
+            found.push((title.to_owned(), set(target["expr"].as_str().expect("an expression"))));
+        }
+    }
+    for variable in dashboard["templating"]["list"].as_array().expect("a list") {
+        if let Some(query) = variable["query"]["query"].as_str() {
+            let metric = query
+                .strip_prefix("label_values(")
+                .and_then(|rest| rest.rsplit_once(','))
+                .expect("values of a label")
+                .0;
+            found.push((variable["name"].as_str().expect("a name").to_owned(), set(metric)));
+        }
+    }
+    found
+}
+
+/// The program beside a gateway that exports what a query reads; `None`: the gateway does. The identity of any program is of `live`.
+#[must_use]
+pub fn program_of(query: &str) -> Option<&'static str> {
+    let programs =
+        [("mdgw_live_", "live"), ("mdgw_journal_", "journal"), ("mdgw_nats_", "nats"), ("mdgw_program", "live")];
+    programs.into_iter().find(|(prefix, _)| query.contains(prefix)).map(|(_, program)| program)
+}

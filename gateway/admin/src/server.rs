@@ -125,11 +125,12 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Starts the thread `mdgw-admin`, on the cores of the calling thread.
+    /// Starts the thread `mdgw-admin`, on the cores of the calling thread. A caller that keeps the sources in an `Arc` can try again
+    /// after an error.
     ///
     /// # Errors
     /// If the thread or its event loop cannot be made.
-    pub fn start(listener: Listener, sources: Sources) -> io::Result<Self> {
+    pub fn start(listener: Listener, sources: impl Into<Arc<Sources>>) -> io::Result<Self> {
         let is_on_loopback = match &listener {
             Listener::Tcp(listener) => {
                 listener.set_nonblocking(true)?;
@@ -151,7 +152,7 @@ impl AdminServer {
         let stop = Arc::new(Notify::new());
         let thread_stop = Arc::clone(&stop);
         let answers = Arc::new(Answers {
-            sources,
+            sources: sources.into(),
             is_on_loopback,
             page: PageAnswer::new(&Page::new())?,
             metrics: Recent::default(),
@@ -313,7 +314,7 @@ fn probe(request: &Request<Incoming>) -> Option<Result<Probe, ()>> {
 }
 
 struct Answers {
-    sources: Sources,
+    sources: Arc<Sources>,
     is_on_loopback: bool,
     page: PageAnswer,
     metrics: Recent,

@@ -26,7 +26,7 @@ pub struct Facts {
     pub time_daemon: Option<Result<DaemonReport, String>>,
     /// Space of the folders that the gateway writes to.
     pub disks: Vec<Disk>,
-    /// Store nodes and peers.
+    /// Store nodes, peers and voters.
     pub endpoints: Vec<Endpoint>,
     /// What `mdgw check` finds, if there is a configuration.
     pub check: Option<CheckResult>,
@@ -72,6 +72,8 @@ pub enum Role {
     Store,
     /// Another gateway of the pair.
     Peer,
+    /// Another voter of the quorum: a gateway or a witness.
+    Voter,
 }
 
 /// An address that was tried.
@@ -88,7 +90,7 @@ pub struct Endpoint {
 /// Why an address did not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAnswer {
-    /// This host could not ask: its key cannot be read.
+    /// This host could not ask: its key cannot be read, or the address to ask from is in use.
     NotAsked(String),
     /// No connection, or a wrong answer.
     Failed(String),

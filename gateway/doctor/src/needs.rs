@@ -15,6 +15,8 @@ pub struct Needs {
     pub lines: Vec<FeedLine>,
     /// Names of the interfaces of the outputs.
     pub output_interfaces: Vec<String>,
+    /// Whether the gateway listens on an address of the loopback interface, or connects to one.
+    pub uses_loopback: bool,
     /// Whether the gateway locks its memory.
     pub lock_memory: bool,
     /// Folders that grow.

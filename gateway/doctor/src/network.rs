@@ -40,7 +40,12 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
         items.push(card.igmp_version(&joined, &lines));
         items.push(card.rp_filter());
     }
-    for name in needs.output_interfaces.iter().filter(|name| !needs.feed_interfaces().contains(&name.as_str())) {
+    let feeds = needs.feed_interfaces();
+    let mut others: Vec<&str> = needs.output_interfaces.iter().map(String::as_str).collect();
+    if needs.uses_loopback && !others.contains(&"lo") {
+        others.push("lo");
+    }
+    for name in others.into_iter().filter(|name| !feeds.contains(name)) {
         items.push(Card::new(name, files, facts).link());
     }
     items
@@ -153,8 +158,14 @@ impl<'a> Card<'a> {
             Ok(state) if state == "unknown" && interface.is_running => check.ok("its driver reports no state"),
             Ok(state) if interface.is_running => check.ok(crate::files::shortened(&state)),
             Err(error) if interface.is_running => check.ok(format!("up; not readable: {error}")),
-            Ok(state) => check.fail(crate::files::shortened(&state), [format!("ip link set {name} up")]),
-            Err(error) => check.fail(format!("down; not readable: {error}"), [format!("ip link set {name} up")]),
+            Ok(state) => {
+                // The loopback interface's state is `unknown`, whether it is up or down.
+                let detail =
+                    Some(crate::files::shortened(&state)).filter(|state| !["down", "unknown"].contains(&&**state));
+                let read = detail.map_or_else(|| "down".to_owned(), |state| format!("down: {state}"));
+                check.fail(read, [format!("ip link set dev {name} up")])
+            }
+            Err(error) => check.fail(format!("down; not readable: {error}"), [format!("ip link set dev {name} up")]),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Disks, store, peers, and the configuration itself.
+//! Disks, store, peers, voters, and the configuration itself.
 
 use crate::{
     facts::{CheckResult, Disk, Endpoint, Facts, NoAnswer, Role},
@@ -8,7 +8,13 @@ use crate::{
 
 pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
     let Some(needs) = needs else {
-        let names = [("disk", DISK_WHY), ("store", STORE_WHY), ("peer", PEER_WHY), ("mdgw check", CHECK_WHY)];
+        let names = [
+            ("disk", DISK_WHY),
+            ("store", STORE_WHY),
+            ("peer", PEER_WHY),
+            ("voter", VOTER_WHY),
+            ("mdgw check", CHECK_WHY),
+        ];
         return names
             .into_iter()
             .map(|(name, why)| check(name, why).unknown("depends on a configuration: mdgw doctor CONFIG"))
@@ -17,6 +23,7 @@ pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
     let mut items: Vec<_> = facts.disks.iter().map(disk).collect();
     items.extend(reachable(facts, Role::Store));
     items.extend(reachable(facts, Role::Peer));
+    items.extend(reachable(facts, Role::Voter));
     items.extend(configuration(facts, &needs.config));
     items
 }
@@ -24,6 +31,7 @@ pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
 const DISK_WHY: &str = "Without space the log moves to private memory, so readers and a restart lack it; latency logs, journals and audit stop.";
 const STORE_WHY: &str = "Without its store no gateway can become leader.";
 const PEER_WHY: &str = "Without its peer this gateway has nobody to take over, and no source for missing messages.";
+const VOTER_WHY: &str = "Without a majority of its voters no gateway can become leader; one that is silent shows only when its vote is needed.";
 const CHECK_WHY: &str = "A gateway does not start with a fault; with a warning it runs worse than it could.";
 
 fn check(name: &'static str, why: &'static str) -> Check {
@@ -58,11 +66,15 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
     let (name, why) = match role {
         Role::Store => ("store", STORE_WHY),
         Role::Peer => ("peer", PEER_WHY),
+        Role::Voter => ("voter", VOTER_WHY),
     };
     let endpoints: Vec<_> = facts.endpoints.iter().filter(|endpoint| endpoint.role == role).collect();
     if endpoints.is_empty() {
         return vec![check(name, why).ok("this configuration has none")];
     }
+    let silent = endpoints.iter().filter(|endpoint| matches!(endpoint.answer, Err(NoAnswer::Failed(_)))).count();
+    // This gateway is a voter too, and the number of all voters is odd.
+    let has_majority = silent <= endpoints.len() / 2;
     let item = |endpoint: &&Endpoint| {
         let check = check(name, why).of(endpoint.address.clone());
         let (host, port) = endpoint.address.rsplit_once(':').unwrap_or((&endpoint.address, ""));
@@ -74,6 +86,13 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
             }
             (Err(NoAnswer::Failed(error)), Role::Peer) => check
                 .warn(error.clone(), [format!("nc -zv {host} {port}    # and on that host: systemctl status mdgw")]),
+            (Err(NoAnswer::Failed(error)), Role::Voter) => {
+                let commands = [
+                    format!("systemctl status mdgw mdgw-witness    # on the voter's host, {host}"),
+                    format!("tcpdump -ni any udp port {port}    # on both hosts: requests alone are under another key"),
+                ];
+                if has_majority { check.warn(error.clone(), commands) } else { check.fail(error.clone(), commands) }
+            }
         }
     };
     endpoints.iter().map(item).collect()

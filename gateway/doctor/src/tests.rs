@@ -32,6 +32,7 @@ fn needs() -> Needs {
         threads: vec![threads("main", "2-3", Some(50)), threads("election", "1", None)],
         lines: vec![line, second],
         output_interfaces: vec!["eth3".to_owned()],
+        uses_loopback: true,
         lock_memory: true,
         directories: vec![Directory { holds: "publication logs", path: "/dev/shm/mdgw".into(), bytes: 512 << 20 }],
     }
@@ -52,12 +53,17 @@ fn facts(is_good: bool) -> Facts {
     let free_bytes = Ok(if is_good { 1 << 40 } else { 100 << 20 });
     let interface = |name: &str, index| (name.to_owned(), InterfaceFacts { index, is_running: is_good });
     Facts {
-        interfaces: Ok(BTreeMap::from([interface("eth1", 2), interface("eth3", 4)])),
+        interfaces: Ok(BTreeMap::from([interface("lo", 1), interface("eth1", 2), interface("eth3", 4)])),
         nics: BTreeMap::from([("eth1".to_owned(), nic)]),
         clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
         time_daemon: is_good.then_some(Ok(REPORT)),
         disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
-        endpoints: vec![endpoint(Role::Store, "etcd1:2379"), endpoint(Role::Peer, "10.0.0.2:31200")],
+        endpoints: vec![
+            endpoint(Role::Store, "etcd1:2379"),
+            endpoint(Role::Peer, "10.0.0.2:31200"),
+            endpoint(Role::Voter, "10.0.0.2:27500"),
+            endpoint(Role::Voter, "10.0.0.3:27500"),
+        ],
         check: Some(CheckResult {
             faults: if is_good { Vec::new() } else { vec!["no key".to_owned()] },
             ..CheckResult::default()
@@ -129,6 +135,8 @@ fn write_host(root: &Path, is_good: bool) {
                 pick("Filename\tType\tSize\n", "Filename\tType\tSize\n/dev/sda2  partition  8388604  0  -2\n"),
             ),
             ("/proc/sys/net/core/rmem_max", pick("67108864", "212992")),
+            ("/sys/class/net/lo/ifindex", "1"),
+            ("/sys/class/net/lo/operstate", "unknown"),
             ("/sys/class/net/eth1/ifindex", "2"),
             ("/sys/class/net/eth3/ifindex", "4"),
             ("/sys/class/net/eth1/type", "1"),
@@ -260,7 +268,7 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let facts = Facts { nics: BTreeMap::from([("eth1".to_owned(), nic)]), disks: vec![disk], ..facts };
     let with = examine(root.path(), &facts, Some(&needs()));
     let known: Vec<_> = with.items.iter().filter(|item| item.status != Status::Unknown).map(|item| item.name).collect();
-    assert_eq!(known, ["store", "peer"], "no store, no peer");
+    assert_eq!(known, ["store", "peer", "voter"], "no store, no peer, no voter");
     let text = with.text(false);
     assert!(text.contains("irqbalance: the host's processes cannot be seen: a container"), "{text}");
 }
@@ -286,7 +294,7 @@ fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
     let unreadable = |name: &str| format!("/sys/class/net/{name}/ifindex: No such file or directory");
     let (link, others) = links(root.path(), &facts(true));
     let up = |name: &str| (Status::Ok, format!("up; not readable: {}", unreadable(name)));
-    assert_eq!(link, [up("eth1"), up("eth3")]);
+    assert_eq!(link, [up("eth1"), up("eth3"), up("lo")]);
     assert!(others.iter().all(|(status, read)| *status == Status::Unknown && *read == unreadable("eth1")));
     assert_eq!(others.len(), 2);
     let (link, _) = links(root.path(), &facts(false));
@@ -297,7 +305,7 @@ fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
     write(root.path(), &other);
     let (link, others) = links(root.path(), &facts(true));
     let foreign = "/sys/class/net/eth1 is of another network namespace (interface 7; here 2)";
-    assert_eq!(link, [(Status::Ok, format!("up; not readable: {foreign}")), up("eth3")]);
+    assert_eq!(link, [(Status::Ok, format!("up; not readable: {foreign}")), up("eth3"), up("lo")]);
     assert!(others.iter().all(|(status, read)| *status == Status::Unknown && read == foreign), "{others:?}");
 
     // An interface of that other namespace alone does not exist here.
@@ -308,6 +316,23 @@ fn an_interface_exists_if_the_kernel_lists_it_whatever_sys_shows() {
     // Without an answer of the kernel nothing is known of it.
     here.interfaces = Err("Operation not permitted".to_owned());
     assert!(links(root.path(), &here).0.iter().all(|(status, _)| *status == Status::Unknown));
+}
+
+#[test]
+fn a_loopback_interface_that_is_down_is_a_failure_where_an_address_of_it_is_used() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let mut facts = facts(true);
+    let loopback = InterfaceFacts { index: 1, is_running: false };
+    facts.interfaces.as_mut().unwrap().insert("lo".to_owned(), loopback);
+    let links = |uses_loopback| {
+        let report = examine(root.path(), &facts, Some(&Needs { uses_loopback, ..needs() }));
+        report.items.into_iter().filter(|item| item.name == "link").collect::<Vec<_>>()
+    };
+    let item = links(true).pop().unwrap();
+    assert_eq!((item.subject.as_deref(), item.status, item.read.as_str()), (Some("lo"), Status::Fail, "down"));
+    assert_eq!(item.commands, ["ip link set dev lo up"]);
+    assert!(links(false).iter().all(|item| item.status == Status::Ok));
 }
 
 /// The item for the clock's offset, where these processes run.
@@ -410,6 +435,32 @@ fn a_peer_that_this_host_cannot_ask_is_unknown_and_not_at_fault() {
         (Status::Unknown, "not asked: /etc/mdgw/pair.key: Permission denied")
     );
     assert!(peer.commands.is_empty());
+}
+
+#[test]
+fn a_silent_voter_is_a_warning_and_without_a_majority_a_failure() {
+    let silent = || Err(NoAnswer::Failed("node 3 does not answer".to_owned()));
+    let statuses = |answers: [Result<String, NoAnswer>; 2]| {
+        let voter = |(number, answer)| {
+            let address = format!("10.0.0.{number}:27500");
+            Endpoint { role: Role::Voter, address, answer }
+        };
+        let facts = Facts { endpoints: (2..).zip(answers).map(voter).collect(), ..facts(true) };
+        let root = tempfile::tempdir().unwrap();
+        write_host(root.path(), true);
+        let report = examine(root.path(), &facts, Some(&needs()));
+        let voters: Vec<_> = report.items.into_iter().filter(|item| item.name == "voter").collect();
+        for item in voters.iter().filter(|item| item.status >= Status::Warn) {
+            let host = item.subject.as_deref().unwrap().trim_end_matches(":27500");
+            assert!(item.commands[0].ends_with(host) && item.commands[1].contains("udp port 27500"), "{item:?}");
+        }
+        voters.iter().map(|item| item.status).collect::<Vec<_>>()
+    };
+    let (ok, hidden) = (Ok("node 2 answers".to_owned()), Err(NoAnswer::NotAsked("no key".to_owned())));
+    assert_eq!(statuses([ok.clone(), ok.clone()]), [Status::Ok, Status::Ok]);
+    assert_eq!(statuses([ok, silent()]), [Status::Ok, Status::Warn]);
+    assert_eq!(statuses([silent(), silent()]), [Status::Fail, Status::Fail], "one of three");
+    assert_eq!(statuses([hidden, silent()]), [Status::Unknown, Status::Warn]);
 }
 
 #[test]
@@ -613,7 +664,7 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           fail    link eth1: down
                     Without its interface the gateway does not start; without a link no
                     packet arrives.
-                    $ ip link set eth1 up
+                    $ ip link set dev eth1 up
           warn    NUMA node eth1: node 1 with cores 4-7; pinned 1-3
                     Cores of another memory node reach the card's buffers over the link
                     between the sockets: slower for every packet.
@@ -648,10 +699,14 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
                     A strict filter drops multicast from senders that are not routed by
                     this interface, without a trace.
                     $ sysctl -w net.ipv4.conf.eth1.rp_filter=2
-          fail    link eth3: lowerlayerdown
+          fail    link eth3: down: lowerlayerdown
                     Without its interface the gateway does not start; without a link no
                     packet arrives.
-                    $ ip link set eth3 up
+                    $ ip link set dev eth3 up
+          fail    link lo: down
+                    Without its interface the gateway does not start; without a link no
+                    packet arrives.
+                    $ ip link set dev lo up
 
         clock
           warn    clock source: hpet
@@ -675,12 +730,22 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
                     Without its peer this gateway has nobody to take over, and no source
                     for missing messages.
                     $ nc -zv 10.0.0.2 31200    # and on that host: systemctl status mdgw
+          fail    voter 10.0.0.2:27500: connection refused
+                    Without a majority of its voters no gateway can become leader; one
+                    that is silent shows only when its vote is needed.
+                    $ systemctl status mdgw mdgw-witness    # on the voter's host, 10.0.0.2
+                    $ tcpdump -ni any udp port 27500    # on both hosts: requests alone are under another key
+          fail    voter 10.0.0.3:27500: connection refused
+                    Without a majority of its voters no gateway can become leader; one
+                    that is silent shows only when its vote is needed.
+                    $ systemctl status mdgw mdgw-witness    # on the voter's host, 10.0.0.3
+                    $ tcpdump -ni any udp port 27500    # on both hosts: requests alone are under another key
           fail    mdgw check: no key
                     A gateway does not start with a fault; with a warning it runs worse
                     than it could.
                     $ mdgw check gateway.toml
 
-        4 fail, 28 warn, 0 unknown, 0 ok
+        7 fail, 28 warn, 0 unknown, 0 ok
     "#]].assert_eq(&text);
     let good = report_of(true);
     assert!(good.text(true).lines().count() > good.text(false).lines().count() + 20, "with the reasons");

@@ -11,7 +11,7 @@
 //! - [`voter`]: the promises of a voter; pure. In each gateway and in each witness.
 //! - [`candidate`]: a gateway's part, its own voter included; pure. It is a [`Core`](super::core::Core).
 //! - [`link`], [`vote_file`], [`vote_store`]: socket and disk; [`backend`]: both for a gateway's election threads;
-//!   [`witness`]: both around voters alone.
+//!   [`witness`]: both around voters alone; [`voter_query`]: asks voters whether they answer.
 //!
 //! The generation is the count of the epoch; the low bits name the node that the vote is for. Why no two candidates
 //! lead at once (section 10 of `gateway/election/SAFETY.md`):
@@ -31,5 +31,6 @@ pub mod message;
 pub mod vote_file;
 pub(crate) mod vote_store;
 pub mod voter;
+pub mod voter_query;
 pub(crate) mod wire;
 pub mod witness;

@@ -308,6 +308,8 @@ counter_block! {
         packets_sent: Counter, Packets, "packets published, on all output lines";
         sends_refused: Counter, None, "sends that the kernel cut short for lack of room; retried";
         sends_failed: Counter, None, "sends that failed otherwise: interface down, no route, forbidden; retried";
+        output_blocked_ns: Gauge, Nanoseconds, "longest time for which the kernel has refused all packets of an output line; 0: each line sends";
+        blocked_output_lines_mask: Mask, None, "bit n: the kernel refuses the packets of output line n";
         output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
         silent_lines_mask: Mask, None, "bit n: line n is silent";
         log_segments_not_ready: Counter, None, "times no log segment was ready";
@@ -579,6 +581,7 @@ impl ChannelPipeline {
         let expected_sequence = channel.position().map_or(0, |(_, expected)| expected.0);
         let book_faults = channel.book_faults().total();
         let sent = self.publisher.counts();
+        let blocked_lines = self.publisher.blocked_lines();
         let log = self.sink.writer().counts();
         let lines = self.lines.iter().map(|line| line.line);
         let silent_lines_mask = lines
@@ -603,6 +606,8 @@ impl ChannelPipeline {
             packets_sent: sent.packets,
             sends_refused: sent.refused,
             sends_failed: sent.errors,
+            output_blocked_ns: blocked_lines.blocked_ns,
+            blocked_output_lines_mask: blocked_lines.mask,
             output_overruns: sent.memory_overruns,
             silent_lines_mask,
             log_segments_not_ready: log.segments_not_ready,

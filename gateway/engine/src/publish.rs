@@ -27,7 +27,7 @@ mod tests;
 
 pub use catch_up::is_covered_by;
 pub use packet::packet_header;
-pub use publisher::PublishCounts;
+pub use publisher::{BlockedLines, PublishCounts};
 pub use publisher::{OUTPUT_LINES_MAX, Publisher, PublisherConfig};
 pub use sink::{FINAL_POSITION, LogSink, SessionProgress, SinkCounts};
 pub use takeover_state::{

@@ -25,6 +25,11 @@ pub struct AdminListener {
     waiting: Option<Waiting>,
 }
 
+/// Starts a server, also after an attempt that failed.
+trait Start: FnMut(Listener) -> io::Result<AdminServer> + Send + 'static {}
+
+impl<S: FnMut(Listener) -> io::Result<AdminServer> + Send + 'static> Start for S {}
+
 /// What the waiting thread and the owner share.
 #[derive(Debug, Default)]
 struct Opened {
@@ -49,14 +54,15 @@ impl AdminListener {
     /// # Errors
     /// If it cannot listen for another reason.
     pub fn open(listen_at: &AdminListen, sources: Sources) -> io::Result<Self> {
-        Self::open_with(listen_at, sources, RETRY_INTERVAL)
+        let sources = Arc::new(sources);
+        Self::open_with(listen_at, move |listener| AdminServer::start(listener, Arc::clone(&sources)), RETRY_INTERVAL)
     }
 
-    fn open_with(listen_at: &AdminListen, sources: Sources, retry: Duration) -> io::Result<Self> {
+    fn open_with(listen_at: &AdminListen, mut start: impl Start, retry: Duration) -> io::Result<Self> {
         let opened = Arc::<Mutex<Opened>>::default();
         let waiting = match bind(listen_at) {
             Ok(listener) => {
-                lock(&opened).serve(listen_at, listener, sources)?;
+                lock(&opened).serve(listen_at, listener, &mut start)?;
                 tracing::info!(listen = %listen_at, "admin listener");
                 None
             }
@@ -68,7 +74,7 @@ impl AdminListener {
                     retry_s = retry.as_secs(),
                     "admin listener: runs without metrics and health, and tries again"
                 );
-                Some(wait(listen_at.clone(), sources, Arc::clone(&opened), retry)?)
+                Some(wait(listen_at.clone(), start, Arc::clone(&opened), retry)?)
             }
             Err(error) => return Err(error),
         };
@@ -77,8 +83,8 @@ impl AdminListener {
 }
 
 impl Opened {
-    fn serve(&mut self, listen_at: &AdminListen, listener: Listener, sources: Sources) -> io::Result<()> {
-        self.server = Some(AdminServer::start(listener, sources)?);
+    fn serve(&mut self, listen_at: &AdminListen, listener: Listener, start: &mut impl Start) -> io::Result<()> {
+        self.server = Some(start(listener)?);
         if let AdminListen::Unix(path) = listen_at {
             self.socket = Some(path.clone());
         }
@@ -104,7 +110,12 @@ impl Drop for AdminListener {
 }
 
 /// Starts the thread that opens the listener as soon as the port is free.
-fn wait(listen_at: AdminListen, sources: Sources, opened: Arc<Mutex<Opened>>, retry: Duration) -> io::Result<Waiting> {
+fn wait(
+    listen_at: AdminListen,
+    mut start: impl Start,
+    opened: Arc<Mutex<Opened>>,
+    retry: Duration,
+) -> io::Result<Waiting> {
     let (stop, stopped) = mpsc::channel::<()>();
     let (alive, ended) = mpsc::channel::<()>();
     thread::Builder::new().name("mdgw-admin-wait".to_owned()).spawn(move || {
@@ -117,14 +128,19 @@ fn wait(listen_at: AdminListen, sources: Sources, opened: Arc<Mutex<Opened>>, re
             if opened.is_closed {
                 return;
             }
-            match opened.serve(&listen_at, listener, sources) {
+            match opened.serve(&listen_at, listener, &mut start) {
                 Ok(()) => {
                     let ends = Alarm::AdminListenerDown.name();
                     tracing::info!(ends, listen = %listen_at, "admin listener: the port is free, and it listens");
+                    return;
                 }
-                Err(error) => tracing::error!(listen = %listen_at, %error, "admin listener: cannot start"),
+                Err(error) => tracing::error!(
+                    alarm = Alarm::AdminListenerDown.name(),
+                    listen = %listen_at,
+                    %error,
+                    "admin listener: cannot start, and tries again"
+                ),
             }
-            return;
         }
     })?;
     Ok(Waiting { stop, ended })
@@ -159,13 +175,14 @@ mod tests {
 
     use super::*;
 
-    fn sources() -> Sources {
-        Sources {
+    fn start() -> impl Start {
+        let sources = Arc::new(Sources {
             metrics: Box::new(Vec::new),
             health: Box::new(|_| Health { is_ok: true, text: "well".to_owned() }),
             page: None,
             count: Box::new(|_| {}),
-        }
+        });
+        move |listener| AdminServer::start(listener, Arc::clone(&sources))
     }
 
     /// A port that another listener holds.
@@ -188,7 +205,7 @@ mod tests {
     fn a_listener_whose_port_was_in_use_opens_when_the_port_is_free() {
         let (other, address) = taken();
         let listen_at = AdminListen::Tcp(address);
-        let listener = AdminListener::open_with(&listen_at, sources(), Duration::from_millis(5)).unwrap();
+        let listener = AdminListener::open_with(&listen_at, start(), Duration::from_millis(5)).unwrap();
         thread::sleep(Duration::from_millis(20));
         assert!(lock(&listener.opened).server.is_none());
         drop(other);
@@ -200,12 +217,31 @@ mod tests {
     }
 
     #[test]
+    fn a_start_that_fails_is_tried_again_as_a_port_in_use_is() {
+        let (other, address) = taken();
+        let (mut attempts, mut start) = (0, start());
+        let fails_twice = move |listener| {
+            attempts += 1;
+            if attempts <= 2 { Err(io::Error::other("no thread")) } else { start(listener) }
+        };
+        let listen_at = AdminListen::Tcp(address);
+        let listener = AdminListener::open_with(&listen_at, fails_twice, Duration::from_millis(5)).unwrap();
+        drop(other);
+        let begun = Instant::now();
+        while !is_live(address) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the failed start was final");
+            thread::yield_now();
+        }
+        drop(listener);
+    }
+
+    #[test]
     fn a_socket_in_use_is_taken_over_when_its_process_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("admin");
         let other = listen(&path).unwrap();
         let listen_at = AdminListen::Unix(path.clone());
-        let listener = AdminListener::open_with(&listen_at, sources(), Duration::from_millis(5)).unwrap();
+        let listener = AdminListener::open_with(&listen_at, start(), Duration::from_millis(5)).unwrap();
         assert!(lock(&listener.opened).server.is_none());
         drop(other);
         while lock(&listener.opened).server.is_none() {
@@ -220,7 +256,7 @@ mod tests {
     fn a_stop_does_not_wait_for_the_port() {
         let (_other, address) = taken();
         let listener =
-            AdminListener::open_with(&AdminListen::Tcp(address), sources(), Duration::from_secs(3_600)).unwrap();
+            AdminListener::open_with(&AdminListen::Tcp(address), start(), Duration::from_secs(3_600)).unwrap();
         let opened = Arc::downgrade(&listener.opened);
         let begun = Instant::now();
         drop(listener);
@@ -234,6 +270,6 @@ mod tests {
     #[test]
     fn a_port_that_cannot_be_used_at_all_is_an_error() {
         let nowhere = AdminListen::Unix("/dev/null/admin".into());
-        assert!(AdminListener::open_with(&nowhere, sources(), Duration::from_secs(1)).is_err());
+        assert!(AdminListener::open_with(&nowhere, start(), Duration::from_secs(1)).is_err());
     }
 }

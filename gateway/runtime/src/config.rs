@@ -23,6 +23,7 @@ mod resolve;
 pub mod resolved;
 pub(crate) mod settings;
 mod source;
+pub(crate) mod start_files;
 pub(crate) mod tag_keys;
 
 pub use error::{ConfigError, Problem};
@@ -30,4 +31,5 @@ pub use limits::PUBLISHED_BYTES_MAX;
 pub use log_group::LogGroupError;
 pub use reload::{Changed, Changes, OutputLines, RELOADABLE, Refused, WHOLE_CHANNEL};
 pub use resolved::Resolved;
+pub use start_files::StartFiles;
 pub use tag_keys::TagKeyError;

@@ -113,6 +113,35 @@ pub struct Publisher {
 struct LineCursor {
     output: OutputIndex,
     at: Position,
+    /// `None`: the kernel has taken the line's last packets.
+    refusals: Option<Refusals>,
+}
+
+/// First and last refusal of a line's packets, with none taken between them.
+#[derive(Clone, Copy, Debug)]
+struct Refusals {
+    since: MonoNs,
+    last: MonoNs,
+}
+
+impl LineCursor {
+    fn new(output: OutputIndex, at: Position) -> Self {
+        Self { output, at, refusals: None }
+    }
+
+    #[inline]
+    fn note_refused(&mut self, now: MonoNs) {
+        self.refusals.get_or_insert(Refusals { since: now, last: now }).last = now;
+    }
+}
+
+/// Output lines on which the kernel takes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockedLines {
+    /// Bit n: the kernel refused the last packet of output line n.
+    pub mask: u64,
+    /// Longest time from the first to the last refusal, ns, without a packet between them that the kernel took.
+    pub blocked_ns: u64,
 }
 
 /// Measures how fast the log grows.
@@ -155,7 +184,7 @@ impl Publisher {
         let at = log.writer().end();
         // Room for all lines, so that a change of lines allocates nothing.
         let mut lines = Vec::with_capacity(OUTPUT_LINES_MAX);
-        lines.extend(config.outputs.iter().map(|output| LineCursor { output: *output, at }));
+        lines.extend(config.outputs.iter().map(|output| LineCursor::new(*output, at)));
         let now = mono_now();
         Self {
             tags: config.tag_key.clone().map(PacketTags::new),
@@ -268,7 +297,7 @@ impl Publisher {
         self.lines.retain(|line| outputs.contains(&line.output));
         for output in outputs.iter().take(OUTPUT_LINES_MAX) {
             if self.lines.iter().all(|line| line.output != *output) {
-                self.lines.push(LineCursor { output: *output, at });
+                self.lines.push(LineCursor::new(*output, at));
             }
         }
         self.heartbeat_at = mono_now();
@@ -312,12 +341,26 @@ impl Publisher {
         &self.counts
     }
 
+    /// The output lines whose packets the kernel refuses.
+    #[must_use]
+    pub fn blocked_lines(&self) -> BlockedLines {
+        let mut blocked = BlockedLines::default();
+        for (index, line) in self.lines.iter().enumerate() {
+            if let Some(Refusals { since, last }) = line.refusals {
+                blocked.mask |= 1 << index;
+                blocked.blocked_ns = blocked.blocked_ns.max(last.since(since));
+            }
+        }
+        blocked
+    }
+
     fn close(&mut self) {
         if self.mode != PublishMode::Closed {
             self.counts.fence_closures += 1;
             // The lines are where the catch-up was, so the next opening continues there.
             self.mode = PublishMode::Closed;
             self.catch_up = None;
+            self.lines.iter_mut().for_each(|line| line.refusals = None);
         }
     }
 
@@ -501,12 +544,14 @@ impl Publisher {
             lines = if is_short { lines.get(served..).unwrap_or_default() } else { &[] };
         }
         if sent_max == 0 {
+            self.lines.iter_mut().for_each(|line| line.note_refused(at));
             self.retry_at = Some(at.plus(RETRY_NS));
             return SendProgress::Idle;
         }
         catch_up.skip(sent_max, log.writer());
         for line in &mut self.lines {
-            line.at = catch_up.position();
+            // A line that was left behind shows when the catch-up has ended.
+            *line = LineCursor::new(line.output, catch_up.position());
         }
         self.takeover.sent.set(catch_up.position());
         let input_per_s = self.input.measure(log.writer().counts().entries, now);
@@ -555,9 +600,15 @@ impl Publisher {
                 pending.by_ref().take(sent).for_each(drop);
                 line.at = pending.position();
             }
+            if sent > 0 {
+                line.refusals = None;
+            }
             if is_short && sent < run && !found_blocked {
                 // The hand-over ended at this line; the others get another try without it.
                 (found_blocked, *blocked) = (true, true);
+                if sent == 0 {
+                    line.note_refused(at);
+                }
             }
         }
         if found_blocked {
@@ -600,6 +651,13 @@ impl Publisher {
             _ = batch.push(&header, frames, tag.as_ref(), line.output);
         }
         let SendResult { taken, at, .. } = send_batch(&batch, now, io, &self.config, &mut self.counts);
+        for (index, line) in self.lines.iter_mut().enumerate().take(taken + 1) {
+            if index < taken {
+                line.refusals = None;
+            } else {
+                line.note_refused(at);
+            }
+        }
         self.counts.heartbeats += taken as u64;
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
     }

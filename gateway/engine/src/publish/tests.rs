@@ -688,6 +688,40 @@ fn a_failing_line_does_not_delay_the_other_line() {
 }
 
 #[test]
+fn a_line_that_takes_nothing_is_blocked_until_it_takes_a_packet_again() {
+    let mut harness =
+        Harness::in_session(&HarnessConfig { lines: 2, broken_line: Some(1), ..HarnessConfig::default() }, 1);
+    let fence = Fence::standalone(Epoch(1));
+    harness.send(&fence);
+    let mut blocked_ns = 0;
+    for first in 1..20 {
+        harness.messages(first, first + 1);
+        harness.send(&fence);
+        assert_eq!(harness.publisher.blocked_lines().mask, 0b10, "line 1 alone");
+        assert!(harness.publisher.blocked_lines().blocked_ns >= blocked_ns);
+        blocked_ns = harness.publisher.blocked_lines().blocked_ns;
+    }
+    assert!(blocked_ns > 0 && !harness.received(0).is_empty());
+    fence.close();
+    harness.send(&fence);
+    assert_eq!(harness.publisher.blocked_lines(), BlockedLines::default(), "nothing is to be sent");
+
+    let mut harness = Harness::in_session(&HarnessConfig::default(), 1);
+    let fence = Fence::standalone(Epoch(1));
+    harness.send(&fence);
+    assert_eq!(harness.publisher.blocked_lines(), BlockedLines::default());
+    harness.messages(1, 2);
+    harness.io.refuse = 2;
+    harness.send(&fence);
+    assert_eq!(harness.publisher.blocked_lines(), BlockedLines { mask: 1, blocked_ns: 0 }, "one refusal lasts no time");
+    let retry_at = harness.publisher.next_deadline().unwrap();
+    harness.deadline(retry_at, &fence);
+    assert!(harness.publisher.blocked_lines().blocked_ns > 0);
+    harness.deadline(retry_at, &fence);
+    assert_eq!(harness.publisher.blocked_lines(), BlockedLines::default());
+}
+
+#[test]
 fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
         let mut harness = Harness::in_session(

@@ -1,6 +1,6 @@
 //! `mdgw report`: latency logs as table, HTML page, percentile distributions, CSV or JSON; comparison of groups of logs.
 
-use std::{fmt, fs, path::PathBuf};
+use std::{collections::BTreeSet, fmt, fs, path::PathBuf};
 
 use anyhow::{Context as _, bail};
 use mdgw_feeds::{
@@ -168,10 +168,14 @@ fn read_report(named: &NamedLogs, args: &Args) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The takeovers of all audit files, and the number of damaged lines.
+/// The takeovers of all audit files, and the number of damaged lines. A file that is named twice counts once.
 fn read_takeovers(paths: &[PathBuf]) -> anyhow::Result<(Vec<Takeover>, usize)> {
     let (mut all, mut damage_count) = (Vec::new(), 0);
+    let mut files = BTreeSet::new();
     for path in paths {
+        if !files.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+            continue;
+        }
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         let (takeovers, damage) = takeovers::read(path, &bytes);
         warn_of(&damage);

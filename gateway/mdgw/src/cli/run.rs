@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use mdgw_feeds::{consumer_edge::TsRecvMode, time::TradingDate};
 use mdgw_runtime::{
-    config::{Changed, RELOADABLE, Resolved},
+    config::{Changed, RELOADABLE, Resolved, StartFiles},
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
 use mdgw_status::control::reload_queue;
@@ -89,6 +89,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         copy_peer_state: true,
         ..Overrides::default()
     };
+    let start_files = StartFiles::read(&config);
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     let (requester, requested) = reload_queue();
@@ -100,16 +101,28 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         for signal in signals.pending().collect::<Vec<_>>() {
             is_stopping |= signal != SIGHUP;
             if !is_stopping {
-                let mut reloading =
-                    Reloading { args, log: &log, signals: &mut signals, periodic: &mut periodic, is_stopping: false };
+                let mut reloading = Reloading {
+                    args,
+                    start_files: &start_files,
+                    log: &log,
+                    signals: &mut signals,
+                    periodic: &mut periodic,
+                    is_stopping: false,
+                };
                 // The log has the result.
                 let _ = service.reload(|service| reloading.run(&mut config, &mut gateway, service));
                 is_stopping = reloading.is_stopping;
             }
         }
         while !is_stopping && let Some(request) = requested.next() {
-            let mut reloading =
-                Reloading { args, log: &log, signals: &mut signals, periodic: &mut periodic, is_stopping: false };
+            let mut reloading = Reloading {
+                args,
+                start_files: &start_files,
+                log: &log,
+                signals: &mut signals,
+                periodic: &mut periodic,
+                is_stopping: false,
+            };
             let outcome = match other_file(request.config(), &args.config) {
                 Some(refusal) => Err(refusal),
                 None => service.reload(|service| reloading.run(&mut config, &mut gateway, service)),
@@ -195,6 +208,7 @@ impl Periodic {
 /// A reload, and what goes on meanwhile.
 struct Reloading<'r> {
     args: &'r Args,
+    start_files: &'r StartFiles,
     log: &'r Log,
     signals: &'r mut Signals,
     periodic: &'r mut Periodic,
@@ -217,6 +231,10 @@ impl Reloading<'_> {
             tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}");
             error.to_string()
         })?;
+        let changes = match (Resolved::diff_reloadable(config, &new), self.start_files.changed(config)) {
+            (changes, files) if files.is_empty() => changes,
+            (changes, files) => Err(changes.err().into_iter().flatten().chain(files).collect()),
+        };
         let mut ticked_at = Instant::now();
         let mut tick = |gateway: &mut Gateway| {
             if ticked_at.elapsed() >= SIGNAL_INTERVAL {
@@ -224,8 +242,7 @@ impl Reloading<'_> {
                 self.tick(gateway, config, service);
             }
         };
-        let applied = Resolved::diff_reloadable(config, &new)
-            .and_then(|changes| gateway.reload((config, &new), &changes, &mut tick));
+        let applied = changes.and_then(|changes| gateway.reload((config, &new), &changes, &mut tick));
         match applied {
             Ok(()) => {
                 self.log.set(&new.log);

@@ -49,17 +49,34 @@ impl Alarms {
         }
     }
 
-    /// Logs whether sends of the channel fail, or the kernel's queue was full since the last check.
+    /// Logs whether sends of the channel fail, or the kernel has had no room for an output line for a while.
     fn check_output(&mut self, channel: &str, last: &PipelineCounters, now: &PipelineCounters) {
         let failed = growth(last.sends_failed, now.sends_failed);
-        if failed.is_some() || now.sends_refused != last.sends_refused && now.packets_sent == last.packets_sent {
+        if failed.is_some() || now.output_blocked_ns >= OUTPUT_BLOCKED_NS {
             let (alarm, more) = (Alarm::OutputFailing.name(), failed.unwrap_or_default());
-            tracing::error!(alarm, channel, more, "the kernel sends packets of an output line no more; retrying");
+            let (lines, blocked_ms) = (output_lines(now.blocked_output_lines_mask), now.output_blocked_ns / 1_000_000);
+            tracing::error!(
+                alarm,
+                channel,
+                more,
+                lines,
+                blocked_ms,
+                "the kernel sends packets of an output line no more; retrying"
+            );
             self.outputs_failing.insert(channel.to_owned());
         } else if self.outputs_failing.remove(channel) {
             tracing::info!(ends = Alarm::OutputFailing.name(), channel, "packets are sent again");
         }
     }
+}
+
+/// A line whose packets the kernel has refused for this time is failing, ns: a queue that is full for a moment drains in a few ms.
+const OUTPUT_BLOCKED_NS: u64 = 300_000_000;
+
+/// Numbers of the output lines, as in the configuration: `1, 2`.
+fn output_lines(mask: u64) -> String {
+    let lines = (0..u64::BITS).filter(|line| mask >> line & 1 == 1).map(|line| (line + 1).to_string());
+    lines.collect::<Vec<_>>().join(", ")
 }
 
 /// Logs by how much a channel's counters have grown, and which lines became silent.
@@ -160,4 +177,38 @@ fn log_log_changes(channel: &str, last: &LogCounters, now: &LogCounters) {
 /// everything since the start.
 fn growth(last: u64, now: u64) -> Option<u64> {
     (now != last).then(|| now.saturating_sub(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_blocked_while_the_other_line_sends_is_an_alarm_until_it_sends_again() {
+        let registry = Registry::default();
+        let mut writer = registry.register::<PipelineCounters>("one");
+        let mut alarms = Alarms::default();
+        let mut is_failing = |packets_sent, sends_refused, output_blocked_ns: u64| {
+            let blocked_output_lines_mask = u64::from(output_blocked_ns > 0) << 1;
+            writer.publish(&PipelineCounters {
+                packets_sent,
+                sends_refused,
+                output_blocked_ns,
+                blocked_output_lines_mask,
+                ..PipelineCounters::default()
+            });
+            alarms.check(&registry, &[]);
+            alarms.outputs_failing.contains("one")
+        };
+        assert!(!is_failing(100, 0, 0));
+        assert!(!is_failing(200, 5, 20_000_000), "the queue was full for a moment");
+        assert!(is_failing(300, 2_000, 400_000_000));
+        assert!(is_failing(400, 9_000, 1_400_000_000));
+        assert!(!is_failing(600, 9_000, 0));
+        assert!(!is_failing(600, 9_001, 0), "a heartbeat without room, and nothing else was sent");
+        assert_eq!(
+            (output_lines(0), output_lines(0b10), output_lines(0b1001)),
+            (String::new(), "2".into(), "1, 4".into())
+        );
+    }
 }

@@ -1,6 +1,9 @@
 //! Takeovers out of the audit files of the gateways of a pair.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 use serde::Deserialize;
@@ -134,8 +137,11 @@ impl Leadership {
     }
 }
 
-/// Gives leaderships without a known cost the channels of their group, as other takeovers name them.
-pub fn complete(takeovers: &mut [Takeover]) {
+/// Leaves each takeover once, whatever audit files name it: a file and its copy may both be given. Gives leaderships without a
+/// known cost the channels of their group, as other takeovers name them.
+pub fn complete(takeovers: &mut Vec<Takeover>) {
+    let mut known = BTreeSet::new();
+    takeovers.retain(|of| known.insert((of.time, of.group, of.node, of.lost_after_ns)));
     let mut channels: BTreeMap<u16, Vec<TakenOverChannel>> = BTreeMap::new();
     for takeover in takeovers.iter().filter(|takeover| !takeover.channels.is_empty()) {
         let of_group = takeover.channels.iter();
@@ -232,6 +238,16 @@ mod tests {
         );
         assert!(takeovers.iter().all(|takeover| takeover.concerns(ChannelId(7))), "{takeovers:?}");
         assert_eq!((takeovers[0].blackout_ns(None), takeovers[0].republished_packets()), (None, 0));
+    }
+
+    #[test]
+    fn a_takeover_that_two_audit_files_name_is_left_once() {
+        let of_other_node = TAKEN_OVER.replace("\"node\":2", "\"node\":3");
+        let read = |text: &str| read(Path::new("audit"), with_checksum(text).as_bytes()).0;
+        let (one, other) = (read(TAKEN_OVER), read(&of_other_node));
+        let mut takeovers = [one.clone(), other.clone(), one.clone()].concat();
+        complete(&mut takeovers);
+        assert_eq!(takeovers, [one, other].concat());
     }
 
     #[test]

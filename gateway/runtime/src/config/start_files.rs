@@ -1,0 +1,184 @@
+//! Files that the gateway reads at its start only: keys, passwords and certificates. A reload cannot apply another content, so it
+//! names the files whose content has changed.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    hash::{BuildHasher as _, RandomState},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    reload::Refused,
+    resolved::{Backend, Resolved},
+    settings::output_name,
+};
+
+/// What these files held at the start. Keeps hashes under a random key, and nothing of the content.
+#[derive(Debug)]
+pub struct StartFiles {
+    hasher: RandomState,
+    /// Files that could be read, with their hashes.
+    files: BTreeMap<PathBuf, u64>,
+}
+
+impl StartFiles {
+    /// Reads the files of a configuration, just before the gateway does.
+    #[must_use]
+    pub fn read(config: &Resolved) -> Self {
+        let hasher = RandomState::new();
+        let hashes =
+            paths(config).into_iter().filter_map(|(_, path)| Some((path.to_owned(), hash(&hasher, path).ok()?)));
+        let files = hashes.collect();
+        Self { hasher, files }
+    }
+
+    /// The files of the configuration in force whose content is another one than at the start, each once. A file that was removed
+    /// is left out: some hosts have a key there only while a process starts.
+    #[must_use]
+    pub fn changed(&self, config: &Resolved) -> Vec<Refused> {
+        let mut named = BTreeMap::new();
+        for (key, path) in paths(config) {
+            named.entry(path).or_insert(key);
+        }
+        let refused = self.files.iter().filter_map(|(path, before)| {
+            let reason = match hash(&self.hasher, path) {
+                Ok(now) if now == *before => return None,
+                Ok(_) => format!(
+                    "the content of {} has changed and needs a restart, since it is read at the start only; the former content remains in effect",
+                    path.display()
+                ),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+                Err(error) => format!(
+                    "{} can no longer be read ({error}), which the next start needs; the former content remains in effect",
+                    path.display()
+                ),
+            };
+            Some(Refused::table(named.remove(path.as_path())?, reason))
+        });
+        refused.collect()
+    }
+}
+
+/// Each file with the key that names it.
+fn paths(config: &Resolved) -> Vec<(String, &Path)> {
+    let mut paths: Vec<(String, &Path)> = Vec::new();
+    for output in &config.outputs {
+        let key = format!("output.{}.tag_key_files", output_name(output));
+        paths.extend(output.tag_key_files.iter().map(|path| (key.clone(), path.as_path())));
+    }
+    let Some(election) = &config.election else { return paths };
+    let mut named: Vec<(&str, &Path)> = Vec::new();
+    if let Some(link) = &election.link {
+        named.push(("link.key_file", &link.key_file));
+    }
+    match &election.backend {
+        Backend::File(_) => {}
+        Backend::Quorum(quorum) => named.push(("quorum.key_file", &quorum.key_file)),
+        Backend::Emergent(membership) => named.push(("emergent.key_file", &membership.key_file)),
+        Backend::Etcd(etcd) => {
+            if let Some(login) = &etcd.access.login {
+                named.push(("etcd.password_file", &login.password_file));
+            }
+            if let Some(tls) = &etcd.tls {
+                named.push(("etcd.ca_file", &tls.ca_file));
+                if let Some((certificate, key)) = &tls.identity {
+                    named.push(("etcd.certificate_file", certificate));
+                    named.push(("etcd.key_file", key));
+                }
+            }
+        }
+        Backend::ZooKeeper(zookeeper) => {
+            if let Some(login) = &zookeeper.access.login {
+                named.push(("zookeeper.password_file", &login.password_file));
+            }
+        }
+    }
+    paths.extend(named.into_iter().map(|(key, path)| (format!("election.{key}"), path)));
+    paths
+}
+
+fn hash(hasher: &RandomState, path: &Path) -> io::Result<u64> {
+    let file = File::open(path)?;
+    // A pipe would block.
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut content = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut content)?;
+    Ok(hasher.hash_one(content))
+}
+
+/// Far more than any of these files has.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn texts(refused: &[Refused]) -> Vec<String> {
+        refused.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_key_file_whose_content_changed_since_the_start_is_named_once_with_the_need_of_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let text =
+            include_str!("../../../../ops/config/quorum.toml").replace("/etc/mdgw", folder.path().to_str().unwrap());
+        let mut config = Resolved::from_text(Path::new("quorum.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+        config.outputs[0].tag_key_files = vec![at("tag"), at("tag-old")];
+        for name in ["key", "tag", "tag-old"] {
+            fs::write(at(name), name).unwrap();
+        }
+        let start = StartFiles::read(&config);
+        assert_eq!(texts(&start.changed(&config)), [""; 0]);
+
+        fs::write(at("key"), "another").unwrap();
+        fs::write(at("tag-old"), "tag").unwrap();
+        let needs_restart = |key: &str, name: &str| {
+            format!(
+                "{key}: the content of {} has changed and needs a restart, since it is read at the start only; the former content remains in effect",
+                at(name).display()
+            )
+        };
+        // The link and the votes share the key.
+        assert_eq!(
+            texts(&start.changed(&config)),
+            [needs_restart("election.link.key_file", "key"), needs_restart("output.1.tag_key_files", "tag-old")]
+        );
+
+        // Removed since, the former content again, and something that cannot be read.
+        fs::remove_file(at("key")).unwrap();
+        fs::write(at("tag-old"), "tag-old").unwrap();
+        assert_eq!(texts(&start.changed(&config)), [""; 0]);
+        fs::create_dir(at("key")).unwrap();
+        let unreadable = texts(&start.changed(&config));
+        assert!(unreadable.len() == 1 && unreadable[0].contains("can no longer be read"), "{unreadable:?}");
+    }
+
+    #[cfg(all(feature = "etcd", feature = "zookeeper"))]
+    #[test]
+    fn each_file_of_a_store_is_read_at_the_start() {
+        let etcd = "[election]\nbackend = \"etcd\"\nname = \"gw1\"\n[election.etcd]\nendpoints = [\"a:1\"]\nuser = \"u\"\npassword_file = \"/p\"\n\
+                    ca_file = \"/ca\"\ncertificate_file = \"/certificate\"\nkey_file = \"/key\"\n";
+        let zookeeper = "[election]\nbackend = \"zookeeper\"\nname = \"gw1\"\n[election.zookeeper]\nendpoints = [\"a:1\"]\npath = \"/m\"\nuser = \"u\"\n\
+                         password_file = \"/p\"\n";
+        let shipped = include_str!("../../../../ops/config/loopback.toml");
+        for (election, expected) in
+            [(etcd, &["/p", "/ca", "/certificate", "/key"][..]), (zookeeper, &["/p"]), ("", &[])]
+        {
+            let text = format!("{shipped}\n{election}");
+            let config = Resolved::from_text(Path::new("x"), &text).unwrap_or_else(|error| panic!("{error}"));
+            let named = paths(&config);
+            assert_eq!(named.iter().map(|(_, path)| path.to_str().unwrap()).collect::<Vec<_>>(), expected);
+            let settings = config.settings();
+            for (key, _) in named {
+                assert!(settings.iter().any(|(setting, _)| *setting == key), "no setting {key}");
+            }
+        }
+    }
+}
