@@ -386,7 +386,7 @@ impl JournalRun {
                     self.reader.pending = Some(item);
                     self.has_ended = true;
                 }
-                let whole_through = self.loss.unwrap_or(covered.max(Some(first)));
+                let whole_through = self.loss.unwrap_or_else(|| covered.max(Some(first)));
                 self.cover(behind.min(self.to));
                 let is_wanted = Some(behind) > self.from && first < self.to;
                 is_wanted.then(|| {
@@ -719,17 +719,12 @@ mod tests {
     #[test]
     fn a_reader_that_waits_for_a_journal_reads_the_rest_of_it_alone() {
         const ORDERS: u64 = 1_000;
-        let new: [(&str, fn() -> Host); 3] = [
-            ("open", || Host::new(1..ORDERS + 1)),
-            ("closed", || Host::with_closed(1..ORDERS + 1)),
-            ("compressed", || {
-                let host = Host::with_closed(1..ORDERS + 1);
+        for kind in ["open", "closed", "compressed"] {
+            let journaled = 1..ORDERS + 1;
+            let mut host = if kind == "open" { Host::new(journaled) } else { Host::with_closed(journaled) };
+            if kind == "compressed" {
                 host.compress();
-                host
-            }),
-        ];
-        for (kind, new) in new {
-            let mut host = new();
+            }
             host.add_orders(ORDERS + 5..ORDERS + 7);
             let mut reader = open(&host);
             let (received, marked) = orders(&mut reader, None);
