@@ -320,10 +320,10 @@ impl ChannelStream {
         }
     }
 
-    /// Items of journals read so far.
+    /// Items of journals read so far, and how often a journal was opened at its beginning.
     #[cfg(test)]
-    pub(crate) fn journal_steps(&self) -> u64 {
-        self.journals.as_ref().map_or(0, |journals| journals.step_count())
+    pub(crate) fn journal_counts(&self) -> (u64, u64) {
+        self.journals.as_ref().map_or((0, 0), |journals| (journals.step_count(), journals.begun_count()))
     }
 
     /// Whether the venue has ended the session of the last entry.

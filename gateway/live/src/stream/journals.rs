@@ -80,6 +80,8 @@ pub(crate) struct JournalReader {
     ts_recv_last: u64,
     /// Items and passed runs of the files so far.
     step_count: u64,
+    /// Journals that were opened at their beginning.
+    begun_count: u64,
 }
 
 /// The journals of one channel between two names.
@@ -124,6 +126,7 @@ impl JournalReader {
             covered: None,
             ts_recv_last: 0,
             step_count: 0,
+            begun_count: 0,
         }
     }
 
@@ -167,6 +170,12 @@ impl JournalReader {
     #[cfg(test)]
     pub(crate) fn step_count(&self) -> u64 {
         self.step_count
+    }
+
+    /// How often a journal was opened at its beginning.
+    #[cfg(test)]
+    pub(crate) fn begun_count(&self) -> u64 {
+        self.begun_count
     }
 
     fn list(&self) -> Vec<JournalId> {
@@ -322,6 +331,7 @@ impl JournalRun {
             self.loss.get_or_insert(self.reader.covered);
         }
         let place = resume.map_or_else(JournalPlace::default, |(_, place)| place);
+        self.reader.begun_count += u64::from(place == JournalPlace::default());
         match id.open(place) {
             Ok(Some(records)) => self.reader.open = Some((id, records)),
             Ok(None) => {
@@ -729,7 +739,8 @@ mod tests {
             let mut reader = open(&host);
             let (received, marked) = orders(&mut reader, None);
             assert_eq!((received.len() as u64, marked.len()), (ORDERS + 2, 2), "{kind}");
-            let steps = reader.channels()[0].journal_steps();
+            let (steps, begun) = reader.channels()[0].journal_counts();
+            assert_eq!(begun, 1, "{kind}: from its beginning");
             assert!((ORDERS..ORDERS * 2).contains(&steps), "{kind}: {steps} items were read for {ORDERS} orders");
         }
     }
@@ -751,7 +762,9 @@ mod tests {
             let mut second = reader.begin(Some(name(session(), 701)), name(session(), 901)).unwrap();
             assert_eq!(run(&mut second), (701..901).collect::<Vec<_>>());
             assert!(second.is_complete());
-            let steps = second.into_reader().step_count() - steps;
+            let reader = second.into_reader();
+            let steps = reader.step_count() - steps;
+            assert_eq!(reader.begun_count(), 1);
             assert!(steps <= 450, "{steps} items");
         }
         // What a crash of the journal cuts off is written again, so an open one is read from its last checkpoint on.
@@ -781,6 +794,7 @@ mod tests {
             reader = items.into_reader();
             next += 100;
         }
+        assert_eq!(reader.begun_count(), 1);
         assert!(reader.step_count() < 400, "{} items", reader.step_count());
     }
 
