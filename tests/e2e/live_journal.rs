@@ -62,6 +62,25 @@ fn a_replay_goes_from_the_journal_to_the_log_to_live_without_a_seam() {
     host.stop();
 }
 
+/// The client asks for the time of a record that only the journal has.
+#[test]
+fn a_replay_from_a_time_in_the_journal_begins_there() {
+    let host = Host::start();
+    host.day.play_first_half(&host.fixture);
+    host.day.play_second_half(&host.fixture);
+    wait_until("the journal is closed", || host.closed_journal().with_extension("names").exists());
+    let (live, address) = host.start_live();
+    let expected = records_of(&host.fixture.path("expected.dbn"));
+    let ts_event = |record: &Vec<u8>| u64::from_le_bytes(*record[8..].first_chunk().unwrap());
+    let start = ts_event(&expected[expected.len() / 8]);
+    let subscriptions = vec![subscription(Schema::Mbo, Symbols::All, start)];
+    let received = run(Session::until_replayed(&[address], subscriptions, Compression::None)).records;
+    let wanted: Vec<_> = expected.into_iter().filter(|record| ts_event(record) >= start).collect();
+    assert!(received == wanted, "{} records, {} expected", received.len(), wanted.len());
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    host.stop();
+}
+
 /// What a damaged journal held is missing, and every order behind the hole carries the mark of a book that may be wrong.
 #[test]
 fn a_damaged_journal_is_a_hole_behind_which_orders_are_marked() {

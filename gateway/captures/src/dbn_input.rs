@@ -6,20 +6,27 @@
 use std::{
     cell::Cell,
     fs::File,
-    io::{self, BufRead, BufReader, Cursor, Read},
+    io::{self, BufRead, BufReader, Cursor, Read, Seek as _, SeekFrom},
     path::{Path, PathBuf},
     rc::Rc,
 };
 
 use dbn::{
     Metadata, RType, Record as _, RecordRef, VersionUpgradePolicy,
-    decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
+    decode::{
+        DbnMetadata as _, DecodeRecordRef as _,
+        dbn::{Decoder, RecordDecoder},
+    },
 };
 
 /// An open DBN stream.
 pub struct DbnInput {
     path: PathBuf,
     decoder: Decoder<DecompressedReader>,
+    /// Decodes the records behind the last seek, instead of `decoder`.
+    behind_seek: Option<RecordDecoder<DecompressedReader>>,
+    /// A plain file, for seeks.
+    file: Option<File>,
     progress: Rc<Progress>,
     /// Offset of the next record, decompressed.
     offset: u64,
@@ -109,7 +116,7 @@ impl DbnInput {
             is_compressed: progress.is_compressed.get(),
             fault,
         };
-        let mut reader = open_reader(path, &progress).map_err(|error| fail(error.into()))?;
+        let (mut reader, file) = open_reader(path, &progress).map_err(|error| fail(error.into()))?;
         let mut head = Vec::new();
         reader.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| fail(error.into()))?;
         if head.is_empty() {
@@ -138,7 +145,8 @@ impl DbnInput {
             }
             error => fail(error.into()),
         })?;
-        Ok(Self { path: path.to_owned(), decoder, progress, offset: metadata_bytes, has_ended: false })
+        let (path, offset) = (path.to_owned(), metadata_bytes);
+        Ok(Self { path, decoder, behind_seek: None, file, progress, offset, has_ended: false })
     }
 
     /// Metadata of the stream.
@@ -167,7 +175,11 @@ impl DbnInput {
         if self.has_ended {
             return Ok(None);
         }
-        let fault = match self.decoder.decode_record_ref() {
+        let decoded = match &mut self.behind_seek {
+            Some(decoder) => decoder.decode_record_ref(),
+            None => self.decoder.decode_record_ref(),
+        };
+        let fault = match decoded {
             Ok(Some(record)) => {
                 let bytes = record.record_size();
                 match bytes_min(record).filter(|bytes_min| bytes < *bytes_min) {
@@ -190,6 +202,47 @@ impl DbnInput {
         let is_compressed = self.progress.is_compressed.get();
         let (path, offset) = (self.path.clone(), self.offset);
         fault.map_or(Ok(None), |fault| Err(DbnInputError { path, offset, is_compressed, fault }))
+    }
+
+    /// Passes over records of at most that many bytes together. Returns their bytes: more than `bytes` if the last record ends behind
+    /// them, and 0 at the end. A plain file is not read for a long distance. Otherwise the records are decoded, some at a time, so that
+    /// a caller can stop in between.
+    ///
+    /// # Errors
+    /// As [`Self::next_record`]. A seek behind the end of the file is noticed by the next record.
+    pub fn skip(&mut self, bytes: u64) -> Result<u64, DbnInputError> {
+        if bytes >= SEEK_BYTES_MIN && !self.has_ended && self.file.is_some() {
+            self.seek(self.offset.saturating_add(bytes)).map_err(|fault| DbnInputError {
+                path: self.path.clone(),
+                offset: self.offset,
+                is_compressed: false,
+                fault,
+            })?;
+            return Ok(bytes);
+        }
+        let mut skipped = 0;
+        while skipped < bytes.min(SEEK_BYTES_MIN) {
+            let Some(record) = self.next_record()? else { break };
+            skipped += record.record_size() as u64;
+        }
+        Ok(skipped)
+    }
+
+    /// Goes on at that offset of a plain file.
+    fn seek(&mut self, offset: u64) -> Result<(), DbnFault> {
+        let Some(file) = &self.file else { return Ok(()) };
+        // The handles share one position, and nothing reads through the former one any longer.
+        let mut file = file.try_clone()?;
+        file.seek(SeekFrom::Start(offset))?;
+        let reader = CountingReader { reader: Box::new(file), progress: Rc::clone(&self.progress) };
+        let reader = Box::new(BufReader::with_capacity(READ_BYTES, reader));
+        let watched = DecompressedReader { reader, progress: Rc::clone(&self.progress) };
+        let (version, ts_out) = (self.metadata().version, self.metadata().ts_out);
+        let decoder = RecordDecoder::with_version(watched, version, VersionUpgradePolicy::AsIs, ts_out)?;
+        self.progress.bytes.set(offset);
+        self.behind_seek = Some(decoder);
+        self.offset = offset;
+        Ok(())
     }
 }
 
@@ -228,7 +281,7 @@ impl std::fmt::Debug for DbnInput {
 pub fn is_dbn(path: &Path) -> io::Result<bool> {
     let mut head = Vec::new();
     let progress = Rc::new(Progress::default());
-    match open_reader(path, &progress)?.take(3).read_to_end(&mut head) {
+    match open_reader(path, &progress)?.0.take(3).read_to_end(&mut head) {
         Ok(_) => Ok(head == b"DBN"),
         // A damaged compressed file is not decided here: its own reader reports the damage with more detail.
         Err(error) if progress.is_compressed.get() && error.kind() != io::ErrorKind::NotFound => Ok(false),
@@ -236,16 +289,23 @@ pub fn is_dbn(path: &Path) -> io::Result<bool> {
     }
 }
 
-fn open_reader(path: &Path, progress: &Rc<Progress>) -> io::Result<Box<dyn Read>> {
-    let reader: Box<dyn Read> =
-        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+/// The decompressed bytes of a file, and the file itself if it is a plain one.
+fn open_reader(path: &Path, progress: &Rc<Progress>) -> io::Result<(Box<dyn Read>, Option<File>)> {
+    let (reader, file): (Box<dyn Read>, _) = if path == Path::new("-") {
+        (Box::new(io::stdin()), None)
+    } else {
+        let file = File::open(path)?;
+        // Pipes and devices have no positions.
+        let plain = if file.metadata()?.is_file() { Some(file.try_clone()?) } else { None };
+        (Box::new(file), plain)
+    };
     let mut reader = BufReader::with_capacity(READ_BYTES, CountingReader { reader, progress: Rc::clone(progress) });
     Ok(match reader.fill_buf()? {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
             progress.is_compressed.set(true);
-            Box::new(zstd::Decoder::with_buffer(reader)?)
+            (Box::new(zstd::Decoder::with_buffer(reader)?), None)
         }
-        _ => Box::new(reader),
+        _ => (Box::new(reader), file),
     })
 }
 
@@ -279,6 +339,9 @@ const HEAD_BYTES: u64 = 8;
 /// Longest plausible metadata: a million symbols with their mappings are shorter.
 const METADATA_BYTES_MAX: u64 = 1 << 29;
 const READ_BYTES: usize = 256 * 1024;
+/// Shortest distance for a seek: what is nearer is in the read buffers, or costs little more than filling them again. Also the most that is
+/// passed over by decoding at a time.
+const SEEK_BYTES_MIN: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -361,6 +424,36 @@ mod tests {
         let (count, error) = read(&path);
         assert!(count < 50_000);
         assert!(error.unwrap().to_string().contains("of the decompressed stream"));
+    }
+
+    /// By a seek in a plain file and by decoding in a compressed one.
+    #[test]
+    fn records_behind_a_skip_are_those_that_follow_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let record_bytes = size_of::<MboMsg>() as u64;
+        for (name, is_plain) in [("a.dbn", true), ("a.dbn.zst", false)] {
+            let path = folder.path().join(name);
+            let _ = written(&path, 100_000);
+            let mut input = DbnInput::open(&path).unwrap();
+            assert!(input.next_record().unwrap().is_some());
+            let mut expected = 1;
+            for count in [3, 40_000, 1, 50_000] {
+                let (mut left, mut calls) = (count * record_bytes, 0);
+                while left > 0 {
+                    left -= input.skip(left).unwrap();
+                    calls += 1;
+                }
+                assert!(if is_plain { calls == 1 } else { calls <= 4 }, "{name}: {calls} calls for {count} records");
+                expected += count;
+                let record = input.next_record().unwrap().unwrap();
+                assert_eq!(record.get::<MboMsg>().unwrap().order_id, expected, "{name}");
+                expected += 1;
+            }
+            assert!(!is_plain || input.file_bytes_read() < 20_000 * record_bytes, "the skipped part is not read");
+            // Behind the end.
+            while input.skip(10_000 * record_bytes).unwrap() > 0 && !is_plain {}
+            assert!(input.next_record().unwrap().is_none(), "{name}");
+        }
     }
 
     #[test]

@@ -36,5 +36,5 @@ mod trailer;
 pub use channel::JournalChannel;
 pub use error::JournalError;
 pub use housekeeping::Compression;
-pub use paths::find_journals;
-pub use records::{JournalRecords, NamedRecord, RecordsError};
+pub use paths::{JournalId, list_journals};
+pub use records::{JournalPlace, JournalRecords, JournalStep, NamedRecord, RecordsError};

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, BufReader, Read, Seek as _, SeekFrom},
     path::Path,
 };
 
@@ -43,6 +43,14 @@ impl NamesReader<BufReader<File>> {
     pub fn open(path: &Path) -> Result<Self, JournalError> {
         let file = File::open(path).map_err(JournalError::io("open", path))?;
         Self::new(BufReader::with_capacity(READ_BYTES, file), path)
+    }
+
+    /// Goes on with the entry of that number.
+    pub(crate) fn seek(&mut self, number: u64) -> io::Result<()> {
+        let offset = number.checked_add(1).and_then(|place| place.checked_mul(ENTRY_BYTES as u64));
+        self.reader.seek(SeekFrom::Start(offset.ok_or(io::ErrorKind::InvalidInput)?))?;
+        self.next_number = number;
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use mdgw_feeds::channel::SchemaSet;
 use mdgw_wire::{identity::Feed, time::TradingDate};
 use rustix::fs::statvfs;
 
-use crate::JournalError;
+use crate::{JournalError, JournalPlace, JournalRecords, RecordsError};
 
 /// One journal of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,6 +97,20 @@ impl JournalPaths {
         self.folder.join(format!(".{}.moving", self.stem))
     }
 
+    /// Opens the records and the names, whatever their present names are. `None` if one of them has gone.
+    pub(crate) fn open_records(&self, place: JournalPlace) -> Result<Option<JournalRecords>, RecordsError> {
+        // In the order in which a journal gets its names: a file that is renamed meanwhile is found by its next name.
+        for names in [self.open_names(), self.names()] {
+            for data in [self.open_data(), self.data(), self.compressed()] {
+                match JournalRecords::open_files(&data, names.clone(), place) {
+                    Err(error) if error.is_not_found() => {}
+                    opened => return opened.map(Some),
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether any file of the journal exists.
     pub(crate) fn exist(&self) -> bool {
         let ends = [OPEN_DATA, OPEN_NAMES, DATA, COMPRESSED, NAMES];
@@ -142,24 +156,54 @@ pub(crate) fn list(folder: &Path, ends: &[&str]) -> Result<Vec<JournalName>, Jou
     Ok(found)
 }
 
-/// The DBN files of journals with these schemas of a feed, the oldest first, with their trading dates. An open journal is among them.
+/// A journal, whichever files it has at the moment: open, closed or compressed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct JournalId {
+    name: JournalName,
+    folder: PathBuf,
+}
+
+impl JournalId {
+    pub(crate) fn of(name: JournalName, folder: &Path) -> Self {
+        Self { name, folder: folder.to_owned() }
+    }
+
+    /// Its trading date.
+    #[must_use]
+    pub fn date(&self) -> TradingDate {
+        self.name.date
+    }
+
+    /// Its number among the journals of the date, from 1 on.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.name.number
+    }
+
+    /// Opens it. `None` if it has gone.
+    ///
+    /// # Errors
+    /// One of the files cannot be read, or is not what a journal has.
+    pub fn open(&self, place: JournalPlace) -> Result<Option<JournalRecords>, RecordsError> {
+        self.name.paths(&self.folder).open_records(place)
+    }
+}
+
+impl fmt::Display for JournalId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.folder.join(self.name.to_string()).display().fmt(f)
+    }
+}
+
+/// The journals with these schemas of a feed, the oldest first. An open journal is among them.
 ///
 /// # Errors
 /// When the folder cannot be listed. A folder that does not exist has no journals.
-pub fn find_journals(
-    directory: &Path,
-    feed: Feed,
-    schemas: SchemaSet,
-) -> Result<Vec<(TradingDate, PathBuf)>, JournalError> {
+pub fn list_journals(directory: &Path, feed: Feed, schemas: SchemaSet) -> Result<Vec<JournalId>, JournalError> {
     let folder = directory.join(feed.dataset());
     let schemas = schemas_text(schemas);
     let names = list(&folder, &[OPEN_DATA, DATA, COMPRESSED])?.into_iter().filter(|name| name.schemas == schemas);
-    let existing = |name: JournalName| {
-        let paths = name.paths(&folder);
-        let files = [paths.data(), paths.compressed(), paths.open_data()];
-        Some((name.date, files.into_iter().find(|path| path.exists())?))
-    };
-    Ok(names.filter_map(existing).collect())
+    Ok(names.map(|name| JournalId::of(name, &folder)).collect())
 }
 
 /// Folders of datasets.

@@ -28,7 +28,7 @@ use crate::{
         chunk::{CHUNK_BYTES, Chunk},
         dataset::{Dataset, Snapshot},
         replay::{self, Replay, ReplayItem},
-        ring::RingRead,
+        ring::{RingPosition, RingRead},
     },
     subscriptions::{Phase, Subscriptions},
 };
@@ -109,6 +109,11 @@ impl Request {
         }
     }
 
+    /// Whether it is refused if its start lies before the oldest event.
+    fn is_refused_before_oldest(&self) -> bool {
+        matches!(self, Self::Subscribe(request) if request.start_of_books().is_some())
+    }
+
     fn is_snapshot(&self) -> bool {
         match self {
             Self::Subscribe(request) => request.snapshot,
@@ -128,6 +133,13 @@ impl Request {
     }
 }
 
+impl SubscribeRequest {
+    /// The start of a replay that must not lack records: books of them would be wrong.
+    fn start_of_books(&self) -> Option<u64> {
+        self.start.filter(|start| *start > 0 && self.schema == Schemas::MBO)
+    }
+}
+
 /// A snapshot between its request and its end. Lists are the instruments whose mappings were sent.
 enum PendingSnapshot {
     Requested(SubscribeRequest, Vec<u32>, oneshot::Receiver<Snapshot>),
@@ -138,6 +150,13 @@ enum PendingSnapshot {
     /// After skipped records: taken and sent again, without another subscription.
     Resync(oneshot::Receiver<Snapshot>),
     ResyncTaken(Snapshot),
+}
+
+/// A session between its start and the answer to the question that a replay depends on.
+struct Starting {
+    live_from: RingPosition,
+    /// Event time before which a replay would lack records.
+    oldest_event: oneshot::Receiver<Option<u64>>,
 }
 
 /// A session's state besides its socket.
@@ -152,6 +171,9 @@ struct Served {
     is_overfull: bool,
     replays: Vec<&'static str>,
     source: Source,
+    starting: Option<Starting>,
+    /// Event time before which a replay would lack records, as of the session's start.
+    oldest_event: Option<u64>,
     /// Whether the day had ended before the session's start: then it waits for the next day.
     began_after_end: bool,
     snapshot: Option<PendingSnapshot>,
@@ -262,6 +284,8 @@ impl Served {
             is_overfull: false,
             replays: Vec::new(),
             source: Source::None,
+            starting: None,
+            oldest_event: None,
             began_after_end: false,
             snapshot: None,
             warned: None,
@@ -335,6 +359,31 @@ impl Served {
         let live_from = self.dataset.ring.end();
         self.source = Source::Ring(live_from.chunk);
         self.began_after_end = live_from.is_ended;
+        if self.waiting.iter().any(Request::is_refused_before_oldest) {
+            self.starting = Some(Starting { live_from, oldest_event: replay::ask_oldest_event(&self.dataset) });
+        } else {
+            self.begin(live_from);
+        }
+    }
+
+    /// Goes on with the start once the oldest event is known. Returns whether the session has begun.
+    fn continue_start(&mut self) -> bool {
+        let Some(mut starting) = self.starting.take() else { return true };
+        match starting.oldest_event.try_recv() {
+            Err(oneshot::error::TryRecvError::Empty) => {
+                self.starting = Some(starting);
+                false
+            }
+            answer => {
+                self.oldest_event = answer.ok().flatten();
+                self.begin(starting.live_from);
+                true
+            }
+        }
+    }
+
+    /// Answers what was requested before the start, and begins the replay.
+    fn begin(&mut self, live_from: RingPosition) {
         for request in std::mem::take(&mut self.waiting) {
             // Snapshots wait until the session reads the ring, one after the other, and so does what ends their subscriptions.
             if request.is_snapshot() || self.waiting.iter().any(|snapshot| request.ends(snapshot)) {
@@ -375,8 +424,8 @@ impl Served {
         if let Some(reason) = refusal {
             return self.error(ErrorCode::InvalidSubscription, &format!("Invalid subscription: {reason}"), true);
         }
-        if let Some(start) = request.start.filter(|start| *start > 0 && request.schema == Schemas::MBO)
-            && replay::is_aged_out(&self.dataset, start)
+        if let Some(start) = request.start_of_books()
+            && self.oldest_event.is_some_and(|oldest| start < oldest)
         {
             let reason = "Replay data aged out: mbo cannot begin after the requested start";
             return self.error(ErrorCode::ReplayDataAgedOut, reason, true);
@@ -517,7 +566,8 @@ impl Served {
         if !self.outgoing.unsent().is_empty() {
             return Ok(());
         }
-        while self.outgoing.batch_bytes() < BATCH_BYTES && !matches!(self.source, Source::None) {
+        let has_begun = self.continue_start();
+        while has_begun && self.outgoing.batch_bytes() < BATCH_BYTES && !matches!(self.source, Source::None) {
             if self.snapshot.is_some() {
                 if self.continue_snapshot() {
                     continue;
@@ -638,6 +688,11 @@ impl Served {
                     self.append(&chunk, phase);
                     Ok(true)
                 }
+                Ok(ReplayItem::LostJournal) => {
+                    let reason = "Replay data aged out: a journal was removed before the replay came to it";
+                    self.error(ErrorCode::ReplayDataAgedOut, reason, true);
+                    Ok(true)
+                }
                 Ok(ReplayItem::Joined { position, has_hole }) => {
                     self.is_behind_hole = has_hole;
                     self.source = Source::Ring(position.chunk);
@@ -746,6 +801,9 @@ impl Served {
 
     /// Waits until [`Self::fill`] may have more to do.
     async fn wait(&mut self, chunks: &mut watch::Receiver<u64>) {
+        if self.starting.is_some() {
+            return tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         match (&mut self.snapshot, &mut self.source) {
             // The feeder answers within its poll interval.
             (Some(_), _) => tokio::time::sleep(Duration::from_millis(1)).await,
@@ -767,6 +825,10 @@ impl Served {
     /// Sends what is left, within the time that the session's end allows, and ends the session. With a reason a client
     /// reconnects, without one the session is finished.
     async fn close(&mut self, stream: &TcpStream, reason: Option<&str>, ending: Ending) -> Ending {
+        // The last bytes may take seconds: a replay that nobody takes ends before.
+        if let Source::Replay(_) = self.source {
+            self.source = Source::Ring(0);
+        }
         if !matches!(self.source, Source::None) {
             if let Some(reason) = reason {
                 self.error(ErrorCode::InternalError, reason, true);

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::Duration,
@@ -129,7 +129,6 @@ pub struct LiveServer {
     shared: Arc<ServerState>,
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    stop_feeders: Arc<AtomicBool>,
     feeders: Vec<JoinHandle<()>>,
     runtime: Option<Runtime>,
 }
@@ -187,8 +186,7 @@ impl LiveServer {
             .build()
             .map_err(LiveError::Thread)?;
         let datasets = datasets(&config);
-        let stop_feeders = Arc::new(AtomicBool::new(false));
-        let start = |dataset: &Arc<Dataset>| feeder::start(Arc::clone(dataset), Arc::clone(&stop_feeders));
+        let start = |dataset: &Arc<Dataset>| feeder::start(Arc::clone(dataset));
         let feeders = datasets.iter().map(start).collect::<io::Result<_>>().map_err(LiveError::Thread)?;
         let shared = Arc::new(ServerState {
             handshakes: Admissions::new(config.limits.handshakes_max),
@@ -209,7 +207,7 @@ impl LiveServer {
                 Err(error) => tracing::error!(%error, "live: cannot accept"),
             }
         });
-        Ok(Self { shared, address, stop, stop_feeders, feeders, runtime: Some(runtime) })
+        Ok(Self { shared, address, stop, feeders, runtime: Some(runtime) })
     }
 
     /// The address on which clients connect.
@@ -256,7 +254,9 @@ impl LiveServer {
     /// Ends all sessions with an error record, so that their clients reconnect, and stops.
     pub fn stop(mut self) {
         self.stop.send_replace(true);
-        self.stop_feeders.store(true, Relaxed);
+        for dataset in &self.shared.datasets {
+            dataset.stop.store(true, Relaxed);
+        }
         if let Some(runtime) = self.runtime.take() {
             let deadline = std::time::Instant::now() + STOP_TIMEOUT;
             while self.shared.sessions.count() > 0 && std::time::Instant::now() < deadline {

@@ -6,8 +6,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    paths::JournalName,
-    records::{JournalRecords, NamedRecord},
+    paths::{JournalId, JournalName},
+    records::{JournalPlace, JournalRecords, JournalStep, NamedRecord},
 };
 
 const CHANNEL: ChannelId = ChannelId(3);
@@ -25,8 +25,12 @@ fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
+fn journal_name() -> JournalName {
+    JournalName { date: date(), schemas: "mbo".to_owned(), number: 1 }
+}
+
 fn paths(directory: &TempDir) -> JournalPaths {
-    JournalName { date: date(), schemas: "mbo".to_owned(), number: 1 }.paths(directory.path())
+    journal_name().paths(directory.path())
 }
 
 fn create(directory: &TempDir, instruments_max: u64) -> JournalFile {
@@ -100,6 +104,50 @@ fn an_open_journal_is_a_valid_file_and_a_closed_one_has_its_symbols() {
     assert_eq!(input.metadata().symbols, ["AAPL"]);
     assert_eq!((input.metadata().start, input.metadata().end.map(NonZeroU64::get)), (1, Some(8)));
     assert!(!open.exists());
+}
+
+/// Sequences and order ids of the wanted records behind a place, and the place behind them.
+fn wanted(records: &mut JournalRecords, is_wanted: impl Fn(&Run) -> bool) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    loop {
+        match records.step(&is_wanted).unwrap() {
+            JournalStep::Item(NamedRecord::Record { sequence, bytes, .. }) => {
+                found.push((sequence, bytes[16..24].first_chunk().map(|id| u64::from_le_bytes(*id)).unwrap()));
+            }
+            JournalStep::Item(_) | JournalStep::Skipped => {}
+            JournalStep::End => return found,
+        }
+    }
+}
+
+/// In a plain file and in a compressed one.
+#[test]
+fn a_reader_passes_over_runs_and_goes_on_at_a_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = fill(&directory);
+    let id = JournalId::of(journal_name(), directory.path());
+    let second_batch = [(4, 40), (5, 50), (6, 60)];
+    let check = |last: &[(u64, u64)]| {
+        let mut records = id.open(JournalPlace::default()).unwrap().unwrap();
+        let all = wanted(&mut records, |run| run.first != 2);
+        assert_eq!(all, [[(1, 10), (3, 30)].as_slice(), &second_batch, last].concat());
+        assert_eq!(wanted(&mut id.open(records.place()).unwrap().unwrap(), |_| true), [], "nothing follows");
+        let mut records = id.open(JournalPlace::default()).unwrap().unwrap();
+        while records.place() == JournalPlace::default() {
+            let _ = records.step(|_| false).unwrap();
+        }
+        let mut behind = id.open(records.place()).unwrap().unwrap();
+        assert_eq!(wanted(&mut behind, |_| true), [second_batch.as_slice(), last].concat());
+    };
+    check(&[]);
+    let closed = file.close().unwrap().path;
+    check(&[(7, 70)]);
+    let compressed = zstd::encode_all(File::open(&closed).unwrap(), 1).unwrap();
+    fs::write(closed.with_extension("dbn.zst"), compressed).unwrap();
+    fs::remove_file(&closed).unwrap();
+    check(&[(7, 70)]);
+    fs::remove_file(closed.with_extension("dbn.zst")).unwrap();
+    assert!(id.open(JournalPlace::default()).unwrap().is_none(), "it has gone");
 }
 
 #[test]

@@ -269,6 +269,46 @@ fn a_session_whose_day_ends_while_it_replays_ends_when_it_joins() {
     }
 }
 
+/// The files are read elsewhere: until the answer is there, the session sends the metadata and what is due meanwhile.
+#[test]
+fn a_start_in_the_past_waits_for_the_oldest_event_without_a_read_of_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut log = TestLog::new(&directory);
+    // The log has lost the beginning.
+    (3..6).for_each(|sequence| log.add_order(sequence));
+    let dataset = dataset_of(log.source.clone());
+    runtime().block_on(async {
+        for (start, expected) in [(2, Sent::Error(ErrorCode::ReplayDataAgedOut as u8)), (3, ACKNOWLEDGED)] {
+            let mut session = served(&dataset, SlowReader::Warn);
+            // The answer of the first round would be there at once.
+            session.dataset.oldest_event.forget();
+            session.accept(Step::Subscribe(SubscribeRequest { start: Some(start), ..mbo(Symbols::All) }));
+            session.accept(Step::Start);
+            assert!(session.starting.is_some() && session.replays.is_empty(), "the answer comes later");
+            let mut answers = Vec::new();
+            let begin = Instant::now();
+            while answers.is_empty() {
+                assert!(begin.elapsed() < TIMEOUT);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                answers = sent(&mut session).unwrap();
+            }
+            assert_eq!(answers, [expected], "{start}");
+        }
+    });
+}
+
+#[test]
+fn a_client_learns_that_a_journal_was_removed_during_its_replay() {
+    let mut session = served(&dataset(), SlowReader::Warn);
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![]));
+    let (sender, receiver) = mpsc::channel(1);
+    session.source = Source::Replay(Replay::of(receiver));
+    sender.try_send(ReplayItem::LostJournal).unwrap();
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Error(ErrorCode::ReplayDataAgedOut as u8)]));
+    assert!(matches!(session.source, Source::Replay(_)), "the replay goes on");
+}
+
 /// Its replay lacked records, so the client's book stays wrong after it has joined the live stream.
 #[test]
 fn records_behind_a_replay_with_a_hole_are_marked() {

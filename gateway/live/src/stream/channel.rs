@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -24,7 +25,7 @@ use super::{
     chunk::Chunk,
     derived::{self, Output},
     intervals::Intervals,
-    journals::{JournalRun, JournalSource, Journaled},
+    journals::{self, JournalReader, JournalRun, JournalSource, Journaled},
     place::{LogPlace, PartName},
 };
 use crate::{control, schema::Schemas};
@@ -61,11 +62,17 @@ pub(crate) struct ChannelStream {
     next_entry: u64,
     /// First sequence of the session that no entry has covered so far.
     next_sequence: u64,
-    source: ChannelSource,
+    id: ChannelId,
+    /// Set when the reader's owner ends.
+    stop: Arc<AtomicBool>,
     /// Name of the part that is read next: behind all that was read.
     place: Option<PartName>,
+    /// How far the journals were read, while nothing is read out of them.
+    journals: Option<Box<JournalReader>>,
     /// What the log no longer has, while it is read out of the journals.
     run: Option<JournalRun>,
+    /// Whether a journal has gone before it was read.
+    has_lost_journal: bool,
     /// Whether the log's beginning, or what the journals have in front of it, was reached.
     has_begun: bool,
     /// Runs that ended too early in a row: the journal may be behind the log for a moment.
@@ -81,6 +88,8 @@ struct ChannelState {
     intervals: Intervals,
     /// The mbo records of the message in progress.
     message: Vec<Mbo>,
+    /// Whether nothing of that message follows.
+    is_message_whole: bool,
     /// Sequence of that message.
     sequence: u64,
     /// Whether the books may lack orders: the records begin after their session did, or have a hole.
@@ -164,11 +173,14 @@ enum Basis {
 }
 
 impl ChannelStream {
-    /// Begins at the oldest entry of the log.
+    /// Begins at the oldest entry of the log. Once `stop` is set, the stream may end early.
     ///
     /// # Errors
     /// When the log cannot be read.
-    pub(crate) fn open(source: &ChannelSource) -> Result<Self, LogError> {
+    pub(crate) fn open(source: &ChannelSource, stop: &Arc<AtomicBool>) -> Result<Self, LogError> {
+        let channel = (source.id, source.feed, source.schemas);
+        let journals = source.journals.clone();
+        let journals = journals.map(|journals| Box::new(JournalReader::new(journals, channel, Arc::clone(stop))));
         Ok(Self {
             reader: Reader::open(&source.log_directory, source.id.0)?,
             edge: ConsumerEdge::new(TsRecvMode::Capture),
@@ -183,6 +195,7 @@ impl ChannelStream {
                 },
                 intervals: Intervals::default(),
                 message: Vec::new(),
+                is_message_whole: false,
                 sequence: 0,
                 is_incomplete: false,
                 has_hole: false,
@@ -195,9 +208,12 @@ impl ChannelStream {
             has_ended: false,
             next_entry: 0,
             next_sequence: FIRST_SEQUENCE,
-            source: source.clone(),
+            id: source.id,
+            stop: Arc::clone(stop),
             place: None,
+            journals,
             run: None,
+            has_lost_journal: false,
             has_begun: false,
             short_runs: 0,
             is_behind_hole: false,
@@ -220,13 +236,23 @@ impl ChannelStream {
                 self.run = self.find_run(until);
             }
             let Some(run) = &mut self.run else { break };
-            if let Some(time) = run.peek() {
-                return Some(time);
+            let time = run.peek();
+            self.has_lost_journal |= run.take_lost_journal();
+            if time.is_some() {
+                return time;
+            }
+            if run.is_stopped() {
+                return None;
             }
             self.end_run(until);
         }
         let (number, ts_commit) = self.reader.peek().map(|entry| (entry.number, entry.ts_commit))?;
         until.is_none_or(|until| number < until.entry).then_some(ts_commit)
+    }
+
+    /// Whether a journal has gone before it was read, since the last call.
+    pub(crate) fn take_lost_journal(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost_journal)
     }
 
     /// From now on a journal that ends too early is not waited for.
@@ -236,7 +262,7 @@ impl ChannelStream {
 
     /// What the log no longer has in front of its next entry, in the journals.
     fn find_run(&mut self, until: Option<&LogPlace>) -> Option<JournalRun> {
-        let journals = self.source.journals.as_ref()?;
+        self.journals.as_ref()?;
         let entry = self.reader.peek()?;
         if self.has_begun && entry.number <= self.next_entry {
             return None;
@@ -244,31 +270,39 @@ impl ChannelStream {
         let (number, of_entry) = (entry.number, first_part(&entry)?);
         // The session gets what lies behind `until` from the ring.
         let to = until.and_then(|until| until.part).map_or(of_entry, |until| until.min(of_entry));
-        let channel = (self.source.id, self.source.feed, self.source.schemas);
-        let run = JournalRun::open(journals, channel, self.place, to);
-        if run.is_none() {
-            if self.has_begun {
-                (self.is_behind_hole, self.next_entry) = (true, number);
+        match self.journals.take()?.begin(self.place, to) {
+            Ok(run) => Some(run),
+            Err(journals) => {
+                self.journals = Some(journals);
+                if self.has_begun {
+                    (self.is_behind_hole, self.next_entry) = (true, number);
+                }
+                self.has_begun = true;
+                None
             }
-            self.has_begun = true;
         }
-        run
     }
 
     /// The journals have no more in front of the log: the stream goes on there.
     fn end_run(&mut self, until: Option<&LogPlace>) {
         let Some(run) = self.run.take() else { return };
-        let is_complete = run.is_complete();
+        let (is_complete, to, ts_recv_last) = (run.is_complete(), run.to(), run.ts_recv_last());
         self.short_runs = if is_complete || run.is_damaged() { 0 } else { self.short_runs + 1 };
-        if (1..SHORT_RUNS_MAX).contains(&self.short_runs) {
+        let is_over = !(1..SHORT_RUNS_MAX).contains(&self.short_runs);
+        if is_over && !is_complete {
+            let message = self.session.and_then(Session::from_bytes);
+            let behind =
+                message.map(|session| PartName { session, sequence: self.state.sequence.saturating_add(1), part: 0 });
+            self.state.is_message_whole = behind.is_some_and(|behind| run.is_whole_through(behind));
+        }
+        self.journals = Some(run.into_reader());
+        if !is_over {
             // The journal writes in batches, and the log may have lost what it is about to write.
-            std::thread::sleep(JOURNAL_INTERVAL);
+            journals::wait(&self.stop, JOURNAL_INTERVAL);
             return;
         }
         (self.short_runs, self.has_begun) = (0, true);
-        let ts_recv_last = run.ts_recv_last().max(self.edge.ts_recv_last());
-        self.edge = ConsumerEdge::behind(TsRecvMode::Capture, ts_recv_last);
-        let to = run.to();
+        self.edge = ConsumerEdge::behind(TsRecvMode::Capture, ts_recv_last.max(self.edge.ts_recv_last()));
         let entry = self.reader.peek().map(|entry| (entry.number, first_part(&entry)));
         self.next_entry = match (entry, until) {
             (Some((number, Some(of_entry))), _) if of_entry == to => number,
@@ -282,11 +316,14 @@ impl ChannelStream {
                 self.next_sequence = self.next_sequence.max(to.sequence);
             }
         } else {
-            tracing::warn!(
-                channel_id = self.source.id.0,
-                "live: neither the log nor the journals have some records: a hole"
-            );
+            tracing::warn!(channel_id = self.id.0, "live: neither the log nor the journals have some records: a hole");
         }
+    }
+
+    /// Items of journals read so far, and how often a journal was opened at its beginning.
+    #[cfg(test)]
+    pub(crate) fn journal_counts(&self) -> (u64, u64) {
+        self.journals.as_ref().map_or((0, 0), |journals| (journals.step_count(), journals.begun_count()))
     }
 
     /// Whether the venue has ended the session of the last entry.
@@ -361,13 +398,13 @@ impl ChannelStream {
             self.state.begin(self.session, entry.session, entry.first, &mut output);
             self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
             if is_behind_hole && self.session.is_some() && entry.first > FIRST_SEQUENCE {
-                self.state.note_hole();
+                self.state.note_hole(&mut output);
             }
             self.session = Some(entry.session);
             self.has_ended = false;
             self.next_sequence = entry.next;
         } else if has_hole {
-            self.state.note_hole();
+            self.state.note_hole(&mut output);
         }
         self.next_sequence = self.next_sequence.max(entry.next);
         let session = Session::from_bytes(entry.session);
@@ -411,20 +448,22 @@ impl ChannelStream {
         let Some(item) = run.take() else { return false };
         let mut output = StreamOutput { wanted, derived: wanted.without(self.native), chunk };
         let name = match &item {
-            Journaled::Record(name, _) | Journaled::Hole(name) => *name,
+            Journaled::Record(name, _) | Journaled::Hole { behind: name, .. } => *name,
             Journaled::End(session) => PartName { session: *session, sequence: u64::MAX, part: 0 },
         };
         let session = name.session.to_bytes();
         if self.session != Some(session) {
             // A journal declares what it lacks of a session's beginning.
-            let first = if matches!(item, Journaled::Hole(_)) { name.sequence } else { FIRST_SEQUENCE };
+            let first = if matches!(item, Journaled::Hole { .. }) { name.sequence } else { FIRST_SEQUENCE };
             self.state.flush(&mut output);
             self.state.begin(self.session, session, first, &mut output);
             self.began_incomplete |= self.session.is_none() && first > FIRST_SEQUENCE;
             (self.session, self.has_ended) = (Some(session), false);
             self.next_sequence = FIRST_SEQUENCE;
-        } else if matches!(item, Journaled::Hole(_)) {
-            self.state.note_hole();
+        } else if let Journaled::Hole { whole_through, .. } = item {
+            let behind = PartName { sequence: self.state.sequence.saturating_add(1), part: 0, ..name };
+            self.state.is_message_whole = whole_through >= Some(behind);
+            self.state.note_hole(&mut output);
         }
         match item {
             Journaled::Record(name, bytes) => {
@@ -442,7 +481,7 @@ impl ChannelStream {
                 self.next_sequence = self.next_sequence.max(name.sequence);
                 self.place = Some(PartName { part: name.part.saturating_add(1), ..name });
             }
-            Journaled::Hole(behind) => {
+            Journaled::Hole { behind, .. } => {
                 self.next_sequence = self.next_sequence.max(behind.sequence);
                 self.place = Some(behind);
             }
@@ -490,8 +529,12 @@ impl ChannelState {
         (self.is_incomplete, self.has_hole) = (first > FIRST_SEQUENCE, false);
     }
 
-    /// Messages are missing between those that were read. The rest of a message in progress is part of the hole.
-    fn note_hole(&mut self) {
+    /// Messages are missing between those that were read. The rest of a message in progress is part of the hole, unless the message is
+    /// whole.
+    fn note_hole(&mut self, output: &mut StreamOutput<'_>) {
+        if std::mem::take(&mut self.is_message_whole) {
+            self.flush(output);
+        }
         self.message.clear();
         (self.is_incomplete, self.has_hole) = (true, true);
     }
@@ -502,6 +545,7 @@ impl ChannelState {
             self.flush(output);
             self.sequence = sequence;
         }
+        self.is_message_whole = false;
     }
 
     /// The records of the message are complete: derives what follows from them.
@@ -732,12 +776,18 @@ pub(crate) mod tests {
 
         /// An entry with one message of one record.
         fn add(&mut self, session: SessionBytes, sequence: u64, record: &[u8]) {
+            self.add_part(session, sequence, FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART), record);
+        }
+
+        /// An entry with one part of a message, of one record.
+        fn add_part(&mut self, session: SessionBytes, sequence: u64, flags: FrameFlags, record: &[u8]) {
             let mut meta = FrameMeta::message(Sequence(sequence), UnixNs(sequence), 0);
-            meta.flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+            meta.flags = flags;
             self.writer.begin(session, sequence);
             assert!(self.writer.append(meta.header(1, record).as_bytes()));
             assert!(self.writer.append(record));
-            let _ = self.writer.commit(sequence + 1, 1, 0, sequence).unwrap();
+            let next = sequence + u64::from(flags.contains(FrameFlags::LAST_PART));
+            let _ = self.writer.commit(next, 1, 0, sequence).unwrap();
         }
 
         /// An entry with one message, which adds an order.
@@ -747,17 +797,25 @@ pub(crate) mod tests {
 
         /// The same, of that session.
         pub(crate) fn add_order_of(&mut self, session: SessionBytes, sequence: u64) {
-            let order = MboMsg {
-                hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, sequence),
-                order_id: sequence,
-                price: 1_000_000_000,
-                size: 1,
-                flags: FlagSet::new(dbn::flags::LAST),
-                action: c_char_of(b'A'),
-                side: c_char_of(b'B'),
-                ..MboMsg::default()
-            };
-            self.add(session, sequence, order.as_ref());
+            self.add(session, sequence, order(sequence).as_ref());
+        }
+
+        /// An entry with the first part of a message, which adds an order.
+        pub(crate) fn add_first_part_of(&mut self, session: SessionBytes, sequence: u64) {
+            self.add_part(session, sequence, FrameFlags::FIRST_PART, order(sequence).as_ref());
+        }
+    }
+
+    fn order(sequence: u64) -> MboMsg {
+        MboMsg {
+            hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, sequence),
+            order_id: sequence,
+            price: 1_000_000_000,
+            size: 1,
+            flags: FlagSet::new(dbn::flags::LAST),
+            action: c_char_of(b'A'),
+            side: c_char_of(b'B'),
+            ..MboMsg::default()
         }
     }
 
@@ -781,7 +839,7 @@ pub(crate) mod tests {
     }
 
     fn read_all(log: &TestLog, wanted: Schemas) -> Chunk {
-        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut stream = ChannelStream::open(&log.source, &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
         while read(&mut stream, wanted, &mut chunk) {}
         chunk
@@ -843,7 +901,7 @@ pub(crate) mod tests {
         for sequence in [1, 2, 4, 5] {
             log.add_order(sequence);
         }
-        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut stream = ChannelStream::open(&log.source, &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
         while read(&mut stream, Schemas::MBP_1, &mut chunk) {}
         let at = core::mem::offset_of!(Mbp1Msg, flags);
@@ -860,7 +918,7 @@ pub(crate) mod tests {
         for sequence in [3, 4, 6, 7] {
             log.add_order(sequence);
         }
-        let mut stream = ChannelStream::open(&log.source).unwrap();
+        let mut stream = ChannelStream::open(&log.source, &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
         while read(&mut stream, Schemas::MBO, &mut chunk) {}
         let at = core::mem::offset_of!(MboMsg, flags);

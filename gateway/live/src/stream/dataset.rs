@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{
-            AtomicU16,
+            AtomicBool, AtomicU16,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -37,24 +37,80 @@ pub(crate) struct Dataset {
     pub(crate) is_abandoned: watch::Sender<bool>,
     pub(crate) replays: ReplayPlaces,
     pub(crate) oldest_event: OldestEvent,
+    /// Set when the server stops: reads of files end.
+    pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// The event time before which a log lacks records. Finding it takes a read of the log, which many requests share.
+/// The event time before which a log lacks records. Finding it takes a read of files, which many requests share.
 #[derive(Debug, Default)]
-pub(crate) struct OldestEvent(Mutex<Option<(Instant, Option<u64>)>>);
+pub(crate) struct OldestEvent(Mutex<OldestEventState>);
+
+#[derive(Debug, Default)]
+struct OldestEventState {
+    known: Option<(Instant, Option<u64>)>,
+    /// Sessions that wait for the read in progress.
+    waiting: Vec<oneshot::Sender<Option<u64>>>,
+    is_reading: bool,
+}
 
 impl OldestEvent {
-    /// What was found last, or what `find` returns.
-    pub(crate) fn get(&self, find: impl FnOnce() -> Option<u64>) -> Option<u64> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, oldest)) = *known
+    /// Asks for what was found last, or for what `find` returns. `find` runs on a thread for blocking work, one at a time for each dataset.
+    /// The answer fails if `find` does.
+    pub(crate) fn ask(
+        dataset: &Arc<Dataset>,
+        find: impl FnOnce(&Dataset) -> Option<u64> + Send + 'static,
+    ) -> oneshot::Receiver<Option<u64>> {
+        let (reply, receiver) = oneshot::channel();
+        let mut state = dataset.oldest_event.lock();
+        if let Some((at, oldest)) = state.known
             && at.elapsed() < OLDEST_EVENT_AGE_MAX
         {
-            return oldest;
+            // The receiver is here.
+            let _ = reply.send(oldest);
+            return receiver;
         }
-        let oldest = find();
-        *known = Some((Instant::now(), oldest));
-        oldest
+        state.waiting.push(reply);
+        if !std::mem::replace(&mut state.is_reading, true) {
+            let dataset = Arc::clone(dataset);
+            tokio::task::spawn_blocking(move || {
+                let answers = Answers(&dataset.oldest_event);
+                let oldest = find(&dataset);
+                answers.give(oldest);
+            });
+        }
+        receiver
+    }
+
+    /// The next request reads again.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        self.lock().known = None;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, OldestEventState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The answers to those that wait. Dropped without an answer, the next request reads again.
+struct Answers<'a>(&'a OldestEvent);
+
+impl Answers<'_> {
+    fn give(self, oldest: Option<u64>) {
+        let mut state = self.0.lock();
+        state.known = Some((Instant::now(), oldest));
+        for reply in std::mem::take(&mut state.waiting) {
+            // A session that has ended needs no answer.
+            let _ = reply.send(oldest);
+        }
+    }
+}
+
+impl Drop for Answers<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.waiting.clear();
+        state.is_reading = false;
     }
 }
 
@@ -103,6 +159,7 @@ impl Dataset {
             produced: AtomicU16::new(0),
             replays: ReplayPlaces::new(replays_max),
             oldest_event: OldestEvent::default(),
+            stop: Arc::default(),
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
             is_abandoned: watch::Sender::new(false),
@@ -208,6 +265,32 @@ const SNAPSHOTS_WAITING_MAX: usize = 1_024;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A disk that does not answer must not hold up the sessions of other clients, which the worker serves too.
+    #[tokio::test]
+    async fn a_question_for_the_oldest_event_holds_up_no_worker_and_is_shared() {
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", Vec::new(), 0, 1));
+        let (release, released) = std::sync::mpsc::channel();
+        let slow = move |_: &Dataset| {
+            released.recv().unwrap();
+            Some(7)
+        };
+        let mut first = OldestEvent::ask(&dataset, slow);
+        let second = OldestEvent::ask(&dataset, |_| panic!("the read in progress answers"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(first.try_recv().is_err(), "the read takes its time");
+        release.send(()).unwrap();
+        assert_eq!((first.await, second.await), (Ok(Some(7)), Ok(Some(7))));
+        let known = OldestEvent::ask(&dataset, |_| panic!("the answer is fresh"));
+        assert_eq!(known.await, Ok(Some(7)));
+    }
+
+    #[tokio::test]
+    async fn a_read_for_the_oldest_event_that_fails_is_repeated() {
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", Vec::new(), 0, 1));
+        assert!(OldestEvent::ask(&dataset, |_| panic!("a fault, on purpose")).await.is_err());
+        assert_eq!(OldestEvent::ask(&dataset, |_| Some(8)).await, Ok(Some(8)));
+    }
 
     #[test]
     fn a_symbol_and_an_id_can_change_their_partner() {

@@ -1,10 +1,7 @@
 //! The thread that reads the logs of a dataset for all sessions.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -22,25 +19,29 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// How long the feeder waits before it tries again to open a log.
 const OPEN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Starts the thread. It ends when `stop` is set.
+/// Starts the thread. It ends when [`Dataset::stop`] is set.
 ///
 /// # Errors
 /// When the system has no thread left.
-pub(crate) fn start(dataset: Arc<Dataset>, stop: Arc<AtomicBool>) -> std::io::Result<JoinHandle<()>> {
+pub(crate) fn start(dataset: Arc<Dataset>) -> std::io::Result<JoinHandle<()>> {
     let name = format!("feed {}", dataset.name);
-    thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset, &stop))
+    thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset))
 }
 
-fn run(dataset: &Dataset, stop: &AtomicBool) {
-    let Some(mut reader) = open(dataset, stop) else { return };
+fn run(dataset: &Dataset) {
+    let Some(mut reader) = open(dataset) else { return };
     let mut writer = WriterWatch::default();
-    while !stop.load(Relaxed) {
+    while !dataset.stop.load(Relaxed) {
         let mut chunk = Chunk::default();
         let wanted = dataset.native().with(dataset.demanded());
         dataset.set_produced(wanted);
         let entries = reader.read(wanted, None, &mut chunk);
         let is_behind = chunk.is_full() || entries >= ENTRIES_MAX;
         append(dataset, &reader, chunk);
+        if dataset.stop.load(Relaxed) {
+            // A read that was stopped is not at the end of the logs.
+            return;
+        }
         // One at a time: a copy of all orders takes a while, and the sessions' records wait for it.
         if let Some(request) = dataset.take_snapshot_request() {
             answer(dataset, &reader, request);
@@ -56,10 +57,10 @@ fn run(dataset: &Dataset, stop: &AtomicBool) {
 }
 
 /// Opens the logs, and waits for a gateway that has not made them yet.
-fn open(dataset: &Dataset, stop: &AtomicBool) -> Option<DatasetReader> {
+fn open(dataset: &Dataset) -> Option<DatasetReader> {
     let mut is_logged = false;
-    while !stop.load(Relaxed) {
-        match DatasetReader::open(&dataset.sources) {
+    while !dataset.stop.load(Relaxed) {
+        match DatasetReader::open(&dataset.sources, &dataset.stop) {
             Ok(reader) => return Some(reader),
             Err(error) if !is_logged => {
                 tracing::warn!(dataset = dataset.name, %error, "live: cannot read the publication log yet, trying again");

@@ -1,6 +1,9 @@
 //! The channels of one dataset as one stream: each channel in its order, channels by commit time.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use mdgw_publog::LogError;
 
@@ -21,12 +24,13 @@ pub(crate) struct DatasetReader {
 }
 
 impl DatasetReader {
-    /// Begins at the oldest entry of each log.
+    /// Begins at the oldest entry of each log. Once `stop` is set, the reader may end early.
     ///
     /// # Errors
     /// When a log cannot be read.
-    pub(crate) fn open(sources: &[ChannelSource]) -> Result<Self, LogError> {
-        let mut channels = sources.iter().map(ChannelStream::open).collect::<Result<Vec<_>, _>>()?;
+    pub(crate) fn open(sources: &[ChannelSource], stop: &Arc<AtomicBool>) -> Result<Self, LogError> {
+        let channels = sources.iter().map(|source| ChannelStream::open(source, stop));
+        let mut channels = channels.collect::<Result<Vec<_>, _>>()?;
         if channels.len() > 1 {
             channels.iter_mut().for_each(ChannelStream::share_intervals);
         }
@@ -36,6 +40,11 @@ impl DatasetReader {
     /// From now on no channel opens a journal again that ends in front of the log.
     pub(crate) fn skip_journal_retries(&mut self) {
         self.channels.iter_mut().for_each(ChannelStream::skip_journal_retries);
+    }
+
+    /// Whether a journal has gone before it was read, since the last call.
+    pub(crate) fn take_lost_journal(&mut self) -> bool {
+        self.channels.iter_mut().fold(false, |has_lost, channel| channel.take_lost_journal() | has_lost)
     }
 
     /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.
@@ -117,7 +126,7 @@ mod tests {
         {
             logs[log].add_trade(sequence, ts_event);
         }
-        let mut reader = DatasetReader::open(&logs.each_ref().map(|log| log.source.clone())).unwrap();
+        let mut reader = DatasetReader::open(&logs.each_ref().map(|log| log.source.clone()), &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
         assert_eq!(reader.read(Schemas::OHLCV_1S, None, &mut chunk), 5);
         let records: Vec<_> =

@@ -11,13 +11,16 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::mpsc::{self, error::SendTimeoutError},
+    sync::{
+        mpsc::{self, error::SendTimeoutError},
+        oneshot,
+    },
 };
 
 use super::{
     channel::{ChannelSource, ChannelStream},
     chunk::Chunk,
-    dataset::Dataset,
+    dataset::{Dataset, OldestEvent},
     place::LogPlace,
     reader::DatasetReader,
     ring::RingPosition,
@@ -34,6 +37,8 @@ pub(crate) enum ReplayItem {
         /// Whether every channel has passed the session's start.
         is_past_start: bool,
     },
+    /// A journal was removed before the replay came to it: records are missing.
+    LostJournal,
     /// The replay has caught up: the session goes on at this position of the ring.
     Joined {
         /// Where the session goes on.
@@ -50,6 +55,17 @@ pub(crate) struct Replay {
     /// needed the replay's place.
     pub(crate) items: mpsc::Receiver<ReplayItem>,
     state: Arc<ReplayState>,
+    _stop: StopOnDrop,
+}
+
+/// Lets the replay's thread end, also while it reads journals without an item for the session.
+#[derive(Debug)]
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// What a replay and its session tell each other.
@@ -59,19 +75,26 @@ struct ReplayState {
     wanted: AtomicU16,
     /// Whether the session took nothing while others waited for a replay.
     is_displaced: AtomicBool,
+    /// Whether the session has left.
+    stop: Arc<AtomicBool>,
 }
 
 impl ReplayState {
     fn new(schemas: Schemas) -> Self {
-        Self { wanted: AtomicU16::new(schemas.0), is_displaced: AtomicBool::new(false) }
+        Self { wanted: AtomicU16::new(schemas.0), is_displaced: AtomicBool::new(false), stop: Arc::default() }
     }
 }
 
 impl Replay {
+    fn new(items: mpsc::Receiver<ReplayItem>, state: Arc<ReplayState>) -> Self {
+        let stop = StopOnDrop(Arc::clone(&state.stop));
+        Self { items, state, _stop: stop }
+    }
+
     /// A replay of which somebody else makes the items.
     #[cfg(test)]
     pub(crate) fn of(items: mpsc::Receiver<ReplayItem>) -> Self {
-        Self { items, state: Arc::new(ReplayState::new(Schemas::default())) }
+        Self::new(items, Arc::new(ReplayState::new(Schemas::default())))
     }
 
     /// Whether the replay ended since its session took nothing while others waited for a replay.
@@ -96,7 +119,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {
     let (sender, items) = mpsc::channel(CHUNKS_MAX);
     let state = Arc::new(ReplayState::new(schemas));
-    let replay = Replay { items, state: Arc::clone(&state) };
+    let replay = Replay::new(items, Arc::clone(&state));
     let dataset = Arc::clone(dataset);
     tokio::spawn(async move {
         let place = tokio::select! {
@@ -135,9 +158,9 @@ async fn hand_over(
 fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
     let wanted = || Schemas(state.wanted.load(Relaxed));
     let hand_over = |item| Handle::current().block_on(hand_over(dataset, state, sender, item));
-    let Ok(mut reader) = DatasetReader::open(&dataset.sources) else { return };
+    let Ok(mut reader) = DatasetReader::open(&dataset.sources, &state.stop) else { return };
     let mut is_past_start = false;
-    while !sender.is_closed() {
+    while !sender.is_closed() && !state.stop.load(Relaxed) {
         // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
         let schemas = wanted();
         let is_produced = dataset.is_produced(schemas);
@@ -153,7 +176,11 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
             is_past_start |= has_reached(&reader.next_places(), &live_from.first_places);
             let until = if is_past_start { &target.first_places } else { &live_from.first_places };
             let entries = reader.read(wanted(), Some(until), &mut chunk);
-            if sender.is_closed() || (!chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start })) {
+            let has_left = sender.is_closed() || state.stop.load(Relaxed);
+            if has_left || (reader.take_lost_journal() && !hand_over(ReplayItem::LostJournal)) {
+                return;
+            }
+            if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start }) {
                 return;
             }
             if entries == 0 {
@@ -181,19 +208,18 @@ fn has_reached(places: &[LogPlace], target: &[LogPlace]) -> bool {
     places.iter().zip(target).all(|(place, target)| place.entry >= target.entry)
 }
 
-/// Whether a replay from this event time would lack records: the session's beginning is gone from a log, and the oldest
-/// record there is later.
-pub(crate) fn is_aged_out(dataset: &Dataset, start: u64) -> bool {
-    let oldest = dataset
-        .oldest_event
-        .get(|| dataset.sources.iter().filter_map(|source| oldest_event(source, dataset.native())).max());
-    oldest.is_some_and(|oldest| start < oldest)
+/// Asks for the event time before which a replay would lack records: the session's beginning is gone from a log, and the oldest record
+/// there is of that time. The files are read on a thread of their own.
+pub(crate) fn ask_oldest_event(dataset: &Arc<Dataset>) -> oneshot::Receiver<Option<u64>> {
+    OldestEvent::ask(dataset, |dataset| {
+        dataset.sources.iter().filter_map(|source| oldest_event(source, dataset.native(), &dataset.stop)).max()
+    })
 }
 
 /// Event time of the oldest record of a log that has lost its session's beginning.
-fn oldest_event(source: &ChannelSource, schemas: Schemas) -> Option<u64> {
-    let mut reader = DatasetReader::open(std::slice::from_ref(source)).ok()?;
-    // Other sessions are served on this thread.
+fn oldest_event(source: &ChannelSource, schemas: Schemas, stop: &Arc<AtomicBool>) -> Option<u64> {
+    let mut reader = DatasetReader::open(std::slice::from_ref(source), stop).ok()?;
+    // Clients wait for the answer.
     reader.skip_journal_retries();
     let mut chunk = Chunk::default();
     reader.read(schemas, None, &mut chunk);
@@ -213,7 +239,7 @@ mod tests {
         let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 1 << 20, 1);
         let place = dataset.replays.take().await;
         let (sender, items) = mpsc::channel(1);
-        let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::MBO)) };
+        let replay = Replay::new(items, Arc::new(ReplayState::new(Schemas::MBO)));
         let item = || ReplayItem::Joined { position: dataset.ring.end(), has_hole: false };
         assert!(hand_over(&dataset, &replay.state, &sender, item()).await);
         let mut second = Box::pin(hand_over(&dataset, &replay.state, &sender, item()));
@@ -231,13 +257,13 @@ mod tests {
         let mut log = TestLog::new(&directory);
         let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
         (1..4).for_each(|sequence| log.add_order(sequence));
-        let mut feeder = DatasetReader::open(&dataset.sources).unwrap();
+        let mut feeder = DatasetReader::open(&dataset.sources, &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
         feeder.read(Schemas::MBO.with(Schemas::STATUS), None, &mut chunk);
         dataset.set_produced(Schemas::MBO.with(Schemas::STATUS));
         dataset.ring.push(chunk, feeder.next_places());
         let (sender, items) = mpsc::channel(8);
-        let replay = Replay { items, state: Arc::new(ReplayState::new(Schemas::STATUS)) };
+        let replay = Replay::new(items, Arc::new(ReplayState::new(Schemas::STATUS)));
         replay.add(Schemas::MBO);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _entered = runtime.enter();
@@ -248,6 +274,26 @@ mod tests {
         assert!(matches!(items.try_recv(), Ok(ReplayItem::Joined { has_hole: false, .. })));
     }
 
+    /// Its receiver may not be dropped yet: a session that is being closed sends its last bytes.
+    #[test]
+    fn a_replay_whose_session_has_left_hands_over_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        dataset.set_produced(Schemas::MBO);
+        (1..4).for_each(|sequence| log.add_order(sequence));
+        let (sender, items) = mpsc::channel(8);
+        let replay = Replay::new(items, Arc::new(ReplayState::new(Schemas::MBO)));
+        let Replay { mut items, state, _stop: stop } = replay;
+        drop(stop);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        let target = RingPosition { chunk: 0, first_places: vec![LogPlace { entry: 4, part: None }], is_ended: false };
+        dataset.ring.pass_places(&target.first_places);
+        run(&dataset, &state, &target, &sender);
+        assert!(items.try_recv().is_err());
+    }
+
     /// Subscriptions without a replay begin with the session, so no chunk has records of both sides of the session's start, however
     /// much room it has.
     #[test]
@@ -255,7 +301,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut log = TestLog::new(&directory);
         let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
-        let mut feeder = DatasetReader::open(&dataset.sources).unwrap();
+        let mut feeder = DatasetReader::open(&dataset.sources, &Arc::default()).unwrap();
         dataset.set_produced(Schemas::MBO);
         let mut read_orders = |sequences: std::ops::Range<u64>| {
             let mut chunk = Chunk::default();
