@@ -168,7 +168,7 @@ impl JournalId {
         Self { name, folder: folder.to_owned() }
     }
 
-    /// Its trading date.
+    /// The trading date of its records.
     #[must_use]
     pub fn date(&self) -> TradingDate {
         self.name.date
