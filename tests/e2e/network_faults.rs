@@ -107,7 +107,7 @@ fn an_overrun_pair_loses_nothing_and_keeps_its_leader() {
     panic!("leadership moved in each of three runs; the last: {unexpected}");
 }
 
-/// What the kernel refuses was never published, so nothing is owed an acknowledgement.
+/// What the kernel refuses was never published, so the peer has nothing to acknowledge.
 #[test]
 fn a_leader_whose_kernel_sends_nothing_hands_over() {
     let test = "a_leader_whose_kernel_sends_nothing_hands_over";

@@ -41,8 +41,8 @@ struct AckSetup {
     reports_furthest: bool,
     /// The furthest position under the highest epoch, not under all epochs.
     separates_epochs: bool,
-    /// Entries that wait while no packet is sent count.
-    counts_unsent: bool,
+    /// How long the kernel has refused all packets counts.
+    counts_refusals: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl AckSetup {
             counts_published_only: true,
             reports_furthest: true,
             separates_epochs: true,
-            counts_unsent: true,
+            counts_refusals: true,
         }
     }
 }
@@ -105,7 +105,6 @@ struct Leader {
     raises: Option<(u64, Epoch)>,
     /// Everything before this sequence was published.
     published: u64,
-    packets_sent: u64,
     watch: FitnessWatch,
     /// The last report of the standby.
     peer_received: Option<StreamPosition>,
@@ -147,7 +146,7 @@ impl AckSimulation {
             last: None,
         };
         let watch = FitnessWatch::default();
-        let leader = Leader { epoch, raises: None, published: 1, packets_sent: 0, watch, peer_received: None };
+        let leader = Leader { epoch, raises: None, published: 1, watch, peer_received: None };
         let is_forger_fast = random.chance(0.3);
         Self {
             setup,
@@ -198,7 +197,7 @@ impl AckSimulation {
         let published = self.leader.published.saturating_sub(600).max(1);
         let (epoch, peer_received) = (Epoch::new(self.leader.epoch.count() + 1, 3), self.leader.peer_received);
         let watch = FitnessWatch::default();
-        self.leader = Leader { epoch, raises: None, published, packets_sent: 0, watch, peer_received };
+        self.leader = Leader { epoch, raises: None, published, watch, peer_received };
     }
 
     fn raise_epoch(&mut self) {
@@ -219,7 +218,6 @@ impl AckSimulation {
         if self.setup.cable == Cable::Refused && self.now_ms >= self.died_ms {
             return;
         }
-        self.leader.packets_sent += 1;
         if self.now_ms < self.died_ms && !self.random.chance(0.02) {
             let arrives_ms = self.now_ms + self.random.below(3);
             self.in_flight.push((arrives_ms, span(from, self.leader.published), self.leader.epoch));
@@ -292,8 +290,9 @@ impl AckSimulation {
 
     fn judge(&mut self) -> Option<AckViolation> {
         let now = self.now();
-        let Leader { watch, published, packets_sent, peer_received, .. } = &mut self.leader;
-        let (has_unsent, packets_sent) = (self.setup.counts_unsent && *published < self.venue_next, *packets_sent);
+        let Leader { watch, published, peer_received, .. } = &mut self.leader;
+        let is_refused = self.setup.cable == Cable::Refused && self.setup.counts_refusals;
+        let output_refused_ns = if is_refused { self.now_ms.saturating_sub(self.died_ms) * 1_000_000 } else { 0 };
         let published = StreamPosition::at(session(0), Sequence(*published));
         let peer_received = if self.setup.counts_published_only {
             *peer_received
@@ -301,7 +300,7 @@ impl AckSimulation {
             peer_received.map(|known| known.min(published))
         };
         let published = Some(published);
-        let channel = ChannelSample { published, peer_received, has_unsent, packets_sent, ..ChannelSample::default() };
+        let channel = ChannelSample { published, peer_received, output_refused_ns, ..ChannelSample::default() };
         let sample = FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() };
         let counts_as_dead = watch.update(&sample, now).output_not_received;
         let (at_ms, died_ms) = (self.now_ms, self.died_ms);
@@ -397,7 +396,7 @@ fn acknowledgements_of_a_former_leader_hide_a_dead_output() {
 }
 
 #[test]
-fn entries_that_wait_unseen_hide_an_output_that_sends_nothing() {
-    let setup = AckSetup { counts_unsent: false, ..AckSetup::all_of(Cable::Refused) };
-    assert_violation_found("the entries that wait", setup, hides_dead_output);
+fn refusals_that_do_not_count_hide_an_output_that_sends_nothing() {
+    let setup = AckSetup { counts_refusals: false, ..AckSetup::all_of(Cable::Refused) };
+    assert_violation_found("the refusals", setup, hides_dead_output);
 }

@@ -308,7 +308,8 @@ counter_block! {
         packets_sent: Counter, Packets, "packets published, on all output lines";
         sends_refused: Counter, None, "sends that the kernel cut short for lack of room; retried";
         sends_failed: Counter, None, "sends that failed otherwise: interface down, no route, forbidden; retried";
-        output_blocked_ns: Gauge, Nanoseconds, "longest time for which the kernel has refused all packets of an output line; 0: each line sends";
+        output_blocked_ns: Gauge, Nanoseconds, "longest time between the first and the last refusal of an output line without a packet sent between them";
+        output_refused_ns: Gauge, Nanoseconds, "time for which the kernel has refused all packets of every output line; 0: a line sends";
         blocked_output_lines_mask: Mask, None, "bit n: the kernel refuses the packets of output line n";
         output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
         silent_lines_mask: Mask, None, "bit n: line n is silent";
@@ -607,6 +608,7 @@ impl ChannelPipeline {
             sends_refused: sent.refused,
             sends_failed: sent.errors,
             output_blocked_ns: blocked_lines.blocked_ns,
+            output_refused_ns: blocked_lines.all_blocked_ns,
             blocked_output_lines_mask: blocked_lines.mask,
             output_overruns: sent.memory_overruns,
             silent_lines_mask,

@@ -210,8 +210,15 @@ impl JournalFile {
         let is_intact = |batch: &crate::names_file::Batch| {
             checksum(&data, header_bytes + batch.offset, batch.end - batch.offset).is_ok_and(|crc| crc == batch.crc)
         };
-        if let Some(torn) = state.batches.iter().find(|batch| !is_intact(batch)) {
+        if let Some(torn) = state.batches.iter().position(|batch| !is_intact(batch)) {
+            let (torn, later) = (state.batches[torn], state.batches.range(torn + 1..));
+            let is_followed = later.into_iter().any(is_intact);
             state = read(torn.entries_before)?;
+            if is_followed {
+                let offset = header_bytes + torn.offset;
+                let reason = format!("records behind byte {offset} were changed, and intact ones follow");
+                return Ok(Reopened::Damaged(state.state, reason));
+            }
         }
         let NamesFile { content, state, .. } = state;
         let written = Written {

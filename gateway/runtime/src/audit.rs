@@ -249,7 +249,8 @@ impl Writer {
                     self.backlog.pop_front();
                     shared.written.fetch_add(1, Ordering::Relaxed);
                     if std::mem::take(&mut self.is_failing) {
-                        tracing::info!(path = %self.file.path().display(), "the audit file is writable again");
+                        let (ends, path) = (Alarm::AuditFailing.name(), self.file.path().display());
+                        tracing::info!(ends, %path, "the audit file is writable again");
                     }
                 }
                 Err(error) => {

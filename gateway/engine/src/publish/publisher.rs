@@ -142,6 +142,8 @@ pub struct BlockedLines {
     pub mask: u64,
     /// Longest time from the first to the last refusal, ns, without a packet between them that the kernel took.
     pub blocked_ns: u64,
+    /// The shortest such time of all lines, ns; 0 if the kernel took the last packet of a line.
+    pub all_blocked_ns: u64,
 }
 
 /// Measures how fast the log grows.
@@ -344,13 +346,15 @@ impl Publisher {
     /// The output lines whose packets the kernel refuses.
     #[must_use]
     pub fn blocked_lines(&self) -> BlockedLines {
-        let mut blocked = BlockedLines::default();
+        let mut blocked = BlockedLines { all_blocked_ns: u64::MAX, ..BlockedLines::default() };
         for (index, line) in self.lines.iter().enumerate() {
-            if let Some(Refusals { since, last }) = line.refusals {
-                blocked.mask |= 1 << index;
-                blocked.blocked_ns = blocked.blocked_ns.max(last.since(since));
-            }
+            let line_ns = line.refusals.map_or(0, |Refusals { since, last }| last.since(since));
+            blocked.mask |= u64::from(line.refusals.is_some()) << index;
+            blocked.blocked_ns = blocked.blocked_ns.max(line_ns);
+            blocked.all_blocked_ns = blocked.all_blocked_ns.min(line_ns);
         }
+        // Without a line nothing is refused.
+        blocked.all_blocked_ns = blocked.all_blocked_ns.min(blocked.blocked_ns);
         blocked
     }
 
@@ -645,20 +649,23 @@ impl Publisher {
         let frames = state.as_ref().map_or(&[][..], |frame| frame);
         let header = headers.of_state(stream_state, frames);
         let tag = self.tags.as_ref().map(|tags| tags.of_packet(&header, frames));
-        let mut batch = buffers.begin();
-        for line in &self.lines {
-            // At most OUTPUT_LINES_MAX packets: there is room.
-            _ = batch.push(&header, frames, tag.as_ref(), line.output);
-        }
-        let SendResult { taken, at, .. } = send_batch(&batch, now, io, &self.config, &mut self.counts);
-        for (index, line) in self.lines.iter_mut().enumerate().take(taken + 1) {
-            if index < taken {
-                line.refusals = None;
-            } else {
+        let (mut at, mut lines) = (now, self.lines.as_mut_slice());
+        while !lines.is_empty() {
+            let mut batch = buffers.begin();
+            for line in &*lines {
+                // At most OUTPUT_LINES_MAX packets: there is room.
+                _ = batch.push(&header, frames, tag.as_ref(), line.output);
+            }
+            let result = send_batch(&batch, now, io, &self.config, &mut self.counts);
+            at = result.at;
+            self.counts.heartbeats += result.taken as u64;
+            lines.iter_mut().take(result.taken).for_each(|line| line.refusals = None);
+            // The hand-over ended at a line; the lines after it get another try without it.
+            if let Some(line) = lines.get_mut(result.taken) {
                 line.note_refused(at);
             }
+            lines = lines.get_mut(result.taken + 1..).unwrap_or_default();
         }
-        self.counts.heartbeats += taken as u64;
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
     }
 

@@ -35,10 +35,8 @@ pub struct ChannelSample {
     pub published: Option<StreamPosition>,
     /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
-    /// Whether entries of this gateway's log wait to be sent, while it leads.
-    pub has_unsent: bool,
-    /// Packets that this gateway has published so far, on all lines.
-    pub packets_sent: u64,
+    /// For how long the kernel has refused all packets of every output line of this gateway, ns, while it leads.
+    pub output_refused_ns: u64,
 }
 
 /// Evaluates samples in the order of time.
@@ -46,8 +44,6 @@ pub struct ChannelSample {
 pub struct FitnessWatch {
     /// For each channel that this gateway publishes, what the peer has acknowledged.
     acknowledgements: BTreeMap<ChannelId, Acknowledgement>,
-    /// For each channel with entries that wait to be sent: the packets sent so far, and since when there were no more.
-    unsent: BTreeMap<ChannelId, (u64, MonoNs)>,
     /// When the peer's channel was last seen in another state than without gaps. The peer starts without gaps.
     peer_gap_at: BTreeMap<ChannelId, MonoNs>,
     log_entries_lost: RecentGrowth,
@@ -90,10 +86,10 @@ impl FitnessWatch {
             u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
         let behind = sample.channels.iter().filter(|channel| self.is_behind_peer(channel, now)).count();
-        let not_received = sample.channels.iter().filter(|channel| {
-            let (is_unconfirmed, is_unsent) = (self.is_unconfirmed(channel, now), self.is_unsent(channel, now));
-            is_unconfirmed || is_unsent
-        });
+        // An interface is down, a filter forbids the packets: what was not published is owed no acknowledgement.
+        let is_refused = |channel: &ChannelSample| channel.output_refused_ns >= CONFIRM_NS_MAX;
+        let not_received =
+            sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now) || is_refused(channel));
         let not_received = not_received.count();
         Fitness {
             output_not_received: sample.receive_path_failed || not_received > 0 && sample.peer_receives_probe,
@@ -119,20 +115,6 @@ impl FitnessWatch {
     #[must_use]
     pub fn was_received(&self) -> bool {
         !self.acknowledgements.is_empty() && self.acknowledgements.values().all(|channel| channel.was_received)
-    }
-
-    /// Whether entries have waited for some time in which no line has sent a packet: an interface is down, a filter forbids the
-    /// packets. What was not published is owed no acknowledgement.
-    fn is_unsent(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
-        if !channel.has_unsent {
-            self.unsent.remove(&channel.channel);
-            return false;
-        }
-        let (sent, since) = self.unsent.entry(channel.channel).or_insert((channel.packets_sent, now));
-        if *sent != channel.packets_sent {
-            (*sent, *since) = (channel.packets_sent, now);
-        }
-        now.since(*since) >= CONFIRM_NS_MAX
     }
 
     /// Whether the peer should have acknowledged by now what this gateway published some time ago, and has not.
@@ -212,26 +194,20 @@ mod tests {
     }
 
     #[test]
-    fn output_that_no_line_sends_is_not_received() {
-        let mut watch = FitnessWatch::default();
-        let mut not_received = |has_unsent, packets_sent, at_ms| {
+    fn output_that_every_line_refuses_is_not_received() {
+        let not_received = |output_refused_ns, peer_receives_probe| {
             let channel = ChannelSample {
                 published: at(10),
                 peer_received: at(10),
-                has_unsent,
-                packets_sent,
+                output_refused_ns,
                 ..ChannelSample::default()
             };
-            watch.update(&sample(channel), MonoNs(at_ms * MS)).output_not_received
+            let sample = FitnessSample { peer_receives_probe, ..sample(channel) };
+            FitnessWatch::default().update(&sample, MonoNs(0)).output_not_received
         };
-        assert!(!not_received(true, 5, 0));
-        assert!(!not_received(true, 5, 199));
-        assert!(not_received(true, 5, 200), "nothing was sent for 200 ms");
-        assert!(!not_received(true, 6, 210), "one line sends");
-        assert!(!not_received(true, 6, 409));
-        assert!(!not_received(false, 6, 420), "nothing waits");
-        assert!(!not_received(true, 6, 619));
-        assert!(not_received(true, 6, 819));
+        assert!(!not_received(199 * MS, true));
+        assert!(not_received(200 * MS, true));
+        assert!(!not_received(200 * MS, false), "no peer could do better");
     }
 
     #[test]

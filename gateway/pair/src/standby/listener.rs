@@ -128,8 +128,8 @@ pub struct ChannelGauges {
     pub output_overruns: CounterReader,
     /// Entries published but not written to the log.
     pub log_entries_missing: CounterReader,
-    /// Packets published, on all output lines.
-    pub packets_sent: CounterReader,
+    /// For how long every output line has been refused, ns.
+    pub output_refused_ns: CounterReader,
 }
 
 /// The state of all channels, shared by the cold threads.
@@ -159,10 +159,9 @@ pub struct ChannelStatus {
     pub logged_through: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
-    /// Whether entries of the log wait to be sent, while this gateway leads.
-    pub has_unsent: bool,
-    /// Packets that this gateway has published, on all lines.
-    pub packets_sent: u64,
+    /// For how long this gateway's kernel has refused all packets of every output line, ns; 0: a line sends, or this gateway does not
+    /// lead.
+    pub output_refused_ns: u64,
     /// The receive watermark of the other gateway's output.
     pub received: ReceiveWatermark,
     /// How far a leader has reported, authenticated, to have published: what its kernel has accepted. It confirms received
@@ -782,14 +781,13 @@ impl Channel {
     /// Updates the channel's status in the table, and the receive watermark for the publisher.
     fn update_status(&mut self, now: MonoNs, status_table: &StatusTable) {
         self.tracker.on_timer(now);
-        let ChannelGauges { state, output_overruns, log_entries_missing, packets_sent } = &self.gauges;
+        let ChannelGauges { state, output_overruns, log_entries_missing, output_refused_ns } = &self.gauges;
         self.status_table.state =
             u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
         self.status_table.log_entries_lost = output_overruns.get() + log_entries_missing.get();
         self.status_table.logged_through = self.follower.logged_through();
         self.status_table.published = self.follower.published();
-        self.status_table.has_unsent = self.follower.has_unsent();
-        self.status_table.packets_sent = packets_sent.get();
+        self.status_table.output_refused_ns = output_refused_ns.get();
         self.status_table.followed_from = self.follower.from();
         let mut all = status_table.lock();
         let shared = all.entry(self.id).or_insert(self.status_table);

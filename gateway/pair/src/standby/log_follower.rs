@@ -75,11 +75,6 @@ impl LogFollower {
         self.published
     }
 
-    /// Whether entries of a leader's log wait to be sent.
-    pub(super) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
-    }
-
     fn read_entries(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
         for _ in 0..ENTRIES_PER_TURN {
             let Some(entry) = self.reader.next() else { return false };

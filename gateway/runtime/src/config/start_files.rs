@@ -61,7 +61,8 @@ impl StartFiles {
     }
 }
 
-/// Each file with the key that names it.
+/// Each file with the key that names it. Certificates are left out: they are renewed while a gateway runs, which must not keep it from
+/// a reload.
 fn paths(config: &Resolved) -> Vec<(String, &Path)> {
     let mut paths: Vec<(String, &Path)> = Vec::new();
     for output in &config.outputs {
@@ -80,13 +81,6 @@ fn paths(config: &Resolved) -> Vec<(String, &Path)> {
         Backend::Etcd(etcd) => {
             if let Some(login) = &etcd.access.login {
                 named.push(("etcd.password_file", &login.password_file));
-            }
-            if let Some(tls) = &etcd.tls {
-                named.push(("etcd.ca_file", &tls.ca_file));
-                if let Some((certificate, key)) = &tls.identity {
-                    named.push(("etcd.certificate_file", certificate));
-                    named.push(("etcd.key_file", key));
-                }
             }
         }
         Backend::ZooKeeper(zookeeper) => {
@@ -162,15 +156,13 @@ mod tests {
 
     #[cfg(all(feature = "etcd", feature = "zookeeper"))]
     #[test]
-    fn each_file_of_a_store_is_read_at_the_start() {
+    fn the_password_file_of_a_store_is_read_at_the_start_and_certificates_may_be_renewed() {
         let etcd = "[election]\nbackend = \"etcd\"\nname = \"gw1\"\n[election.etcd]\nendpoints = [\"a:1\"]\nuser = \"u\"\npassword_file = \"/p\"\n\
                     ca_file = \"/ca\"\ncertificate_file = \"/certificate\"\nkey_file = \"/key\"\n";
         let zookeeper = "[election]\nbackend = \"zookeeper\"\nname = \"gw1\"\n[election.zookeeper]\nendpoints = [\"a:1\"]\npath = \"/m\"\nuser = \"u\"\n\
                          password_file = \"/p\"\n";
         let shipped = include_str!("../../../../ops/config/loopback.toml");
-        for (election, expected) in
-            [(etcd, &["/p", "/ca", "/certificate", "/key"][..]), (zookeeper, &["/p"]), ("", &[])]
-        {
+        for (election, expected) in [(etcd, &["/p"][..]), (zookeeper, &["/p"]), ("", &[])] {
             let text = format!("{shipped}\n{election}");
             let config = Resolved::from_text(Path::new("x"), &text).unwrap_or_else(|error| panic!("{error}"));
             let named = paths(&config);

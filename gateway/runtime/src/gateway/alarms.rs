@@ -101,7 +101,7 @@ fn log_channel_changes(channel: &str, last: &PipelineCounters, now: &PipelineCou
         if now.silent_lines_mask >> line.0 & 1 == 1 {
             tracing::warn!(alarm = Alarm::LineSilent.name(), channel, %line, "no packet and no heartbeat within line_silence_ms");
         } else {
-            tracing::info!(channel, %line, "line receives packets again");
+            tracing::info!(ends = Alarm::LineSilent.name(), channel, %line, "line receives packets again");
         }
     }
     if let Some(more) = growth(last.output_overruns, now.output_overruns) {

@@ -151,7 +151,7 @@ impl ChannelBuilder<'_> {
             state: counters.reader(PipelineCounter::state),
             output_overruns: counters.reader(PipelineCounter::output_overruns),
             log_entries_missing: counters.reader(PipelineCounter::log_entries_missing),
-            packets_sent: counters.reader(PipelineCounter::packets_sent),
+            output_refused_ns: counters.reader(PipelineCounter::output_refused_ns),
         };
         let start_position = copied.as_ref().and_then(copied_position);
         let initial = copied.as_ref().filter(|_| self.serves_snapshots()).and_then(initial_state).map(Arc::new);

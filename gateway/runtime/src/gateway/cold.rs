@@ -336,7 +336,7 @@ impl MaintenanceTasks {
             }
         }
         if std::mem::replace(&mut self.is_state_failing, is_failing) && !is_failing {
-            tracing::info!("the state file is writable again");
+            tracing::info!(ends = Alarm::StateFileFailing.name(), "the state file is writable again");
         }
     }
 

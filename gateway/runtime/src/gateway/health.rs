@@ -218,7 +218,7 @@ impl GroupHealthMonitor {
                     group = group.0,
                     voter = %name,
                     node = node.0,
-                    ?silent_s,
+                    silent_s,
                     "voter does not answer"
                 );
             } else if self.silent_voters.remove(node).is_some() {
@@ -340,8 +340,7 @@ impl HealthInputs<'_> {
                 // after the other. That it does not acknowledge the output says nothing about this gateway.
                 published: own.published.filter(|_| self.pair.is_none() || !reports.is_empty()),
                 peer_received: reports.iter().filter_map(|report| report.last_received).max(),
-                has_unsent: own.has_unsent && !reports.is_empty(),
-                packets_sent: own.packets_sent,
+                output_refused_ns: if reports.is_empty() { 0 } else { own.output_refused_ns },
             };
             Some(ChannelObservation {
                 own,
@@ -357,13 +356,18 @@ impl HealthInputs<'_> {
         let peer_receives = |observation: &ChannelObservation| {
             self.peer_reports(observation.sample.channel, now).iter().any(|report| report.receives_probe)
         };
+        // The counter of a gateway that leads no more is an old one until its next turn.
+        let has_leadership = election.has_leadership();
+        let sample = |observation: &ChannelObservation| {
+            let output_refused_ns = if has_leadership { observation.sample.output_refused_ns } else { 0 };
+            ChannelSample { output_refused_ns, ..observation.sample }
+        };
         FitnessSample {
-            channels: channels.iter().map(|observation| observation.sample).collect(),
+            channels: channels.iter().map(sample).collect(),
             log_entries_lost: channels.iter().map(|observation| observation.own.log_entries_lost).sum(),
             stalls: election.long_stalls(),
             peer_receives_probe: self.is_linked() && channels.iter().any(peer_receives),
-            receive_path_failed: self.status_table.receive_path(now) == ReceivePath::Failed
-                && !election.has_leadership(),
+            receive_path_failed: self.status_table.receive_path(now) == ReceivePath::Failed && !has_leadership,
         }
     }
 
