@@ -204,7 +204,7 @@ impl DbnInput {
         fault.map_or(Ok(None), |fault| Err(DbnInputError { path, offset, is_compressed, fault }))
     }
 
-    /// Passes over records of at most that many bytes together. Returns their bytes: more than `bytes` if the last record ends behind
+    /// Skips records of at most that many bytes together. Returns their bytes: more than `bytes` if the last record ends behind
     /// them, and 0 at the end. A plain file is not read for a long distance. Otherwise the records are decoded, some at a time, so that
     /// a caller can stop in between.
     ///
@@ -340,7 +340,7 @@ const HEAD_BYTES: u64 = 8;
 const METADATA_BYTES_MAX: u64 = 1 << 29;
 const READ_BYTES: usize = 256 * 1024;
 /// Shortest distance for a seek: what is nearer is in the read buffers, or costs little more than filling them again. Also the most that is
-/// passed over by decoding at a time.
+/// skipped by decoding at a time.
 const SEEK_BYTES_MIN: u64 = 1 << 20;
 
 #[cfg(test)]

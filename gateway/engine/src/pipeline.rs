@@ -309,7 +309,7 @@ counter_block! {
         sends_refused: Counter, None, "sends that the kernel cut short for lack of room; retried";
         sends_failed: Counter, None, "sends that failed otherwise: interface down, no route, forbidden; retried";
         output_blocked_ns: Gauge, Nanoseconds, "longest time between the first and the last refusal of an output line without a packet sent between them";
-        output_refused_ns: Gauge, Nanoseconds, "time for which the kernel has refused all packets of every output line; 0: a line sends";
+        output_refused_ns: Gauge, Nanoseconds, "the same time of the line where it is shortest; 0: the kernel took the last packet of a line";
         blocked_output_lines_mask: Mask, None, "bit n: the kernel refuses the packets of output line n";
         output_overruns: Counter, None, "times an output line fell behind the log and skipped entries";
         silent_lines_mask: Mask, None, "bit n: line n is silent";

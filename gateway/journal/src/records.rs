@@ -116,7 +116,7 @@ impl JournalRecords {
         Self::open_files(path, names_path(path)?, JournalPlace::default())
     }
 
-    /// Opens a DBN file and its names file at a place. The records in front of it are passed over by the first steps.
+    /// Opens a DBN file and its names file at a place. The records in front of it are skipped by the first steps.
     pub(crate) fn open_files(path: &Path, names_path: PathBuf, place: JournalPlace) -> Result<Self, RecordsError> {
         let mut names = NamesReader::open(&names_path)?;
         names.seek(place.entry).map_err(JournalError::io("read", &names_path))?;
@@ -187,7 +187,7 @@ impl JournalRecords {
         }
     }
 
-    /// The next item; records of runs that are not wanted are passed over, without reading them where the file is not compressed. A step
+    /// The next item; records of runs that are not wanted are skipped, without reading them where the file is not compressed. A step
     /// takes bounded time, so that a caller can stop in between.
     ///
     /// # Errors
@@ -272,7 +272,7 @@ impl JournalRecords {
         }
     }
 
-    /// Passes over some of the records that nobody wants.
+    /// Skips some of the records that nobody wants.
     fn skip(&mut self) -> Result<JournalStep, RecordsError> {
         let skipped = self.input.skip(self.skip_bytes)?;
         if skipped == 0 {

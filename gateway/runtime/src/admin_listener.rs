@@ -26,9 +26,7 @@ pub struct AdminListener {
 }
 
 /// Starts a server, also after an attempt that failed.
-trait Start: FnMut(Listener) -> io::Result<AdminServer> + Send + 'static {}
-
-impl<S: FnMut(Listener) -> io::Result<AdminServer> + Send + 'static> Start for S {}
+type StartServer = Box<dyn FnMut(Listener) -> io::Result<AdminServer> + Send>;
 
 /// What the waiting thread and the owner share.
 #[derive(Debug, Default)]
@@ -55,10 +53,11 @@ impl AdminListener {
     /// If it cannot listen for another reason.
     pub fn open(listen_at: &AdminListen, sources: Sources) -> io::Result<Self> {
         let sources = Arc::new(sources);
-        Self::open_with(listen_at, move |listener| AdminServer::start(listener, Arc::clone(&sources)), RETRY_INTERVAL)
+        let start = Box::new(move |listener| AdminServer::start(listener, Arc::clone(&sources)));
+        Self::open_with(listen_at, start, RETRY_INTERVAL)
     }
 
-    fn open_with(listen_at: &AdminListen, mut start: impl Start, retry: Duration) -> io::Result<Self> {
+    fn open_with(listen_at: &AdminListen, mut start: StartServer, retry: Duration) -> io::Result<Self> {
         let opened = Arc::<Mutex<Opened>>::default();
         let waiting = match bind(listen_at) {
             Ok(listener) => {
@@ -83,7 +82,7 @@ impl AdminListener {
 }
 
 impl Opened {
-    fn serve(&mut self, listen_at: &AdminListen, listener: Listener, start: &mut impl Start) -> io::Result<()> {
+    fn serve(&mut self, listen_at: &AdminListen, listener: Listener, start: &mut StartServer) -> io::Result<()> {
         self.server = Some(start(listener)?);
         if let AdminListen::Unix(path) = listen_at {
             self.socket = Some(path.clone());
@@ -112,7 +111,7 @@ impl Drop for AdminListener {
 /// Starts the thread that opens the listener as soon as the port is free.
 fn wait(
     listen_at: AdminListen,
-    mut start: impl Start,
+    mut start: StartServer,
     opened: Arc<Mutex<Opened>>,
     retry: Duration,
 ) -> io::Result<Waiting> {
@@ -175,14 +174,14 @@ mod tests {
 
     use super::*;
 
-    fn start() -> impl Start {
+    fn start() -> StartServer {
         let sources = Arc::new(Sources {
             metrics: Box::new(Vec::new),
             health: Box::new(|_| Health { is_ok: true, text: "well".to_owned() }),
             page: None,
             count: Box::new(|_| {}),
         });
-        move |listener| AdminServer::start(listener, Arc::clone(&sources))
+        Box::new(move |listener| AdminServer::start(listener, Arc::clone(&sources)))
     }
 
     /// A port that another listener holds.
@@ -225,7 +224,7 @@ mod tests {
             if attempts <= 2 { Err(io::Error::other("no thread")) } else { start(listener) }
         };
         let listen_at = AdminListen::Tcp(address);
-        let listener = AdminListener::open_with(&listen_at, fails_twice, Duration::from_millis(5)).unwrap();
+        let listener = AdminListener::open_with(&listen_at, Box::new(fails_twice), Duration::from_millis(5)).unwrap();
         drop(other);
         let begun = Instant::now();
         while !is_live(address) {

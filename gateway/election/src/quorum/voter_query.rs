@@ -55,7 +55,7 @@ pub fn query_voters(
         if Instant::now() >= ask_at {
             ask_at = Instant::now() + REPEAT_INTERVAL;
             for voter in voters.keys().filter(|voter| !query.answered.contains(*voter)) {
-                link.send(&Message { group, from: node, to: *voter, body: Body::Request(harmless_poll(request_id)) });
+                link.send(&Message { group, from: node, to: *voter, body: Body::Request(refused_poll(request_id)) });
             }
         }
         if let Some(Received::Message(Message { from, body: Body::Reply(Reply { request_id: answers, .. }), .. })) =
@@ -70,7 +70,7 @@ pub fn query_voters(
 }
 
 /// A poll that every voter refuses.
-fn harmless_poll(request_id: VoteRequestId) -> Request {
+fn refused_poll(request_id: VoteRequestId) -> Request {
     Request {
         request_id,
         incarnation: Incarnation(0),
@@ -115,12 +115,12 @@ mod tests {
             lease_ns: LEASE_NS,
             eligibility: Eligibility::Eligible,
             operation,
-            ..harmless_poll(VoteRequestId::default())
+            ..refused_poll(VoteRequestId::default())
         }
     }
 
     fn query() -> Request {
-        harmless_poll(VoteRequestId { nonce: 8, number: 1 })
+        refused_poll(VoteRequestId { nonce: 8, number: 1 })
     }
 
     #[test]

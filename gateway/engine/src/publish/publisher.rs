@@ -660,7 +660,7 @@ impl Publisher {
             at = result.at;
             self.counts.heartbeats += result.taken as u64;
             lines.iter_mut().take(result.taken).for_each(|line| line.refusals = None);
-            // The hand-over ended at a line; the lines after it get another try without it.
+            // The kernel refused this line; the lines behind it get another try without it.
             if let Some(line) = lines.get_mut(result.taken) {
                 line.note_refused(at);
             }

@@ -101,28 +101,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         for signal in signals.pending().collect::<Vec<_>>() {
             is_stopping |= signal != SIGHUP;
             if !is_stopping {
-                let mut reloading = Reloading {
-                    args,
-                    start_files: &start_files,
-                    log: &log,
-                    signals: &mut signals,
-                    periodic: &mut periodic,
-                    is_stopping: false,
-                };
+                let mut reloading = Reloading::new(args, &start_files, &log, (&mut signals, &mut periodic));
                 // The log has the result.
                 let _ = service.reload(|service| reloading.run(&mut config, &mut gateway, service));
                 is_stopping = reloading.is_stopping;
             }
         }
         while !is_stopping && let Some(request) = requested.next() {
-            let mut reloading = Reloading {
-                args,
-                start_files: &start_files,
-                log: &log,
-                signals: &mut signals,
-                periodic: &mut periodic,
-                is_stopping: false,
-            };
+            let mut reloading = Reloading::new(args, &start_files, &log, (&mut signals, &mut periodic));
             let outcome = match other_file(request.config(), &args.config) {
                 Some(refusal) => Err(refusal),
                 None => service.reload(|service| reloading.run(&mut config, &mut gateway, service)),
@@ -216,7 +202,16 @@ struct Reloading<'r> {
     is_stopping: bool,
 }
 
-impl Reloading<'_> {
+impl<'r> Reloading<'r> {
+    fn new(
+        args: &'r Args,
+        start_files: &'r StartFiles,
+        log: &'r Log,
+        (signals, periodic): (&'r mut Signals, &'r mut Periodic),
+    ) -> Self {
+        Self { args, start_files, log, signals, periodic, is_stopping: false }
+    }
+
     /// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
     /// refused and its key is named. A reload is applied as a whole, or not at all. The result goes to the client
     /// that asked, and to the log.

@@ -86,7 +86,7 @@ impl FitnessWatch {
             u16::try_from(sample.channels.iter().filter(|channel| matches(channel)).count()).unwrap_or(u16::MAX)
         };
         let behind = sample.channels.iter().filter(|channel| self.is_behind_peer(channel, now)).count();
-        // An interface is down, a filter forbids the packets: what was not published is owed no acknowledgement.
+        // An interface is down, or a filter forbids the packets. The peer has nothing to acknowledge then.
         let is_refused = |channel: &ChannelSample| channel.output_refused_ns >= CONFIRM_NS_MAX;
         let not_received =
             sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now) || is_refused(channel));
@@ -148,7 +148,7 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
     matches!(state, ChannelState::Live | ChannelState::Ended)
 }
 
-/// How long a peer may take to acknowledge output, and a leader to send what it has to, ns: ten periods of position reports.
+/// How long a peer may take to acknowledge output, and how long the kernel may refuse all of it, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;

@@ -159,8 +159,8 @@ pub struct ChannelStatus {
     pub logged_through: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
-    /// For how long this gateway's kernel has refused all packets of every output line, ns; 0: a line sends, or this gateway does not
-    /// lead.
+    /// For how long this gateway's kernel has refused all packets of every output line, ns; 0: a line sends. Counts only while this
+    /// gateway leads: afterwards it is the last value until the channel's next turn.
     pub output_refused_ns: u64,
     /// The receive watermark of the other gateway's output.
     pub received: ReceiveWatermark,

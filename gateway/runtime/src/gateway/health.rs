@@ -356,7 +356,7 @@ impl HealthInputs<'_> {
         let peer_receives = |observation: &ChannelObservation| {
             self.peer_reports(observation.sample.channel, now).iter().any(|report| report.receives_probe)
         };
-        // The counter of a gateway that leads no more is an old one until its next turn.
+        // The counter of a former leader keeps its last value until the channel's next turn.
         let has_leadership = election.has_leadership();
         let sample = |observation: &ChannelObservation| {
             let output_refused_ns = if has_leadership { observation.sample.output_refused_ns } else { 0 };
