@@ -45,6 +45,7 @@ use self::{
     drive::Rig,
     input::{Input, InputShape},
     network::{Link, Network},
+    sender::LateSender,
     statistics::CaseRounds,
     subject::{Settings, Subject, SubjectKind, compile_bare},
 };
@@ -118,6 +119,9 @@ pub(crate) struct WireOptions {
     /// Core of the receiver; by default the next one, or the sender's if there is no other.
     #[arg(long)]
     receiver_core: Option<usize>,
+    /// What the sender does with packets that became due while it did not run.
+    #[arg(long, value_enum, default_value = "catches-up")]
+    late_sender: LateSender,
     /// Wait strategy of the pool.
     #[arg(long, default_value = "spin")]
     wait: String,
@@ -156,6 +160,7 @@ pub(crate) fn run(options: &WireOptions) -> Result<()> {
         pool_cores: options.pool_cores.clone(),
         sender_core: options.sender_core,
         receiver_core: options.receiver_core,
+        late: options.late_sender,
     };
     if options.search {
         search::run(options, &rig, &subjects, &cases)
@@ -209,13 +214,14 @@ fn heading(options: &WireOptions, rig: &Rig, cases: &[Case], seconds: f64) -> Re
         cores.push(rig.cores(&case)?.description());
     }
     let build = if cfg!(debug_assertions) { "; WARNING: a debug build" } else { "" };
+    let late = if rig.late == LateSender::Shifts { "; a late sender shifts all later packets" } else { "" };
     let count = match cases.len() {
         0 => String::new(),
         1 => "1 case, ".to_owned(),
         count => format!("{count} cases, "),
     };
     Ok(format!(
-        "wire: {}; {count}{seconds} s a run, {} rounds; {}; kernel {}{build}",
+        "wire: {}; {count}{seconds} s a run, {} rounds; {}{late}; kernel {}{build}",
         rig.network.description(),
         options.rounds,
         cores.join("; "),

@@ -20,11 +20,11 @@ use super::{
     log_readers::LogReaders,
     matching::ChannelMatching,
     network::Network,
-    outcome::{Outcome, SentPacket},
+    outcome::Outcome,
     own_latency,
     receiver::{ReceiveCounts, Receiver},
     schedule::Schedule,
-    sender::{BetweenSends, SendTimes, Sender},
+    sender::{BetweenSends, LateSender, SendTimes, Sender},
     subject::{LATENCY_DIRECTORY, POOL, RunningSubject, Settings, Subject, SubjectKind},
     thread_use::ThreadUse,
 };
@@ -36,6 +36,7 @@ pub(super) struct Rig {
     pub(super) pool_cores: Vec<usize>,
     pub(super) sender_core: Option<usize>,
     pub(super) receiver_core: Option<usize>,
+    pub(super) late: LateSender,
 }
 
 impl Rig {
@@ -127,7 +128,7 @@ impl Run<'_> {
         let channels = &self.input.channels;
         let packet_count = (self.input.warm_up_packets * channels.len()) as u64;
         let schedule = Schedule { packets_per_s: WARM_UP_PACKETS_PER_S, burst: 1, packet_count, ..self.schedule() };
-        sender.send_all(self.input, 0, &schedule, &mut SharedCore::new(receiver))?;
+        sender.send_all(self.input, 0, &schedule, LateSender::CatchesUp, &mut SharedCore::new(receiver))?;
         let ends: Vec<u64> =
             channels.iter().map(|channel| channel.boundaries()[self.input.warm_up_packets - 1]).collect();
         wait_until_quiet(receiver, &ends)?;
@@ -157,7 +158,7 @@ impl Run<'_> {
         let schedule = self.schedule();
         let first = self.input.warm_up_packets;
         if self.cores.is_shared() {
-            return sender.send_all(self.input, first, &schedule, &mut SharedCore::new(receiver));
+            return sender.send_all(self.input, first, &schedule, self.rig.late, &mut SharedCore::new(receiver));
         }
         let stop = AtomicBool::new(false);
         let receiver = Mutex::new(receiver);
@@ -173,7 +174,7 @@ impl Run<'_> {
                 }
                 anyhow::Ok(())
             });
-            let times = sender.send_all(self.input, first, &schedule, &mut OwnCore);
+            let times = sender.send_all(self.input, first, &schedule, self.rig.late, &mut OwnCore);
             stop.store(true, Ordering::Relaxed);
             receiving.join().map_err(|_| anyhow!("the receiving thread panicked"))??;
             times
@@ -182,7 +183,7 @@ impl Run<'_> {
 
     /// The first sequence after the measured packets, of each channel.
     fn ends(&self, times: &SendTimes) -> Vec<u64> {
-        let sent = times.actual_ns.len();
+        let sent = times.packets.len();
         let channels = self.input.channels.iter().enumerate();
         let end = |(index, channel): (usize, &super::input::ChannelInput)| {
             let packets = sent / self.case.channels + usize::from(index < sent % self.case.channels);
@@ -192,20 +193,18 @@ impl Run<'_> {
     }
 
     fn achieved_per_s(&self, times: &SendTimes) -> f64 {
-        let last_ns = times.actual_ns.last().map_or(0, |last| last.saturating_sub(times.start_ns));
+        let last_ns = times.packets.last().map_or(0, |last| last.actual_ns.saturating_sub(times.start_ns));
         // The last burst's own duration: at the intended rate the next burst would begin then.
         let scheduled_ns = (self.packet_count * 1_000_000_000 / self.case.packets_per_s).max(1);
         self.packet_count as f64 * 1e9 / scheduled_ns.max(last_ns) as f64
     }
 
     fn record(&self, times: &SendTimes, channels: &[ChannelMatching<'_>], outcome: &mut Outcome) -> Result<()> {
-        let schedule = self.schedule();
-        for (number, actual_ns) in times.actual_ns.iter().enumerate().skip(usize::try_from(self.settle_packets)?) {
+        for (number, sent) in times.packets.iter().enumerate().skip(usize::try_from(self.settle_packets)?) {
             let channel = number % channels.len();
             let packet = self.input.warm_up_packets + number / channels.len();
-            let intended_ns = times.start_ns + schedule.due_ns(number as u64);
             let result = channels[channel].outcomes().get(packet).context("an outcome for each packet")?;
-            outcome.record(&SentPacket { intended_ns, actual_ns: *actual_ns }, *result);
+            outcome.record(sent, *result);
         }
         Ok(())
     }

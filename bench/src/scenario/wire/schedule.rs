@@ -22,7 +22,7 @@ pub(super) struct Due {
 
 impl Schedule {
     /// When that packet is due on the first line.
-    pub(super) fn due_ns(&self, packet: u64) -> u64 {
+    fn due_ns(&self, packet: u64) -> u64 {
         let burst_start = packet / self.burst * self.burst;
         u64::try_from(u128::from(burst_start) * 1_000_000_000 / u128::from(self.packets_per_s)).unwrap_or(u64::MAX)
     }

@@ -1,5 +1,6 @@
-//! Sends input packets at their intended times. A thread that is late sends at once: times are never shifted, so a stall
-//! counts in the latency of every packet that it delays (no coordinated omission).
+//! Sends input packets at their intended times. A thread that is late sends at once. It does not
+//! shift the times of later packets ([unless asked](LateSender::Shifts)), so a stall counts in the latency of every packet that it delays (no coordinated
+//! omission).
 
 use std::net::SocketAddrV4;
 
@@ -13,7 +14,7 @@ use rustix::{
     net::{SendFlags, send},
 };
 
-use super::{input::Input, schedule::Schedule};
+use super::{input::Input, outcome::SentPacket, schedule::Schedule};
 
 /// The sockets of the venue: one for each channel and line.
 pub(super) struct Sender {
@@ -25,8 +26,17 @@ pub(super) struct Sender {
 pub(super) struct SendTimes {
     /// Start of the schedule, ns since 1970 UTC.
     pub(super) start_ns: u64,
-    /// Just before the system call, ns since 1970 UTC.
-    pub(super) actual_ns: Vec<u64>,
+    pub(super) packets: Vec<SentPacket>,
+}
+
+/// What a sender does with the packets that became due while it did not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum LateSender {
+    /// Sends them at once, in a burst: the rate is kept.
+    CatchesUp,
+    /// Moves their intended times, and all later ones, by its delay: the distances are kept. The gateway's own log then
+    /// shows the gateway and not the sender's stalls. Stalls are missing from what is seen from outside.
+    Shifts,
 }
 
 /// What the sending thread does between two sends.
@@ -55,18 +65,20 @@ impl Sender {
         input: &Input,
         first: usize,
         schedule: &Schedule,
+        late: LateSender,
         between: &mut impl BetweenSends,
     ) -> Result<SendTimes> {
         let channel_count = self.sockets.len();
         let mut times = SendTimes {
             start_ns: unix_now().0 + LEAD_NS,
-            actual_ns: Vec::with_capacity(usize::try_from(schedule.packet_count)?),
+            packets: Vec::with_capacity(usize::try_from(schedule.packet_count)?),
         };
+        let mut shift_ns = 0;
         for due in schedule.sends() {
             let packet = usize::try_from(due.packet)?;
             let channel = packet % channel_count;
             let bytes = input.channels[channel].packet(first + packet / channel_count);
-            let due_ns = times.start_ns + due.at_ns;
+            let mut due_ns = times.start_ns + due.at_ns + shift_ns;
             let now_ns = loop {
                 let now_ns = unix_now().0;
                 if now_ns >= due_ns {
@@ -74,8 +86,12 @@ impl Sender {
                 }
                 between.wait(now_ns, due_ns - now_ns)?;
             };
+            if late == LateSender::Shifts && now_ns - due_ns > ON_TIME_NS {
+                shift_ns += now_ns - due_ns;
+                due_ns = now_ns;
+            }
             if due.line == 0 {
-                times.actual_ns.push(now_ns);
+                times.packets.push(SentPacket { intended_ns: due_ns, actual_ns: now_ns });
             }
             send_one(&self.sockets[channel][due.line], bytes)?;
             between.sent()?;
@@ -93,6 +109,9 @@ fn send_one(output: &mdgw_sys::batch::Output, bytes: &[u8]) -> Result<()> {
         }
     }
 }
+
+/// A sender that is late by less is not: its loop and its system calls take that long.
+const ON_TIME_NS: u64 = 20_000;
 
 /// From the computation of the start to the first packet.
 const LEAD_NS: u64 = 1_000_000;
