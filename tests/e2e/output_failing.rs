@@ -32,7 +32,7 @@ fn an_output_that_cannot_be_sent_raises_the_alarm_and_goes_on_where_it_stopped()
         let line = gateway.wait_for_stderr("alarm=\"output-failing\"");
         assert!(line.contains("channel=\"one\""), "{line}");
         nft("delete table ip output_down");
-        let _ = gateway.wait_for_stderr("packets are sent again");
+        let _ = gateway.wait_for_stderr("no output line refuses packets any more");
         day.play_second_half(&fixture);
         let tail = tail.end().expect_code(0);
         assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
@@ -68,7 +68,7 @@ fn a_line_whose_queue_stays_full_raises_the_alarm_while_the_other_line_goes_on()
         let line = gateway.wait_for_stderr("alarm=\"output-failing\"");
         assert!(line.contains("channel=\"one\"") && line.contains("lines=\"2\""), "{line}");
         assert!(run("tc", "qdisc del dev full0 root"));
-        let _ = gateway.wait_for_stderr("packets are sent again");
+        let _ = gateway.wait_for_stderr("no output line refuses packets any more");
         day.play_second_half(&fixture);
         let tail = tail.end().expect_code(0);
         assert!(fs::read(out).unwrap() == day.expected, "the other line has all of the day: {}", tail.stderr);

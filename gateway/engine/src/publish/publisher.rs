@@ -129,6 +129,11 @@ impl LineCursor {
         Self { output, at, refusals: None }
     }
 
+    /// Whether the line lacks none of the committed entries.
+    fn has_sent_all(&self, log: &LogSink) -> bool {
+        log.writer().pending(self.at).is_some_and(|mut waiting| waiting.next().is_none())
+    }
+
     #[inline]
     fn note_refused(&mut self, now: MonoNs) {
         self.refusals.get_or_insert(Refusals { since: now, last: now }).last = now;
@@ -138,7 +143,7 @@ impl LineCursor {
 /// Output lines on which the kernel takes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockedLines {
-    /// Bit n: the kernel refused the last packet of output line n.
+    /// Bit n: the kernel refused the last packet of output line n, in the order of the last [`Publisher::set_outputs`].
     pub mask: u64,
     /// Longest time from the first to the last refusal, ns, without a packet between them that the kernel took.
     pub blocked_ns: u64,
@@ -228,7 +233,7 @@ impl Publisher {
             if self.mode == PublishMode::Closed || epoch != self.epoch {
                 if let Some(received_through) = self.open(epoch, fence.leading_since(), log) {
                     // Before any entry is read from the log: from this packet on receivers fence the old leader.
-                    self.send_state(&StreamState::at(received_through), now, buffers, io);
+                    self.send_state(&StreamState::at(received_through), |_| true, now, buffers, io);
                     self.begin_catch_up(Some(received_through), log, now);
                 } else {
                     self.begin_catch_up(None, log, now);
@@ -302,6 +307,7 @@ impl Publisher {
                 self.lines.push(LineCursor::new(*output, at));
             }
         }
+        self.lines.sort_unstable_by_key(|line| outputs.iter().position(|output| *output == line.output));
         self.heartbeat_at = mono_now();
     }
 
@@ -618,7 +624,9 @@ impl Publisher {
         if found_blocked {
             self.retry_at = Some(at.plus(RETRY_NS));
         }
-        self.heartbeat_at = at.plus(self.config.heartbeat_ns);
+        if is_any_taken {
+            self.heartbeat_at = at.plus(self.config.heartbeat_ns);
+        }
         if let Some(sent) = self.lines.iter().map(|line| line.at).min() {
             log.writer_mut().release_before(sent);
             self.takeover.sent.set(sent);
@@ -627,19 +635,21 @@ impl Publisher {
     }
 
     /// Sends the epoch and the channel's position, and the state of a channel that is out of service, if the fence is
-    /// open.
+    /// open. A line whose packets wait for a retry has another position, and gets none.
     fn send_heartbeat<I: ThreadIo>(&mut self, log: &LogSink, fence: &Fence, buffers: &mut SendBuffers, io: &mut I) {
+        let is_catching_up = self.catch_up.is_some();
         let Some(stream_state) = self.stream_state(log) else { return };
         let now = mono_now();
         if fence.epoch_if_open(now) == Some(self.epoch) {
-            self.send_state(&stream_state, now, buffers, io);
+            self.send_state(&stream_state, |line| is_catching_up || line.has_sent_all(log), now, buffers, io);
         }
     }
 
-    /// Sends a heartbeat. Not retried: the next one is due soon.
+    /// Sends a heartbeat on these lines. Not retried: the next one is due soon.
     fn send_state<I: ThreadIo>(
         &mut self,
         stream_state: &StreamState,
+        is_due_on: impl Fn(&LineCursor) -> bool,
         now: MonoNs,
         buffers: &mut SendBuffers,
         io: &mut I,
@@ -652,25 +662,35 @@ impl Publisher {
         let (mut at, mut lines) = (now, self.lines.as_mut_slice());
         while !lines.is_empty() {
             let mut batch = buffers.begin();
-            for line in &*lines {
+            for line in lines.iter().filter(|line| is_due_on(line)) {
                 // At most OUTPUT_LINES_MAX packets: there is room.
                 _ = batch.push(&header, frames, tag.as_ref(), line.output);
+            }
+            if batch.is_empty() {
+                break;
             }
             let result = send_batch(&batch, now, io, &self.config, &mut self.counts);
             at = result.at;
             self.counts.heartbeats += result.taken as u64;
-            lines.iter_mut().take(result.taken).for_each(|line| line.refusals = None);
-            // The kernel refused this line; the lines behind it get another try without it.
-            if let Some(line) = lines.get_mut(result.taken) {
-                line.note_refused(at);
+            let (mut taken, mut served) = (result.taken, 0);
+            for line in lines.iter_mut() {
+                served += 1;
+                if !is_due_on(line) {
+                    continue;
+                }
+                if taken == 0 {
+                    // The kernel refused this line; the lines behind it get another try without it.
+                    line.note_refused(at);
+                    break;
+                }
+                (taken, line.refusals) = (taken - 1, None);
             }
-            lines = lines.get_mut(result.taken + 1..).unwrap_or_default();
+            lines = lines.get_mut(served..).unwrap_or_default();
         }
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
     }
 
-    /// What a heartbeat reports now. `None` before the first session, and while packets beyond the position wait for a
-    /// retry.
+    /// What a heartbeat reports now. `None` before the first session, and while packets of every line wait for a retry.
     fn stream_state(&mut self, log: &LogSink) -> Option<StreamState> {
         if let Some(catch_up) = self.catch_up.as_mut() {
             if let Some(received_through) = catch_up.predecessor_through {
@@ -680,8 +700,7 @@ impl Publisher {
             let Entry { session, first, .. } = entry;
             return Some(StreamState { session, next: first, has_ended: false, has_failed: false });
         }
-        let all_sent = |line: &LineCursor| log.writer().pending(line.at).is_some_and(|mut rest| rest.next().is_none());
-        let progress = log.session_progress().filter(|_| self.lines.iter().all(all_sent))?;
+        let progress = log.session_progress().filter(|_| self.lines.iter().any(|line| line.has_sent_all(log)))?;
         let SessionProgress { session, committed, has_ended, has_failed, .. } = *progress;
         Some(StreamState { session, next: committed.0, has_ended, has_failed })
     }

@@ -728,6 +728,43 @@ fn a_line_that_takes_nothing_is_blocked_until_it_takes_a_packet_again() {
 }
 
 #[test]
+fn heartbeats_go_on_beside_a_line_whose_packets_wait() {
+    for broken_line in 0..2 {
+        let mut harness = Harness::in_session(
+            &HarnessConfig { lines: 2, broken_line: Some(broken_line), ..HarnessConfig::default() },
+            1,
+        );
+        let fence = Fence::standalone(Epoch(1));
+        harness.send(&fence);
+        harness.messages(1, 2);
+        harness.send(&fence);
+        let sent = harness.received(1 - broken_line);
+        assert!(sent.last().is_some_and(|text| !text.contains('h')), "{sent:?}");
+        let heartbeat_due = mono_now().plus(1_000_000_000);
+        for _ in 0..3 {
+            let retry_at = harness.publisher.next_deadline().unwrap();
+            harness.deadline(retry_at, &fence);
+        }
+        assert_eq!(harness.received(1 - broken_line), Vec::<String>::new());
+        harness.deadline(heartbeat_due, &fence);
+        assert_eq!(harness.received(1 - broken_line), ["1 [2,2) h0"], "retries do not put it off");
+    }
+}
+
+#[test]
+fn blocked_lines_are_numbered_in_the_order_of_the_outputs() {
+    let mut harness =
+        Harness::in_session(&HarnessConfig { lines: 3, broken_line: Some(0), ..HarnessConfig::default() }, 1);
+    let fence = Fence::standalone(Epoch(1));
+    harness.publisher.set_outputs(&[OutputIndex(1), OutputIndex(2)], &harness.log);
+    harness.send(&fence);
+    harness.publisher.set_outputs(&[OutputIndex(0), OutputIndex(2)], &harness.log);
+    harness.messages(1, 2);
+    harness.send(&fence);
+    assert_eq!(harness.publisher.blocked_lines().mask, 0b01);
+}
+
+#[test]
 fn a_failing_line_does_not_keep_a_takeover_from_completing() {
     for broken_line in 0..2 {
         let mut harness = Harness::in_session(

@@ -65,7 +65,7 @@ impl Alarms {
             );
             self.outputs_failing.insert(channel.to_owned());
         } else if self.outputs_failing.remove(channel) {
-            tracing::info!(ends = Alarm::OutputFailing.name(), channel, "packets are sent again");
+            tracing::info!(ends = Alarm::OutputFailing.name(), channel, "no output line refuses packets any more");
         }
     }
 }
@@ -73,7 +73,7 @@ impl Alarms {
 /// A line whose packets the kernel has refused for this time is failing, ns: a queue that is full for a moment drains in a few ms.
 const OUTPUT_BLOCKED_NS: u64 = 300_000_000;
 
-/// Numbers of the output lines, from 1 on: `1, 2`. The order is that of the configuration; a line that a reload added comes last.
+/// Numbers of the output lines, from 1 on: `1, 2`. The order is that of the configuration.
 fn output_lines(mask: u64) -> String {
     let lines = (0..u64::BITS).filter(|line| mask >> line & 1 == 1).map(|line| (line + 1).to_string());
     lines.collect::<Vec<_>>().join(", ")
