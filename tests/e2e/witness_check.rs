@@ -6,6 +6,7 @@ use std::fs;
 use mdgw_tests::{
     gateway_fixture::{free_address, text, write_key},
     process,
+    tmpfs::TmpfsMount,
 };
 
 #[test]
@@ -29,6 +30,13 @@ fn check_reports_the_plan_or_names_the_error() {
         assert!(checked.stdout.contains(part), "no {part} in\n{}", checked.stdout);
     }
     assert!(!votes.exists(), "a check creates no files");
+    if let Some(mounted) = TmpfsMount::new("a witness on a full file system", votes.clone(), "64k") {
+        mounted.fill();
+        let refused = check(&valid_config);
+        assert!(refused.code != Some(0) && refused.stderr.contains("No space left"), "{}", refused.stderr);
+        assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), 1, "the filler alone");
+    }
+    fs::remove_dir(&votes).unwrap_or_default();
 
     // An address that no interface here has, a directory below a file, a missing key.
     for (from, to, named) in [

@@ -23,7 +23,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     Layer, Registry,
-    filter::LevelFilter,
+    filter::{LevelFilter, Targets},
     layer::{Context, SubscriberExt as _},
     reload,
     util::SubscriberInitExt as _,
@@ -38,7 +38,7 @@ use self::{
 /// The running log. Dropping it writes what waits.
 #[must_use = "dropping it ends the log"]
 pub(super) struct Log {
-    level: reload::Handle<LevelFilter, Registry>,
+    level: reload::Handle<Targets, Registry>,
     alarm_interval_ms: Arc<AtomicU64>,
     _writer: Option<LogWriter>,
 }
@@ -86,15 +86,21 @@ impl Log {
     }
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
-    match level {
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    }
+/// Which events become lines. A library's events below a warning do so at `trace` only: its debug text is for its authors, and
+/// some libraries log each attempt to connect as information.
+fn filter(level: LogLevel) -> Targets {
+    let (own, of_libraries) = match level {
+        LogLevel::Error => (LevelFilter::ERROR, LevelFilter::ERROR),
+        LogLevel::Warn => (LevelFilter::WARN, LevelFilter::WARN),
+        LogLevel::Info => (LevelFilter::INFO, LevelFilter::WARN),
+        LogLevel::Debug => (LevelFilter::DEBUG, LevelFilter::WARN),
+        LogLevel::Trace => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    Targets::new().with_target(OWN_TARGETS, own).with_default(of_libraries)
 }
+
+/// What the names of the project's own crates begin with.
+const OWN_TARGETS: &str = "mdgw";
 
 /// Puts events into the queue.
 struct Lines {
@@ -138,6 +144,20 @@ mod tests {
     use tracing_subscriber::fmt;
 
     use super::*;
+
+    #[test]
+    fn a_library_logs_warnings_and_the_programs_own_crates_what_is_configured() {
+        let is_written = |level, target, of_event| filter(level).would_enable(target, &of_event);
+        for own in ["mdgw", "mdgw_nats::connection", "mdgw_runtime::gateway"] {
+            assert!(is_written(LogLevel::Info, own, Level::INFO) && !is_written(LogLevel::Info, own, Level::DEBUG));
+            assert!(is_written(LogLevel::Debug, own, Level::DEBUG) && !is_written(LogLevel::Error, own, Level::WARN));
+        }
+        for level in [LogLevel::Warn, LogLevel::Info, LogLevel::Debug] {
+            assert!(is_written(level, "async_nats", Level::WARN) && !is_written(level, "async_nats", Level::INFO));
+        }
+        assert!(is_written(LogLevel::Trace, "async_nats", Level::TRACE));
+        assert!(!is_written(LogLevel::Error, "async_nats", Level::WARN));
+    }
 
     #[test]
     fn an_alarm_is_counted_once_at_every_level_of_the_log() {

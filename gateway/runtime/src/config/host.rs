@@ -8,7 +8,7 @@ use std::{
     error::Error,
     fmt,
     fs::{self, File},
-    io,
+    io::{self, Write as _},
     net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
     os::unix::fs::{MetadataExt as _, fchown},
     path::{Path, PathBuf},
@@ -488,12 +488,14 @@ fn checked_place(directory: &Path, check: impl FnOnce(&Path) -> io::Result<()>) 
     check(place).map_err(|error| (place.to_owned(), error))
 }
 
-/// Makes a file in `directory` and removes it. Its user is the user of this process.
+/// Makes a file with a page of data in `directory`, and removes it: a full file system lets empty files be made. Its user
+/// is the user of this process.
 fn probe(directory: &Path) -> io::Result<File> {
     let path = directory.join(format!(".mdgw-check-{}", std::process::id()));
-    let made = File::create_new(&path)?;
+    let mut made = File::create_new(&path)?;
+    let written = made.write_all(&[0; 4_096]);
     fs::remove_file(&path)?;
-    Ok(made)
+    written.map(|()| made)
 }
 
 /// Who but the gateway could replace what is in a directory.

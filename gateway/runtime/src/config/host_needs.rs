@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    net::{Ipv4Addr, SocketAddrV4, TcpStream, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddrV4, TcpStream, ToSocketAddrs as _},
     path::Path,
     time::Duration,
 };
@@ -23,7 +23,7 @@ use super::{
     resolved::{Backend, ElectionConfig, Interface, QuorumConfig, Resolved, Threads},
 };
 
-/// Examines this host for a configuration, and changes nothing. Tries the store's nodes, the peers and the voters. `further` is what other
+/// Examines this host for a configuration, and changes nothing on it. Tries the store's nodes, the peers and the voters. `further` is what other
 /// parts of `mdgw check` found.
 #[must_use]
 pub fn examine_host(config: &Resolved, further: CheckResult) -> Report {
@@ -93,9 +93,15 @@ fn needs(config: &Resolved) -> Needs {
 
 /// Whether a setting's value, such as `"127.0.0.1:31100"` or a list of URLs, has an address of the loopback interface.
 fn has_loopback_address(value: &str) -> bool {
-    value.split(['"', ',', ' ', '[', ']', '/', '@']).any(|part| {
-        let host = part.split(':').next().unwrap_or_default();
-        host == "localhost" || host.parse().is_ok_and(|address: Ipv4Addr| address.is_loopback())
+    value.split(['"', ',', ' ']).any(|text| {
+        let behind_scheme = text.split_once("://").map_or(text, |(_, rest)| rest);
+        let authority = behind_scheme.split('/').next().unwrap_or_default();
+        let address = authority.rsplit('@').next().unwrap_or_default();
+        let host = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, _)) => host,
+            None => address.split(':').next().unwrap_or_default(),
+        };
+        host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     })
 }
 
@@ -397,10 +403,24 @@ mod tests {
         };
         assert!(!needs("10.20.0.7:31100").uses_loopback);
         assert!(needs("127.0.0.1:31100").uses_loopback);
-        for value in ["\"nats://user@127.0.0.1:4222\"", "[\"a:1\", \"localhost:2379\"]", "\"127.0.0.1\""] {
+        for value in [
+            "\"nats://user@127.0.0.1:4222\"",
+            "[\"a:1\", \"localhost:2379\"]",
+            "\"127.0.0.1\"",
+            "\"[::1]:4222\"",
+            "\"http://[::1]/path\"",
+        ] {
             assert!(has_loopback_address(value), "{value}");
         }
-        for value in ["\"10.20.0.7:31100\"", "\"/run/localhosts\"", "127", "\"\"", "true"] {
+        for value in [
+            "\"10.20.0.7:31100\"",
+            "\"/run/localhost/mdgw.sock\"",
+            "\"http://a/127.0.0.1\"",
+            "127",
+            "\"\"",
+            "true",
+            "[[",
+        ] {
             assert!(!has_loopback_address(value), "{value}");
         }
     }

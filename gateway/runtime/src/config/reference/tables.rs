@@ -763,7 +763,7 @@ pub(super) const TABLES: [Table; 23] = [
                 "level",
                 Allowed::OneOf(&["error", "warn", "info", "debug", "trace"]),
                 Absent::Value("\"info\""),
-                "Least severity that is logged.",
+                "Least severity that is logged. Libraries log warnings and errors only, except at `trace`.",
             ),
             key(
                 "format",
