@@ -88,6 +88,13 @@ fn one_way_partitions_move_leadership_only_when_needed() {
     let _judged = inject_faults(test, &partitions, ElectionBackend::Quorum);
 }
 
+/// Nothing acknowledges the leader's output meanwhile, and all of it arrives.
+#[test]
+fn a_standby_or_a_pair_link_that_stands_still_moves_no_leadership() {
+    let test = "a_standby_or_a_pair_link_that_stands_still_moves_no_leadership";
+    let _judged = inject_faults(test, &["standby-pause", "pair-link-cut"], ElectionBackend::Quorum);
+}
+
 /// Both gateways lose packets of each burst; the venue's request server has them. On a crowded machine one gateway alone
 /// may be starved and rightly lose its leadership, so the fault is injected again then: a rule that moves a leader whose
 /// peer is overrun too moves it each time.

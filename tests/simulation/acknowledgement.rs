@@ -10,7 +10,7 @@
 //! The forger sends positions far ahead, positions of sessions that do not exist, positions that the standby acknowledged before, and
 //! higher epochs, above which the leader goes. Where the leader has stopped publishing, the forger also sends positions up to the
 //! standby's own input. It does so too where the leader's kernel refuses to send. It does not send positions that the leader has published or is about to publish: these do acknowledge
-//! (weakness 17).
+//! (weakness 17). Standby and link may stand still for a while; the first report afterwards is older than the packets that wait.
 //!
 //! Checked: a leader whose output arrives never counts as not received, and a leader whose output cable has died, or whose kernel sends
 //! nothing any more, counts as not received from the product's time limit on.
@@ -43,6 +43,8 @@ struct AckSetup {
     separates_epochs: bool,
     /// How long the kernel has refused all packets counts.
     counts_refusals: bool,
+    /// The age of the standby's last report counts.
+    counts_report_age: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,8 @@ enum Cable {
     DiesAfterTakeover,
     /// The leader's kernel refuses each packet from some time on: its interface is down, or a filter forbids them.
     Refused,
+    /// The output arrives, but the standby stands still for a while, or its link does.
+    StandbyPauses,
 }
 
 impl AckSetup {
@@ -65,6 +69,7 @@ impl AckSetup {
             reports_furthest: true,
             separates_epochs: true,
             counts_refusals: true,
+            counts_report_age: true,
         }
     }
 }
@@ -91,9 +96,13 @@ struct AckSimulation {
     died_ms: u64,
     /// The leader publishes nothing new from that time on.
     stalls_ms: u64,
+    /// When the standby's reports stop, and when they go on.
+    pause_ms: (u64, u64),
+    /// The standby takes no packets either in the pause, and until after its next report.
+    pauses_input: bool,
     /// The forger answers each packet of the leader at once.
     is_forger_fast: bool,
-    /// A position that the standby had acknowledged when the cable died, or some time ago.
+    /// The standby had acknowledged this position when the cable died, or some time ago. The forger sends positions before it.
     acknowledged_before: u64,
 }
 
@@ -106,8 +115,9 @@ struct Leader {
     /// Everything before this sequence was published.
     published: u64,
     watch: FitnessWatch,
-    /// The last report of the standby.
+    /// The last report of the standby, and when it arrived.
     peer_received: Option<StreamPosition>,
+    reported_at: Option<MonoNs>,
 }
 
 struct AckStandby {
@@ -124,7 +134,7 @@ impl AckSimulation {
     fn new(seed: u64, setup: AckSetup) -> Self {
         let mut random = Random::new(seed);
         let died_ms = match setup.cable {
-            Cable::Works => u64::MAX,
+            Cable::Works | Cable::StandbyPauses => u64::MAX,
             Cable::Dies | Cable::Refused => 300 + random.below(500),
             Cable::DiesAfterTakeover => TAKEOVER_MS + 20 + random.below(20),
         };
@@ -133,6 +143,13 @@ impl AckSimulation {
             Cable::Refused => died_ms,
             _ => u64::MAX,
         };
+        let pause_ms = if setup.cable == Cable::StandbyPauses {
+            let begin = 300 + random.below(400);
+            (begin, begin + 20 + random.below(980))
+        } else {
+            (u64::MAX, u64::MAX)
+        };
+        let pauses_input = random.chance(0.5);
         let mut tracker = ReceiveTracker::new(HOLE_NS_MAX);
         if !setup.confirms_positions {
             tracker.confirm_through(StreamPosition::at(session(u32::MAX), Sequence(1)), MonoNs(0));
@@ -146,7 +163,7 @@ impl AckSimulation {
             last: None,
         };
         let watch = FitnessWatch::default();
-        let leader = Leader { epoch, raises: None, published: 1, watch, peer_received: None };
+        let leader = Leader { epoch, raises: None, published: 1, watch, peer_received: None, reported_at: None };
         let is_forger_fast = random.chance(0.3);
         Self {
             setup,
@@ -158,6 +175,8 @@ impl AckSimulation {
             in_flight: Vec::new(),
             died_ms,
             stalls_ms,
+            pause_ms,
+            pauses_input,
             is_forger_fast,
             acknowledged_before: 1,
         }
@@ -184,20 +203,26 @@ impl AckSimulation {
         self.raise_epoch();
         self.publish();
         self.send_forged();
-        self.receive();
+        let (pause_begins, pause_ends) = self.pause_ms;
+        if !self.pauses_input || !(pause_begins..pause_ends.saturating_add(REPORT_MS)).contains(&self.now_ms) {
+            self.receive();
+        }
         if !self.now_ms.is_multiple_of(REPORT_MS) {
             return None;
         }
-        self.report();
+        if !(pause_begins..pause_ends).contains(&self.now_ms) {
+            self.report();
+        }
         self.judge()
     }
 
     /// The next leader received less than the standby, and its first sample is of its own leadership.
     fn take_over(&mut self) {
         let published = self.leader.published.saturating_sub(600).max(1);
-        let (epoch, peer_received) = (Epoch::new(self.leader.epoch.count() + 1, 3), self.leader.peer_received);
+        let epoch = Epoch::new(self.leader.epoch.count() + 1, 3);
+        let Leader { peer_received, reported_at, .. } = self.leader;
         let watch = FitnessWatch::default();
-        self.leader = Leader { epoch, raises: None, published, watch, peer_received };
+        self.leader = Leader { epoch, raises: None, published, watch, peer_received, reported_at };
     }
 
     fn raise_epoch(&mut self) {
@@ -230,14 +255,17 @@ impl AckSimulation {
         }
         let epoch = self.standby.epochs.highest();
         let at = |sequence| span(sequence, sequence);
-        let behind = 1 + self.random.below(self.acknowledged_before);
+        // Not that position itself: a new leader may just have published it.
+        let behind = 1 + self.random.below((self.acknowledged_before - 1).max(1));
         let (range, epoch) = match self.random.below(5) {
             0 => (at(1 << 40), epoch),
             1 => {
                 let first = StreamPosition::at(session(3), Sequence(1));
                 ((first, first), epoch)
             }
-            2 if self.now_ms >= self.stalls_ms => (at(self.standby.input), epoch),
+            2 if self.now_ms >= self.stalls_ms && self.standby.input > self.leader.published => {
+                (at(self.standby.input), epoch)
+            }
             // A leader that raises its epoch each time is not received in between, so this happens rarely.
             3 if self.random.chance(0.02) => {
                 (at(behind), Epoch::new(epoch.count() + 1 + self.random.below(3), u8::MAX))
@@ -273,6 +301,7 @@ impl AckSimulation {
     /// Standby and leader report their positions to each other.
     fn report(&mut self) {
         let AckSetup { reports_furthest, separates_epochs, .. } = self.setup;
+        self.leader.reported_at = Some(self.now());
         let AckStandby { tracker, last, furthest_of_all, .. } = &self.standby;
         self.leader.peer_received = match (reports_furthest, separates_epochs) {
             (false, _) => *last,
@@ -290,7 +319,7 @@ impl AckSimulation {
 
     fn judge(&mut self) -> Option<AckViolation> {
         let now = self.now();
-        let Leader { watch, published, peer_received, .. } = &mut self.leader;
+        let Leader { watch, published, peer_received, reported_at, .. } = &mut self.leader;
         let is_refused = self.setup.cable == Cable::Refused && self.setup.counts_refusals;
         let output_refused_ns = if is_refused { self.now_ms.saturating_sub(self.died_ms) * 1_000_000 } else { 0 };
         let published = StreamPosition::at(session(0), Sequence(*published));
@@ -300,7 +329,9 @@ impl AckSimulation {
             peer_received.map(|known| known.min(published))
         };
         let published = Some(published);
-        let channel = ChannelSample { published, peer_received, output_refused_ns, ..ChannelSample::default() };
+        let reported_at = if self.setup.counts_report_age { *reported_at } else { Some(now) };
+        let channel =
+            ChannelSample { published, peer_received, reported_at, output_refused_ns, ..ChannelSample::default() };
         let sample = FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() };
         let counts_as_dead = watch.update(&sample, now).output_not_received;
         let (at_ms, died_ms) = (self.now_ms, self.died_ms);
@@ -341,7 +372,7 @@ const HOLE_NS_MAX: u64 = 500_000_000;
 
 #[test]
 fn forged_positions_neither_hide_a_dead_output_nor_end_a_received_one() {
-    for cable in [Cable::Works, Cable::Dies, Cable::DiesAfterTakeover, Cable::Refused] {
+    for cable in [Cable::Works, Cable::Dies, Cable::DiesAfterTakeover, Cable::Refused, Cable::StandbyPauses] {
         for_seeds(&format!("acknowledgements, {cable:?}"), 600, |seed| {
             let violation = AckSimulation::new(seed, AckSetup::all_of(cable)).run();
             violation.map_or(Ok(()), |violation| Err(format!("{cable:?}: {violation:?}")))
@@ -393,6 +424,12 @@ fn acknowledgements_that_a_forged_position_takes_back_end_a_received_leadership(
 fn acknowledgements_of_a_former_leader_hide_a_dead_output() {
     let setup = AckSetup { separates_epochs: false, ..AckSetup::all_of(Cable::DiesAfterTakeover) };
     assert_violation_found("the highest epoch", setup, hides_dead_output);
+}
+
+#[test]
+fn reports_of_any_age_end_a_received_leadership_when_the_standby_pauses() {
+    let setup = AckSetup { counts_report_age: false, ..AckSetup::all_of(Cable::StandbyPauses) };
+    assert_violation_found("the age of reports", setup, ends_received_output);
 }
 
 #[test]

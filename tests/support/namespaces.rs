@@ -191,6 +191,11 @@ impl Switch {
         self.add_drop_rule(&format!("iifname {} oifname {}", from.name, to.name));
     }
 
+    /// Drops the TCP connections' packets from `from` to `to`.
+    pub fn drop_tcp(&self, from: &Host, to: &Host) {
+        self.add_drop_rule(&format!("iifname {} oifname {} ip protocol tcp", from.name, to.name));
+    }
+
     /// Drops packets from that host to that address.
     pub fn drop_to_address(&self, from: &Host, address: Ipv4Addr) {
         self.add_drop_rule(&format!("iifname {} ip daddr {address}", from.name));

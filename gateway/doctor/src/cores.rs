@@ -58,9 +58,16 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
         // The kernel takes the callbacks of tickless cores away too.
         ticks.as_ref().map_or_else(|_| listed.clone(), |ticks| listed.union(ticks))
     });
+    let absent = match (pins, files.cores("/sys/devices/system/cpu/present")) {
+        (Some(pins), Ok(present)) => pins.without(&present),
+        _ => CoreSet::default(),
+    };
     let judge = |item: Check, parameter: &str, prefix: &str, cores: &Result<CoreSet, String>| {
         let cores = match (cores, pins) {
             (_, Some(pins)) if pins.is_empty() => return item.ok(NO_PINS),
+            (_, Some(pins)) if !absent.is_empty() => {
+                return item.unknown(format!("pinned {pins}: this host has no core {absent}"));
+            }
             (Ok(cores), _) => cores,
             (Err(error), _) => return item.unknown(error),
         };

@@ -22,6 +22,7 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
     };
     let pins = needs.pins();
     let joined = joined_groups(files);
+    let is_gateway_running = files.gateway(Some(&needs.config)).is_some();
     for name in needs.feed_interfaces() {
         let card = Card::new(name, files, facts);
         items.push(card.link());
@@ -36,7 +37,7 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
             Some(nic) => items.extend(card.settings(nic, &lines)),
             None => items.push(card.check("ring size").unknown("not read")),
         }
-        items.push(card.memberships(&joined, &lines));
+        items.push(card.memberships(&joined, &lines, is_gateway_running));
         items.push(card.igmp_version(&joined, &lines));
         items.push(card.rp_filter());
     }
@@ -297,7 +298,7 @@ impl<'a> Card<'a> {
     }
 
     /// All groups are joined while a gateway runs, and none without one.
-    fn memberships(&self, joined: &Result<Joined, String>, lines: &[&FeedLine]) -> Item {
+    fn memberships(&self, joined: &Result<Joined, String>, lines: &[&FeedLine], is_gateway_running: bool) -> Item {
         let check = self.check("memberships");
         let joined = match joined {
             Ok(joined) => joined.get(self.name),
@@ -309,7 +310,7 @@ impl<'a> Card<'a> {
         groups.dedup();
         let missing: Vec<_> =
             groups.iter().filter(|group| joined.is_none_or(|joined| !joined.groups.contains(group))).collect();
-        if missing.len() == groups.len() {
+        if missing.len() == groups.len() && !is_gateway_running {
             return check.ok(format!("none of {} groups is joined: no gateway runs here", groups.len()));
         }
         let read = format!("{} of {} groups are joined", groups.len() - missing.len(), groups.len());

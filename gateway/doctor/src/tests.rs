@@ -390,12 +390,17 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
         ("/proc/901/status", "CapEff:\t0000000000000000\n"),
     ];
     write(root.path(), &gateway);
+    write(root.path(), &[("/proc/net/igmp", "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n")]);
     let report = examine(root.path(), &facts(true), Some(&needs()));
     let item = |name: &str| report.items.iter().find(|item| item.name == name).unwrap();
     assert_eq!(item("memlock").status, Status::Ok);
     let priority = item("real-time limits");
     assert_eq!(priority.status, Status::Fail);
     assert_eq!(priority.read, "the gateway (process 901) may ask for 20, and the configuration asks for 50");
+
+    // Nothing is joined, though that gateway runs.
+    assert_eq!(item("memberships").status, Status::Warn);
+    assert_eq!(item("memberships").read, "0 of 2 groups are joined");
 
     let limits_of = |config: &str| {
         let needs = Needs { config: config.to_owned(), ..needs() };

@@ -145,7 +145,7 @@ impl Journal {
             State::Stopped { .. } => match self.open() {
                 Ok(groups) => {
                     self.state = State::Writing(groups);
-                    tracing::info!("journal: writes again, from where it stopped");
+                    tracing::info!(ends = Alarm::JournalStopped.name(), "journal: writes again, from where it stopped");
                 }
                 Err(_) => {
                     self.state = State::Stopped { retry_at: now + RETRY_INTERVAL };

@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
 //! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. `mdgw run`
-//! exits with 1 if a fault stopped it while it ran. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! exits with 1 if a fault stopped it, or its host did not let it start. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
 mod capture;

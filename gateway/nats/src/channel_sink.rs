@@ -137,7 +137,8 @@ impl ChannelSink {
             }
         };
         if self.progress.end_failure(&mut self.is_failing) {
-            tracing::info!(stream = self.channel.stream, "nats: the stream can be used again");
+            let (ends, stream) = (Alarm::NatsUnreachable.name(), &self.channel.stream);
+            tracing::info!(ends, stream, "nats: the stream can be used again");
         }
         let (resume, change) = self.writer.on_end(&end, mono_now());
         let (channel_id, stream) = (self.channel.id.0, self.channel.stream.as_str());

@@ -91,9 +91,15 @@ impl PairControl {
             .groups
             .iter()
             .map(|(group, control)| {
-                let mut value = view_value(&control.latch.view(), self.voter_silence_ns);
+                let (view, has_leadership) = (control.latch.view(), control.latch.has_leadership());
+                let mut value = view_value(&view, self.voter_silence_ns);
                 value["group"] = json!(group.0);
-                value["has_leadership"] = json!(control.latch.has_leadership());
+                value["has_leadership"] = json!(has_leadership);
+                // The election thread writes the view: with a stuck thread, or no store, it names this gateway longer than the
+                // fence is open.
+                if !has_leadership && view.leader.is_some_and(|leader| leader.node == self.node) {
+                    value["leader"] = Value::Null;
+                }
                 value["details"] = (control.details)();
                 value
             })

@@ -37,7 +37,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -108,7 +108,7 @@ use self::{
     readiness::ChannelReadiness,
     sentinel_handle::{HeldSharedPage, SentinelHandle},
     takeovers::TakeoverWatch,
-    thread_watch::{ProgressCounters, ThreadWatch},
+    thread_watch::{HotThread, ProgressCounters, ThreadWatch},
     watch::{Watch, WatchedPool},
     wiring::Wiring,
 };
@@ -169,8 +169,9 @@ pub struct Gateway {
     admin_counters: Arc<ListenerCounters>,
     refusal_log: RefusalLog,
     load: LoadWatch,
-    thread_watch: Option<ThreadWatch>,
-    has_stalled_thread: bool,
+    thread_watch: ThreadWatch,
+    /// The hot threads that make no progress, for the admin listener.
+    stalled_threads: Arc<Mutex<Vec<HotThread>>>,
     audit: Option<Audit>,
     control: Option<ControlServer>,
     admin: Option<AdminListener>,
@@ -194,7 +195,7 @@ pub struct Overrides {
     /// Whether the gateway first tries to copy the state: from the configured peers, and failing that by a replay of
     /// the session in which the local log ends, from the venue's server.
     pub copy_peer_state: bool,
-    /// How long a hot thread may work without progress until [`Gateway::check_threads`] reports it; `None`: nobody calls that.
+    /// How long a hot thread may work without progress until [`Gateway::check_threads`] reports it; `None`: [`STALL_LIMIT`].
     pub stall_limit: Option<Duration>,
 }
 
@@ -302,8 +303,8 @@ impl Gateway {
         // Before any socket is opened: a socket belongs to the cgroup in which it was opened.
         let kernel = KernelGuard::start(config)?;
         let shared_page = HeldSharedPage::of(config)?;
-        let progress = ProgressCounters::new(config, shared_page.as_ref(), overrides.stall_limit.is_some());
-        let thread_watch = overrides.stall_limit.map(|limit| ThreadWatch::new(config, &progress, limit));
+        let progress = ProgressCounters::new(config, shared_page.as_ref());
+        let thread_watch = ThreadWatch::new(config, &progress, overrides.stall_limit.unwrap_or(STALL_LIMIT));
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let this_start = wiring.context().start;
         let mut pools = Vec::new();
@@ -416,7 +417,7 @@ impl Gateway {
             refusal_log: RefusalLog::default(),
             load,
             thread_watch,
-            has_stalled_thread: false,
+            stalled_threads: Arc::default(),
         };
         gateway.record_all(&AuditEvent::Started);
         if overrides.leadership == Leadership::Standalone {
@@ -505,6 +506,7 @@ impl Gateway {
             voter_silence_ns: self.voter_silence_ns,
             audit: self.audit().cloned(),
             main_turned_at: Arc::clone(&self.main_turned_at),
+            stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let (health, history) = (Arc::clone(&source), Arc::clone(&page));
         let counters = Arc::clone(&self.admin_counters);
@@ -742,8 +744,8 @@ impl Gateway {
     /// some times a second; before the first call no group is eligible.
     pub fn update_health(&mut self) {
         self.main_turned_at.store(mono_now().0, Ordering::Relaxed);
-        let progress =
-            if self.fault().is_some() || self.has_stalled_thread { Progress::Stuck } else { Progress::Running };
+        let stalled = lock(&self.stalled_threads).clone();
+        let progress = if self.fault().is_some() || !stalled.is_empty() { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
         // With a link, the link's thread forwards declared gaps sooner.
         if self.link.is_none() {
@@ -759,6 +761,7 @@ impl Gateway {
             peer_fitness: &self.peer_fitness,
             heartbeat_ns: self.heartbeat_ns,
             voter_silence_ns: self.voter_silence_ns,
+            stalled: &stalled,
         };
         let now = mono_now();
         for (group, election) in &self.elections {
@@ -771,10 +774,12 @@ impl Gateway {
     }
 
     /// Whether each hot thread makes progress or waits for work; one that does not is an alarm. To be called some times a
-    /// second. With a stalled thread the gateway gives up leadership. Always true without [`Overrides::stall_limit`].
+    /// second. With a stalled thread the gateway gives up leadership.
     pub fn check_threads(&mut self) -> bool {
-        self.has_stalled_thread = self.thread_watch.as_mut().is_some_and(|watch| !watch.check(mono_now()));
-        !self.has_stalled_thread
+        let stalled = self.thread_watch.check(mono_now());
+        let is_well = stalled.is_empty();
+        *lock(&self.stalled_threads) = stalled;
+        is_well
     }
 
     /// Whether the start is complete, and one line about roles and channels.
@@ -892,6 +897,8 @@ fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
     Some(ShutdownPosition { session, next: progress.covered_through, has_ended: progress.has_ended })
 }
 
+/// A hot thread that works without progress for this time has stalled, unless [`Overrides::stall_limit`] says otherwise.
+const STALL_LIMIT: Duration = Duration::from_secs(5);
 /// Leases that a group's election may take to stop: four for a hand-over that nobody answers, two for the release.
 const LEASES_TO_STOP: u64 = 6;
 /// Time for all other parts to stop.

@@ -78,7 +78,7 @@ impl FaultCase {
 const ETCD: ElectionBackend = ElectionBackend::Store(Store::Etcd);
 
 /// All cases.
-pub const CASES: [FaultCase; 53] = {
+pub const CASES: [FaultCase; 55] = {
     use ElectionBackend::Quorum;
     use ExpectedOutcome::{NewEpoch, NoChange, PeerLeads};
     [
@@ -99,6 +99,9 @@ pub const CASES: [FaultCase; 53] = {
         )
         .with_plan(|plan| plan.gateways = 3),
         FaultCase::new("pause", "the leader is stopped (SIGSTOP) for 0.2 to 3 s and continued", PeerLeads, processes::pause),
+        FaultCase::new("standby-pause", "the standby is stopped (SIGSTOP) for 0.8 s and continued", NoChange, |testbed, _| {
+            processes::pause_standby(testbed)
+        }),
         FaultCase::new("hand-over", "the leader is asked to hand over", PeerLeads, processes::hand_over),
         FaultCase::new(
             "restart-both",
@@ -228,6 +231,13 @@ pub const CASES: [FaultCase; 53] = {
         FaultCase::new("partition-to-leader", "the leader receives nothing from the standby, for 2 s", NoChange, |testbed, _| {
             network::partition_from_standby(testbed, network::Direction::Inbound)
         })
+        .with_backend(Quorum),
+        FaultCase::new(
+            "pair-link-cut",
+            "the pair link alone delivers nothing for 2 s: the standby receives feed, output and votes",
+            NoChange,
+            |testbed, _| network::cut_pair_link(testbed),
+        )
         .with_backend(Quorum),
         FaultCase::new("partition-witness", "the leader is partitioned from the witness, for 2 s", NoChange, |testbed, _| {
             network::partition_from_authority(testbed, network::Direction::Both)

@@ -6,7 +6,6 @@ const FORMAT = 1;
 const POLL_MS = 1000;
 const ANSWER_MS_MAX = 4000;
 const STALE_MS = 3500;
-// A voter that has not answered for this long, or for three leases, is shown as absent.
 // As the shipped alert rules: a counted alarm is recent for 15 minutes.
 const RECENT_S = 15 * 60;
 const STAGES = {
@@ -119,6 +118,9 @@ function lastingAlarms(answer) {
   for (const link of list(answer.links)) if (!link.is_up) add("pair-link-down", `node ${link.node}`);
   for (const group of groupsOf(answer)) {
     if (group.ineligible_lasting) add("not-eligible", `group ${group.group}`);
+    for (const voter of list(group.voters)) {
+      if (!voter.answers) add("voter-silent", `group ${group.group}: ${voter.name}`);
+    }
     if (group.connection === "suspended" || group.connection === "lost") add("store-unreachable", `group ${group.group}`);
   }
   return lasting;

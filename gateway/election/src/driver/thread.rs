@@ -313,7 +313,7 @@ where
         let view = self.core.view();
         let was_alarmed = self.shared.state().view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary());
         if was_alarmed && view.obstacle.is_none() {
-            tracing::info!(group = self.options.group, "eligible again");
+            tracing::info!(ends = Alarm::NotEligible.name(), group = self.options.group, "eligible again");
         }
         self.shared.change(|state| state.view = view);
     }

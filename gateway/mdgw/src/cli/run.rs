@@ -90,11 +90,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         ..Overrides::default()
     };
     let start_files = StartFiles::read(&config);
-    let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
-    gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     let (requester, requested) = reload_queue();
-    gateway.serve_control(&config, requester).with_context(|| format!("start {}", args.config.display()))?;
-    gateway.serve_admin(&config).with_context(|| format!("start {}", args.config.display()))?;
+    let start = || -> anyhow::Result<Gateway> {
+        let mut gateway = Gateway::start(&config, overrides)?;
+        gateway.link_as_configured(&config)?;
+        gateway.serve_control(&config, requester)?;
+        gateway.serve_admin(&config)?;
+        Ok(gateway)
+    };
+    let mut gateway = match start() {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            return Ok(outcome_of_run(Some(format!("start {}: {error:#}", args.config.display()))));
+        }
+    };
     let mut periodic = Periodic::new();
     let fault = 'running: loop {
         let mut is_stopping = false;
@@ -139,8 +148,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(outcome_of_run(failure.or_else(|| stopped.err().map(|error| error_chain(&error)))))
 }
 
-/// A fault of a gateway that ran may be gone after a restart: exit code 1, after which its unit starts it again. Exit code 2 is
-/// for a gateway that could not start as configured.
+/// A fault of a gateway that ran, or of a host on which it could not start, such as an interface that is not up yet, may be gone
+/// after a restart: exit code 1, after which its unit starts it again. Exit code 2 is for a configuration that cannot run.
 fn outcome_of_run(failure: Option<String>) -> Outcome {
     match failure {
         None => Outcome::Done,

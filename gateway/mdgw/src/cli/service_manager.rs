@@ -24,7 +24,7 @@ impl ServiceManager {
         Self { watchdog, is_ready: false, has_failed: false, status: String::new(), fed_at: None }
     }
 
-    /// How long a thread may stall until the watchdog is no longer fed.
+    /// How long a thread may stall until the watchdog is no longer fed; `None`: there is no watchdog.
     pub(super) fn stall_limit(&self) -> Option<Duration> {
         self.watchdog.map(|watchdog| watchdog / 2)
     }

@@ -35,6 +35,8 @@ pub struct ChannelSample {
     pub published: Option<StreamPosition>,
     /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
+    /// When the peer's last report of the channel arrived; `None`: none has.
+    pub reported_at: Option<MonoNs>,
     /// For how long the kernel has refused all packets of every output line of this gateway, ns, while it leads.
     pub output_refused_ns: u64,
 }
@@ -125,6 +127,12 @@ impl FitnessWatch {
         };
         let new = Acknowledgement { unconfirmed: published, since: now, was_received: false, beyond: None };
         let known = self.acknowledgements.entry(channel.channel).or_insert(new);
+        if channel.reported_at.is_none_or(|at| now.since(at) >= REPORT_AGE_NS_MAX) {
+            // The peer, or the link to it, stands still: nothing is known of the output. The first report after a pause may be
+            // older than the packets that wait at the peer.
+            known.since = now;
+            return false;
+        }
         let reported = [known.beyond, channel.peer_received].into_iter().flatten();
         let acknowledged = reported.filter(|position| *position <= published).max();
         let beyond = channel.peer_received.filter(|position| *position > published);
@@ -150,6 +158,8 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
 
 /// How long a peer may take to acknowledge output, and how long the kernel may refuse all of it, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
+/// A report that is older says nothing of the present, ns: five periods.
+const REPORT_AGE_NS_MAX: u64 = 100_000_000;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
 /// How long a gateway counts as failing after the last failure of its log or its threads, ns.
@@ -174,6 +184,12 @@ mod tests {
 
     fn sample(channel: ChannelSample) -> FitnessSample {
         FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() }
+    }
+
+    /// The same sample, with reports that arrive at that time.
+    fn reported(mut sample: FitnessSample, ms: u64) -> FitnessSample {
+        sample.channels.iter_mut().for_each(|channel| channel.reported_at = Some(MonoNs(ms * MS)));
+        sample
     }
 
     #[test]
@@ -229,7 +245,9 @@ mod tests {
     fn a_leader_whose_output_is_not_received_is_unfit_unless_the_peers_receive_path_failed() {
         let channel = |published, peer_received| ChannelSample { published, peer_received, ..ChannelSample::default() };
         let mut watch = FitnessWatch::default();
-        let mut not_received = |sample: &FitnessSample, ms| watch.update(sample, MonoNs(ms * MS)).output_not_received;
+        let mut not_received = |sample: &FitnessSample, ms| {
+            watch.update(&reported(sample.clone(), ms), MonoNs(ms * MS)).output_not_received
+        };
         assert!(!not_received(&sample(channel(at(5), None)), 0));
         assert!(!not_received(&sample(channel(at(9), at(5))), 100), "received a little later");
         assert!(!not_received(&sample(channel(at(50), at(8))), 299));
@@ -247,6 +265,27 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_whose_reports_pause_gets_its_time_anew() {
+        let channel = |sequence, reported_ms: u64| ChannelSample {
+            published: at(sequence),
+            peer_received: at(8),
+            reported_at: Some(MonoNs(reported_ms * MS)),
+            ..ChannelSample::default()
+        };
+        let mut watch = FitnessWatch::default();
+        let mut not_received = |sequence, reported_ms, ms| {
+            watch.update(&sample(channel(sequence, reported_ms)), MonoNs(ms * MS)).output_not_received
+        };
+        assert!(!not_received(9, 0, 0));
+        for ms in (50..=900).step_by(50) {
+            assert!(!not_received(10 + ms, 0, ms), "{ms} ms without a report");
+        }
+        assert!(!not_received(1_000, 910, 920), "the first report is older than the packets that wait at the peer");
+        assert!(!not_received(1_100, 1_090, 1_099));
+        assert!(not_received(1_101, 1_090, 1_100), "reports come, and acknowledge nothing");
+    }
+
+    #[test]
     fn output_counts_as_received_when_the_peer_has_acknowledged_this_leadership_on_every_channel() {
         let channel = |id, published, peer_received| ChannelSample {
             channel: ChannelId(id),
@@ -257,7 +296,7 @@ mod tests {
         let mut watch = FitnessWatch::default();
         let mut was_received = |channels: [ChannelSample; 2]| {
             let sample = FitnessSample { channels: channels.to_vec(), ..FitnessSample::default() };
-            watch.update(&sample, MonoNs(0));
+            watch.update(&reported(sample, 0), MonoNs(0));
             watch.was_received()
         };
         // The peer has received an earlier leadership up to 4.
@@ -276,7 +315,8 @@ mod tests {
         let channel = |published, peer_received| ChannelSample { published, peer_received, ..ChannelSample::default() };
         let mut watch = FitnessWatch::default();
         let mut update = |published, received, ms| {
-            let fitness = watch.update(&sample(channel(at(published), at(received))), MonoNs(ms * MS));
+            let sample = reported(sample(channel(at(published), at(received))), ms);
+            let fitness = watch.update(&sample, MonoNs(ms * MS));
             (watch.was_received(), fitness.output_not_received)
         };
         assert_eq!(update(5, 1 << 40, 0), (false, false));

@@ -524,7 +524,8 @@ struct Channel {
     /// End of the last gap that the other gateway has declared.
     gap_until: Option<StreamPosition>,
     tags: TagPolicy,
-    tag_alarm: TagAlarm,
+    tag_alarm: RefusalAlarm,
+    epoch_alarm: RefusalAlarm,
     outdated_leader: OutdatedLeaderWatch,
     status_table: ChannelStatus,
 }
@@ -648,12 +649,6 @@ impl Listener {
         }
         self.counts.datagrams += 1;
         if let Err(reason) = self.receive(bytes, now) {
-            if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
-                tracing::warn!(
-                    alarm = Alarm::EpochJump.name(),
-                    "packet dropped: its epoch is too far above every known epoch"
-                );
-            }
             self.counts.drops.count(reason);
         }
     }
@@ -682,7 +677,22 @@ impl Listener {
             channel.status_table.own_packets += 1;
             return Ok(());
         }
-        channel.observe(meta.epoch, now)?;
+        if let Err(reason) = channel.observe(meta.epoch, now) {
+            if reason == DropReason::EpochJump
+                && let Some(count) = channel.epoch_alarm.on_refused(now)
+            {
+                tracing::warn!(
+                    alarm = Alarm::EpochJump.name(),
+                    group = meta.group.0,
+                    channel_id = channel.id.0,
+                    epoch = meta.epoch.count(),
+                    node = meta.epoch.node(),
+                    count,
+                    "packet dropped: its epoch is too far above every known epoch"
+                );
+            }
+            return Err(reason);
+        }
         channel.status_table.packets += 1;
         channel.status_table.received_at = now;
         let span = StreamPosition::range_of_packet(&packet);
@@ -721,7 +731,8 @@ impl Channel {
             gauges,
             gap_until: None,
             tags,
-            tag_alarm: TagAlarm::default(),
+            tag_alarm: RefusalAlarm::default(),
+            epoch_alarm: RefusalAlarm::default(),
             outdated_leader: OutdatedLeaderWatch::default(),
             status_table: ChannelStatus { group, logged_through, ..ChannelStatus::default() },
         })
@@ -808,22 +819,22 @@ impl Channel {
     }
 }
 
-/// Limits the reports of packets that were refused for their tag to one in [`TAG_ALARM_INTERVAL_NS`].
+/// Limits the reports of packets that were refused for one reason to one in [`REFUSAL_ALARM_INTERVAL_NS`].
 #[derive(Debug, Default)]
-struct TagAlarm {
+struct RefusalAlarm {
     /// Packets refused since the start.
     count: u64,
     next_at: MonoNs,
 }
 
-impl TagAlarm {
+impl RefusalAlarm {
     /// A packet was refused. Returns the number of packets refused since the start if a report is due now.
     fn on_refused(&mut self, now: MonoNs) -> Option<u64> {
         self.count += 1;
         if now < self.next_at {
             return None;
         }
-        self.next_at = now.plus(TAG_ALARM_INTERVAL_NS);
+        self.next_at = now.plus(REFUSAL_ALARM_INTERVAL_NS);
         Some(self.count)
     }
 }
@@ -832,8 +843,8 @@ fn node_of(epoch: Epoch) -> u8 {
     epoch.0.to_le_bytes()[0]
 }
 
-/// Shortest time between two reports of refused tags of one channel, ns.
-const TAG_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
+/// Shortest time between two reports of refused packets of one channel, ns.
+const REFUSAL_ALARM_INTERVAL_NS: u64 = 60_000_000_000;
 /// How long only packets of lower epochs must have come before the leader counts as outdated, ns: longer than a takeover, and
 /// than two default heartbeat intervals of an output.
 const OUTDATED_NS_MIN: u64 = 3_000_000_000;
@@ -871,9 +882,9 @@ mod tests {
     }
 
     #[test]
-    fn refused_tags_are_reported_at_once_and_then_once_a_minute_with_their_number() {
+    fn refused_packets_are_reported_at_once_and_then_once_a_minute_with_their_number() {
         let second = |second: u64| MonoNs(second * 1_000_000_000);
-        let mut alarm = TagAlarm::default();
+        let mut alarm = RefusalAlarm::default();
         // A forger sends ten packets a second for two minutes, and one an hour later.
         let flood = (0..1_200).filter_map(|tenth: u64| {
             let at = MonoNs(second(7).0 + tenth * 100_000_000);

@@ -24,7 +24,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 use mdgw_pair::{
-    pair_link::{LinkHandle, PeerEndpoint, message::ChannelPositions, query_positions},
+    pair_link::{LinkHandle, PeerEndpoint, PeerReport, message::ChannelPositions, query_positions},
     standby::{
         ChannelStatus, ReceivePath, StatusTable,
         fitness::{ChannelSample, FitnessSample, FitnessWatch, has_no_gaps},
@@ -33,7 +33,7 @@ use mdgw_pair::{
 };
 use mdgw_publog::Reader;
 
-use super::{GroupHandle, StartMode};
+use super::{GroupHandle, StartMode, thread_watch::HotThread};
 use crate::config::Resolved;
 use mdgw_sys::alarm::Alarm;
 
@@ -105,6 +105,8 @@ pub(super) struct HealthInputs<'a> {
     pub(super) heartbeat_ns: u64,
     /// See [`voter_silence_ns`].
     pub(super) voter_silence_ns: u64,
+    /// The hot threads that make no progress.
+    pub(super) stalled: &'a [HotThread],
 }
 
 impl HealthMonitor {
@@ -140,8 +142,8 @@ impl HealthMonitor {
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.update(&sample, now) };
         watch.log_eligibility(group, joining, now);
         watch.log_fitness(group, fitness, now);
-        // A voter may answer late at the start.
-        if now.since(begun) >= inputs.voter_silence_ns {
+        // A voter may answer late at the start. An election thread that is stuck takes no answer.
+        if now.since(begun) >= inputs.voter_silence_ns && !inputs.stalled.contains(&HotThread::Election(group)) {
             let voters = election.view().voters;
             let others = voters.iter().filter(|(node, _)| **node != inputs.own.node);
             watch.log_voters(group, others, inputs.voter_silence_ns, now);
@@ -305,13 +307,10 @@ impl HealthInputs<'_> {
     }
 
     /// Recent reports of the peers about a channel.
-    fn peer_reports(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
-        let reports = self.pair.map(|pair| pair.peer_reports(channel)).unwrap_or_default();
+    fn peer_reports(&self, channel: ChannelId, now: MonoNs) -> Vec<PeerReport> {
+        let mut reports = self.pair.map(|pair| pair.peer_reports(channel)).unwrap_or_default();
+        reports.retain(|report| now.since(report.received_at) < self.silence_ns());
         reports
-            .into_iter()
-            .filter(|report| now.since(report.received_at) < self.silence_ns())
-            .map(|report| report.positions)
-            .collect()
     }
 
     fn channels(&self, handle: &GroupHandle, now: MonoNs) -> Vec<ChannelObservation> {
@@ -319,7 +318,7 @@ impl HealthInputs<'_> {
             let own = self.status_table.get(channel)?;
             let reports = self.peer_reports(channel, now);
             let is_on_wire = own.packets > 0 && now.since(own.received_at) < self.silence_ns();
-            let publishes = reports.iter().any(|report| report.published.is_some());
+            let publishes = reports.iter().any(|report| report.positions.published.is_some());
             // With a link, a leader counts as observed only if it is connected: from another leader this gateway can
             // neither copy state nor take a hand-over, only take over after its end.
             let leader_is_observed =
@@ -328,7 +327,7 @@ impl HealthInputs<'_> {
             let peer_state = match reports.as_slice() {
                 [] => leader_is_observed.then_some(ChannelState::Live),
                 reports => {
-                    let states = reports.iter().filter_map(|report| ChannelState::from_number(report.state));
+                    let states = reports.iter().filter_map(|report| ChannelState::from_number(report.positions.state));
                     states.max_by_key(|state| has_no_gaps(*state))
                 }
             };
@@ -339,13 +338,14 @@ impl HealthInputs<'_> {
                 // A peer that reports other channels and not this one does not have it: a reload adds a channel to one gateway
                 // after the other. That it does not acknowledge the output says nothing about this gateway.
                 published: own.published.filter(|_| self.pair.is_none() || !reports.is_empty()),
-                peer_received: reports.iter().filter_map(|report| report.last_received).max(),
+                peer_received: reports.iter().filter_map(|report| report.positions.last_received).max(),
+                reported_at: reports.iter().map(|report| report.received_at).max(),
                 output_refused_ns: if reports.is_empty() { 0 } else { own.output_refused_ns },
             };
             Some(ChannelObservation {
                 own,
                 sample,
-                theirs: reports.iter().filter_map(|report| report.logged_through).max(),
+                theirs: reports.iter().filter_map(|report| report.positions.logged_through).max(),
                 leader_is_observed,
             })
         };
@@ -354,7 +354,7 @@ impl HealthInputs<'_> {
 
     fn fitness_sample(&self, channels: &[ChannelObservation], election: &Election, now: MonoNs) -> FitnessSample {
         let peer_receives = |observation: &ChannelObservation| {
-            self.peer_reports(observation.sample.channel, now).iter().any(|report| report.receives_probe)
+            self.peer_reports(observation.sample.channel, now).iter().any(|report| report.positions.receives_probe)
         };
         // The counter of a former leader keeps its last value until the channel's next turn.
         let has_leadership = election.has_leadership();

@@ -8,7 +8,7 @@ mod declared;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -49,6 +49,7 @@ use super::{
     programs::{JOURNAL, JournalMetrics, LIVE, LiveMetrics, NATS, NatsMetrics},
     readiness::is_received,
     takeovers::TakeoverCounters,
+    thread_watch::HotThread,
     watch::{Watch, channel_state, state_name},
 };
 use crate::{
@@ -83,6 +84,8 @@ pub(super) struct AdminSource {
     pub(super) audit: Option<AuditSender>,
     /// When the main thread last evaluated the gateway's health.
     pub(super) main_turned_at: Arc<AtomicU64>,
+    /// The hot threads that make no progress.
+    pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
 
 /// A main thread that has not turned for this long is stuck, ns. It turns twenty times a second.
@@ -105,7 +108,14 @@ impl AdminSource {
         if idle_ns > MAIN_TURN_NS_MAX {
             return failing(format!("the main thread is stuck for {} s", idle_ns / 1_000_000_000));
         }
-        healthy("running")
+        self.stalled().map_or_else(|| healthy("running"), failing)
+    }
+
+    /// Names the hot threads that make no progress, if there are any.
+    fn stalled(&self) -> Option<String> {
+        let stalled = lock(&self.stalled_threads);
+        let names: Vec<String> = stalled.iter().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| format!("no progress: {}", names.join(", ")))
     }
 
     fn ready(&self) -> Health {
@@ -115,7 +125,9 @@ impl AdminSource {
             .iter()
             .map(|(_, name)| (name, counters.get(name).map_or_else(ChannelState::default, channel_state)));
         let others = states.filter(|(_, state)| !is_received(*state));
-        let others: Vec<_> = others.map(|(name, state)| format!("{name} is {}", state_name(state))).collect();
+        let others = others.map(|(name, state)| format!("{name} is {}", state_name(state)));
+        // The thread of a channel writes its state, so the state of a stalled thread's channel is old.
+        let others: Vec<_> = self.stalled().into_iter().chain(others).collect();
         if others.is_empty() { healthy(format!("{} channels", channels.len())) } else { failing(others.join(", ")) }
     }
 

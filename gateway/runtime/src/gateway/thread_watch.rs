@@ -1,4 +1,4 @@
-//! Watches whether the hot threads make progress, for the watchdog of a service manager.
+//! Watches whether the hot threads make progress, for health, election, and the watchdog of a service manager.
 //!
 //! Each hot thread has a progress counter, which it writes with plain stores. A thread that waits for work is idle, however
 //! long it waits. A thread that works and whose count stays the same over several checks has stalled.
@@ -41,7 +41,7 @@ pub(super) fn hot_threads(config: &Resolved) -> Vec<HotThread> {
     groups.chain(of_pools).collect()
 }
 
-/// The progress counters of all hot threads, in the order of [`hot_threads`]. Empty if nobody watches them.
+/// The progress counters of all hot threads, in the order of [`hot_threads`].
 #[derive(Debug)]
 pub(super) struct ProgressCounters {
     counters: Vec<ProgressCounter>,
@@ -49,11 +49,11 @@ pub(super) struct ProgressCounters {
 }
 
 impl ProgressCounters {
-    /// Counters in the page that the sentinel watches; without one, and if `is_watched`, counters of this process.
-    pub(super) fn new(config: &Resolved, shared_page: Option<&HeldSharedPage>, is_watched: bool) -> Self {
+    /// Counters in the page that the sentinel watches; without one, counters of this process.
+    pub(super) fn new(config: &Resolved, shared_page: Option<&HeldSharedPage>) -> Self {
         let threads = hot_threads(config);
         let mut counters = shared_page.map(HeldSharedPage::progress_counters).unwrap_or_default();
-        if counters.is_empty() && is_watched {
+        if counters.is_empty() {
             counters = threads.iter().map(|_| ProgressCounter::private()).collect();
         }
         let is_election = |thread: &&HotThread| matches!(thread, HotThread::Election(_));
@@ -108,14 +108,14 @@ impl ThreadWatch {
         Self { threads: watched.collect(), interval_ns, next_at: MonoNs(0) }
     }
 
-    /// Checks the threads if a check is due, and logs which of them stall or work again. Returns whether all make progress or
-    /// wait for work.
-    pub(super) fn check(&mut self, now: MonoNs) -> bool {
+    /// Checks the threads if a check is due, and logs which of them stall or work again. Returns those that neither make
+    /// progress nor wait for work.
+    pub(super) fn check(&mut self, now: MonoNs) -> Vec<HotThread> {
         if now >= self.next_at {
             self.next_at = now.plus(self.interval_ns);
             self.threads.iter_mut().for_each(WatchedThread::check);
         }
-        !self.threads.iter().any(|thread| thread.has_stalled)
+        self.threads.iter().filter(|watched| watched.has_stalled).map(|watched| watched.thread.clone()).collect()
     }
 }
 
@@ -128,17 +128,26 @@ impl WatchedThread {
         }
         self.has_stalled = has_stalled;
         match &self.thread {
-            thread if !has_stalled => tracing::warn!(%thread, "makes progress again"),
-            HotThread::Election(group) => tracing::error!(
+            HotThread::Election(group) if has_stalled => tracing::error!(
                 alarm = Alarm::ElectionThreadStall.name(),
                 group = group.0,
-                "the election thread makes no progress: the service manager's watchdog is not fed"
+                "the election thread makes no progress: this gateway does not lead, and feeds no watchdog"
             ),
-            HotThread::Pool(thread) => tracing::error!(
+            HotThread::Election(group) => {
+                tracing::info!(
+                    ends = Alarm::ElectionThreadStall.name(),
+                    group = group.0,
+                    "the election thread makes progress again"
+                );
+            }
+            HotThread::Pool(thread) if has_stalled => tracing::error!(
                 alarm = Alarm::PoolThreadStall.name(),
                 thread,
-                "a thread of a pool makes no progress with its work: the service manager's watchdog is not fed"
+                "a thread of a pool makes no progress with its work: this gateway gives up leadership, and feeds no watchdog"
             ),
+            HotThread::Pool(thread) => {
+                tracing::info!(ends = Alarm::PoolThreadStall.name(), thread, "a thread of a pool makes progress again");
+            }
         }
     }
 }
@@ -166,11 +175,12 @@ mod tests {
         for second in 0..=u64::from(CHECKS_UNTIL_HANG) {
             election.mark_busy();
             let is_stalled = second == u64::from(CHECKS_UNTIL_HANG);
-            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), !is_stalled, "{second}");
+            let expected = if is_stalled { vec![HotThread::Pool("main-0".to_owned())] } else { Vec::new() };
+            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), expected, "{second}");
         }
         election.mark_busy();
         pool.mark_idle();
-        assert!(watch.check(MonoNs(100 * INTERVAL_NS)));
+        assert_eq!(watch.check(MonoNs(100 * INTERVAL_NS)), []);
     }
 
     #[test]
@@ -180,7 +190,7 @@ mod tests {
         pool.mark_idle();
         for second in 0..1_000 {
             election.mark_busy();
-            assert!(watch.check(MonoNs(second * INTERVAL_NS)), "{second}");
+            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), [], "{second}");
         }
     }
 
@@ -190,11 +200,11 @@ mod tests {
         pool.mark_busy();
         election.mark_busy();
         for turn in 0..4 {
-            assert!(watch.check(MonoNs(turn * 3_600 * INTERVAL_NS)));
+            assert_eq!(watch.check(MonoNs(turn * 3_600 * INTERVAL_NS)), []);
         }
         // Between two checks nothing is counted.
         for _ in 0..100 {
-            assert!(watch.check(MonoNs(3 * 3_600 * INTERVAL_NS + 1)));
+            assert_eq!(watch.check(MonoNs(3 * 3_600 * INTERVAL_NS + 1)), []);
         }
     }
 }

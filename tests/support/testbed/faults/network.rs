@@ -144,6 +144,22 @@ pub(super) fn partition_standby_from_authority(testbed: &mut Testbed, direction:
     partition_and_heal(testbed, standby, &authority, direction)
 }
 
+pub(super) fn cut_pair_link(testbed: &mut Testbed) -> InjectedFault {
+    let leader = testbed.leader();
+    let fault = hold_fault(testbed, PARTITION_TIME, |testbed, is_begin| {
+        let (leader, standby) = (testbed.host(leader), testbed.host(3 - leader));
+        if is_begin {
+            // Votes are datagrams.
+            testbed.switch.drop_tcp(leader, standby);
+            testbed.switch.drop_tcp(standby, leader);
+        } else {
+            testbed.switch.heal();
+        }
+    });
+    testbed.wait_until_eligible(3 - testbed.leader());
+    fault
+}
+
 fn partition_and_heal(testbed: &mut Testbed, gateway: u8, others: &[Host], direction: Direction) -> InjectedFault {
     let fault = hold_fault(testbed, PARTITION_TIME, |testbed, is_begin| {
         if is_begin {

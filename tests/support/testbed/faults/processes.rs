@@ -63,6 +63,19 @@ pub(super) fn pause(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     InjectedFault { epoch_before, injected_ns, stable_until_ns: None }
 }
 
+/// Longer than a leader waits for an acknowledgement, shorter than the pair link takes to be lost.
+pub(super) fn pause_standby(testbed: &mut Testbed) -> InjectedFault {
+    let standby = 3 - testbed.leader();
+    let mut fault = hold_fault(testbed, Duration::from_millis(800), |testbed, is_begin| {
+        testbed.signal(standby, if is_begin { Signal::Stop } else { Signal::Continue });
+    });
+    // A hand-over to it would come when it goes on.
+    std::thread::sleep(Duration::from_millis(500));
+    fault.stable_until_ns = Some(now_ns());
+    testbed.wait_until_eligible(standby);
+    fault
+}
+
 pub(super) fn hand_over(testbed: &mut Testbed, trial: u64) -> InjectedFault {
     let mut done = None;
     // A crowded machine may be too slow for a hand-over; then the current leader is asked again.

@@ -128,10 +128,16 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
             "{:<6} {leader:<24} {:>7} {channels:>8}  {:<10} {}{}",
             plain_text(&group["group"]),
             plain_text(&group["epoch"]["count"]),
-            plain_text(&group["role"]),
+            if has_lost_lease(group) { "no lease".to_owned() } else { plain_text(&group["role"]) },
             plain_text(&group["connection"]),
             if group["pinned"] == true { ", pinned" } else { "" }
         )?;
+        if has_lost_lease(group) {
+            writeln!(
+                text,
+                "       was the leader: the fence is closed, since its lease ended or its election thread is stuck"
+            )?;
+        }
         if let Some(reason) = field(group, "ineligible_reason", "obstacle").as_str() {
             writeln!(text, "       not eligible: {reason}")?;
         }
@@ -153,6 +159,11 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the gateway was the leader when its election thread last turned, and its fence has closed since.
+fn has_lost_lease(group: &Value) -> bool {
+    group["role"] == "leader" && group["has_leadership"] == false
 }
 
 /// Writes abnormal conditions. Writes nothing if the gateway is eligible and fit and the election allows one leader
@@ -361,6 +372,22 @@ mod tests {
 
             gateway-1 (node 1)              groups: 1, channels: 3
             gateway-2 (node 2)              groups: 2, channels: 13
+        "#]]
+        .assert_eq(&text);
+    }
+
+    #[test]
+    fn a_leader_whose_fence_has_closed_is_none() {
+        let group = json!({
+            "group": 1, "role": "leader", "has_leadership": false, "epoch": { "count": 7, "node": 1 }, "leader": null,
+            "connection": "connected", "pinned": false, "details": { "channels": [], "fitness": "fit" },
+        });
+        let mut text = String::new();
+        write_groups(&json!({ "node": 1, "groups": [group] }), &mut text).unwrap();
+        expect_test::expect![[r#"
+            group  leader                     epoch channels  here       connection
+            1      none                           7        0  no lease   connected
+                   was the leader: the fence is closed, since its lease ended or its election thread is stuck
         "#]]
         .assert_eq(&text);
     }

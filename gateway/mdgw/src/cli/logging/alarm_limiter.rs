@@ -43,6 +43,8 @@ impl AlarmLimiter {
         // Several causes share an alarm, each with a text of its own. Numbers in a text say how it is, as fields do: under forged
         // epochs each text would be another one.
         let mut thing: String = event.message.chars().filter(|character| !character.is_ascii_digit()).collect();
+        // The end of a condition may have the text of its begin.
+        thing.push(if event.field("ends").is_some() { 'e' } else { 'b' });
         for value in NAMING_FIELDS.iter().filter_map(|name| event.field(name)) {
             thing.push('\0');
             thing.push_str(&value.text());
@@ -152,6 +154,22 @@ mod tests {
     }
 
     /// A forger chooses the epoch; a link that something disturbs comes up many times a second.
+    #[test]
+    fn an_end_is_written_at_once_though_its_text_is_that_of_the_alarm() {
+        let mut limiter = AlarmLimiter::default();
+        let state = |state: &'static str| {
+            let alarm = Alarm::StoreUnreachable.name();
+            let event = || match state {
+                "lost" => tracing::warn!(alarm, group = 1, state, "connection to the store"),
+                _ => tracing::warn!(ends = alarm, group = 1, state, "connection to the store"),
+            };
+            logged(event).remove(0)
+        };
+        let start = Instant::now();
+        assert_eq!(written(&mut limiter, start, 0, vec![state("lost")]).len(), 1);
+        assert_eq!(written(&mut limiter, start, 1, vec![state("reconnected")]).len(), 1);
+    }
+
     #[test]
     fn a_text_with_another_number_and_the_end_of_an_alarm_are_limited() {
         let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
