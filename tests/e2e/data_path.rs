@@ -146,7 +146,7 @@ fn a_second_gateway_on_the_same_state_or_the_same_log_is_refused() {
         assert!(config.contains(&theirs), "{config}");
         let path = elsewhere.path("second.toml");
         fs::write(&path, config).unwrap();
-        process::run(["run", text(&path)]).expect_code(2)
+        process::run(["run", text(&path)]).expect_code(1)
     };
     let state = same("state_file", "state.json");
     assert!(state.stderr.contains(text(&fixture.path("state.json"))), "{}", state.stderr);

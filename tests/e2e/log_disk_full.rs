@@ -61,7 +61,7 @@ fn a_full_disk_ends_the_latency_log_and_a_new_one_begins_when_there_is_room() {
     mounted.fill();
     let before = fs::read_dir(mounted.path()).unwrap().count();
     let config = fixture.config(&options);
-    let refused = process::run(["run", text(&config)]).expect_code(2);
+    let refused = process::run(["run", text(&config)]).expect_code(1);
     assert!(refused.stderr.contains("write latency logs: No space left on device"), "{}", refused.stderr);
     assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), before);
 }

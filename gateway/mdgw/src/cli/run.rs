@@ -101,7 +101,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut gateway = match start() {
         Ok(gateway) => gateway,
         Err(error) => {
-            return Ok(outcome_of_run(Some(format!("start {}: {error:#}", args.config.display()))));
+            let error = error.context(format!("start {}", args.config.display()));
+            return Ok(outcome_of_run(Some(error_chain(&error))));
         }
     };
     let mut periodic = Periodic::new();
