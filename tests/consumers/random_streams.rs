@@ -75,7 +75,16 @@ fn stream(seed: u64) -> Scenario {
         let skipped = if random.chance(0.3) { random.below(20) } else { 0 };
         let body = usize::try_from(bodies[usize::try_from(number).unwrap() % 2]).unwrap();
         // The other gateway's books may be right: it has what this one lacks.
-        let served_sessions = if rebuilds && random.chance(0.7) { without_gaps(&sessions) } else { sessions.clone() };
+        let mut served_sessions =
+            if rebuilds && random.chance(0.7) { without_gaps(&sessions) } else { sessions.clone() };
+        // A service that is behind: its image is of a position that the receiver has passed.
+        if rebuilds
+            && random.chance(0.5)
+            && let Some((_, inputs, has_end)) = served_sessions.last_mut()
+        {
+            inputs.truncate(inputs.len() - usize::try_from(random.below(5)).unwrap());
+            *has_end = false;
+        }
         let mut served = log(&served_sessions, &mut random, body, skipped);
         if (start == "snapshot" || rebuilds) && random.chance(0.8) {
             served.serve_snapshots(u32::try_from(100 * (number + 1)).unwrap());

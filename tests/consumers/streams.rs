@@ -113,10 +113,20 @@ fn split_gateway_with(body: usize, is_first_alone: bool) -> VirtualGateway {
 
 /// Every named stream.
 fn all() -> Vec<Scenario> {
-    [one_line(), two_lines(), missing_messages(), sessions(), late_starts(), snapshots::all(), rebuilds::all(), epochs(), tags()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        one_line(),
+        two_lines(),
+        missing_messages(),
+        sessions(),
+        late_starts(),
+        snapshots::all(),
+        rebuilds::all(),
+        epochs(),
+        tags(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn one_line() -> Vec<Scenario> {

@@ -3,13 +3,13 @@
 use mdgw_feeds::frame::FrameFlags;
 
 use super::{
-    BODY, FIRST, LARGE, MS, NONE, ONE_RECORD, PLAIN, Scenario, VirtualGateway,
+    BODY, FIRST, LARGE, MS, NONE, PLAIN, Scenario, VirtualGateway,
     scenario::Damage,
     snapshots::{CHECKSUM_AT, gateway},
 };
 
 /// Messages of the served log; the image is the state behind them.
-const SERVED: u64 = 21;
+const SERVED: u64 = 13;
 /// Messages that are published.
 const PUBLISHED: u64 = 27;
 /// The packet that is lost: messages 7 and 8.
@@ -27,21 +27,22 @@ pub(super) fn all() -> Vec<Scenario> {
 
 /// Images that make the books right.
 fn images() -> Vec<Scenario> {
+    let published = gateway(PUBLISHED, false);
     let mut all = vec![losing(
         "rebuild",
         "Messages 7 and 8 are lost for good, and the books are suspect. Half a second later the receiver asks for one chunk, then for the \
-         others. The image is the state behind message 20: the messages behind it are delivered once more, then the books are right.",
+         others. The image is the state behind message 12: the messages behind it are delivered once more, then the books are right.",
         "",
+        &published,
         &[SERVED],
-        |_| {},
     )];
 
     let mut stream = losing(
         "rebuild_chunks_lost",
         "Two chunks are lost. The receiver requests what is missing.",
         "",
+        &published,
         &[SERVED],
-        |_| {},
     );
     let mut chunks = 0;
     stream.damage = without_ranges(move |packet| {
@@ -56,10 +57,10 @@ fn images() -> Vec<Scenario> {
         "rebuild_checksum_wrong",
         "The checksum is another than that of the records: the whole image is discarded. It is requested again, and right.",
         "",
+        &published,
         &[SERVED],
-        |_| {},
     );
-    let mut left = 5;
+    let mut left = 3;
     stream.damage = without_ranges(move |packet| {
         if packet[5] == CHUNK && left > 0 {
             left -= 1;
@@ -72,24 +73,24 @@ fn images() -> Vec<Scenario> {
         "rebuild_image_ahead",
         "The image is ahead of the stream: it waits until everything before its position is delivered.",
         "",
-        &[41],
-        |published| (PUBLISHED..41).for_each(|sequence| order(published, sequence)),
+        &published,
+        &[25],
     ));
 
+    let mut joined = gateway(9, false);
+    joined.cover(10);
+    joined.message(10, (0, 0, 0), PLAIN);
+    joined.flush();
+    joined.message(11, LARGE, PLAIN);
+    joined.flush();
+    (12..PUBLISHED).for_each(|sequence| order(&mut joined, sequence));
     all.push(losing(
         "rebuild_joined_message",
-        "A message in parts, messages without output and one without records are behind the position. What was delivered as a message is \
+        "Behind the position are a message without output, one without records and one in parts. What was delivered as a message is \
          repeated, the parts joined.",
         "",
-        &[PUBLISHED],
-        |published| {
-            published.cover(PUBLISHED + 2);
-            published.message(PUBLISHED + 2, LARGE, PLAIN);
-            published.flush();
-            published.message(PUBLISHED + 3, (0, 0, 0), PLAIN);
-            published.message(PUBLISHED + 4, ONE_RECORD, PLAIN);
-            published.flush();
-        },
+        &joined,
+        &[9],
     ));
 
     let mut stream = suspect(
@@ -124,15 +125,15 @@ fn images() -> Vec<Scenario> {
 fn images_left() -> Vec<Scenario> {
     let mut all = Vec::new();
 
-    let published = gateway(PUBLISHED, true);
+    let (published, with_gap) = (gateway(PUBLISHED, false), gateway(PUBLISHED, true));
     let mut stream = suspect(
         "rebuild_without_right_books",
         "The service's books are suspect too. One chunk says so. The receiver asks again, after pauses that double.",
         "services=1",
-        &published,
+        &with_gap,
     );
     stream.interval = 1_000 * MS;
-    (0..8).for_each(|_| stream.heartbeat(&published, FIRST, &[0]));
+    (0..8).for_each(|_| stream.heartbeat(&with_gap, FIRST, &[0]));
     stream.serve(serving(gateway(SERVED, true), 10));
     all.push(stream);
 
@@ -140,7 +141,7 @@ fn images_left() -> Vec<Scenario> {
         "rebuild_without_an_answer",
         "The service takes no snapshots and does not answer.",
         "services=1",
-        &published,
+        &with_gap,
     );
     stream.serve(gateway(SERVED, true));
     all.push(stream);
@@ -149,8 +150,8 @@ fn images_left() -> Vec<Scenario> {
         "rebuild_image_too_old",
         "The first service's image is of a position before the loss. The other one's is taken.",
         "",
+        &published,
         &[7, SERVED],
-        |_| {},
     ));
 
     for (bytes, about) in [
@@ -158,27 +159,26 @@ fn images_left() -> Vec<Scenario> {
         (207, "The receiver keeps one message. The first service's image is older, the other one's is not."),
         (103, "The receiver keeps no message, and takes an image only if the stream has not passed it."),
     ] {
-        let name = format!("rebuild_bytes_{bytes}");
-        all.push(losing(&name, about, &format!("rebuild_bytes_max={bytes}"), &[SERVED, PUBLISHED + 4], |published| {
-            (PUBLISHED..PUBLISHED + 4).for_each(|sequence| order(published, sequence));
-        }));
+        let (name, more) = (format!("rebuild_bytes_{bytes}"), format!("rebuild_bytes_max={bytes}"));
+        // Message 18 was delivered when the first service's chunk arrives.
+        all.push(losing(&name, about, &more, &published, &[17, PUBLISHED]));
     }
 
-    let published = gateway(81, false);
+    let many = gateway(81, false);
     let mut stream = Scenario::new(
         "rebuild_behind_many_messages",
         "Sixty messages come until the receiver has an image, ten times what it keeps.",
         "services=2 attempts=2 rebuild=1 rebuild_bytes_max=700 message_bytes_max=1000",
     );
     stream.interval = 20 * MS;
-    stream.publish_lossy(&published, FIRST, 0, 0, &|index| index == LOST);
-    for (behind, next) in [(10, SERVED), (20, 69)] {
+    stream.publish_lossy(&many, FIRST, 0, 0, &|index| index == LOST);
+    for (behind, next) in [(10, SERVED), (20, 77)] {
         stream.serve(serving(gateway(next, false), behind));
     }
     stream.damage = without_ranges(|_| {});
     all.push(stream);
 
-    let published = gateway(61, false);
+    let many = gateway(61, false);
     let mut stream = Scenario::new(
         "rebuild_another_loss",
         "Messages 43 and 44 are lost while the chunks of an image of position 41 arrive, slowly. The image is discarded. The other \
@@ -186,7 +186,9 @@ fn images_left() -> Vec<Scenario> {
         "services=2 attempts=2 rebuild=1",
     );
     stream.interval = 40 * MS;
-    stream.publish_lossy(&published, FIRST, 0, 0, &|index| index == LOST || index == 21);
+    stream.publish_lossy(&many, FIRST, 0, 0, &|index| index == LOST || index == 21);
+    stream.interval = 1_000 * MS;
+    (0..3).for_each(|_| stream.heartbeat(&many, FIRST, &[0]));
     for (behind, next) in [(10, 41), (20, 61)] {
         stream.serve(serving(gateway(next, false), behind));
     }
@@ -195,7 +197,7 @@ fn images_left() -> Vec<Scenario> {
         chunks += u32::from(packet[5] == CHUNK);
         // Of each answer one chunk.
         let is_lost = packet[5] == CHUNK && chunks % 4 != 1 || packet[5] == CHUNKS_END && chunks > 0;
-        if chunks < 20 && is_lost {
+        if chunks < 12 && is_lost {
             packet.clear();
         }
     });
@@ -205,11 +207,11 @@ fn images_left() -> Vec<Scenario> {
         "rebuild_image_never_reached",
         "The stream does not come to the image's position. After ten seconds the image is discarded.",
         "",
+        &published,
         &[41],
-        |_| {},
     );
     stream.interval = 1_000 * MS;
-    (0..10).for_each(|_| stream.heartbeat(&gateway(PUBLISHED, false), FIRST, &[0]));
+    (0..10).for_each(|_| stream.heartbeat(&published, FIRST, &[0]));
     all.push(stream);
     all
 }
@@ -278,21 +280,12 @@ fn beginnings() -> Vec<Scenario> {
     all
 }
 
-/// A stream of which messages 7 and 8 are in no log. A service for each image, of the state before that message. The gateway adds what it
-/// publishes after message 26.
-fn losing(
-    name: &str,
-    about: &str,
-    more: &str,
-    images: &[u64],
-    add: impl FnOnce(&mut VirtualGateway),
-) -> Scenario {
-    let mut published = gateway(PUBLISHED, false);
-    add(&mut published);
+/// A stream of which messages 7 and 8 are in no log. A service for each image, of the state before that message.
+fn losing(name: &str, about: &str, more: &str, published: &VirtualGateway, images: &[u64]) -> Scenario {
     let settings = format!("services={} attempts=2 rebuild=1 {more}", images.len());
     let mut stream = Scenario::new(name, about, settings.trim_end());
-    stream.interval = 100 * MS;
-    stream.publish_lossy(&published, FIRST, 0, 0, &|index| index == LOST);
+    stream.interval = 150 * MS;
+    stream.publish_lossy(published, FIRST, 0, 0, &|index| index == LOST);
     for (behind, next) in (10..).step_by(10).zip(images) {
         stream.serve(serving(gateway(*next, false), behind));
     }
