@@ -3,7 +3,7 @@
 use mdgw_feeds::frame::FrameFlags;
 
 use super::{
-    BODY, FIRST, LARGE, MS, NONE, PLAIN, Scenario, VirtualGateway,
+    BODY, FIRST, LARGE, MBO, MS, NONE, PLAIN, Scenario, VirtualGateway,
     scenario::Damage,
     snapshots::{CHECKSUM_AT, gateway},
 };
@@ -164,15 +164,19 @@ fn images_left() -> Vec<Scenario> {
         all.push(losing(&name, about, &more, &published, &[17, PUBLISHED]));
     }
 
-    let many = gateway(81, false);
+    let mut many = gateway(33, false);
+    // A multiple of the others' size in a ring of memory, so that it ends where another one ended a lap before.
+    many.message(33, (12, 56, MBO), PLAIN);
+    many.flush();
+    (34..61).for_each(|sequence| order(&mut many, sequence));
     let mut stream = Scenario::new(
         "rebuild_behind_many_messages",
-        "Sixty messages come until the receiver has an image, ten times what it keeps.",
-        "services=2 attempts=2 rebuild=1 rebuild_bytes_max=700 message_bytes_max=1000",
+        "Fifty messages come until the receiver has an image, five times what it keeps; one of them is large.",
+        "services=2 attempts=2 rebuild=1 rebuild_bytes_max=1000 message_bytes_max=1000",
     );
     stream.interval = 20 * MS;
     stream.publish_lossy(&many, FIRST, 0, 0, &|index| index == LOST);
-    for (behind, next) in [(10, SERVED), (20, 77)] {
+    for (behind, next) in [(10, SERVED), (20, 57)] {
         stream.serve(serving(gateway(next, false), behind));
     }
     stream.damage = without_ranges(|_| {});
