@@ -164,15 +164,15 @@ fn images_left() -> Vec<Scenario> {
         all.push(losing(&name, about, &more, &published, &[17, PUBLISHED]));
     }
 
-    let mut many = gateway(33, false);
+    let mut many = gateway(28, false);
     // A multiple of the others' size in a ring of memory, so that it ends where another one ended a lap before.
-    many.message(33, (12, 56, MBO), PLAIN);
+    many.message(28, (12, 56, MBO), PLAIN);
     many.flush();
-    (34..61).for_each(|sequence| order(&mut many, sequence));
+    (29..61).for_each(|sequence| order(&mut many, sequence));
     let mut stream = Scenario::new(
         "rebuild_behind_many_messages",
-        "Fifty messages come until the receiver has an image, five times what it keeps; one of them is large.",
-        "services=2 attempts=2 rebuild=1 rebuild_bytes_max=1000 message_bytes_max=1000",
+        "Fifty messages come until the receiver has an image, seven times what it keeps; one of them is large.",
+        "services=2 attempts=2 rebuild=1 rebuild_bytes_max=824 message_bytes_max=1000",
     );
     stream.interval = 20 * MS;
     stream.publish_lossy(&many, FIRST, 0, 0, &|index| index == LOST);

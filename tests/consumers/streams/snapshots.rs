@@ -66,7 +66,7 @@ pub(super) fn all() -> Vec<Scenario> {
         |packet| {
             if packet[CHUNK_AT] == 2 {
                 packet.truncate(RECORDS_AT);
-                packet[12..14].copy_from_slice(&(RECORDS_AT as u16 - 64).to_le_bytes());
+                packet[12..14].copy_from_slice(&(u16::try_from(RECORDS_AT).unwrap() - 64).to_le_bytes());
                 packet[FRAME_COUNTS_AT..FRAME_COUNTS_AT + 4].fill(0);
             }
         },
