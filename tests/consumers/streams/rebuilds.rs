@@ -243,6 +243,14 @@ fn beginnings() -> Vec<Scenario> {
     stream.interval = 100 * MS;
     (5..published.entries().len()).for_each(|index| stream.publish_next(&published, index, FIRST, NONE, &[0]));
     stream.serve(serving(gateway(SERVED, true), 10));
+    // Two seconds later the service would take another image, by its own clock: nothing of it arrives.
+    let mut left = 10;
+    stream.damage = Box::new(move |packet| {
+        left -= i32::from(packet[5] == CHUNK && left > 0);
+        if left == 0 && [CHUNK, CHUNKS_END].contains(&packet[5]) {
+            packet.clear();
+        }
+    });
     all.push(stream);
 
     let mut two = gateway(11, true);
