@@ -9,6 +9,7 @@ mod log;
 mod packets;
 mod python;
 mod random_streams;
+mod rebuild;
 mod records;
 mod replay;
 mod sample;

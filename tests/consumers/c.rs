@@ -27,11 +27,19 @@ fn the_c_receiver_reads_all_vectors() {
 
 #[test]
 fn the_c_receiver_agrees_on_random_streams() {
-    let Some(program) = Vectors::compile("the_c_receiver_agrees_on_random_streams", &SANITIZED) else { return };
-    let path = program.folder.path().join("random.txt");
-    let expected = random_streams::text(300);
-    fs::write(&path, &expected).unwrap();
-    data_files::assert_same_text("random streams", &program.run(&path), &expected);
+    assert_agrees("the_c_receiver_agrees_on_random_streams", &random_streams::text(300));
+}
+
+#[test]
+fn the_c_receiver_agrees_on_mutated_vectors() {
+    assert_agrees("the_c_receiver_agrees_on_mutated_vectors", &random_streams::mutated_vectors(600));
+}
+
+fn assert_agrees(test: &str, expected: &str) {
+    let Some(program) = Vectors::compile(test, &SANITIZED) else { return };
+    let path = program.folder.path().join("streams.txt");
+    fs::write(&path, expected).unwrap();
+    data_files::assert_same_text(test, &program.run(&path), expected);
 }
 
 /// Limits of the configuration, and sockets under a flood.

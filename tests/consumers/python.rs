@@ -17,15 +17,23 @@ fn the_python_receiver_reads_all_vectors() {
 
 #[test]
 fn the_python_receiver_agrees_on_random_streams() {
+    assert_agrees("the_python_receiver_agrees_on_random_streams", &random_streams::text(150));
+}
+
+#[test]
+fn the_python_receiver_agrees_on_mutated_vectors() {
+    assert_agrees("the_python_receiver_agrees_on_mutated_vectors", &random_streams::mutated_vectors(300));
+}
+
+fn assert_agrees(test: &str, expected: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("random.txt");
-    let expected = random_streams::text(150);
-    fs::write(&path, &expected).unwrap();
-    let Some(found) = vectors("the_python_receiver_agrees_on_random_streams", &path) else { return };
+    let path = folder.path().join("streams.txt");
+    fs::write(&path, expected).unwrap();
+    let Some(found) = vectors(test, &path) else { return };
     // A malformed packet that repeats what was delivered counts as a duplicate.
     let without_refusals =
         |text: &str| text.lines().filter(|line| !line.starts_with("> refused ")).collect::<Vec<_>>().join("\n");
-    data_files::assert_same_text("random streams", &without_refusals(&found), &without_refusals(&expected));
+    data_files::assert_same_text(test, &without_refusals(&found), &without_refusals(expected));
 }
 
 /// Sockets under a flood, rival epochs, and thousands of damaged packets.

@@ -1,34 +1,41 @@
 //! Random streams: lines that lose, duplicate, delay and reorder, takeovers, sessions, services that are silent or incomplete.
 //! Receivers in other languages must deliver, request and refuse exactly what the receiver in Rust does.
 
-use std::env;
+use std::{env, ops::Range};
 
-use mdgw_captures::random::Random;
+use mdgw_captures::random::{Random, mix};
 use mdgw_feeds::{channel::ChannelState, frame::FrameFlags, identity::Epoch, published::packet::PacketFlags};
 
 use super::{
+    data_files,
     replay::replay,
-    streams::{MS, Scenario, US},
+    streams::{self, MS, Scenario, US},
+    text,
     virtual_gateway::{DEFINITION, MBO, NEXT_DAY, VirtualGateway},
 };
 
 /// The text of that many random streams. `SEED` selects one, `SEEDS` their number.
 pub(crate) fn text(default_count: u64) -> String {
+    let streams: Vec<String> = seeds(default_count).map(|seed| stream(seed).run()).collect();
+    streams.join("\n")
+}
+
+fn seeds(default_count: u64) -> Range<u64> {
     let number = |name: &str| env::var(name).ok().map(|value| value.parse().expect(name));
-    let seeds = match number("SEED") {
+    match number("SEED") {
         Some(seed) => seed..seed + 1,
         None => 1..1 + number("SEEDS").unwrap_or(default_count),
-    };
-    let streams: Vec<String> = seeds.map(|seed| stream(seed).run()).collect();
-    streams.join("\n")
+    }
 }
 
 #[test]
 fn random_streams_are_repeatable_and_exercise_the_receiver() {
     let text = text(40);
     assert!(replay(&text) == text);
-    for part in ["> lost ", "> gap ", "> definition ", "> end ", "> state ", "> request 1 ", "> refused "] {
-        assert!(text.contains(part), "no {part}");
+    let items = ["lost ", "gap ", "definition ", "end ", "state ", "snapshot ", "repeated ", "request 1 ", "refused "];
+    let books = ["books channel=2 state=suspect", "books channel=2 state=right"];
+    for part in items.into_iter().chain(books).map(|item| format!("> {item}")) {
+        assert!(text.contains(&part), "no {part}");
     }
 }
 
@@ -48,9 +55,13 @@ fn stream(seed: u64) -> Scenario {
     let start = ["session", "day", "live", "snapshot"][usize::try_from(random.below(4)).unwrap()];
     let window = [64, 256][usize::try_from(random.below(2)).unwrap()];
     let (attempts, per_request) = (1 + random.below(4), 1 + random.below(50));
+    let rebuilds = services > 0 && random.chance(0.6);
     let settings = format!(
         "lines={lines} services={services} start={start} window={window} attempts={attempts} per_request={per_request} \
-         request_nonce={} epoch_nonce={}",
+         rebuild={} rebuild_bytes_max={} message_bytes_max={} request_nonce={} epoch_nonce={}",
+        u8::from(rebuilds),
+        [1_000, 1 << 20][usize::try_from(random.below(2)).unwrap()],
+        [1_500, 1 << 16][usize::try_from(random.below(2)).unwrap()],
         random.next_u64(),
         random.next_u64()
     );
@@ -63,8 +74,19 @@ fn stream(seed: u64) -> Scenario {
         // Some logs have lost their beginning.
         let skipped = if random.chance(0.3) { random.below(20) } else { 0 };
         let body = usize::try_from(bodies[usize::try_from(number).unwrap() % 2]).unwrap();
-        let mut served = log(&sessions, &mut random, body, skipped);
-        if start == "snapshot" && random.chance(0.8) {
+        // The other gateway's books may be right: it has what this one lacks.
+        let mut served_sessions =
+            if rebuilds && random.chance(0.7) { without_gaps(&sessions) } else { sessions.clone() };
+        // A service that is behind: its image is of a position that the receiver has passed.
+        if rebuilds
+            && random.chance(0.5)
+            && let Some((_, inputs, has_end)) = served_sessions.last_mut()
+        {
+            inputs.truncate(inputs.len() - usize::try_from(random.below(5)).unwrap());
+            *has_end = false;
+        }
+        let mut served = log(&served_sessions, &mut random, body, skipped);
+        if (start == "snapshot" || rebuilds) && random.chance(0.8) {
             served.serve_snapshots(u32::try_from(100 * (number + 1)).unwrap());
         }
         stream.serve(served);
@@ -75,10 +97,32 @@ fn stream(seed: u64) -> Scenario {
     let mut answer_losses = Random::new(random.next_u64());
     let loss = [0.0, 0.1][usize::try_from(random.below(2)).unwrap()];
     stream.loses_answer = Box::new(move || answer_losses.chance(loss));
+    let mut answer_damage = Random::new(random.next_u64());
+    if random.chance(0.3) {
+        stream.damage = Box::new(move |packet| {
+            if answer_damage.chance(0.05) {
+                *packet = damaged(packet, &mut answer_damage);
+            }
+        });
+    }
     stream
 }
 
-fn content(random: &mut Random) -> Vec<(u32, Vec<Input>, bool)> {
+/// Restart count, content, and whether the session's end is in the log.
+type Content = (u32, Vec<Input>, bool);
+
+/// The same with a message for each that is missing or suspect.
+fn without_gaps(sessions: &[Content]) -> Vec<Content> {
+    let whole = |input: &Input| match *input {
+        Input::Gap(count) => vec![Input::Message(1, MBO, 0); usize::try_from(count).unwrap()],
+        Input::Message(records, rtype, _) => vec![Input::Message(records, rtype, 0)],
+        other => vec![other],
+    };
+    let session = |(restart, inputs, has_end): &Content| (*restart, inputs.iter().flat_map(whole).collect(), *has_end);
+    sessions.iter().map(session).collect()
+}
+
+fn content(random: &mut Random) -> Vec<Content> {
     let mut restart = 0;
     (0..1 + random.below(3))
         .map(|_| {
@@ -104,7 +148,7 @@ fn content(random: &mut Random) -> Vec<(u32, Vec<Input>, bool)> {
 }
 
 /// A gateway with these sessions in its log, but for the first messages of the first one. Packets end at random.
-fn log(sessions: &[(u32, Vec<Input>, bool)], random: &mut Random, body: usize, skipped: u64) -> VirtualGateway {
+fn log(sessions: &[Content], random: &mut Random, body: usize, skipped: u64) -> VirtualGateway {
     let mut gateway = VirtualGateway::new(body);
     for (number, (restart, inputs, has_end)) in sessions.iter().enumerate() {
         let mut sequence = 1;
@@ -217,4 +261,79 @@ fn damaged(packet: &[u8], random: &mut Random) -> Vec<u8> {
         _ => damaged[at] ^= 1 << random.below(8),
     }
     damaged
+}
+
+/// The text of that many streams of the vectors, of which datagrams are damaged, lost, repeated and exchanged, with what the receiver in
+/// Rust makes of them. `SEED` selects one, `SEEDS` their number.
+pub(crate) fn mutated_vectors(default_count: u64) -> String {
+    let file = data_files::read(streams::FILE);
+    let vectors: Vec<&str> = file.split("\n\n").filter(|vector| vector.starts_with("stream ")).collect();
+    let mutated = seeds(default_count).map(|seed| {
+        let mut random = Random::new(mix(seed));
+        let vector = vectors[usize::try_from(random.below(vectors.len() as u64)).unwrap()];
+        mutate(vector, seed, &mut random)
+    });
+    replay(&mutated.collect::<Vec<_>>().join("\n"))
+}
+
+#[test]
+fn mutated_vectors_still_rebuild_books() {
+    let text = mutated_vectors(60);
+    for part in ["> lost ", "> refused ", "> repeated ", "> books channel=2 state=right"] {
+        assert!(text.contains(part), "no {part}");
+    }
+}
+
+/// The lines of a stream, without what a receiver makes of them.
+fn mutate(vector: &str, seed: u64, random: &mut Random) -> String {
+    let share = [0.02, 0.1, 0.3][usize::try_from(random.below(3)).unwrap()];
+    let mut lines: Vec<String> = vec![format!("stream mutated_{seed}")];
+    // What arrives at a time: its source and its bytes.
+    let mut delayed: Option<String> = None;
+    for line in vector.lines().filter(|line| !line.starts_with("> ")) {
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        let ["at", time, arrival] = words[..] else {
+            lines.push(line.to_owned());
+            continue;
+        };
+        let mut arrivals = vec![arrival.to_owned()];
+        if random.chance(share) {
+            match random.below(4) {
+                0 => arrivals.clear(),
+                1 => arrivals.push(arrival.to_owned()),
+                2 => arrivals = delayed.replace(arrival.to_owned()).into_iter().collect(),
+                _ => arrivals = vec![changed(arrival, random)],
+            }
+        }
+        lines.extend(arrivals.iter().map(|arrival| format!("at {time} {arrival}")));
+    }
+    lines.iter().fold(String::new(), |text, line| text + line + "\n")
+}
+
+/// The arrival with other bytes: any of them, or a number in the packet's header, a frame's or a chunk's.
+fn changed(arrival: &str, random: &mut Random) -> String {
+    let (source, bytes) = arrival.rsplit_once(' ').unwrap();
+    let mut bytes = text::from_hex(bytes);
+    if bytes.is_empty() {
+        return arrival.to_owned();
+    }
+    if random.chance(0.4) {
+        bytes = damaged(&bytes, random);
+    } else {
+        let at = usize::try_from(2 * random.below(bytes.len().min(180) as u64 / 2)).unwrap();
+        let width = [1, 2, 4, 8][usize::try_from(random.below(4)).unwrap()];
+        let until = (at + width).min(bytes.len());
+        let mut number = [0; 8];
+        number[..until - at].copy_from_slice(&bytes[at..until]);
+        let number = u64::from_le_bytes(number);
+        let numbers = [0, 1, u64::MAX, 1 << 31, (1 << 47) - 1, number.wrapping_add(1), number.wrapping_sub(1)];
+        let number = numbers[usize::try_from(random.below(7)).unwrap()].to_le_bytes();
+        bytes[at..until].copy_from_slice(&number[..until - at]);
+    }
+    // Often with a header that fits the length, so that the frames are looked at.
+    if bytes.len() >= 64 && random.chance(0.7) {
+        let payload_bytes = u16::try_from(bytes.len() - 64).unwrap_or(u16::MAX);
+        bytes[12..14].copy_from_slice(&payload_bytes.to_le_bytes());
+    }
+    format!("{source} {}", text::hex(&bytes))
 }

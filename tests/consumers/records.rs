@@ -1,15 +1,16 @@
 //! Records with the gateway's times filled in.
 
 use mdgw_feeds::{
-    consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
+    consumer_edge::{EdgeOutput, TsRecvMode},
     frame::{FrameFlags, FrameHeader},
 };
+use mdgw_subscriber::{ConsumerEdges, Item, Output};
 use zerocopy::little_endian::{I32, U16, U32, U64};
 
 use super::{
     data_files::{assert_current, assert_same_text, read},
     text::{self, hex},
-    virtual_gateway::record,
+    virtual_gateway::{CHANNEL, record, session},
 };
 
 /// The file of records.
@@ -61,17 +62,42 @@ fn inputs() -> String {
         let other = format!("{:02x}{}", bytes / 4, &other[2..]);
         text += &format!("item flags={suspect} ts_recv=3000 ts_in_delta=1 body={other}{mbo}\n");
     }
+    text += "\nrecords repeated\n";
+    text += "about Of a repeated message only records that change a book or the trading status are delivered, flagged as of a snapshot.\n";
+    text += &format!("item flags=3 ts_recv=2000 ts_in_delta=1 body={mbo}\n");
+    let whole = |index: usize| record(1, 0, TYPES[index].2, TYPES[index].1);
+    let with_action = |index: usize, action: u8| {
+        let mut record = whole(index);
+        record[if index == 0 { 38 } else { 28 }] = action;
+        record
+    };
+    let cancel_beside_fill = [with_action(0, b'F'), with_action(0, b'C')].concat();
+    let all: Vec<u8> = (0..TYPES.len()).flat_map(whole).collect();
+    let traded = [0, 2, 3].map(|index| with_action(index, b'T')).concat();
+    let mut short = whole(0);
+    short.truncate(48);
+    short[0] = 12;
+    let other_length = [short, with_action(0, b'A')].concat();
+    for (flags, ts_recv, body) in [
+        (3, 1_000, cancel_beside_fill),
+        (suspect, 3_000, all),
+        (3, 4_000, traded),
+        (3, 5_000, other_length),
+        (3, 6_000, record(1, 0, 24, 0xee)),
+    ] {
+        text += &format!("item repeated=1 flags={flags} ts_recv={ts_recv} ts_in_delta=7 body={}\n", hex(&body));
+    }
     text += "\nrecords undefined\nabout A gateway that runs without receive times leaves them undefined.\n";
     text + &format!("item flags=3 ts_recv={undefined} ts_in_delta=0 body={mbo}\n")
 }
 
 fn fill(file: &str) -> String {
-    let mut edge = ConsumerEdge::default();
+    let mut edges = ConsumerEdges::new(TsRecvMode::Capture);
     let mut out = String::new();
     for line in file.lines().filter(|line| !line.starts_with("> ")) {
         out += &format!("{line}\n");
         if line.starts_with("records ") {
-            edge = ConsumerEdge::new(TsRecvMode::Capture);
+            edges = ConsumerEdges::new(TsRecvMode::Capture);
         }
         if !line.starts_with("item ") {
             continue;
@@ -89,7 +115,12 @@ fn fill(file: &str) -> String {
             reserved: U32::ZERO,
         };
         let mut filled = Vec::new();
-        let left_over = edge.deliver(&header, &body, |output| match output {
+        let item = match text::number(line, "repeated") {
+            Some(1) => Item::Repeated { header: &header, body: &body },
+            _ => Item::Message { header: &header, body: &body },
+        };
+        let output = Output { channel: CHANNEL, session: session(0), item };
+        let left_over = edges.deliver(&output, |output| match output {
             EdgeOutput::Record { bytes, .. } | EdgeOutput::OtherLength { bytes } => filled.extend_from_slice(bytes),
             EdgeOutput::Mapping { .. } => panic!("no mapping is among the vectors"),
         });

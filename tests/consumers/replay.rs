@@ -31,6 +31,7 @@ impl ReplayedReceiver {
         let defaults = ServiceConfig::default();
         let config = ReceiverConfig {
             group: GroupId(1),
+            channels_max: 4,
             lines: u8::try_from(number("lines", 1)).unwrap(),
             start: match text::setting(settings, "start") {
                 Some("day") => StartFrom::OldestOfDay,
@@ -41,6 +42,8 @@ impl ReplayedReceiver {
             tags: TagPolicy { keys, accepts_untagged: number("accepts_untagged", 0) == 1 },
             window_packets: usize::try_from(number("window", 256)).unwrap(),
             snapshot_bytes_max: number("snapshot_bytes_max", 1 << 20),
+            rebuilds_books: number("rebuild", 0) == 1,
+            rebuild_bytes_max: number("rebuild_bytes_max", 1 << 20),
             message_bytes_max: usize::try_from(number("message_bytes_max", 1 << 16)).unwrap(),
             service: (services > 0).then(|| ServiceConfig {
                 service_count: services,

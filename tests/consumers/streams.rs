@@ -1,5 +1,6 @@
 //! Streams: what a receiver gets, datagram by datagram, and what it makes of it. Gateways and services are the product's own.
 
+mod rebuilds;
 mod scenario;
 mod snapshots;
 
@@ -41,7 +42,13 @@ fn the_rust_receiver_delivers_what_the_streams_say() {
 #[test]
 fn a_changed_stream_is_noticed() {
     let file = read(FILE);
-    for (from, to) in [("> lost channel=2 first=", "> lost channel=2 first=1"), ("> end channel=2\n", "")] {
+    let changes = [
+        ("> lost channel=2 first=", "> lost channel=2 first=1"),
+        ("> end channel=2\n", ""),
+        ("> books channel=2 state=right", "> books channel=2 state=suspect"),
+        ("> repeated channel=2", "> message channel=2"),
+    ];
+    for (from, to) in changes {
         let changed = file.replacen(from, to, 1);
         assert!(changed != file && replay(&changed) != changed, "{from}");
     }
@@ -106,10 +113,20 @@ fn split_gateway_with(body: usize, is_first_alone: bool) -> VirtualGateway {
 
 /// Every named stream.
 fn all() -> Vec<Scenario> {
-    [one_line(), two_lines(), missing_messages(), sessions(), late_starts(), snapshots::all(), epochs(), tags()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        one_line(),
+        two_lines(),
+        missing_messages(),
+        sessions(),
+        late_starts(),
+        snapshots::all(),
+        rebuilds::all(),
+        epochs(),
+        tags(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn one_line() -> Vec<Scenario> {

@@ -47,6 +47,12 @@ static void limits_are_checked(void)
     expect_invalid(&config, "start_bytes_max");
     config = mdgw_default_config();
     config.services = 1;
+    config.epoch_nonce = UINT64_MAX;
+    config.rebuilds_books = true;
+    config.rebuild_bytes_max = SIZE_MAX;
+    expect_invalid(&config, "rebuild_bytes_max");
+    config = mdgw_default_config();
+    config.services = 1;
     expect_invalid(&config, "a service, and no random number");
 }
 

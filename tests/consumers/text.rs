@@ -43,7 +43,7 @@ pub(crate) fn item(output: &Output<'_>) -> String {
         Item::Definition { header, body } => records("definition", header, body),
         Item::Snapshot { header, body } => records("snapshot", header, body),
         Item::Repeated { header, body } => records("repeated", header, body),
-        Item::Books(state) => format!("books channel={channel} state={state:?}"),
+        Item::Books(state) => format!("books channel={channel} state={}", format!("{state:?}").to_lowercase()),
         Item::State(state) => format!("state channel={channel} state={}", state as u8),
         Item::Gap(gap) => format!("gap channel={channel} first={} next={}", gap.first().0, gap.next().0),
         Item::Lost(gap) => format!("lost channel={channel} first={} next={}", gap.first().0, gap.next().0),

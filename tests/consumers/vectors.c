@@ -138,6 +138,8 @@ static void begin_stream(const char *line)
     else if (start && *start != 's')
         config.start = *start == 'd' ? MDGW_START_DAY : MDGW_START_LIVE;
     config.snapshot_bytes_max = (size_t)number(line, "snapshot_bytes_max", 1 << 20);
+    config.rebuilds_books = number(line, "rebuild", 0);
+    config.rebuild_bytes_max = (size_t)number(line, "rebuild_bytes_max", 1 << 20);
     config.window_packets = (size_t)number(line, "window", config.window_packets);
     config.attempts_max = (unsigned)number(line, "attempts", config.attempts_max);
     config.messages_per_request_max = number(line, "per_request", config.messages_per_request_max);
@@ -245,15 +247,15 @@ int main(int argc, char **argv)
         } else if (strncmp(line, "records ", 8) == 0) {
             last = 0;
         } else if (strncmp(line, "item ", 5) == 0) {
-            mdgw_item item = {.kind = MDGW_ITEM_MESSAGE,
+            mdgw_item item = {.kind = number(line, "repeated", 0) ? MDGW_ITEM_REPEATED : MDGW_ITEM_MESSAGE,
                               .flags = (uint8_t)number(line, "flags", 0),
                               .ts_recv = number(line, "ts_recv", 0),
                               .ts_in_delta = (int32_t)strtol(setting(line, "ts_in_delta"), NULL, 10),
                               .body = bytes};
             item.body_bytes = from_hex(setting(line, "body"), bytes, sizeof records);
-            mdgw_fill_local_times(&item, &last, records);
+            size_t filled = mdgw_fill_local_times(&item, &last, records);
             printf("> ");
-            print_hex(records, item.body_bytes);
+            print_hex(records, filled);
             putchar('\n');
         }
     }

@@ -64,9 +64,10 @@ class Stream:
             if name in settings
         }
         limits["snapshot_bytes_max"] = int(settings.get("snapshot_bytes_max", 1 << 20))
+        limits["rebuild_bytes_max"] = int(settings.get("rebuild_bytes_max", 1 << 20))
         config = mdgw.Config(
-            start=settings.get("start", "session"), tag_keys=keys,
-            accepts_untagged=settings.get("accepts_untagged") == "1", **limits,
+            channels_max=4, start=settings.get("start", "session"), tag_keys=keys,
+            accepts_untagged=settings.get("accepts_untagged") == "1", rebuilds_books=settings.get("rebuild") == "1", **limits,
         )  # fmt: skip
         number = {name: int(settings.get(name, default)) for name, default in
                   (("lines", 1), ("services", 0), ("request_nonce", 0), ("epoch_nonce", 0))}  # fmt: skip
@@ -140,11 +141,12 @@ def main(path):
             stream.show()
         elif word == "item":
             fields = settings_of(rest)
-            item = mdgw.Message(
+            kind = mdgw.Repeated if fields.get("repeated") == "1" else mdgw.Message
+            item = kind(
                 1, None, 1, int(fields["flags"]), int(fields["ts_recv"]), int(fields["ts_in_delta"]), 1,
                 from_hex(fields["body"]),
             )  # fmt: skip
-            print(">", times.fill(item).hex())
+            print(">", times.fill(item).hex() or "-")
 
 
 main(sys.argv[1])

@@ -35,9 +35,17 @@ impl ConsumerBooks {
     /// If the file is no DBN.
     #[must_use]
     pub fn of_file(file: &[u8]) -> (Self, FileContent) {
+        Self::of_records(Decoder::new(file).expect("a DBN file"))
+    }
+
+    /// Applies all records that the decoder reads.
+    ///
+    /// # Panics
+    /// If they are no records.
+    #[must_use]
+    pub fn of_records(mut decoder: impl DecodeRecordRef) -> (Self, FileContent) {
         let mut books = Self::default();
         let mut content = FileContent::default();
-        let mut decoder = Decoder::new(file).expect("a DBN file");
         while let Some(record) = decoder.decode_record_ref().expect("whole records") {
             let record_flags = if let Some(mbo) = record.get::<MboMsg>() {
                 books.apply(mbo);

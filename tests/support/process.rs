@@ -182,13 +182,14 @@ pub fn start_with<A: AsRef<OsStr>>(
 /// When it can't be started.
 #[must_use]
 pub fn spawn(command: Command) -> MdgwProcess {
-    let command_line = command.get_args().fold("mdgw".to_owned(), |mut command_line, argument| {
+    let program = Path::new(command.get_program()).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let command_line = command.get_args().fold(program, |mut command_line, argument| {
         let _ = write!(command_line, " {}", argument.to_string_lossy());
         command_line
     });
     let mut bound = bound_child::bind(&command);
     bound.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = bound_child::spawn(bound).expect("mdgw starts");
+    let mut child = bound_child::spawn(bound).expect("the program starts");
     let stdout = OutputStream::read(child.stdout.take().expect("standard output is piped"));
     let stderr = OutputStream::read(child.stderr.take().expect("standard error is piped"));
     MdgwProcess { command_line, child, stdout, stderr }

@@ -1,8 +1,10 @@
 /* Prints what is published, one item on a line. Compile: cc -std=c11 -O2 -o example example.c mdgw_subscriber.c
  *
  * Usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] [--start session|day|live|snapshot]
- *                [--channel N] [--trades] [--until-ended]
- * A line is ADDR:PORT. With --trades only trades are printed (mbo records with action T, and trades records). */
+ *                [--channel N] [--rebuild] [--trades] [--until-ended]
+ * A line is ADDR:PORT. With --rebuild suspect books are rebuilt from a snapshot: it is printed, and the messages behind it once more; the
+ * memory for it is allocated for each channel, so name the channel. With --trades only trades are printed (mbo records with action T,
+ * and trades records). */
 #define _POSIX_C_SOURCE 200809L
 #include "mdgw_subscriber.h"
 
@@ -65,7 +67,9 @@ static void on_item(void *user, const mdgw_item *item)
     if (item->kind == MDGW_ITEM_GAP || item->kind == MDGW_ITEM_LOST)
         output->missing += item->next - item->first;
     if (output->prints_trades && item->body_bytes > 0) {
-        print_trades(item);
+        /* Those of a repeated message were printed before. */
+        if (item->kind != MDGW_ITEM_REPEATED)
+            print_trades(item);
         return;
     }
     mdgw_describe(item, text, sizeof text);
@@ -124,6 +128,8 @@ int main(int argc, char **argv)
             output.prints_trades = true;
         } else if (strcmp(argv[i], "--until-ended") == 0) {
             until_ended = true;
+        } else if (strcmp(argv[i], "--rebuild") == 0) {
+            config.rebuilds_books = true;
         } else if (argv[i][0] != '-') {
             is_valid = config.lines < MDGW_LINES_MAX && split(argv[i], &lines[config.lines].address, &lines[config.lines].port);
             if (is_valid)
@@ -156,7 +162,7 @@ int main(int argc, char **argv)
     }
     if (!is_valid || config.lines == 0) {
         fprintf(stderr, "usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] "
-                        "[--start session|day|live|snapshot] [--channel N] [--trades] [--until-ended]\n");
+                        "[--start session|day|live|snapshot] [--channel N] [--rebuild] [--trades] [--until-ended]\n");
         return 2;
     }
     mdgw_subscriber *subscriber =

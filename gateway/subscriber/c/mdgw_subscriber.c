@@ -37,7 +37,16 @@
 #define IMAGES_MAX 8u
 #define WAITS_MAX 200u
 #define CHUNK_BYTES_MIN ((size_t)128)
-/* Of message_bytes_max, start_bytes_max and snapshot_bytes_max, so that no size of memory wraps. */
+/* Pause before the first query for a snapshot that makes suspect books right: other losses of the same burst come within it. It doubles
+ * with each query. Books that stayed right for the longest pause have the shortest one again. */
+#define PAUSE_NS_MIN UINT64_C(500000000)
+#define PAUSE_NS_MAX UINT64_C(64000000000)
+/* Longest time that a whole image waits for the stream to come to its position; attempts with one service; what a kept message counts
+ * beside its records. */
+#define COMPLETE_NS_MAX UINT64_C(10000000000)
+#define REBUILD_ATTEMPTS_MIN 4u
+#define KEPT_MESSAGE_BYTES ((size_t)48)
+/* Of message_bytes_max, start_bytes_max, snapshot_bytes_max and rebuild_bytes_max, so that no size of memory wraps. */
 #define CONFIGURED_BYTES_MAX ((size_t)1 << 30)
 
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -463,14 +472,47 @@ typedef struct chunk {
 typedef struct snapshot {
     bool has_image, has_asked;
     bool has_progress; /* a chunk arrived since the last request */
-    bool leaves_image; /* the answer to the last request is an image with suspect books, left for another service's */
-    unsigned service, asked_service, attempts, waits, suspect_images;
+    bool leaves_image; /* the answer to the last request is an image that was left for another one */
+    bool is_rebuild;   /* only an image without suspect books is taken, of rebuilt_from or later; a start takes any in the end */
+    uint64_t rebuilt_from;
+    unsigned service, asked_service, attempts, waits, images_left;
     image image;
     chunk *chunks;
     uint8_t *records; /* in the order of arrival */
     uint64_t record_bytes, record_count;
     uint32_t missing_count, first_missing;
 } snapshot;
+
+/* Messages delivered since the books became suspect, in a ring. Each lies whole in it: `wrap` is the end of those before its end. */
+typedef struct kept_messages {
+    bool are_books_suspect;
+    uint64_t from; /* messages from this one on are here, or produced nothing */
+    uint8_t *ring;
+    size_t ring_bytes, begin, end, wrap, count, cost;
+} kept_messages;
+
+typedef struct kept_message {
+    uint64_t sequence, ts_recv;
+    int32_t ts_in_delta;
+    uint32_t body_bytes;
+    uint16_t record_count;
+    uint8_t flags;
+} kept_message;
+_Static_assert(sizeof(kept_message) <= KEPT_MESSAGE_BYTES, "the ring has room for all messages within the limit");
+
+typedef enum rebuild_stage {
+    BOOKS_RIGHT,
+    REBUILD_WAITING, /* the next query begins at `until` */
+    REBUILD_QUERYING,
+    REBUILD_COMPLETE /* all chunks are there: they wait until `until` for the stream to come to their position */
+} rebuild_stage;
+
+typedef struct rebuild {
+    rebuild_stage stage;
+    query query;
+    uint64_t until, pause_ns, right_since;
+    bool was_rebuilt; /* at right_since */
+} rebuild;
 
 typedef struct channel {
     struct mdgw_receiver *receiver;
@@ -487,7 +529,9 @@ typedef struct channel {
     uint64_t *definitions; /* delivered at the start of the session, ascending */
     size_t definition_count;
     extent extents[MDGW_SERVICES_MAX];
-    snapshot snapshot;
+    snapshot snapshot; /* of a start, or of a rebuild */
+    rebuild rebuild;
+    kept_messages kept;
     /* Stream of items. */
     bool has_session, has_state, has_snapshot, has_session_end, has_reported_end;
     mdgw_session session;
@@ -541,7 +585,7 @@ struct mdgw_receiver {
     size_t channel_count, turn;
     selection *selections;
     size_t selection_count, selections_max;
-    void *blocks[12];
+    void *blocks[13];
     size_t block_count;
     /* Epochs. */
     epoch_phase epoch_phase;
@@ -685,6 +729,90 @@ static void emit_records(const channel *channel, mdgw_item_kind kind, const mdgw
     emit(channel, &item);
 }
 
+static bool watches_books(const channel *channel)
+{
+    return channel->receiver->config.rebuilds_books && channel->receiver->config.services > 0;
+}
+
+static void forget_messages(kept_messages *kept)
+{
+    kept->begin = kept->end = kept->count = kept->cost = 0;
+    kept->wrap = kept->ring_bytes;
+}
+
+/* The books may be wrong: what happened before `next` is not known, or not to the gateway. */
+static void suspect_books_before(channel *channel, uint64_t next)
+{
+    if (!watches_books(channel))
+        return;
+    bool were_right = !channel->kept.are_books_suspect;
+    forget_messages(&channel->kept);
+    channel->kept.are_books_suspect = true;
+    channel->kept.from = next;
+    if (were_right) {
+        mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
+        emit(channel, &item);
+    }
+}
+
+/* The kept message at *at. *at is then the place of the next one. */
+static kept_message read_kept(const kept_messages *kept, size_t *at, const uint8_t **body)
+{
+    kept_message message;
+    memcpy(&message, kept->ring + *at, sizeof message);
+    *body = kept->ring + *at + sizeof message;
+    *at += sizeof message + message.body_bytes;
+    if (*at == kept->wrap)
+        *at = 0;
+    return message;
+}
+
+static void forget_oldest(kept_messages *kept)
+{
+    const uint8_t *body;
+    size_t before = kept->begin;
+    kept_message message = read_kept(kept, &kept->begin, &body);
+    if (kept->begin < before)
+        kept->wrap = kept->ring_bytes;
+    kept->count--;
+    kept->cost -= KEPT_MESSAGE_BYTES + message.body_bytes;
+    kept->from = message.sequence + 1;
+}
+
+/* A message was delivered. The ring is longer than the limit by the longest message, so it always has room: what is left free at its end
+ * is less than that. */
+static void keep_message(channel *channel, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
+{
+    kept_messages *kept = &channel->kept;
+    if (!kept->are_books_suspect)
+        return;
+    size_t limit = channel->receiver->config.rebuild_bytes_max, needed = sizeof(kept_message) + bytes;
+    while (kept->count > 0 && kept->cost + KEPT_MESSAGE_BYTES + bytes > limit)
+        forget_oldest(kept);
+    if (KEPT_MESSAGE_BYTES + bytes > limit) {
+        kept->from = frame->sequence + 1;
+        return;
+    }
+    if (kept->count == 0)
+        forget_messages(kept);
+    if (kept->ring_bytes - kept->end < needed) {
+        kept->wrap = kept->end;
+        kept->end = 0;
+    }
+    kept_message message = {.sequence = frame->sequence,
+                            .ts_recv = frame->ts_recv,
+                            .ts_in_delta = frame->ts_in_delta,
+                            .body_bytes = (uint32_t)bytes,
+                            .record_count = frame->record_count,
+                            .flags = frame->flags};
+    memcpy(kept->ring + kept->end, &message, sizeof message);
+    if (bytes > 0)
+        memcpy(kept->ring + kept->end + sizeof message, body, bytes);
+    kept->end += needed;
+    kept->count++;
+    kept->cost += KEPT_MESSAGE_BYTES + bytes;
+}
+
 static void begin_stream(channel *channel, mdgw_session session)
 {
     channel->session = session;
@@ -692,6 +820,7 @@ static void begin_stream(channel *channel, mdgw_session session)
     channel->has_parts = channel->has_state = channel->has_snapshot = false;
     channel->has_session_end = channel->has_reported_end = false;
     channel->reported_through = 0;
+    channel->kept.are_books_suspect = false;
     mdgw_item item = item_of(channel, MDGW_ITEM_SESSION);
     emit(channel, &item);
 }
@@ -707,6 +836,7 @@ static void report_lost(channel *channel, uint64_t first, uint64_t next)
     item.first = first;
     item.next = next;
     emit(channel, &item);
+    suspect_books_before(channel, next);
 }
 
 static uint64_t message_after(uint64_t position) { return (position >> 16) + ((position & PART_MASK) != 0); }
@@ -780,21 +910,28 @@ static bool join_part(channel *channel, const mdgw_frame *frame, bool *is_broken
 
 static void on_message(channel *channel, const mdgw_frame *frame)
 {
+    const mdgw_frame *whole = frame;
+    const uint8_t *body = frame->body;
+    size_t bytes = frame->body_bytes;
     if (frame->sequence < channel->reported_through)
         return;
-    if (!is_part(frame)) {
-        emit_records(channel, MDGW_ITEM_MESSAGE, frame, frame->body, frame->body_bytes);
-    } else {
+    if (is_part(frame)) {
         bool is_broken;
         if (!join_part(channel, frame, &is_broken)) {
             if (is_broken)
                 report_lost(channel, frame->sequence, frame->sequence + 1);
             return;
         }
-        emit_records(channel, MDGW_ITEM_MESSAGE, &channel->whole, channel->message, channel->message_bytes);
+        whole = &channel->whole;
+        body = channel->message;
+        bytes = channel->message_bytes;
     }
+    emit_records(channel, MDGW_ITEM_MESSAGE, whole, body, bytes);
+    keep_message(channel, whole, body, bytes);
     channel->receiver->counts.messages++;
     channel->reported_through = frame->sequence + 1;
+    if (whole->flags & MDGW_SUSPECT)
+        suspect_books_before(channel, channel->reported_through);
 }
 
 /* The rest of a message in parts will not come. */
@@ -839,6 +976,7 @@ static void deliver_frames(channel *channel, const uint8_t *frames, size_t frame
             item.first = first;
             item.next = next;
             emit(channel, &item);
+            suspect_books_before(channel, next);
         } else if (from <= position && position <= until) {
             on_out_of_sequence(channel, &frame);
         }
@@ -1284,6 +1422,32 @@ static void start_at(channel *channel, uint64_t first)
     channel->reported_through = first;
 }
 
+/* Behind the session's first message, the books before it are not known. */
+static void start_without_state(channel *channel, uint64_t first)
+{
+    start_at(channel, first);
+    if (first > 1)
+        suspect_books_before(channel, first);
+}
+
+static void discard_image(snapshot *snapshot)
+{
+    snapshot->has_image = snapshot->has_progress = false;
+}
+
+static void reset_snapshot(snapshot *snapshot)
+{
+    discard_image(snapshot);
+    snapshot->attempts = snapshot->waits = snapshot->images_left = 0;
+    snapshot->leaves_image = snapshot->is_rebuild = false;
+}
+
+static void clear_rebuild(channel *channel)
+{
+    reset_snapshot(&channel->snapshot);
+    channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
+}
+
 /* Ends the current session and begins the next one. */
 static void switch_to(channel *channel, mdgw_session session)
 {
@@ -1292,6 +1456,7 @@ static void switch_to(channel *channel, mdgw_session session)
         report_lost(channel, channel->skipped_first, channel->skipped_next);
     channel->has_skipped = false;
     clear_extents(channel);
+    clear_rebuild(channel);
     channel->has_previous_session = channel->has_session;
     channel->previous_session = channel->session;
     begin_stream(channel, session);
@@ -1361,7 +1526,7 @@ static void start_running(channel *channel, uint64_t now)
         on_newer_session(channel, channel->next_session, NULL, now);
 }
 
-/* --- Start by snapshot ------------------------------------------------------------------------------------------------ */
+/* --- Snapshots: starts, and suspect books ----------------------------------------------------------------------------- */
 
 static uint32_t add_to_crc32(uint32_t crc, const uint8_t *data, size_t length)
 {
@@ -1376,25 +1541,14 @@ static uint32_t add_to_crc32(uint32_t crc, const uint8_t *data, size_t length)
     return ~crc;
 }
 
-static void discard_image(snapshot *snapshot)
-{
-    snapshot->has_image = snapshot->has_progress = false;
-}
-
-static void reset_snapshot(snapshot *snapshot)
-{
-    discard_image(snapshot);
-    snapshot->attempts = snapshot->waits = snapshot->suspect_images = 0;
-    snapshot->leaves_image = false;
-}
-
-/* The first missing chunks. Image 0 before the first chunk. */
+/* The first missing chunks. Image 0 before the first chunk. A receiver that runs asks for one chunk first, since that says whether the
+ * image is good enough. */
 static void request_chunks(snapshot *snapshot, mdgw_request *request)
 {
     snapshot->has_progress = snapshot->leaves_image = false;
     request->kind = MDGW_SNAPSHOT_CHUNKS;
     request->first = 0;
-    request->next = CHUNKS_PER_REQUEST;
+    request->next = snapshot->is_rebuild ? 1 : CHUNKS_PER_REQUEST;
     if (!snapshot->has_image)
         return;
     while (snapshot->first_missing < snapshot->image.chunk_count && snapshot->chunks[snapshot->first_missing].is_there)
@@ -1434,6 +1588,8 @@ static mdgw_reason parse_chunk(const mdgw_packet *packet, image *image, uint32_t
     bool is_sound = image->number != 0 && image->next > 0 && *number < image->chunk_count &&
                     (image->record_count >= image->chunk_count || is_empty) && image->record_bytes / 16 >= image->record_count &&
                     image->order_count <= image->record_count;
+    /* Only an image without records has a chunk without records. */
+    is_sound &= frame->body_bytes > 0 || image->record_bytes == 0;
     if (!is_sound || frame->sequence != head.sequence || packet->first != *number || packet->next != (uint64_t)*number + 1)
         return MDGW_FIELD_INVALID;
     return MDGW_USED;
@@ -1451,9 +1607,12 @@ static mdgw_reason begin_image(channel *channel, const image *image, unsigned se
 {
     const mdgw_config *config = &channel->receiver->config;
     snapshot *snapshot = &channel->snapshot;
-    if (image->is_suspect && (snapshot->leaves_image || snapshot->suspect_images + 1 < config->services)) {
+    bool is_left = snapshot->is_rebuild
+                       ? image->is_suspect || image->next < snapshot->rebuilt_from
+                       : image->is_suspect && (snapshot->leaves_image || snapshot->images_left + 1 < config->services);
+    if (is_left) {
         /* Once per answer: its other chunks are refused too. */
-        snapshot->suspect_images += !snapshot->leaves_image;
+        snapshot->images_left += !snapshot->leaves_image;
         snapshot->leaves_image = true;
         return MDGW_ANSWER_UNREQUESTED;
     }
@@ -1501,28 +1660,27 @@ static bool is_whole(const snapshot *snapshot)
            checksum == snapshot->image.checksum;
 }
 
-static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, uint64_t now)
+static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, query *query, uint64_t now)
 {
     snapshot *snapshot = &channel->snapshot;
     bool has_more = packet->first < packet->next;
     if (snapshot->has_image && snapshot->has_progress) {
-        request_next_piece(channel->receiver, &channel->query, now);
+        request_next_piece(channel->receiver, query, now);
     } else if (snapshot->has_image && !has_more && packet->next == 0) {
         /* The service has lost the image, as after a restart. */
         discard_image(snapshot);
         if (snapshot->attempts < IMAGES_MAX)
-            request_next_piece(channel->receiver, &channel->query, now);
+            request_next_piece(channel->receiver, query, now);
     } else if (!snapshot->has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
         /* Not a chunk was sent: the service is about to take the snapshot. */
         snapshot->waits++;
-        on_progress(channel->receiver, &channel->query, now);
+        on_progress(channel->receiver, query, now);
     }
 }
 
-/* All chunks are there: delivers them, and continues with the message at their position. */
-static void finish_snapshot(channel *channel, uint64_t now)
+static void emit_snapshot(const channel *channel)
 {
-    snapshot *snapshot = &channel->snapshot;
+    const snapshot *snapshot = &channel->snapshot;
     uint64_t next = snapshot->image.next;
     for (uint32_t i = 0; i < snapshot->image.chunk_count; i++) {
         const chunk *chunk = &snapshot->chunks[i];
@@ -1536,24 +1694,36 @@ static void finish_snapshot(channel *channel, uint64_t now)
                                                (is_last ? MDGW_LAST_PART : 0))};
         emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, snapshot->records + chunk->begin, chunk->body_bytes);
     }
-    reset_snapshot(snapshot);
     channel->receiver->counts.snapshots++;
-    bool has_skipped = channel->has_skipped;
+}
+
+/* All chunks are there: delivers them, and continues with the message at their position. */
+static void finish_snapshot(channel *channel, uint64_t now)
+{
+    uint64_t next = channel->snapshot.image.next;
+    bool is_suspect = channel->snapshot.image.is_suspect, has_skipped = channel->has_skipped;
+    emit_snapshot(channel);
+    reset_snapshot(&channel->snapshot);
     channel->has_skipped = false;
     start_at(channel, next);
+    if (is_suspect)
+        suspect_books_before(channel, next);
     /* What was published meanwhile is requested. A refusal shows as a loss when the session is left. */
     if (has_skipped && channel->skipped_next > next)
         announce(channel, MDGW_SERVICE_LINE, channel->skipped_next << 16, now);
     start_running(channel, now);
 }
 
-static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
+/* Processes a packet of an answer to the query. *is_complete: all chunks are there. */
+static mdgw_reason add_snapshot_answer(channel *channel, const mdgw_packet *packet, unsigned service, query *query, uint64_t now,
+                                       bool *is_complete)
 {
     snapshot *snapshot = &channel->snapshot;
+    *is_complete = false;
     if ((snapshot->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
         return MDGW_ANSWER_UNREQUESTED;
     if (packet->flags & MDGW_HEARTBEAT) {
-        accept_snapshot_end(channel, packet, now);
+        accept_snapshot_end(channel, packet, query, now);
         return MDGW_USED;
     }
     image image;
@@ -1568,17 +1738,25 @@ static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *p
         return reason;
     if (snapshot->missing_count > 0) {
         snapshot->has_progress = true;
-        on_progress(channel->receiver, &channel->query, now);
+        on_progress(channel->receiver, query, now);
         return MDGW_USED;
     }
-    if (is_whole(snapshot)) {
-        finish_snapshot(channel, now);
+    *is_complete = is_whole(snapshot);
+    if (*is_complete)
         return MDGW_USED;
-    }
     discard_image(snapshot);
     if (snapshot->attempts < IMAGES_MAX)
-        request_next_piece(channel->receiver, &channel->query, now);
+        request_next_piece(channel->receiver, query, now);
     return MDGW_FIELD_INVALID;
+}
+
+static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
+{
+    bool is_complete;
+    mdgw_reason reason = add_snapshot_answer(channel, packet, service, &channel->query, now, &is_complete);
+    if (is_complete)
+        finish_snapshot(channel, now);
+    return reason;
 }
 
 /* No service went on with its snapshot: another one is asked, or the session is delivered from the logs. */
@@ -1593,6 +1771,122 @@ static void restart_snapshot(channel *channel, uint64_t now)
     channel->receiver->counts.snapshots_unavailable++;
     clear_extents(channel);
     set_phase(channel, QUERY_EXTENT, true, now);
+}
+
+/* Suspect books of a receiver that runs. Messages are delivered all the time.
+ *
+ *   loss, gap, suspect message at s          image without suspect books, position p >= s
+ *         |                                              |
+ *   right +-> suspect --pause--> one chunk is requested --+-> all chunks --> complete --delivered up to p--> right
+ *                ^                     | suspect, too old, no answer                |
+ *                +---- pause x 2 <-----+------------ lost, or another loss <--------+
+ */
+static mdgw_reason accept_rebuild_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
+{
+    rebuild *rebuild = &channel->rebuild;
+    bool is_complete;
+    if (channel->phase != RUNNING || rebuild->stage != REBUILD_QUERYING)
+        return MDGW_DUPLICATE; /* what was requested before */
+    mdgw_reason reason = add_snapshot_answer(channel, packet, service, &rebuild->query, now, &is_complete);
+    if (is_complete) {
+        rebuild->stage = REBUILD_COMPLETE;
+        rebuild->until = plus(now, COMPLETE_NS_MAX);
+    }
+    return reason;
+}
+
+static uint64_t rebuild_deadline(const channel *channel)
+{
+    const rebuild *rebuild = &channel->rebuild;
+    if (channel->phase != RUNNING || rebuild->stage == BOOKS_RIGHT)
+        return MDGW_NEVER;
+    return rebuild->stage == REBUILD_QUERYING ? rebuild->query.deadline : rebuild->until;
+}
+
+static void pause_rebuild(channel *channel, uint64_t now)
+{
+    rebuild *rebuild = &channel->rebuild;
+    channel->receiver->counts.rebuilds_refused++;
+    reset_snapshot(&channel->snapshot);
+    rebuild->stage = REBUILD_WAITING;
+    rebuild->until = plus(now, rebuild->pause_ns);
+    rebuild->pause_ns = min_u64(2 * rebuild->pause_ns, PAUSE_NS_MAX);
+}
+
+/* Delivers the snapshot, and the messages behind it that were delivered before. */
+static void finish_rebuild(channel *channel, uint64_t now)
+{
+    rebuild *rebuild = &channel->rebuild;
+    kept_messages *kept = &channel->kept;
+    emit_snapshot(channel);
+    size_t at = kept->begin;
+    for (size_t i = 0; i < kept->count; i++) {
+        const uint8_t *body;
+        kept_message message = read_kept(kept, &at, &body);
+        mdgw_frame frame = {.sequence = message.sequence,
+                            .ts_recv = message.ts_recv,
+                            .ts_in_delta = message.ts_in_delta,
+                            .record_count = message.record_count,
+                            .flags = message.flags};
+        if (message.sequence >= channel->snapshot.image.next)
+            emit_records(channel, MDGW_ITEM_REPEATED, &frame, body, message.body_bytes);
+    }
+    kept->are_books_suspect = false;
+    channel->receiver->counts.books_rebuilt++;
+    mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
+    item.has_right_books = true;
+    emit(channel, &item);
+    reset_snapshot(&channel->snapshot);
+    /* The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time. */
+    rebuild->pause_ns = min_u64(2 * rebuild->pause_ns, PAUSE_NS_MAX);
+    rebuild->stage = BOOKS_RIGHT;
+    rebuild->was_rebuilt = true;
+    rebuild->right_since = now;
+}
+
+/* Follows the stream and the clock: after each packet and each deadline, but not while a session is left. */
+static void advance_rebuild(channel *channel, uint64_t now)
+{
+    rebuild *rebuild = &channel->rebuild;
+    snapshot *snapshot = &channel->snapshot;
+    const mdgw_config *config = &channel->receiver->config;
+    /* Each service twice: those without right books are asked again after the pause. */
+    uint64_t attempts_max = min_u64(max_u64(2 * (uint64_t)config->services, REBUILD_ATTEMPTS_MIN), max_u64(config->attempts_max, 1));
+    if (!channel->kept.are_books_suspect || channel->phase != RUNNING)
+        return;
+    /* Another loss behind the image, or too many messages since. */
+    if (snapshot->has_image && snapshot->image.next < channel->kept.from)
+        pause_rebuild(channel, now);
+    switch (rebuild->stage) {
+    case BOOKS_RIGHT:
+        if (rebuild->was_rebuilt && now >= plus(rebuild->right_since, PAUSE_NS_MAX))
+            rebuild->pause_ns = PAUSE_NS_MIN;
+        rebuild->stage = REBUILD_WAITING;
+        rebuild->until = plus(now, rebuild->pause_ns);
+        break;
+    case REBUILD_WAITING:
+        if (rebuild->until > now)
+            break;
+        reset_snapshot(snapshot);
+        snapshot->is_rebuild = true;
+        snapshot->rebuilt_from = channel->kept.from;
+        rebuild->stage = REBUILD_QUERYING;
+        rebuild->query = new_query(channel->receiver, now);
+        break;
+    case REBUILD_QUERYING:
+        if (rebuild->query.deadline <= now)
+            ask_next(channel->receiver, &rebuild->query, now);
+        if (rebuild->query.attempt > attempts_max)
+            pause_rebuild(channel, now);
+        break;
+    case REBUILD_COMPLETE:
+        if (snapshot->image.next <= channel->reported_through)
+            finish_rebuild(channel, now);
+        else if (rebuild->until <= now)
+            /* The stream does not come to the image's position, be it that no such position exists. */
+            pause_rebuild(channel, now);
+        break;
+    }
 }
 
 static void after_definitions(channel *channel, uint64_t now)
@@ -1647,7 +1941,7 @@ static void finish_query(channel *channel, uint64_t now)
             break;
         }
         switch_to(channel, channel->oldest);
-        start_at(channel, is_same_day_restart(channel) || known == 0 ? 1 : first);
+        start_without_state(channel, is_same_day_restart(channel) || known == 0 ? 1 : first);
         set_phase(channel, CLOSING, !is_final, now);
         channel->is_end_known = is_final;
         announce(channel, MDGW_SERVICE_LINE, (known == 0 ? 1 : next) << 16, now);
@@ -1657,9 +1951,9 @@ static void finish_query(channel *channel, uint64_t now)
         break;
     case QUERY_EXTENT:
         if (is_same_day_restart(channel))
-            start_at(channel, 1);
+            start_without_state(channel, 1);
         else if (known > 0)
-            start_at(channel, first);
+            start_without_state(channel, first);
         /* A refusal shows as a loss when the session is left, and live packets carry the same range. */
         if (known > 0)
             announce(channel, MDGW_SERVICE_LINE, next << 16, now);
@@ -1812,7 +2106,7 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
 {
     bool is_answer = line == MDGW_SERVICE_LINE, is_snapshot = packet->flags & MDGW_SNAPSHOT_PACKET;
     if (is_answer && is_snapshot)
-        return MDGW_DUPLICATE; /* definitions again */
+        return accept_rebuild_answer(channel, packet, service, now);
     uint64_t first = packet->first << 16, next = packet->next << 16;
     if (packet->has_part) {
         uint64_t own = packet->part_sequence << 16 | packet->part;
@@ -1841,6 +2135,8 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
         uint64_t begin = message_after(first) << 16;
         begin_at(channel, begin);
         channel->reported_through = begin >> 16;
+        if (begin >> 16 > 1)
+            suspect_books_before(channel, begin >> 16);
     }
     mdgw_reason reason;
     if (first < next && !is_answer_end) {
@@ -1886,8 +2182,11 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
         if (!on_newer_session(channel, packet->session, is_uncut ? &packet->first : NULL, now))
             return MDGW_USED;
     }
-    if (channel->phase == RUNNING || channel->phase == CLOSING)
-        return accept_running(channel, packet, line, service, now);
+    if (channel->phase == RUNNING || channel->phase == CLOSING) {
+        mdgw_reason reason = accept_running(channel, packet, line, service, now);
+        advance_rebuild(channel, now);
+        return reason;
+    }
     if ((channel->phase == QUERY_DEFINITIONS || channel->phase == QUERY_EXTENT) && is_answer) {
         accept_start_answer(channel, packet, service, now);
         return MDGW_USED;
@@ -1906,7 +2205,8 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
 
 static uint64_t channel_deadline(const channel *channel)
 {
-    return min_u64(gap_deadline(channel), channel->query.is_active ? channel->query.deadline : MDGW_NEVER);
+    uint64_t query = channel->query.is_active ? channel->query.deadline : rebuild_deadline(channel);
+    return min_u64(gap_deadline(channel), query);
 }
 
 static void channel_on_deadline(channel *channel, uint64_t now)
@@ -1917,6 +2217,7 @@ static void channel_on_deadline(channel *channel, uint64_t now)
     if (is_given_up || is_query_satisfied(channel))
         finish_query(channel, now);
     close_when_complete(channel, now);
+    advance_rebuild(channel, now);
 }
 
 static bool channel_request(channel *channel, mdgw_request *request)
@@ -1944,6 +2245,10 @@ static bool channel_request(channel *channel, mdgw_request *request)
             request->first = channel->requested_from = channel->next_definition;
         }
         request->next = request->first;
+        return true;
+    }
+    if (channel->phase == RUNNING && channel->rebuild.stage == REBUILD_QUERYING && take_due(&channel->rebuild.query)) {
+        request_chunks(&channel->snapshot, request);
         return true;
     }
     if (!channel->has_request || !channel->is_unsent)
@@ -2138,6 +2443,7 @@ mdgw_config mdgw_default_config(void)
         .sequence_jump_max = UINT64_C(1) << 24,
         .message_bytes_max = (size_t)1 << 16,
         .snapshot_bytes_max = (size_t)64 << 20,
+        .rebuild_bytes_max = (size_t)32 << 20,
     };
 }
 
@@ -2154,6 +2460,7 @@ static void begin_channel(mdgw_receiver *receiver, size_t index, uint16_t number
     channel *channel = &receiver->channels[index];
     channel->number = number;
     begin_at(channel, NOWHERE);
+    clear_rebuild(channel);
 }
 
 mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *deliver, void *user)
@@ -2163,6 +2470,7 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         config->tag_key_count > MDGW_TAG_KEYS_MAX || config->packet_bytes_max < MDGW_PACKET_HEADER_BYTES ||
         config->packet_bytes_max > 65535 || config->message_bytes_max > CONFIGURED_BYTES_MAX ||
         config->start_bytes_max > CONFIGURED_BYTES_MAX || config->snapshot_bytes_max > CONFIGURED_BYTES_MAX ||
+        config->rebuild_bytes_max > CONFIGURED_BYTES_MAX ||
         /* Anybody could forge the answer about the epoch. */
         (config->services > 0 && config->epoch_nonce >> 18 == 0)) {
         errno = EINVAL;
@@ -2191,11 +2499,16 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     receiver->start = allocate(receiver, start_bytes, 1);
     receiver->channel_filter = allocate(receiver, channels, sizeof *receiver->channel_filter);
     uint64_t *definitions = allocate(receiver, config->services > 0 ? channels * DEFINITIONS_MAX : 0, sizeof *definitions);
-    bool takes_snapshots = config->services > 0 && config->start == MDGW_START_SNAPSHOT;
+    bool rebuilds = config->services > 0 && config->rebuilds_books;
+    bool takes_snapshots = rebuilds || (config->services > 0 && config->start == MDGW_START_SNAPSHOT);
     size_t snapshot_bytes = takes_snapshots ? config->snapshot_bytes_max : 0;
     size_t snapshot_chunks = takes_snapshots ? snapshot_bytes / CHUNK_BYTES_MIN + 1 : 0;
     uint8_t *snapshot_records = allocate(receiver, channels, snapshot_bytes + 1);
     chunk *chunks = allocate(receiver, channels * snapshot_chunks, sizeof *chunks);
+    /* Longer than the limit by the longest message, see keep_message. */
+    size_t longest = sizeof(kept_message) + (size_t)max_u64(config->message_bytes_max, config->packet_bytes_max);
+    size_t ring_bytes = rebuilds ? config->rebuild_bytes_max + longest : 1;
+    uint8_t *rings = allocate(receiver, channels, ring_bytes);
     if (receiver->block_count < sizeof receiver->blocks / sizeof receiver->blocks[0]) {
         mdgw_receiver_free(receiver);
         errno = ENOMEM;
@@ -2211,6 +2524,8 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->free_slots = free_slots + i * packets;
         channel->snapshot.records = snapshot_records + i * (snapshot_bytes + 1);
         channel->snapshot.chunks = chunks + i * snapshot_chunks;
+        channel->kept.ring = rings + i * ring_bytes;
+        channel->kept.ring_bytes = ring_bytes;
         channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
     }
     if (config->channels) {
@@ -2613,9 +2928,24 @@ static local_fields find_local_fields(uint8_t rtype, size_t length)
     return (local_fields){0};
 }
 
-void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records)
+/* Whether a record changes a book or the trading status. Trades and fills change no book: the cancel beside them does, and the levels of
+ * a trade are those before its effect. */
+static bool is_state_record(const uint8_t *record, const local_fields *fields)
 {
-    enum { MAYBE_BAD_BOOK = 1 << 2, BAD_TS_RECV = 1 << 3 };
+    enum { MBO = 0xa0, MBP_1 = 0x01, MBP_10 = 0x0a, STATUS = 0x12, MBO_ACTION_AT = 38, MBP_ACTION_AT = 28 };
+    if (fields->length == 0)
+        return false;
+    if (fields->rtype == MBO)
+        return record[MBO_ACTION_AT] != 'T' && record[MBO_ACTION_AT] != 'F';
+    if (fields->rtype == MBP_1 || fields->rtype == MBP_10)
+        return record[MBP_ACTION_AT] != 'T' && record[MBP_ACTION_AT] != 'F';
+    return fields->rtype == STATUS;
+}
+
+size_t mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records)
+{
+    enum { MAYBE_BAD_BOOK = 1 << 2, BAD_TS_RECV = 1 << 3, FROM_SNAPSHOT = 1 << 5 };
+    bool is_repeated = item->kind == MDGW_ITEM_REPEATED;
     unsigned added = item->flags & MDGW_SUSPECT ? MAYBE_BAD_BOOK : 0;
     uint64_t ts_recv = item->ts_recv;
     /* A definition that is published again has the time of its first publication. */
@@ -2623,28 +2953,36 @@ void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *recor
         added |= ts_recv < *last ? BAD_TS_RECV : 0u;
         *last = ts_recv = max_u64(ts_recv, *last);
     }
-    if (item->body_bytes == 0)
-        return;
-    memcpy(records, item->body, item->body_bytes);
-    for (size_t offset = 0; item->body_bytes - offset >= 16;) {
-        uint8_t *record = records + offset;
-        size_t length = (size_t)record[0] * 4;
+    size_t offset = 0, copied = 0;
+    while (item->body_bytes - offset >= 16) {
+        const uint8_t *published = item->body + offset;
+        size_t length = (size_t)published[0] * 4;
         if (length == 0 || length > item->body_bytes - offset)
-            return;
-        local_fields at = find_local_fields(record[1], length);
+            break;
+        offset += length;
+        local_fields at = find_local_fields(published[1], length);
+        if (is_repeated && !is_state_record(published, &at))
+            continue;
+        uint8_t *record = records + copied;
+        memcpy(record, published, length);
+        copied += length;
         if (at.flags != 0)
-            record[at.flags] |= (uint8_t)added;
+            record[at.flags] |= (uint8_t)(added | (is_repeated ? FROM_SNAPSHOT : 0));
         if (at.ts_recv != 0 && ts_recv != UNDEFINED_TIME)
             store(record + at.ts_recv, ts_recv, 8);
         if (at.delta != 0 && ts_recv != UNDEFINED_TIME)
             store(record + at.delta, (uint32_t)item->ts_in_delta, 4);
-        offset += length;
     }
+    /* No record: as it is. */
+    size_t rest = is_repeated ? 0 : item->body_bytes - offset;
+    if (rest > 0)
+        memcpy(records + copied, item->body + offset, rest);
+    return copied + rest;
 }
 
 size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes)
 {
-    static const char *const names[] = {"session", "message", "definition", "snapshot", "state", "gap", "lost", "end"};
+    static const char *const names[] = {"session", "message", "definition", "snapshot", "state", "gap", "lost", "end", "repeated", "books"};
     int length;
     switch (item->kind) {
     case MDGW_ITEM_SESSION:
@@ -2658,6 +2996,9 @@ size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes)
     case MDGW_ITEM_LOST:
         length = snprintf(text, bytes, "%s channel=%u first=%" PRIu64 " next=%" PRIu64, names[item->kind], (unsigned)item->channel,
                           item->first, item->next);
+        return (size_t)length;
+    case MDGW_ITEM_BOOKS:
+        length = snprintf(text, bytes, "books channel=%u state=%s", (unsigned)item->channel, item->has_right_books ? "right" : "suspect");
         return (size_t)length;
     case MDGW_ITEM_END:
         length = snprintf(text, bytes, "end channel=%u", (unsigned)item->channel);

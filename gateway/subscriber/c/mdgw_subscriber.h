@@ -135,7 +135,11 @@ typedef enum mdgw_item_kind {
     MDGW_ITEM_STATE,      /* the gateway's channel changed its state */
     MDGW_ITEM_GAP,        /* [first, next) was declared missing by the gateway */
     MDGW_ITEM_LOST,       /* [first, next) was published, but neither lines nor services delivered it */
-    MDGW_ITEM_END         /* the venue ended the session */
+    MDGW_ITEM_END,        /* the venue ended the session */
+    /* Only with rebuilds_books. A message that was delivered before, behind the position of the snapshot that was just delivered: books
+     * that were built from the snapshot need it, and a program that counts messages ignores it. */
+    MDGW_ITEM_REPEATED,
+    MDGW_ITEM_BOOKS       /* the books kept from these items may be wrong from here on, or are right again; right when a session begins */
 } mdgw_item_kind;
 
 typedef struct mdgw_item {
@@ -152,6 +156,7 @@ typedef struct mdgw_item {
     size_t body_bytes;
     /* State: 0 waiting, 1 live, 2 gap, 3 recovering, 4 stale, 5 ended, 6 failed. */
     uint8_t state;
+    bool has_right_books; /* MDGW_ITEM_BOOKS */
     /* Gap and loss: */
     uint64_t first, next;
 } mdgw_item;
@@ -187,9 +192,17 @@ typedef struct mdgw_config {
     size_t start_bytes_max;     /* packets held at the start until a service names the epoch; at most 1 GiB */
     uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
     size_t message_bytes_max;   /* of one message's records; at most 1 GiB */
-    /* Of a snapshot's records; at most 1 GiB. Allocated for each channel with MDGW_START_SNAPSHOT, so name the channels there, or lower
-     * channels_max. A larger snapshot is refused, and the session delivered from the logs. */
+    /* Of a snapshot's records; at most 1 GiB. Allocated for each channel with MDGW_START_SNAPSHOT or rebuilds_books, so name the channels
+     * there, or lower channels_max. A larger snapshot is refused: a start then delivers the session from the logs, and suspect books stay
+     * suspect. */
     size_t snapshot_bytes_max;
+    /* Rebuilds suspect books from a snapshot while the stream goes on. Needs a service. MDGW_ITEM_BOOKS, MDGW_ITEM_SNAPSHOT and
+     * MDGW_ITEM_REPEATED are then delivered in the middle of a session. */
+    bool rebuilds_books;
+    /* Of the messages kept while the books are suspect, to be delivered again behind the snapshot; at most 1 GiB. A message counts as 48
+     * bytes more than its records. Allocated for each channel with rebuilds_books. What is older than the messages kept needs a snapshot of
+     * a later position: the default, 32 MiB, holds 300,000 messages of one order each. */
+    size_t rebuild_bytes_max;
     /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. With services,
      * epoch_nonce must be set. */
     uint64_t request_nonce, epoch_nonce;
@@ -236,6 +249,8 @@ typedef struct mdgw_counts {
     uint64_t sessions_incomplete; /* sessions that were left although no service knew their end */
     uint64_t snapshots;             /* delivered */
     uint64_t snapshots_unavailable; /* starts for which no service had one that this receiver accepts */
+    uint64_t books_rebuilt;         /* suspect books that a snapshot replaced */
+    uint64_t rebuilds_refused;      /* queries for such a snapshot that ended without one: no answer, suspect books, or an image too old */
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 
@@ -255,8 +270,9 @@ mdgw_counts mdgw_entries_counts(const mdgw_entries *entries);
 
 /* Copies the records of an item to `records` (item->body_bytes bytes) and fills in ts_recv, ts_in_delta and flags. *last is 0
  * at first; keep one for each channel: times never decrease within it. A record of an unknown type, or of a known type with another
- * length, stays as it is. */
-void mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records);
+ * length, stays as it is. Of a repeated message only the records that change a book or the trading status are copied, with the flag
+ * SNAPSHOT (bit 5): the others, trades and fills among them, were delivered before. Returns the bytes copied. */
+size_t mdgw_fill_local_times(const mdgw_item *item, uint64_t *last, uint8_t *records);
 
 /* One line of text, as in the test vectors. Returns the length; truncated to `bytes` like snprintf. */
 size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes);

@@ -36,7 +36,7 @@ import struct
 import sys
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from typing import Iterator, NamedTuple, Optional, Sequence, Union
 
 # --- Formats ----------------------------------------------------------------------------------------------------------
@@ -151,6 +151,33 @@ class Snapshot(NamedTuple):
     body: bytes
 
 
+class Repeated(NamedTuple):
+    """A message that was delivered before, behind the position of the snapshot that was just delivered.
+
+    Books that were built from the snapshot need it; a program that counts messages ignores it. Only with `Config.rebuilds_books`.
+    """
+
+    channel: int
+    session: Session
+    sequence: int
+    flags: int
+    ts_recv: int
+    ts_in_delta: int
+    record_count: int
+    body: bytes
+
+
+class Books(NamedTuple):
+    """The books kept from these items may be wrong from here on, or are right again. Only with `Config.rebuilds_books`.
+
+    Each session begins with right books.
+    """
+
+    channel: int
+    session: Session
+    is_right: bool
+
+
 class State(NamedTuple):
     """The gateway's channel changed its state, an index of `STATES`."""
 
@@ -203,7 +230,7 @@ class Request(NamedTuple):
         )  # fmt: skip
 
 
-Item = Union[SessionStart, Message, Definition, Snapshot, State, Gap, Lost, EndOfSession]
+Item = Union[SessionStart, Message, Definition, Snapshot, Repeated, Books, State, Gap, Lost, EndOfSession]
 
 
 class Refused(Exception):
@@ -510,6 +537,12 @@ class Config(NamedTuple):
     message_bytes_max: int = 1 << 16
     #: Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
     snapshot_bytes_max: int = 1 << 30
+    #: Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service. The receiver then delivers
+    #: `Books`, `Snapshot` and `Repeated` in the middle of a session.
+    rebuilds_books: bool = False
+    #: Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot. A message
+    #: counts as 48 bytes more than its records.
+    rebuild_bytes_max: int = 64 << 20
 
 
 class Receiver:
@@ -586,7 +619,7 @@ class Receiver:
             ):
                 first, next_ = header[10], header[11]
                 expected = channel.expected
-                if first << 16 == expected == channel.frontier and first < next_ < _SEQUENCE_END:
+                if first << 16 == expected == channel.frontier and first < next_ < _SEQUENCE_END and channel.kept_from is None:
                     if channel.reported_through <= first and next_ - first <= channel.jump_max >> 16:
                         try:
                             is_plain, frames, part = _parse_frames(
@@ -595,7 +628,7 @@ class Receiver:
                         except Refused as refused:
                             self.drops[refused.reason] += 1
                             return refused.reason
-                        if is_plain:
+                        if is_plain and not (channel.watches_books and any(frame[3] & SUSPECT for frame in frames)):
                             self._epochs.last_accepted = now
                             channel.arrivals[line] += 1
                             channel.expected = channel.frontier = next_ << 16
@@ -726,10 +759,11 @@ class Receiver:
 class _Query:
     """A query to the services, repeated until it is answered or given up."""
 
-    __slots__ = ("config", "services", "attempt", "deadline", "is_due")
+    __slots__ = ("config", "services", "attempts_max", "attempt", "deadline", "is_due")
 
-    def __init__(self, config, services, now):
+    def __init__(self, config, services, now, attempts_max=None):
         self.config, self.services = config, services
+        self.attempts_max = max(config.attempts_max if attempts_max is None else attempts_max, 1)
         self.attempt, self.deadline, self.is_due = 1, now + config.request_timeout_ns, True
 
     def take_due(self):
@@ -753,7 +787,7 @@ class _Query:
         """Returns False if the query is given up."""
         if self.deadline <= now:
             self.ask_next(now)
-        return self.attempt <= max(self.config.attempts_max, 1)
+        return self.attempt <= self.attempts_max
 
     def has_asked_enough(self):
         return self.attempt > self.config.unanswered_rounds_max * self.services
@@ -764,13 +798,14 @@ class _Snapshot:
 
     def __init__(self, config, services):
         self.bytes_max, self.services = config.snapshot_bytes_max, services
-        self.reset()
+        self.begin(None)
 
-    def reset(self):
-        """For the next session."""
+    def begin(self, rebuilt_from):
+        """Discards everything. A rebuild needs an image without suspect books at `rebuilt_from` or later, a start (None) any."""
+        self.rebuilt_from: Optional[int] = rebuilt_from
         self.restart()
-        # How often an image was begun, a service asked for patience, and an image with suspect books was left for another service's.
-        self.attempts = self.waits = self.suspect_images = 0
+        # How often an image was begun, a service asked for patience, and an image was left for another one.
+        self.attempts = self.waits = self.images_left = 0
         # The answer to the last request is such an image.
         self.leaves_image = False
 
@@ -784,10 +819,13 @@ class _Snapshot:
         self.has_progress = False
 
     def request(self):
-        """The first missing chunks, as (first, next) of a request. Image 0 before the first chunk."""
+        """The first missing chunks, as (first, next) of a request. Image 0 before the first chunk.
+
+        A receiver that runs asks for one chunk first, since that says whether the image is good enough.
+        """
         self.has_progress = self.leaves_image = False
         if self.image is None:
-            return 0, _CHUNKS_PER_REQUEST
+            return 0, _CHUNKS_PER_REQUEST if self.rebuilt_from is None else 1
         while self.first_missing in self.chunks:
             self.first_missing += 1
         # Chunks behind the last one missing in the range have arrived.
@@ -806,7 +844,7 @@ class _Snapshot:
             return False
         image, chunk, frame = _parse_chunk(packet)
         if self.image is None:
-            self.begin(image, service)
+            self.begin_image(image, service)
         self.add(image, chunk, frame)
         if len(self.chunks) < image[1]:
             self.has_progress = True
@@ -822,11 +860,16 @@ class _Snapshot:
             query.request_next_piece(now)
         raise Refused("field_invalid")
 
-    def begin(self, image, service):
+    def begin_image(self, image, service):
         """Each service is asked for a snapshot without suspect books first."""
-        if image[-1] and (self.leaves_image or self.suspect_images < self.services - 1):
+        position, is_suspect = image[-2:]
+        if self.rebuilt_from is None:
+            is_left = is_suspect and (self.leaves_image or self.images_left < self.services - 1)
+        else:
+            is_left = is_suspect or position < self.rebuilt_from
+        if is_left:
             # Once per answer: its other chunks are refused too.
-            self.suspect_images += not self.leaves_image
+            self.images_left += not self.leaves_image
             self.leaves_image = True
             raise Refused("answer_unrequested")
         self.attempts += 1
@@ -860,6 +903,10 @@ class _Snapshot:
             self.waits += 1
             query.on_progress(True, now)
 
+    def position(self):
+        """Where the stream continues behind the image; None before its first chunk."""
+        return None if self.image is None else self.image[-2]
+
     def give_up_image(self):
         """No answer came in time. Returns whether any service is asked for another image."""
         had_image = self.image is not None
@@ -892,7 +939,9 @@ def _parse_chunk(packet):
         number != 0 and position > 0 and chunk < chunk_count and (record_count >= chunk_count or is_empty)
         and record_bytes // 16 >= record_count >= order_count
     )  # fmt: skip
-    if not is_sound or frame[1] != position or (packet.first, packet.next) != (chunk, chunk + 1):
+    # Chunks without records would cost memory that no limit counts.
+    has_records = len(frame[-1]) > 0 or record_bytes == 0
+    if not (is_sound and has_records) or frame[1] != position or (packet.first, packet.next) != (chunk, chunk + 1):
         raise Refused("field_invalid")
     is_suspect = head[3] & SUSPECT != 0
     image = (
@@ -1094,6 +1143,14 @@ _IDLE, _SESSIONS, _DEFINITIONS, _SNAPSHOT, _EXTENT, _RUNNING, _CLOSING = (
 # Definitions of one session that a receiver remembers: three times what the largest venue lists.
 _DEFINITIONS_MAX = 1 << 15
 _NONE = 1 << 64  # `expected` before the first packet: beyond every position
+# Stages of a rebuild.
+_RIGHT, _WAITING, _QUERYING, _COMPLETE = "right", "waiting", "querying", "complete"
+# Pause before the first query for a snapshot: other losses of the same burst come within it. It doubles with each query. Books that
+# stayed right for the longest pause have the shortest one again.
+_PAUSE_NS_MIN, _PAUSE_NS_MAX = 500_000_000, 64_000_000_000
+# Longest time that a whole image waits for the stream to come to its position; attempts with one service; bytes that a kept message
+# counts beside its records.
+_COMPLETE_NS_MAX, _REBUILD_ATTEMPTS_MIN, _KEPT_MESSAGE_BYTES = 10_000_000_000, 4, 48
 
 
 class _Channel:
@@ -1145,12 +1202,20 @@ class _Channel:
         self.part_bodies: list = []
         self.part_bytes = self.next_part = 0
         self.is_broken = False
+        # Whether the books that a consumer keeps from the items are watched. While they are suspect: messages from `kept_from` on
+        # are in `kept`, or produced nothing.
+        self.watches_books = config.rebuilds_books and self.services > 0
+        self.kept_from: Optional[int] = None
+        self.kept: deque = deque()
+        self.kept_bytes = 0
+        self.clear_rebuild()
         # Counts: messages delivered; missing messages, by who declared them; starts without an answer; starts at which a service
         # did not send all of its definitions; sessions left although no service knew their end; snapshots delivered, and starts for
-        # which there was none.
+        # which there was none; suspect books that a snapshot replaced, and queries for such a snapshot that ended without one.
         self.messages = self.gap_messages = self.lost_messages = 0
         self.starts_unanswered = self.definitions_incomplete = self.sessions_incomplete = 0
         self.snapshots = self.snapshots_unavailable = 0
+        self.books_rebuilt = self.rebuilds_refused = 0
         # Arbitration: next position to deliver, and the first one not known to exist.
         self.arrivals = [0] * 8
         self.jumps: list = [None] * 8
@@ -1497,6 +1562,7 @@ class _Channel:
         self.session, self.raw_session = session, session.to_bytes()
         self.parts, self.reported_through, self.state, self.snapshot = None, 0, None, None
         self.session_end, self.has_reported_end = None, False
+        self.clear_books()
         self.emit(SessionStart(self.number, session))
 
     def on_lost(self, first, next_):
@@ -1510,6 +1576,7 @@ class _Channel:
             self.lost_messages += next_ - first
             self.reported_through = next_
             self.emit(Lost(self.number, self.session, first, next_))
+            self.suspect_books_before(next_)
 
     def deliver(self, is_plain, frames, start, until):
         """Delivers [start, until) of a packet."""
@@ -1521,6 +1588,8 @@ class _Channel:
                     self.messages += 1
                     self.reported_through = sequence + 1
                     self.emit(message)
+                    if self.watches_books:
+                        self.watch_message(message)
         else:
             for frame in frames:
                 self.on_frame(frame, start, until)
@@ -1547,6 +1616,7 @@ class _Channel:
                 self.gap_messages += next_ - first
                 self.reported_through = next_
                 self.emit(Gap(self.number, self.session, first, next_))
+                self.suspect_books_before(next_)
         elif start <= position <= until:
             self.on_out_of_sequence(frame)
 
@@ -1575,7 +1645,10 @@ class _Channel:
             flags, ts_recv, delta, count, body = joined
         self.messages += 1
         self.reported_through = sequence + 1
-        self.emit(Message(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+        message = Message(self.number, self.session, sequence, flags, ts_recv, delta, count, body)
+        self.emit(message)
+        if self.watches_books:
+            self.watch_message(message)
 
     def join_part(self, sequence, part, flags, ts_recv, delta, count, body):
         if part == 0:
@@ -1616,6 +1689,118 @@ class _Channel:
             self.has_reported_end = True
             self.emit(EndOfSession(self.number, self.session))
 
+    # --- Rebuilding suspect books ---
+    #
+    #   loss, gap, suspect message at s          image without suspect books, position p >= s
+    #         |                                              |
+    #   right +-> suspect --pause--> one chunk is requested --+-> all chunks --> complete --delivered up to p--> right
+    #                ^                     | suspect, too old, no answer                |
+    #                +---- pause x 2 <-----+------------ lost, or another loss <--------+
+    #
+    # Messages are delivered all the time. Those since the books became suspect are kept, within a bound, and those behind the
+    # position are delivered once more directly after the snapshot.
+
+    def clear_books(self):
+        self.kept_from = None
+        self.forget_messages()
+
+    def forget_messages(self):
+        self.kept.clear()
+        self.kept_bytes = 0
+
+    def suspect_books_before(self, next_):
+        """The books may be wrong: what happened before `next_` is not known, or not to the gateway."""
+        if not self.watches_books:
+            return
+        self.forget_messages()
+        were_right, self.kept_from = self.kept_from is None, next_
+        if were_right:
+            self.emit(Books(self.number, self.session, False))
+
+    def watch_message(self, message):
+        if self.kept_from is not None:
+            self.kept.append(message)
+            self.kept_bytes += _KEPT_MESSAGE_BYTES + len(message.body)
+            while self.kept_bytes > self.config.rebuild_bytes_max:
+                oldest = self.kept.popleft()
+                self.kept_bytes -= _KEPT_MESSAGE_BYTES + len(oldest.body)
+                self.kept_from = oldest.sequence + 1
+        if message.flags & SUSPECT:
+            self.suspect_books_before(message.sequence + 1)
+
+    def clear_rebuild(self):
+        """For the next session."""
+        self.image.begin(None)
+        self.stage = _RIGHT
+        # When a pause ends, or a whole image is discarded; the query for an image.
+        self.rebuild_until = 0
+        self.rebuild_query: Optional[_Query] = None
+        self.pause_ns = _PAUSE_NS_MIN
+        self.right_since: Optional[int] = None
+
+    def rebuild_deadline(self):
+        if self.stage is _RIGHT:
+            return None
+        return self.rebuild_query.deadline if self.stage is _QUERYING else self.rebuild_until
+
+    def accept_rebuild_answer(self, packet, service, now):
+        if self.phase is not _RUNNING or self.stage is not _QUERYING:
+            raise Refused("duplicate")
+        if self.image.accept(packet, service, self.rebuild_query, now):
+            self.stage, self.rebuild_until = _COMPLETE, now + _COMPLETE_NS_MAX
+
+    def advance_rebuild(self, now):
+        """Follows the stream and the clock: after each packet and each deadline, but not while a session is left."""
+        if self.kept_from is None or self.phase is not _RUNNING:
+            return
+        position = self.image.position()
+        if self.stage in (_QUERYING, _COMPLETE) and position is not None and position < self.kept_from:
+            # Another loss behind the image, or too many messages since.
+            self.pause_rebuild(now)
+        elif self.stage is _RIGHT:
+            if self.right_since is not None and now - self.right_since >= _PAUSE_NS_MAX:
+                self.pause_ns = _PAUSE_NS_MIN
+            self.stage, self.rebuild_until = _WAITING, now + self.pause_ns
+        elif self.stage is _WAITING and self.rebuild_until <= now:
+            self.image.begin(self.kept_from)
+            # Each service twice: those without right books are asked again after the pause.
+            attempts_max = min(max(2 * self.services, _REBUILD_ATTEMPTS_MIN), self.config.attempts_max)
+            self.stage, self.rebuild_query = _QUERYING, _Query(self.config, self.services, now, attempts_max)
+        elif self.stage is _QUERYING:
+            if not self.rebuild_query.on_deadline(now):
+                self.pause_rebuild(now)
+        elif self.stage is _COMPLETE:
+            if position <= self.reported_through:
+                self.finish_rebuild(position, now)
+            elif self.rebuild_until <= now:
+                # The stream does not come to the image's position, be it that no such position exists.
+                self.pause_rebuild(now)
+
+    def pause_rebuild(self, now):
+        self.rebuilds_refused += 1
+        self.image.begin(None)
+        self.stage, self.rebuild_until = _WAITING, now + self.pause_ns
+        self.pause_ns = min(2 * self.pause_ns, _PAUSE_NS_MAX)
+
+    def finish_rebuild(self, position, now):
+        """Delivers the snapshot, and the messages behind it that were delivered before."""
+        self.emit_snapshot()
+        for message in self.kept:
+            if message.sequence >= position:
+                self.emit(_new(Repeated, message))
+        self.clear_books()
+        self.books_rebuilt += 1
+        self.emit(Books(self.number, self.session, True))
+        self.image.begin(None)
+        # The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time.
+        self.pause_ns = min(2 * self.pause_ns, _PAUSE_NS_MAX)
+        self.stage, self.right_since = _RIGHT, now
+
+    def emit_snapshot(self):
+        for _kind, sequence, _part, flags, ts_recv, delta, count, body in self.image.frames():
+            self.emit(Snapshot(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
+        self.snapshots += 1
+
     # --- Sessions and the start ---
 
     def accept(self, packet, line, now, service):
@@ -1635,7 +1820,10 @@ class _Channel:
             if not self.on_newer_session(packet.session, packet.first if is_uncut else None, now):
                 return
         if self.phase in (_RUNNING, _CLOSING):
-            self.accept_running(packet, line, now, service)
+            try:
+                self.accept_running(packet, line, now, service)
+            finally:
+                self.advance_rebuild(now)
         elif self.phase in (_DEFINITIONS, _EXTENT) and is_answer:
             self.accept_start_answer(packet, service, now)
         elif self.phase is _SNAPSHOT and is_answer:
@@ -1649,7 +1837,8 @@ class _Channel:
     def accept_running(self, packet, line, now, service):
         is_answer = line == SERVICE_LINE
         if is_answer and packet.flags & SNAPSHOT:
-            raise Refused("duplicate")  # definitions again
+            self.accept_rebuild_answer(packet, service, now)
+            return
         first, next_ = _positions_of(packet)
         if packet.flags & SNAPSHOT and first != next_:
             raise Refused("sequence_invalid")
@@ -1668,6 +1857,8 @@ class _Channel:
             begin = first if not first & _PART_MASK else ((first >> 16) + 1) << 16
             self.begin_at(begin)
             self.reported_through = begin >> 16
+            if begin >> 16 > 1:
+                self.suspect_books_before(begin >> 16)
         refused = None
         try:
             if first < next_ and not is_answer_end:
@@ -1694,6 +1885,8 @@ class _Channel:
     def next_deadline(self):
         gap = self.gap_deadline()
         query = self.query.deadline if self.query is not None else None
+        if self.phase is _RUNNING:
+            query = self.rebuild_deadline()
         return min(gap, query) if gap is not None and query is not None else query if gap is None else gap
 
     def on_deadline(self, now):
@@ -1703,6 +1896,7 @@ class _Channel:
         if is_given_up or self.is_query_satisfied():
             self.finish_query(now)
         self.close_when_complete(now)
+        self.advance_rebuild(now)
 
     def poll_request(self):
         if self.query is not None and self.query.take_due():
@@ -1718,6 +1912,8 @@ class _Channel:
                 return (SNAPSHOT_CHUNKS, self.number, self.session, *self.image.request())
             start = 0 if self.expected == _NONE else self.expected >> 16
             return RANGE, self.number, self.session, start, start
+        if self.phase is _RUNNING and self.stage is _QUERYING and self.rebuild_query.take_due():
+            return (SNAPSHOT_CHUNKS, self.number, self.session, *self.image.request())
         if self.request is None or not self.request[4]:
             return None
         self.request[4] = False
@@ -1795,7 +1991,7 @@ class _Channel:
             first, next_, _count = self.extent_range() or (1, 1, 0)
             next_session, oldest, query = self.next_session, self.oldest, self.query
             self.switch_to(oldest)
-            self.start_at(1 if self.is_same_day_restart() else first)
+            self.start_without_state(1 if self.is_same_day_restart() else first)
             self.phase, self.next_session, self.is_end_known = _CLOSING, next_session, is_final
             self.query = None if is_final else self.new_query(now)
             self.try_announce(next_, now)
@@ -1804,9 +2000,9 @@ class _Channel:
         elif self.phase is _EXTENT:
             known = self.extent_range()
             if self.is_same_day_restart():
-                self.start_at(1)
+                self.start_without_state(1)
             elif known is not None:
-                self.start_at(known[0])
+                self.start_without_state(known[0])
             if known is not None:
                 self.try_announce(known[1], now)
             self.start_running(now)
@@ -1898,6 +2094,7 @@ class _Channel:
         if skipped is not None and self.expected == _NONE:
             self.report_lost(*skipped)
         self.clear_extents()
+        self.clear_rebuild()
         self.previous_session = self.session
         self.begin_stream(session)
 
@@ -1909,6 +2106,12 @@ class _Channel:
         first = max(first, 1)
         self.begin_at(first << 16)
         self.reported_through = first
+
+    def start_without_state(self, first):
+        """Behind the session's first message, the books before it are not known."""
+        self.start_at(first)
+        if first > 1:
+            self.suspect_books_before(first)
 
     def start_running(self, now):
         """The start is complete. A newer session observed meanwhile is next."""
@@ -1927,7 +2130,7 @@ class _Channel:
 
     def after_definitions(self, now):
         if self.config.start == "snapshot" and self.services and self.previous_session is None:
-            self.image.reset()
+            self.image.begin(None)
             self.phase, self.query = _SNAPSHOT, self.new_query(now)
         elif self.previous_session is not None or self.config.start != "live":
             self.clear_extents()
@@ -1947,13 +2150,13 @@ class _Channel:
     def accept_snapshot_answer(self, packet, service, now):
         if not self.image.accept(packet, service, self.query, now):
             return
-        next_ = self.image.image[-2]
-        for _kind, sequence, _part, flags, ts_recv, delta, count, body in self.image.frames():
-            self.emit(Snapshot(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
-        self.image.reset()
-        self.snapshots += 1
+        next_, is_suspect = self.image.image[-2:]
+        self.emit_snapshot()
+        self.image.begin(None)
         skipped, self.skipped = self.skipped, None
         self.start_at(next_)
+        if is_suspect:
+            self.suspect_books_before(next_)
         if skipped is not None and skipped[1] > next_:
             # What was published meanwhile is requested.
             self.try_announce(skipped[1], now)
@@ -2022,7 +2225,7 @@ def _positions_of(packet):
 # --- Records ----------------------------------------------------------------------------------------------------------
 
 UNDEFINED_TIME = (1 << 64) - 1
-MAYBE_BAD_BOOK, BAD_TS_RECV = 1 << 2, 1 << 3
+MAYBE_BAD_BOOK, BAD_TS_RECV, FROM_SNAPSHOT = 1 << 2, 1 << 3, 1 << 5
 # By record type and length (DBN version 3): offsets of ts_recv, ts_in_delta and flags, where it has them.
 _LOCAL_FIELDS = {
     (0xA0, 56): (40, 48, 36),  # mbo
@@ -2034,6 +2237,8 @@ _LOCAL_FIELDS = {
     (0x14, 112): (16, None, None),  # imbalance
     (0x18, 80): (16, 52, None),  # statistics
 }
+# The types that change a book or the trading status, and where they have their action.
+_STATE_RECORDS = {(0xA0, 56): 38, (0x01, 80): 28, (0x0A, 368): 28, (0x12, 40): None}
 
 
 class LocalTimes:
@@ -2041,12 +2246,15 @@ class LocalTimes:
 
     Times never decrease within the channel: a lower one is raised, and its record flagged (BAD_TS_RECV). Records of a suspect
     item are flagged MAYBE_BAD_BOOK. A record of an unknown type, or of a known type with another length, stays as it is.
+
+    Of a repeated message only the records that change a book or the trading status are returned, flagged FROM_SNAPSHOT (bit 5). The
+    others, trades and fills among them, were delivered before.
     """
 
     def __init__(self) -> None:
         self._last = 0
 
-    def fill(self, item: Union[Message, Definition, Snapshot]) -> bytearray:
+    def fill(self, item: Union[Message, Definition, Snapshot, Repeated]) -> bytearray:
         """The records of the item with `ts_recv`, `ts_in_delta` and flags."""
         body = bytearray(item.body)
         flags = MAYBE_BAD_BOOK if item.flags & SUSPECT else 0
@@ -2067,7 +2275,21 @@ class LocalTimes:
                 if delta_at is not None:
                     struct.pack_into("<i", body, offset + delta_at, item.ts_in_delta)
             offset += length
-        return body
+        return _state_records(body) if type(item) is Repeated else body
+
+
+def _state_records(body):
+    state = bytearray()
+    for record in records(body):
+        layout = (record[1], len(record))
+        action_at = _STATE_RECORDS.get(layout)
+        # Trades and fills change no book: the cancel beside them does, and the levels of a trade are those before its effect.
+        if layout not in _STATE_RECORDS or action_at is not None and record[action_at] in b"TF":
+            continue
+        if action_at is not None:
+            record[_LOCAL_FIELDS[layout][2]] |= FROM_SNAPSHOT
+        state += record
+    return state
 
 
 def describe(item: Item) -> str:
@@ -2076,11 +2298,13 @@ def describe(item: Item) -> str:
     if kind is SessionStart:
         feed, date, restart = item.session
         return f"session channel={item.channel} feed={feed} date={date} restart={restart}"
-    if kind in (Message, Definition, Snapshot):
+    if kind in (Message, Definition, Snapshot, Repeated):
         return (
             f"{kind.__name__.lower()} channel={item.channel} sequence={item.sequence} flags={item.flags} ts_recv={item.ts_recv} "
             f"ts_in_delta={item.ts_in_delta} records={item.record_count} body={item.body.hex() or '-'}"
         )
+    if kind is Books:
+        return f"books channel={item.channel} state={'right' if item.is_right else 'suspect'}"
     if kind is State:
         return f"state channel={item.channel} state={item.state}"
     if kind is EndOfSession:
@@ -2299,10 +2523,15 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="where to begin; default: the oldest message of the trading day in the services' logs",
     )  # fmt: skip
     add(
+        "--rebuild", action="store_true",
+        help="rebuild suspect books from a snapshot: deliver it, and the messages behind it once more; needs a service with "
+        "snapshots = true",
+    )  # fmt: skip
+    add(
         "--window", type=int, default=Config().window_packets, metavar="PACKETS", help="packets held while a gap is pending"
     )  # fmt: skip
     add("--dbn", metavar="FILE", help="write the records to a file (DBN without metadata) instead of printing items")
-    add("--quiet", action="store_true", help="print no messages and definitions")
+    add("--quiet", action="store_true", help="print no items with records: messages, definitions, snapshots")
     add("--count", type=int, metavar="N", help="exit after this many messages")
     add("--exit-idle-s", type=float, metavar="S", help="exit when nothing new was received for this many seconds")
     add("--until-ended", action="store_true", help="exit when the session of every channel has ended")
@@ -2318,6 +2547,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         config = Config(
             group=arguments.group, channels=tuple(arguments.channel), start=arguments.start, window_packets=arguments.window,
             tag_keys=tuple(map(TagKey.load, arguments.tag_key)), packet_bytes_max=_LARGEST_PACKET_BYTES,
+            rebuilds_books=arguments.rebuild,
         )  # fmt: skip
         lines = [LineAddress(*line, arguments.interface) for line in arguments.line]
         subscriber = Subscriber(config, lines, arguments.retransmission, arguments.source)
@@ -2385,7 +2615,7 @@ class _Printer:
                 self.open[item.channel] = kind is SessionStart
             elif kind is Gap or kind is Lost:
                 self.missing += item.next - item.first
-            has_records = kind in (Message, Definition, Snapshot)
+            has_records = kind in (Message, Definition, Snapshot, Repeated)
             if self.records_file is not None and has_records:
                 # Definitions of a late start are published at their own position, too.
                 if kind is not Definition:

@@ -11,8 +11,11 @@ const PUBLISHED: u64 = 27;
 const POSITIONS_AT: [usize; 2] = [64, 144];
 const CHUNK_AT: usize = 100;
 const CHUNK_COUNT_AT: usize = 104;
-const CHECKSUM_AT: usize = 108;
+pub(super) const CHECKSUM_AT: usize = 108;
 const RECORD_COUNT_AT: usize = 112;
+/// Bytes and number of the records in the snapshot frame's header, and where the records begin.
+const FRAME_COUNTS_AT: usize = 164;
+const RECORDS_AT: usize = 176;
 
 pub(super) fn all() -> Vec<Scenario> {
     let mut all = Vec::new();
@@ -52,6 +55,19 @@ pub(super) fn all() -> Vec<Scenario> {
         |packet| {
             if packet[CHUNK_AT] == 2 {
                 POSITIONS_AT.iter().for_each(|at| packet[*at] -= 1);
+            }
+        },
+    ));
+
+    all.push(damaged(
+        "snapshot_chunk_without_records",
+        "The third chunk has no records, which only an image without records may have: it is refused, and requested again.",
+        3,
+        |packet| {
+            if packet[CHUNK_AT] == 2 {
+                packet.truncate(RECORDS_AT);
+                packet[12..14].copy_from_slice(&(u16::try_from(RECORDS_AT).unwrap() - 64).to_le_bytes());
+                packet[FRAME_COUNTS_AT..FRAME_COUNTS_AT + 4].fill(0);
             }
         },
     ));
@@ -148,7 +164,7 @@ fn publish(stream: &mut Scenario) {
 }
 
 /// A gateway whose messages each add an order, two in a packet. With the gap it lacks messages 3 and 4.
-fn gateway(next: u64, has_gap: bool) -> VirtualGateway {
+pub(super) fn gateway(next: u64, has_gap: bool) -> VirtualGateway {
     let mut gateway = VirtualGateway::new(BODY);
     gateway.begin_session(0);
     for sequence in 1..next {

@@ -102,7 +102,8 @@ pub struct ReceiverConfig {
     /// Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service. The receiver then delivers
     /// [`Item::Books`], [`Item::Snapshot`] and [`Item::Repeated`] in the middle of a session.
     pub rebuilds_books: bool,
-    /// Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot.
+    /// Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot. A message
+    /// counts as 48 bytes more than its records.
     pub rebuild_bytes_max: u64,
     /// Silence after which a line's alarm is raised, ns; `None`: never. Must exceed the gateway's heartbeat interval.
     pub line_silence_ns: Option<u64>,

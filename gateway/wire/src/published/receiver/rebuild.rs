@@ -83,8 +83,12 @@ impl BookHistory {
 
 /// Memory of a kept message.
 fn bytes_of(body: &[u8]) -> u64 {
-    (size_of::<(FrameHeader, Box<[u8]>)>() + body.len()) as u64
+    MESSAGE_KEPT_BYTES + body.len() as u64
 }
+
+/// What a kept message counts beside its records: the same in all our receivers, so that they keep the same messages.
+const MESSAGE_KEPT_BYTES: u64 = 48;
+const _: () = assert!(size_of::<(FrameHeader, Box<[u8]>)>() as u64 <= MESSAGE_KEPT_BYTES);
 
 /// Places for messages that stay allocated between two rebuilds.
 const MESSAGES_KEPT_ALLOCATED: usize = 1_024;
@@ -170,18 +174,18 @@ impl Rebuild {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) {
-        let Some(kept_from) = stream.books.kept_from() else {
-            if self.right_since.is_some_and(|since| now.since(since) >= PAUSE_NS_MAX) {
-                (self.pause_ns, self.right_since) = (PAUSE_NS_MIN, None);
-            }
-            return;
-        };
+        let Some(kept_from) = stream.books.kept_from() else { return };
         // A loss behind the image, or too many messages since.
         if self.snapshot.next().is_some_and(|next| next < kept_from) {
             self.pause(stream, now);
         }
         match &mut self.stage {
-            Stage::Right => self.stage = Stage::Waiting(now.plus(self.pause_ns)),
+            Stage::Right => {
+                if self.right_since.is_some_and(|since| now.since(since) >= PAUSE_NS_MAX) {
+                    self.pause_ns = PAUSE_NS_MIN;
+                }
+                self.stage = Stage::Waiting(now.plus(self.pause_ns));
+            }
             Stage::Waiting(until) if *until <= now => {
                 self.snapshot.begin(Purpose::Rebuild { from: kept_from });
                 // Each service twice: those without right books are asked again after the pause.
