@@ -148,7 +148,7 @@ fn publish(stream: &mut Scenario) {
 }
 
 /// A gateway whose messages each add an order, two in a packet. With the gap it lacks messages 3 and 4.
-fn gateway(next: u64, has_gap: bool) -> VirtualGateway {
+pub(super) fn gateway(next: u64, has_gap: bool) -> VirtualGateway {
     let mut gateway = VirtualGateway::new(BODY);
     gateway.begin_session(0);
     for sequence in 1..next {
