@@ -174,7 +174,7 @@ fn every_channel_has_its_turn_and_every_image_its_passes() {
     assert_eq!(images(&received), [(1, 11), (2, 12), (1, 13), (2, 14), (1, 15), (2, 16)]);
     let of_first: Vec<u32> =
         received.iter().filter(|(.., image, _, _)| *image == 11).map(|(.., chunk, _)| *chunk).collect();
-    let chunks = of_first.len() as u32 / 2;
+    let chunks = u32::try_from(of_first.len()).unwrap() / 2;
     assert!(chunks > 1, "{of_first:?}");
     assert_eq!(of_first, (0..chunks).chain(0..chunks).collect::<Vec<_>>());
     let counts = harness.counts(1);
