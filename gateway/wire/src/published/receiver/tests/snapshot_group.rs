@@ -268,6 +268,11 @@ fn packets_that_are_no_chunks_are_refused() {
         assert_eq!(harness.group(&bytes), Err(DropReason::ProtocolMismatch));
     }
     let chunk = image(5, 10).chunk(0);
+    for flags in [PacketFlags::SNAPSHOT, PacketFlags::RETRANSMISSION] {
+        let mut other = chunk.clone();
+        other[5] = flags.0;
+        assert!(harness.group(&other).is_err(), "{flags:?}");
+    }
     assert_eq!(harness.group(&chunk[..chunk.len() - 8]), Err(DropReason::LengthMismatch));
     assert_eq!(harness.group(&[]), Err(DropReason::HeaderTruncated));
     // On an output line a chunk is no packet.
@@ -372,6 +377,20 @@ fn a_loss_behind_the_position_discards_the_image() {
     harness.pass(image(6, 14));
     assert_eq!(harness.take_items(), [image(6, 14).items(), messages(14..15)].concat());
     assert_eq!(harness.statistics().lost_messages, 0, "nothing behind the start is lost");
+}
+
+/// The image was whole before the stream reached its position, and messages on both sides of the position are lost.
+#[test]
+fn a_loss_across_the_position_discards_a_whole_image() {
+    let mut harness = Harness::new();
+    harness.publish([10]);
+    harness.pass(image(5, 12));
+    harness.publish([15]);
+    harness.run(10);
+    assert_eq!(harness.take_items(), words("session"));
+    harness.pass(image(6, 16));
+    harness.publish([16]);
+    assert_eq!(harness.take_items(), [image(6, 16).items(), words("m16")].concat());
 }
 
 /// What is kept is bounded, and an image from before the oldest message kept is useless.
