@@ -118,7 +118,6 @@ impl SnapshotGroup {
 
     pub(super) fn remove(&mut self, channel: ChannelId) {
         self.channels.retain(|other| other.served.channel != channel);
-        self.sending.take_if(|sending| sending.channel == channel);
     }
 
     /// Whether an image is on its way.

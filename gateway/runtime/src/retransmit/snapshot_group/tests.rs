@@ -26,6 +26,7 @@ use super::*;
 use crate::{config::resolved::OutputLine, retransmit::snapshots::SnapshotTaker};
 
 const GROUP: GroupId = GroupId(2);
+const OTHER_GROUP: GroupId = GroupId(3);
 const NOW: UnixNs = UnixNs(1_600_000_000_000_000_000);
 const MS: u64 = 1_000_000;
 /// Bytes of frames in a packet: a chunk has at most five orders.
@@ -37,6 +38,7 @@ struct Log {
     sink: LogSink,
     _maintenance: SegmentMaintenance,
     channel: ChannelId,
+    group: GroupId,
 }
 
 impl Log {
@@ -55,7 +57,8 @@ impl Log {
         sink.begin(NOW);
         let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
         sink.session(Session { feed: Feed::NasdaqItch, date, restart: 0 }, Sequence(1));
-        let mut log = Self { directory, sink, _maintenance: maintenance, channel: ChannelId(channel) };
+        let channel = ChannelId(channel);
+        let mut log = Self { directory, sink, _maintenance: maintenance, channel, group: GROUP };
         log.orders(1..orders + 1);
         log
     }
@@ -85,6 +88,8 @@ struct Harness {
     taker: SnapshotTaker,
     receiver: UdpSocket,
     fence: Arc<Fence>,
+    /// Of the channels of another group than [`GROUP`].
+    other_fence: Arc<Fence>,
     registry: Arc<Registry>,
     tags: TagPolicy,
     now: MonoNs,
@@ -106,17 +111,18 @@ impl Harness {
             OutputLine { address, interface: "lo".parse().unwrap(), ttl: 1, loopback: true, sources: Vec::new() };
         let mut config = OutputSnapshots { line, interval_ns: 1_000 * MS, bytes_per_second: 10_000_000, passes: 2 };
         change(&mut config);
-        let (fence, registry) = (Arc::new(Fence::closed()), Arc::default());
+        let [fence, other_fence] = [(); 2].map(|()| Arc::new(Fence::closed()));
+        let registry = Arc::default();
         let served: Vec<_> = logs
             .iter()
             .map(|log| ServedChannel {
-                group: GROUP,
+                group: log.group,
                 channel: log.channel,
                 name: format!("channel {}", log.channel.0),
                 log_directory: log.directory.path().to_owned(),
                 frame_bytes_max: FRAME_BYTES_MAX,
                 tag_key: tags.keys.first().cloned(),
-                fence: Arc::clone(&fence),
+                fence: Arc::clone(if log.group == GROUP { &fence } else { &other_fence }),
                 epochs: Arc::new(KnownEpochs::new(Epoch(9), 1)),
                 books: BookLimits::default(),
                 initial: None,
@@ -124,8 +130,8 @@ impl Harness {
             .collect();
         let mut taker = SnapshotTaker::behind_image(10, &served, &registry).unwrap();
         let output = open_output(&OutputOptions::new(address, None)).unwrap();
-        taker.send_to(SnapshotGroup::new(&config, vec![GROUP], output), &served);
-        Self { taker, receiver, fence, registry, tags, now: MonoNs(1_000_000 * MS) }
+        taker.send_to(SnapshotGroup::new(&config, vec![GROUP, OTHER_GROUP], output), &served);
+        Self { taker, receiver, fence, other_fence, registry, tags, now: MonoNs(1_000_000 * MS) }
     }
 
     fn lead(&self, epoch: u64) {
@@ -142,7 +148,8 @@ impl Harness {
             while let Ok(length) = self.receiver.recv(&mut datagram) {
                 assert_eq!(self.tags.check(TagUse::Published, &datagram[..length]), Ok(()));
                 let packet = parse_packet(&datagram[..length]).unwrap();
-                assert_eq!((packet.meta.group, packet.is_tagged), (GROUP, !self.tags.keys.is_empty()));
+                assert!([GROUP, OTHER_GROUP].contains(&packet.meta.group));
+                assert_eq!(packet.is_tagged, !self.tags.keys.is_empty());
                 let chunk = SnapshotChunk::from_packet(&packet).unwrap();
                 let (channel, epoch) = (packet.meta.channel.0, packet.meta.epoch.0);
                 all.push((channel, epoch, chunk.image.image, chunk.chunk, chunk.image.next.0));
@@ -213,6 +220,19 @@ fn a_gateway_whose_fence_is_closed_sends_nothing() {
     assert!(!harness.run(2).is_empty(), "a new leader does not wait for a round");
 }
 
+/// Two groups on one output, of which this gateway leads one.
+#[test]
+fn channels_of_a_group_that_another_gateway_leads_are_left_out() {
+    let (one, mut two) = (Log::new(1, 12), Log::new(2, 3));
+    two.group = OTHER_GROUP;
+    let mut harness = Harness::new(&[&one, &two], |_| {});
+    harness.lead(5);
+    assert_eq!(images(&harness.run(1_500)), [(1, 11), (1, 12)]);
+    assert_eq!(harness.counts(2), SnapshotsSent::default());
+    harness.other_fence.open(Epoch(6), MonoNs(u64::MAX));
+    assert_eq!(images(&harness.run(1_000)), [(1, 13), (2, 14)]);
+}
+
 /// The leader loses its lease in the middle of an image, and leads again later.
 #[test]
 fn a_fence_that_closes_ends_the_image() {
@@ -246,7 +266,7 @@ fn a_raised_epoch_goes_on_with_the_image() {
 #[test]
 fn chunks_leave_at_the_configured_rate() {
     let log = Log::new(1, 4_000);
-    for (bytes_per_second, ms) in [(1_000_000, 300), (9_000, 10_000)] {
+    for (bytes_per_second, ms) in [(1_000_000, 300), (9_999, 10_000)] {
         let mut harness = Harness::new(&[&log], |config| config.bytes_per_second = bytes_per_second);
         harness.lead(5);
         harness.run(ms);
