@@ -3,11 +3,12 @@
 
 use std::{
     fs,
-    net::SocketAddrV4,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
 };
 
 use mdgw_captures::impairment::LineImpairment;
+use mdgw_feeds::published::{packet::parse_packet, snapshot::SnapshotChunk};
 use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined, write_key},
@@ -16,9 +17,9 @@ use mdgw_tests::{
     relay::LossyRelay,
     trading_day::TradingDay,
 };
+use socket2::{Domain, Protocol, Socket, Type};
 
 const SNAPSHOT: &str = "snapshot of the state before message";
-const NO_DAMAGE: LineImpairment = LineImpairment { loss: 0.0, duplicate: 0.0, reorder: 0.0, skew_ns: 0 };
 
 /// A gateway that sends snapshots to its group, and serves none.
 fn options(keys: &'static str) -> GatewayOptions {
@@ -136,30 +137,57 @@ fn books_that_lost_messages_are_right_again_from_the_group() {
 #[test]
 fn an_image_that_its_dead_leader_left_incomplete_is_replaced_by_the_new_leaders() {
     // A pass takes seconds.
-    let mut pair = ElectedPair::new(options("interval_ms = 50\nbytes_per_second = 100000\npasses = 1"));
+    let mut pair = ElectedPair::new(options("interval_ms = 50\nbytes_per_second = 60000\npasses = 1"));
     pair.start(1);
     pair.wait_until_leads(1);
     pair.start(2);
     pair.wait_until_eligible(2);
-    let relayed_fixture = GatewayFixture::new();
-    let relayed = relayed_fixture.snapshot_group();
-    let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
-    day.play_first_half(pair.gateways.fixture(1));
     let [of_one, of_two] = [1, 2].map(|node| pair.gateways.fixture(node).snapshot_group());
     assert_eq!(of_one, of_two, "a pair has one group");
-    let (tail, out) = start_tail(pair.gateways.fixture(1), relayed, &["--from-snapshot"]);
+    let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
+    day.play_first_half(pair.gateways.fixture(1));
+    let (tail, out) = start_tail(pair.gateways.fixture(1), of_one, &["--from-snapshot"]);
     tail.wait_for_stderr(": session ");
-    let relay = LossyRelay::start(of_one, relayed, NO_DAMAGE, 1);
-    // An image may have begun before the subscriber came. Chunks of the present one are on their way.
-    wait_until("chunks arrive", || relay.counts().1 > 20);
+    let observer = observe(of_one);
+    // The image that is on its way was taken before the subscriber came, and may be of no use to it. The next one is.
+    let (image_before, ..) = next_chunk(&observer);
+    let is_in_the_middle =
+        |(image, chunk, count, _): (u32, u32, u32, u64)| image != image_before && chunk >= 10 && chunk < count / 2;
+    let mut seen = next_chunk(&observer);
+    wait_until("the next image is on its way", || {
+        seen = next_chunk(&observer);
+        is_in_the_middle(seen)
+    });
     pair.gateways.kill(1);
     let before = tail.stderr_so_far();
-    let chunks = relay.counts().1;
-    assert!(!before.contains(SNAPSHOT), "the image was whole before the leader died: {before}");
-    pair.wait_until_leads(2);
-    wait_until("the new leader sends chunks", || relay.counts().1 > chunks + 20);
+    assert!(!before.contains(SNAPSHOT), "an image was whole before the leader died: {before}");
+    let (old_image, .., old_epoch) = seen;
+    wait_until("the new leader sends an image", || {
+        seen = next_chunk(&observer);
+        seen.3 > old_epoch
+    });
+    assert!(seen.0 != old_image, "{seen:?}");
     tail.wait_for_stderr(SNAPSHOT);
     day.play_second_half(pair.gateways.fixture(1));
     let _ = check_books(&day, tail, &out);
     let _stopped = pair.gateways.stop(2);
+}
+
+/// A socket that receives the group too.
+fn observe(group: SocketAddrV4) -> UdpSocket {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.set_read_timeout(Some(process::TEST_TIMEOUT)).unwrap();
+    socket.bind(&group.into()).unwrap();
+    socket.join_multicast_v4(group.ip(), &Ipv4Addr::LOCALHOST).unwrap();
+    socket.into()
+}
+
+/// Number of the image, number of the chunk, chunks of the image, and epoch of the next packet.
+fn next_chunk(observer: &UdpSocket) -> (u32, u32, u32, u64) {
+    let mut datagram = [0; 2_048];
+    let length = observer.recv(&mut datagram).unwrap();
+    let packet = parse_packet(&datagram[..length]).unwrap();
+    let chunk = SnapshotChunk::from_packet(&packet).unwrap();
+    (chunk.image.image, chunk.chunk, chunk.image.chunk_count, packet.meta.epoch.0)
 }
