@@ -7,7 +7,9 @@ use mdgw_feeds::{
     published::tag::{TagKey, TagPolicy},
     time::{MonoNs, UnixNs},
 };
-use mdgw_subscriber::{PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig, ServiceSelector, StartFrom};
+use mdgw_subscriber::{
+    PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig, ServiceSelector, SnapshotGroupConfig, StartFrom,
+};
 use zerocopy::IntoBytes as _;
 
 use super::text;
@@ -51,6 +53,7 @@ impl ReplayedReceiver {
                 messages_per_request_max: number("per_request", defaults.messages_per_request_max),
                 ..defaults
             }),
+            snapshot_group: (number("snapshot_group", 0) == 1).then(SnapshotGroupConfig::default),
             request_nonce: number("request_nonce", 0),
             epoch_nonce: number("epoch_nonce", 0),
             ..ReceiverConfig::default()
@@ -77,13 +80,26 @@ impl ReplayedReceiver {
         let output = &mut self.output;
         let outcome =
             self.receiver.accept(datagram, MonoNs(now), &mut |item| output.push(format!("> {}", text::item(&item))));
+        self.report(outcome);
+        self.on_deadline(now)
+    }
+
+    /// The same for a datagram of the snapshot group.
+    pub(crate) fn accept_from_group(&mut self, now: u64, bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
+        let output = &mut self.output;
+        let mut deliver = |item: mdgw_subscriber::Output<'_>| output.push(format!("> {}", text::item(&item)));
+        let outcome = self.receiver.accept_from_snapshot_group(bytes, MonoNs(now), &mut deliver);
+        self.report(outcome);
+        self.on_deadline(now)
+    }
+
+    fn report(&mut self, outcome: Result<(), DropReason>) {
         if let Err(reason) = outcome
             // What is repeated is dropped, whatever the name.
             && !matches!(reason, DropReason::Duplicate | DropReason::LateAfterGap)
         {
             self.output.push(format!("> refused {}", reason.name()));
         }
-        self.on_deadline(now)
     }
 
     pub(crate) fn finish(&mut self) {
@@ -127,6 +143,7 @@ pub(crate) fn replay(file: &str) -> String {
                 ["line", number, bytes] => {
                     receiver.accept(now, Line(number.parse().unwrap()), 0, &text::from_hex(bytes))
                 }
+                ["group", bytes] => receiver.accept_from_group(now, &text::from_hex(bytes)),
                 ["service", number, bytes] => {
                     receiver.accept(now, Line::RECOVERY, number.parse().unwrap(), &text::from_hex(bytes))
                 }

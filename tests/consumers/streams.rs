@@ -2,6 +2,7 @@
 
 mod rebuilds;
 mod scenario;
+mod snapshot_group;
 mod snapshots;
 
 use mdgw_feeds::{
@@ -24,6 +25,8 @@ use super::{
 
 /// The file of streams.
 pub(crate) const FILE: &str = "streams.txt";
+/// The file of streams with a snapshot group.
+const GROUP_FILE: &str = "snapshot_group.txt";
 
 #[test]
 fn streams_are_current() {
@@ -36,6 +39,22 @@ fn the_rust_receiver_delivers_what_the_streams_say() {
     let file = read(FILE);
     assert!(file.matches("\nstream ").count() >= 20);
     assert_same_text("streams.txt", &replay(&file), &file);
+}
+
+/// Streams with a snapshot group, in a file of their own: the receivers in other languages do not use the group.
+#[test]
+fn streams_of_the_snapshot_group_are_current() {
+    let streams: Vec<String> = snapshot_group::all().into_iter().map(Scenario::run).collect();
+    assert_current(GROUP_FILE, (HEADING.to_owned() + &streams.join("\n")).as_bytes());
+}
+
+#[test]
+fn the_rust_receiver_delivers_what_the_streams_of_the_snapshot_group_say() {
+    let file = read(GROUP_FILE);
+    assert!(file.matches("\nstream ").count() >= 7);
+    assert_same_text(GROUP_FILE, &replay(&file), &file);
+    let changed = file.replacen("> snapshot channel=2 ", "> snapshot channel=3 ", 1);
+    assert!(changed != file && replay(&changed) != changed);
 }
 
 /// A text that differs anywhere is noticed.

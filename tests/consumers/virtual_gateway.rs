@@ -10,7 +10,8 @@ use mdgw_feeds::{
     identity::{ChannelId, Epoch, Feed, GroupId, Sequence, Session},
     published::{
         packet::{PACKET_HEADER_BYTES, PacketFlags, count_frames},
-        request::ServiceRequest,
+        request::{RequestKind, ServiceRequest},
+        snapshot::ChunkName,
         tag::{TagKey, TagUse},
     },
     time::{MonoNs, TradingDate, UnixNs},
@@ -254,6 +255,35 @@ impl VirtualGateway {
             Ok(parts.iter().map(|part| part.len()).sum())
         });
         packets
+    }
+
+    /// The chunks of an image of the present state, as a leader of the snapshot group sends them; the image has number `behind` + 1.
+    pub(crate) fn group_chunks(&mut self, behind: u32, epoch: Epoch) -> Vec<Vec<u8>> {
+        self.set_epoch(epoch);
+        self.serve_snapshots(behind);
+        let mut chunks: Vec<Vec<u8>> = Vec::new();
+        // The first answer says that the image is being taken. The others have four packets at most.
+        for _ in 0..100 {
+            let name = |chunk| ChunkName { image: if chunks.is_empty() { 0 } else { behind + 1 }, chunk }.to_sequence();
+            let first = u32::try_from(chunks.len()).unwrap();
+            let request = ServiceRequest {
+                kind: RequestKind::Snapshot,
+                group: GROUP,
+                channel: self.channel,
+                session: None,
+                first: name(first),
+                next: name(first + 4),
+                nonce: 0,
+            };
+            let answer = self.answer(request.to_packet().as_bytes(), START, None);
+            let flags = PacketFlags::RETRANSMISSION.with(PacketFlags::SNAPSHOT);
+            let count = chunks.len();
+            chunks.extend(answer.into_iter().filter(|packet| packet[5] == flags.0));
+            if count > 0 && chunks.len() == count {
+                return chunks;
+            }
+        }
+        panic!("no image")
     }
 
     fn ts_recv(&self, sequence: u64) -> UnixNs {

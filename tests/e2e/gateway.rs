@@ -22,6 +22,7 @@ mod program_metrics;
 mod reload;
 mod service_manager;
 mod shared_memory;
+mod snapshot_group;
 mod snapshot_start;
 mod systemd;
 mod top;

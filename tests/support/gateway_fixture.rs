@@ -54,6 +54,8 @@ pub struct GatewayOptions {
     pub output: String,
     /// More lines of the `[[output.line]]` table.
     pub output_line: &'static str,
+    /// Keys of `[output.snapshots]` besides address and interface; `None`: no snapshot group.
+    pub snapshot_group: Option<&'static str>,
     /// Additional lines of `[retransmission]`.
     pub retransmission: String,
     /// Size of one segment of the publication log.
@@ -82,6 +84,7 @@ impl GatewayOptions {
             allowed: "127.0.0.0/8",
             output: String::new(),
             output_line: "",
+            snapshot_group: None,
             // Tests ask for a whole day within a second.
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
             segment_bytes: 16 << 20,
@@ -142,6 +145,13 @@ impl GatewayFixture {
         Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
+    /// The snapshot group that belongs to the published group.
+    #[must_use]
+    pub fn snapshot_group(&self) -> SocketAddrV4 {
+        let [_, _, high, low] = self.output.ip().octets();
+        SocketAddrV4::new(Ipv4Addr::new(239, 254, high, low), self.output.port())
+    }
+
     /// Path of that file or directory of the fixture.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
@@ -177,10 +187,15 @@ impl GatewayFixture {
             // declared by chance.
             let _ = writeln!(text, "[channel.recovery]\nserver = \"{}\"\nattempts_max = 20\n", self.requests);
         }
+        let snapshots = options.snapshot_group.map(|keys| {
+            let address = self.snapshot_group();
+            format!("[output.snapshots]\naddress = \"{address}\"\ninterface = \"127.0.0.1\"\nloopback = true\n{keys}\n")
+        });
+        let snapshots = snapshots.unwrap_or_default();
         let _ = write!(
             text,
             "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
-             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n{output_line}\n\
+             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n{output_line}\n{snapshots}\
              [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
              [latency]\ndirectory = \"{directory}/latency\"\n{latency}\n[log]\nlevel = \"info\"\n",
             self.output, self.retransmission

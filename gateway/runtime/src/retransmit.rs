@@ -13,6 +13,7 @@
 
 mod definitions;
 mod requesters;
+pub(crate) mod snapshot_group;
 pub mod snapshots;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,8 @@
 //! [`mdgw_wire::published`], which has no sockets. `ops/guide/output-protocol.md` specifies it. This crate adds only the sockets
 //! and the clock. For records with `ts_recv` filled in, pass the output to [`ConsumerEdges`]; any DBN library reads them.
 //! With [`StartFrom::Snapshot`] a subscriber that joins late gets the channel's books instead of the day's messages. With
-//! [`ReceiverConfig::rebuilds_books`] a subscriber that runs gets them again after a loss.
+//! [`ReceiverConfig::rebuilds_books`] a subscriber that runs gets them again after a loss. The books come from a service, or from the
+//! gateways' snapshot group ([`SubscriberConfig::snapshot_group`]), which needs no request.
 //! Two short programs are in `examples/`: `print_trades` and `top_of_book`.
 //!
 //! Memory is allocated when the subscriber is opened and when a channel is first observed. With a service, packets are
@@ -41,7 +42,7 @@ pub use mdgw_wire as wire;
 pub use mdgw_wire::consumer_edge::{EdgeOutput, TsRecvMode};
 pub use mdgw_wire::published::receiver::{
     BookState, ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, RivalEpochs,
-    SERVICES_MAX, ServiceConfig, StartFrom,
+    SERVICES_MAX, ServiceConfig, SnapshotGroupConfig, StartFrom,
 };
 
 use std::{
@@ -84,14 +85,17 @@ pub struct SubscriberConfig {
     /// The gateways' retransmission services, up to [`SERVICES_MAX`]. If one does not answer, or lacks the missing
     /// range, the next one is asked.
     pub services: Vec<SocketAddrV4>,
+    /// The snapshot group, if the gateways have one: a start with [`StartFrom::Snapshot`] without a service uses it, and so do rebuilt
+    /// books. It is joined only while a snapshot is needed.
+    pub snapshot_group: Option<LineAddress>,
     /// The gateways' addresses. The groups are joined for these senders only (IGMPv3), and other packets are refused;
     /// empty: any sender. Addresses can be forged.
     pub sources: Vec<Ipv4Addr>,
     /// Receive buffer requested from the kernel per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// All other settings, among them the keys of packet tags ([`load_tag_key`]). `lines` and the number of services are set from the fields above, and the
-    /// nonces at random. The rest of `service`
-    /// only applies if there are services.
+    /// All other settings, among them the keys of packet tags ([`load_tag_key`]). `lines`, the number of services and whether there is a
+    /// snapshot group are set from the fields above, and the nonces at random. The rest of `service` and `snapshot_group` only applies
+    /// if there are services or a group.
     pub receiver: ReceiverConfig,
 }
 
@@ -102,6 +106,7 @@ impl SubscriberConfig {
         Self {
             lines,
             services: Vec::new(),
+            snapshot_group: None,
             sources: Vec::new(),
             receive_buffer_bytes: 8 << 20,
             receiver: ReceiverConfig::default(),
@@ -129,7 +134,7 @@ impl LineAddress {
 /// Errors that end a subscription. Invalid input on a socket is not an error.
 #[derive(Debug)]
 pub enum SubscriberError {
-    /// A line could not be opened or joined.
+    /// A line or the snapshot group could not be opened or joined.
     Line {
         /// The line's address.
         address: SocketAddrV4,
@@ -225,12 +230,21 @@ pub struct Subscriber {
     /// A socket for each line, then one for each service: line, index of the service, socket. The line of a service is
     /// [`Line::RECOVERY`], the index of a line 0.
     sockets: Vec<(Line, u8, UdpSocket)>,
+    snapshot_group: Option<SnapshotGroup>,
     selector: ServiceSelector,
     sources: Vec<Ipv4Addr>,
     buffer: Box<[u8]>,
     /// Rounds since every socket was read until it was empty.
     undrained_rounds: u32,
     statistics: SubscriberStatistics,
+}
+
+/// The snapshot group, and its socket while the group is joined.
+#[derive(Debug)]
+struct SnapshotGroup {
+    address: LineAddress,
+    receive_buffer_bytes: usize,
+    socket: Option<UdpSocket>,
 }
 
 /// Most datagrams read from one socket before the other sockets have their turn.
@@ -281,26 +295,36 @@ impl Subscriber {
             .map_err(SubscriberError::Random)?;
         let [epoch_nonce, request_nonce] = nonces.map(u64::from_ne_bytes);
         (config.receiver.epoch_nonce, config.receiver.request_nonce) = (epoch_nonce, request_nonce);
+        config.receiver.snapshot_group =
+            config.snapshot_group.map(|_| config.receiver.snapshot_group.unwrap_or_default());
+        let snapshot_group = config.snapshot_group.map(|address| SnapshotGroup {
+            address,
+            receive_buffer_bytes: config.receive_buffer_bytes,
+            socket: None,
+        });
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
         let buffer = vec![0; config.receiver.packet_bytes_max + TAG_BYTES + 1].into_boxed_slice();
         let SubscriberConfig { receiver, sources, .. } = config;
-        Ok(Self {
+        let mut subscriber = Self {
             receiver: Receiver::new(receiver),
             sockets,
+            snapshot_group,
             selector,
             sources,
             buffer,
             undrained_rounds: 0,
             statistics,
-        })
+        };
+        subscriber.join_snapshot_group_if_needed()?;
+        Ok(subscriber)
     }
 
     /// Waits at most `timeout` for datagrams or a deadline, processes them, and returns the number of datagrams read:
     /// 0 on timeout.
     ///
     /// # Errors
-    /// If polling or reading a socket fails, or if rival epochs were received at the start.
+    /// If polling or reading a socket fails, if the snapshot group cannot be joined, or if rival epochs were received at the start.
     pub fn poll(&mut self, timeout: Duration, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
         let now = mono_now();
         let until = now.plus(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
@@ -313,12 +337,15 @@ impl Subscriber {
             is_drained &= read < DATAGRAMS_PER_SOCKET_MAX;
             count += read;
         }
+        // Behind the lines: what a chunk's position needs has then been read. The group's datagrams delay no deadline.
+        count += self.drain_snapshot_group(deliver)?;
         // Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line.
         self.undrained_rounds = if is_drained { 0 } else { self.undrained_rounds.wrapping_add(1) };
         if self.undrained_rounds.is_multiple_of(UNDRAINED_ROUNDS_MAX) {
             self.receiver.on_deadline(mono_now(), deliver);
         }
         self.send_requests();
+        self.join_snapshot_group_if_needed()?;
         match self.receiver.rival_epochs() {
             Some(rivals) => Err(SubscriberError::RivalEpochs(rivals)),
             None => Ok(count),
@@ -354,11 +381,13 @@ impl Subscriber {
     fn wait(&self, timeout_ns: u64) -> Result<(), SubscriberError> {
         let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
         let Some((.., first)) = self.sockets.first() else { return Ok(()) };
-        let mut handles: [PollFd<'_>; Line::COUNT_MAX + SERVICES_MAX] = core::array::from_fn(|index| {
-            let socket = self.sockets.get(index).map_or(first, |(.., socket)| socket);
-            PollFd::new(socket, PollFlags::IN)
+        let group = self.snapshot_group.as_ref().and_then(|group| group.socket.as_ref());
+        let mut handles: [PollFd<'_>; Line::COUNT_MAX + SERVICES_MAX + 1] = core::array::from_fn(|index| {
+            let socket = self.sockets.get(index).map(|(.., socket)| socket);
+            PollFd::new(socket.or(group).unwrap_or(first), PollFlags::IN)
         });
-        let handles = handles.get_mut(..self.sockets.len()).unwrap_or_default();
+        let count = self.sockets.len() + usize::from(group.is_some());
+        let handles = handles.get_mut(..count).unwrap_or_default();
         match rustix::event::poll(handles, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(SubscriberError::Receive(error.into())),
@@ -394,6 +423,44 @@ impl Subscriber {
             let _refused = self.receiver.accept(datagram, mono_now(), deliver);
         }
         Ok(count)
+    }
+
+    /// Reads the snapshot group's socket, if it is open, as [`Self::drain`] does.
+    fn drain_snapshot_group(&mut self, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
+        let Some(socket) = self.snapshot_group.as_ref().and_then(|group| group.socket.as_ref()) else { return Ok(0) };
+        let mut count = 0;
+        while count < DATAGRAMS_PER_SOCKET_MAX {
+            let (length, sender) = match socket.recv_from(&mut self.buffer) {
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(SubscriberError::Receive(error)),
+            };
+            count += 1;
+            self.statistics.datagrams += 1;
+            if !is_accepted_sender(&self.sources, sender) {
+                self.statistics.sources_refused += 1;
+                continue;
+            }
+            let bytes = self.buffer.get(..length).unwrap_or_default();
+            // The receiver counts rejections.
+            let _refused = self.receiver.accept_from_snapshot_group(bytes, mono_now(), deliver);
+        }
+        Ok(count)
+    }
+
+    /// Joins the snapshot group, or leaves it: most of the time nothing of it is needed.
+    fn join_snapshot_group_if_needed(&mut self) -> Result<(), SubscriberError> {
+        let Some(group) = &mut self.snapshot_group else { return Ok(()) };
+        if !self.receiver.needs_snapshot_group() {
+            group.socket = None;
+        } else if group.socket.is_none() {
+            let LineAddress { address, interface } = group.address;
+            let (socket, _) = sockets::open_line(&group.address, &self.sources, group.receive_buffer_bytes)
+                .map_err(|source| SubscriberError::Line { address, interface, source })?;
+            group.socket = Some(socket);
+        }
+        Ok(())
     }
 
     fn send_requests(&mut self) {

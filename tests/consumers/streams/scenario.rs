@@ -34,6 +34,9 @@ const AFTERWARDS_NS: u64 = 3_000 * MS;
 /// Time of the first datagram, ns.
 const BEGIN_NS: u64 = 1_000 * MS;
 
+/// Stands for the snapshot group, which is no line.
+const SNAPSHOT_GROUP: Line = Line(u8::MAX);
+
 /// What becomes of a packet on its way.
 pub(crate) type Damage = Box<dyn FnMut(&mut Vec<u8>)>;
 
@@ -213,6 +216,13 @@ impl Scenario {
         self.datagrams.entry(at).or_default().push((Line(0), 0, datagram));
     }
 
+    /// Datagrams of the snapshot group, from that long after the beginning on.
+    pub(crate) fn send_group(&mut self, at: u64, packets: impl IntoIterator<Item = Vec<u8>>) {
+        for (at, packet) in (BEGIN_NS + at..).step_by(10_000).zip(packets) {
+            self.datagrams.entry(at).or_default().push((SNAPSHOT_GROUP, 0, packet));
+        }
+    }
+
     /// A datagram from a service's address, that long after the beginning.
     pub(crate) fn send_service(&mut self, at: u64, service: u8, datagram: Vec<u8>) {
         self.datagrams.entry(BEGIN_NS + at).or_default().push((Line::RECOVERY, service, datagram));
@@ -244,10 +254,16 @@ impl Scenario {
             out.append(&mut receiver.output);
             let Some((at, datagrams)) = self.datagrams.pop_first() else { break };
             for (line, service, bytes) in datagrams {
-                let source = if line == Line::RECOVERY { "service" } else { "line" };
-                let number = if line == Line::RECOVERY { service } else { line.0 };
-                out.push(format!("at {at} {source} {number} {}", hex(&bytes)));
-                let requests = receiver.accept(at, line, service, &bytes);
+                let source = match line {
+                    SNAPSHOT_GROUP => "group".to_owned(),
+                    Line::RECOVERY => format!("service {service}"),
+                    Line(number) => format!("line {number}"),
+                };
+                out.push(format!("at {at} {source} {}", hex(&bytes)));
+                let requests = match line {
+                    SNAPSHOT_GROUP => receiver.accept_from_group(at, &bytes),
+                    _ => receiver.accept(at, line, service, &bytes),
+                };
                 out.append(&mut receiver.output);
                 self.answer(at, requests);
             }

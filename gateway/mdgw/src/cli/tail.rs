@@ -27,7 +27,7 @@ use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
-use mdgw_runtime::config::{PUBLISHED_BYTES_MAX, Resolved};
+use mdgw_runtime::config::{PUBLISHED_BYTES_MAX, Resolved, resolved::OutputLine};
 use mdgw_subscriber::{
     BookState, ConsumerEdges, Item, LineAddress, Output, ReceiverConfig, StartFrom, Subscriber, SubscriberConfig,
     TagPolicy,
@@ -42,8 +42,8 @@ use super::{Outcome, print, protect_secrets, run::TsRecvArg, tag_policy, warn};
 
 /// What to subscribe to: the output of a configuration, or output lines given one by one.
 ///
-/// From a configuration, the lines, their interfaces and the retransmission service are read; --line, --interface and
-/// --retransmission each override it. On the gateway's own host, its output lines need `loopback = true`.
+/// From a configuration, the lines, their interfaces, the retransmission service and the snapshot group are read; --line,
+/// --interface, --retransmission and --snapshot-group each override it. On the gateway's own host, its output lines need `loopback = true`.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("subject").required(true).multiple(true).args(["config", "lines"])))]
 #[command(after_help = "\
@@ -57,6 +57,7 @@ Examples:
   mdgw tail gateway.toml --source 10.1.0.5 --source 10.1.0.6
   mdgw tail gateway.toml --tag-key /etc/mdgw/output.key
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
+  mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --from-snapshot --snapshot-group 239.255.77.11:31001
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
     /// Configuration file of the gateway; its output is received.
@@ -97,13 +98,18 @@ pub(super) struct Args {
     /// Start with the current message instead of the oldest message of the trading day that the gateway still holds.
     #[arg(long)]
     from_now: bool,
-    /// Start with a snapshot of the books, then with the messages behind it. Needs a service with `snapshots = true`.
+    /// Start with a snapshot of the books, then with the messages behind it. Needs a service with `snapshots = true`, or the
+    /// snapshot group, which is used where no service has a snapshot.
     #[arg(long, conflicts_with = "from_now")]
     from_snapshot: bool,
     /// After a loss, write a snapshot of the books again, and the messages behind it once more, with the flag SNAPSHOT.
-    /// Needs a service with `snapshots = true`.
+    /// Needs a service with `snapshots = true`, or the snapshot group.
     #[arg(long)]
     rebuild: bool,
+    /// Snapshot group of the gateways (address:port), joined while a snapshot is needed. Default: `address` of the
+    /// configured `[output.snapshots]`, or none.
+    #[arg(long, value_name = "ADDR:PORT")]
+    snapshot_group: Option<SocketAddrV4>,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
     #[arg(short, long, value_name = "OUT.dbn[.zst]")]
     out: Option<PathBuf>,
@@ -156,6 +162,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             ));
         }
     }
+    for channel in subscriber.receiver().channels().filter(|channel| channel.statistics().snapshots_unavailable > 0) {
+        let id = channel.id().0;
+        warn(&format!(
+            "channel {id}: no snapshot that could be used came (is [retransmission].snapshots true, or [output.snapshots] there, and are \
+             the gateway's own books right?)"
+        ));
+    }
     let lacking: u64 =
         subscriber.receiver().channels().map(|channel| channel.statistics().definitions_incomplete).sum();
     if lacking > 0 {
@@ -193,14 +206,19 @@ impl Args {
     /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
     fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
         let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
-        let Configured { group, lines: configured_lines, services, sources, tags } = configured.unwrap_or_default();
+        let Configured { group, lines: configured_lines, services, snapshot_group, sources, tags } =
+            configured.unwrap_or_default();
         let lines = if self.lines.is_empty() {
             configured_lines
         } else {
             let interface = self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
             self.lines.iter().map(|address| LineAddress::new(*address, interface)).collect()
         };
+        let snapshot_group = self.snapshot_group.map_or(snapshot_group, |address| {
+            Some(LineAddress::new(address, self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED)))
+        });
         let mut config = SubscriberConfig::new(lines);
+        config.snapshot_group = snapshot_group.filter(|_| self.from_snapshot || self.rebuild);
         config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
         config.sources = if self.sources.is_empty() { sources } else { self.sources.clone() };
         let tags = if self.tag_keys.is_empty() { tags } else { tag_policy(&self.tag_keys)? };
@@ -234,20 +252,25 @@ impl Args {
             bail!("tail: no output of {} carries group {}; groups: {}", path.display(), group.0, known.join(", "));
         };
         let lines = if self.lines.is_empty() { output.lines.as_slice() } else { &[] };
-        let mut sources: Vec<Ipv4Addr> = lines.iter().flat_map(|line| line.sources.iter().copied()).collect();
+        let group_line = output.snapshots.as_ref().map(|snapshots| &snapshots.line);
+        let group_line = group_line.filter(|_| self.snapshot_group.is_none() && (self.from_snapshot || self.rebuild));
+        let joined = || lines.iter().chain(group_line);
+        let mut sources: Vec<Ipv4Addr> = joined().flat_map(|line| line.sources.iter().copied()).collect();
         // Each line is joined for the senders of all lines, so a line for any sender means any sender.
-        if lines.iter().any(|line| line.sources.is_empty()) {
+        if joined().any(|line| line.sources.is_empty()) {
             sources.clear();
         }
         sources.sort_unstable();
         sources.dedup();
-        let lines = lines.iter().map(|line| {
+        let address = |line: &OutputLine| {
             let interface = match self.interface {
                 Some(interface) => interface,
                 None => address_of(&line.interface)?,
             };
-            Ok(LineAddress::new(line.address, interface))
-        });
+            anyhow::Ok(LineAddress::new(line.address, interface))
+        };
+        let snapshot_group = group_line.map(address).transpose()?;
+        let lines = lines.iter().map(address);
         // A service that listens on all addresses is reached on this host.
         let service = config.retransmission.as_ref().map(|service| match service.listen {
             listen if listen.ip().is_unspecified() => SocketAddrV4::new(Ipv4Addr::LOCALHOST, listen.port()),
@@ -262,7 +285,7 @@ impl Args {
         } else {
             TagPolicy::default()
         };
-        Ok(Configured { group, lines, services: service.into_iter().collect(), sources, tags })
+        Ok(Configured { group, lines, services: service.into_iter().collect(), snapshot_group, sources, tags })
     }
 }
 
@@ -272,6 +295,7 @@ struct Configured {
     group: GroupId,
     lines: Vec<LineAddress>,
     services: Vec<SocketAddrV4>,
+    snapshot_group: Option<LineAddress>,
     sources: Vec<Ipv4Addr>,
     tags: TagPolicy,
 }
@@ -279,7 +303,8 @@ struct Configured {
 impl Default for Configured {
     fn default() -> Self {
         let tags = TagPolicy::default();
-        Self { group: GroupId(1), lines: Vec::new(), services: Vec::new(), sources: Vec::new(), tags }
+        let (lines, services, sources) = (Vec::new(), Vec::new(), Vec::new());
+        Self { group: GroupId(1), lines, services, snapshot_group: None, sources, tags }
     }
 }
 
@@ -605,6 +630,24 @@ mod tests {
         let config = subscription(&[&path, "--line", "239.1.1.1:7", "--retransmission", "10.0.0.9:8"]).unwrap();
         assert_eq!(config.lines, [LineAddress::new("239.1.1.1:7".parse().unwrap(), Ipv4Addr::UNSPECIFIED)]);
         assert_eq!(config.services, ["10.0.0.9:8".parse().unwrap()]);
+    }
+
+    #[test]
+    fn the_snapshot_group_is_received_where_a_snapshot_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("with_group.toml");
+        let table = "[output.snapshots]\naddress = \"239.255.77.12:31000\"\ninterface = \"lo\"\n[retransmission]";
+        let text = std::fs::read_to_string(shipped("loopback.toml")).unwrap().replacen("[retransmission]", table, 1);
+        std::fs::write(&path, text).unwrap();
+        let path = path.to_str().unwrap();
+        let group = |more: &[&str]| subscription(&[&[path], more].concat()).unwrap().snapshot_group;
+        let configured = LineAddress::new("239.255.77.12:31000".parse().unwrap(), Ipv4Addr::LOCALHOST);
+        assert_eq!(group(&["--from-snapshot"]), Some(configured));
+        assert_eq!(group(&["--rebuild"]), Some(configured));
+        assert_eq!(group(&[]), None);
+        let named = ["--rebuild", "--snapshot-group", "239.1.1.5:7", "--interface", "10.1.0.7"];
+        let address = LineAddress::new("239.1.1.5:7".parse().unwrap(), Ipv4Addr::new(10, 1, 0, 7));
+        assert_eq!(group(&named), Some(address));
     }
 
     #[test]

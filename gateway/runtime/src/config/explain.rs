@@ -16,8 +16,8 @@ use super::{
     host::Findings,
     quantity::{Bytes, Nanoseconds},
     resolved::{
-        Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved,
-        WAIT_POLICIES,
+        Backend, ChannelSetup, DISPATCH_MODELS, ElectionConfig, OutputConfig, OutputSnapshots, PROMOTION_POLICIES,
+        PoolConfig, Resolved, WAIT_POLICIES,
     },
     settings::name_of,
 };
@@ -180,6 +180,18 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
             write!(out, ", received from {} only", sources.join(", "))?;
         }
         writeln!(out)?;
+    }
+    if let Some(snapshots) = &output.snapshots {
+        let OutputSnapshots { line, interval_ns, bytes_per_second, passes } = snapshots;
+        writeln!(
+            out,
+            "  snapshots  {} by {}, TTL {}: every {}, {passes} passes, {}/s",
+            line.address,
+            line.interface,
+            line.ttl,
+            Nanoseconds(*interval_ns),
+            Bytes(*bytes_per_second)
+        )?;
     }
     Ok(())
 }

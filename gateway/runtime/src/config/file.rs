@@ -190,6 +190,8 @@ pub(crate) struct Output {
     /// `[[output.line]]`
     #[serde(default)]
     pub line: Vec<Spanned<OutputLine>>,
+    /// `[output.snapshots]`
+    pub snapshots: Option<Spanned<OutputSnapshots>>,
 }
 
 /// `[[output.line]]`
@@ -206,6 +208,28 @@ pub(crate) struct OutputLine {
     pub loopback: FileValue<bool>,
     /// Addresses of the gateways.
     pub source: Option<Spanned<Vec<Spanned<String>>>>,
+}
+
+/// `[output.snapshots]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutputSnapshots {
+    /// Address and port.
+    pub address: FileValue<String>,
+    /// Name or address of the interface.
+    pub interface: FileValue<String>,
+    /// Hops.
+    pub ttl: FileValue<i64>,
+    /// Whether receivers on this host get the packets (IP_MULTICAST_LOOP).
+    pub loopback: FileValue<bool>,
+    /// Addresses of the gateways.
+    pub source: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Time from one round of all channels to the next.
+    pub interval_ms: FileValue<i64>,
+    /// Bytes of chunks per second.
+    pub bytes_per_second: FileValue<i64>,
+    /// How often each image is sent.
+    pub passes: FileValue<i64>,
 }
 
 /// `[retransmission]`

@@ -263,7 +263,7 @@ impl fmt::Display for Findings {
 /// All interfaces of a configuration, in its order.
 fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
     let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
-    inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
+    inputs.chain(config.outputs.iter().flat_map(|output| output.destinations()).map(|line| &line.interface))
 }
 
 /// Whether the kernel may join for senders on this interface only by itself, without the switches' help.

@@ -74,7 +74,7 @@ fn needs(config: &Resolved) -> Needs {
         receive_buffer_bytes: line.receive_buffer_bytes as u64,
         wants_hardware_stamps: line.stamps == Stamps::Hardware,
     });
-    let outputs = config.outputs.iter().flat_map(|output| &output.lines);
+    let outputs = config.outputs.iter().flat_map(|output| output.destinations());
     let mut output_interfaces: Vec<_> = outputs.map(|line| interface_name(&line.interface)).collect();
     output_interfaces.sort_unstable();
     output_interfaces.dedup();

@@ -97,6 +97,15 @@ pub(crate) const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "reques
 pub(crate) const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "bytes per second");
 /// Bytes of snapshots, per requester: half of a gigabit link. A million orders are 64 MB.
 pub(crate) const SNAPSHOT_BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 62_500_000, "bytes per second");
+/// From the beginning of one round of the snapshot group to the beginning of the next: how long a receiver waits at most where books
+/// are small.
+pub(crate) const SNAPSHOT_INTERVAL_MS: Bound = bound(10, 3_600_000, 5_000, "milliseconds");
+/// Bytes per second on the snapshot group: a tenth of a gigabit link, since every receiver of the network may get them. A million
+/// orders are 64 MB, so a pass of them takes 5 s.
+pub(crate) const SNAPSHOT_GROUP_BYTES_PER_SECOND: Bound = bound(8_972, 10_000_000_000, 12_500_000, "bytes per second");
+/// How often each image of the snapshot group is sent. Where one chunk of a thousand is lost, one pass of ten thousand chunks never
+/// arrives whole, and two passes mostly do.
+pub(crate) const SNAPSHOT_PASSES: Bound = bound(1, 16, 2, "passes");
 /// Requesters remembered at a time, for their rate limits.
 pub(crate) const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.

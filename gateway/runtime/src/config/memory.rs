@@ -10,7 +10,7 @@ use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
 pub(crate) struct Memory {
     /// Books of all channels. An estimate, within a quarter.
     pub books_bytes: usize,
-    /// Books of all channels once more, for snapshots, and the largest snapshots themselves. Taken as orders come: an upper bound.
+    /// Books of all channels with snapshots once more, and the largest snapshots themselves. Taken as orders come: an upper bound.
     pub snapshots_bytes: u64,
     /// Reorder windows of all channels. An estimate, within a quarter.
     pub windows_bytes: usize,
@@ -46,10 +46,11 @@ impl Resolved {
         Memory {
             books_bytes: self.channels.iter().map(books_bytes).sum(),
             snapshots_bytes: self
-                .retransmission
-                .as_ref()
-                .filter(|service| service.snapshots)
-                .map_or(0, |_| self.channels.iter().map(snapshots_bytes).sum()),
+                .channels
+                .iter()
+                .filter(|channel| self.takes_snapshots_of(channel.group))
+                .map(|channel| snapshots_bytes(channel, self.snapshot_images(channel)))
+                .sum(),
             windows_bytes: self
                 .channels
                 .iter()
@@ -70,6 +71,13 @@ impl Resolved {
                 .map_or(0, |link| self.channels.len() as u64 * link.history_bytes as u64),
         }
     }
+
+    /// Images of a channel at a time: one that is being made, two that the service keeps, one that is sent to the snapshot group.
+    fn snapshot_images(&self, channel: &ChannelSetup) -> u64 {
+        let mut outputs = self.outputs.iter().filter(|output| output.groups.contains(&channel.group));
+        let is_served = self.retransmission.as_ref().is_some_and(|service| service.snapshots);
+        1 + 2 * u64::from(is_served) + u64::from(outputs.any(|output| output.snapshots.is_some()))
+    }
 }
 
 fn books_bytes(channel: &ChannelSetup) -> usize {
@@ -85,12 +93,12 @@ fn books_bytes(channel: &ChannelSetup) -> usize {
     orders + levels_bytes(instruments_max as usize, levels_max as usize)
 }
 
-/// The second books, two images that are kept and one that is being made.
-fn snapshots_bytes(channel: &ChannelSetup) -> u64 {
+/// The second books, and the images.
+fn snapshots_bytes(channel: &ChannelSetup, images: u64) -> u64 {
     let BookLimits { orders_max, instruments_max, .. } = channel.book;
     let orders = if channel.feed.is_by_order() { u64::from(orders_max) * size_of::<dbn::MboMsg>() as u64 } else { 0 };
     let latest = u64::from(instruments_max) * LATEST_RECORDS_BYTES;
-    books_bytes(channel) as u64 + 3 * (orders + latest)
+    books_bytes(channel) as u64 + images * (orders + latest)
 }
 
 /// The latest records of one instrument: mbp-10, mbp-1 and status.

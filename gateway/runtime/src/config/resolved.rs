@@ -89,6 +89,13 @@ impl Resolved {
         usable.iter().copied().filter(|core| !is_pinned(core)).collect()
     }
 
+    /// Whether snapshots of the group's channels are taken: for the retransmission service, or for a snapshot group.
+    #[must_use]
+    pub fn takes_snapshots_of(&self, group: GroupId) -> bool {
+        let has_group = |output: &OutputConfig| output.snapshots.is_some() && output.groups.contains(&group);
+        self.retransmission.as_ref().is_some_and(|service| service.snapshots) || self.outputs.iter().any(has_group)
+    }
+
     /// Whether a gateway with this configuration reads a key, a password or a private key.
     #[must_use]
     pub fn reads_secrets(&self) -> bool {
@@ -353,6 +360,8 @@ pub struct OutputConfig {
     pub tag_key_files: Vec<PathBuf>,
     /// Whether packets without a tag are accepted although there are keys.
     pub accept_untagged: bool,
+    /// The snapshot group, if configured.
+    pub snapshots: Option<OutputSnapshots>,
 }
 
 impl OutputConfig {
@@ -362,6 +371,25 @@ impl OutputConfig {
     pub(crate) fn frame_bytes_max(&self) -> usize {
         self.payload_bytes_max - PACKET_HEADER_BYTES - TAG_BYTES
     }
+
+    /// Where packets are sent: the lines, and the snapshot group.
+    pub(crate) fn destinations(&self) -> impl Iterator<Item = &OutputLine> {
+        self.lines.iter().chain(self.snapshots.iter().map(|snapshots| &snapshots.line))
+    }
+}
+
+/// The group to which the leader sends snapshots of an output's channels unasked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputSnapshots {
+    /// Where the chunks are sent, as on an output line.
+    pub line: OutputLine,
+    /// From the beginning of one round of all channels to the beginning of the next, ns. A round that takes longer is followed by the
+    /// next one at once.
+    pub interval_ns: u64,
+    /// Most bytes of packets per second.
+    pub bytes_per_second: u64,
+    /// How often each image is sent, at least once.
+    pub passes: u32,
 }
 
 /// One line of an output.

@@ -224,6 +224,15 @@ impl SettingList {
         for (index, line) in output.lines.iter().enumerate() {
             self.output_line(line, &format!("output.{name}.line[{index}]."));
         }
+        if let Some(snapshots) = &output.snapshots {
+            let prefix = format!("output.{name}.snapshots.");
+            self.output_line(&snapshots.line, &prefix);
+            self.with_prefix(prefix, |list| {
+                list.push("interval_ms", snapshots.interval_ns / 1_000_000);
+                list.push("bytes_per_second", snapshots.bytes_per_second);
+                list.push("passes", snapshots.passes);
+            });
+        }
     }
 
     fn output_line(&mut self, line: &OutputLine, prefix: &str) {

@@ -110,10 +110,6 @@ pub(super) struct ChannelBuilder<'b> {
 }
 
 impl ChannelBuilder<'_> {
-    fn serves_snapshots(&self) -> bool {
-        self.config.retransmission.as_ref().is_some_and(|service| service.snapshots)
-    }
-
     /// Builds the channel for the slot `index` of its pool. `stored`: what the state file has of the channel.
     pub(super) fn build(
         &mut self,
@@ -154,7 +150,11 @@ impl ChannelBuilder<'_> {
             output_refused_ns: counters.reader(PipelineCounter::output_refused_ns),
         };
         let start_position = copied.as_ref().and_then(copied_position);
-        let initial = copied.as_ref().filter(|_| self.serves_snapshots()).and_then(initial_state).map(Arc::new);
+        let initial = copied
+            .as_ref()
+            .filter(|_| self.config.takes_snapshots_of(setup.group))
+            .and_then(initial_state)
+            .map(Arc::new);
         let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed } =
             self.open_log(setup, output, stored, start_position, replays_whole_session)?;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));

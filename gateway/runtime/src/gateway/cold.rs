@@ -31,11 +31,14 @@ use mdgw_telemetry::counters::Registry;
 use socket2::Socket;
 
 use super::{
-    GatewayError, log_maintenance::MaintainedLog, retransmission_threads::Retransmission, wiring::named_handle,
+    GatewayError,
+    log_maintenance::MaintainedLog,
+    retransmission_threads::{Retransmission, SnapshotThread},
+    wiring::named_handle,
 };
 use crate::{
     config::{Resolved, resolved::RetransmissionLimits},
-    retransmit::ServedChannel,
+    retransmit::{ServedChannel, snapshot_group::SnapshotGroup},
     state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
 };
 
@@ -48,6 +51,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) watched: InterfaceDependents,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
+    pub(super) snapshot_groups: Vec<SnapshotGroup>,
     pub(super) epochs: Vec<(GroupId, Arc<KnownEpochs>)>,
     pub(super) registry: &'c Arc<Registry>,
 }
@@ -61,11 +65,13 @@ pub(super) struct ColdThreads {
     kernel_drops: KernelDrops,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
+    snapshots: Option<SnapshotThread>,
 }
 
 impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
-        let ColdParts { config, state, sessions, logs, watched, drops, served, epochs, registry } = parts;
+        let ColdParts { config, state, sessions, logs, watched, drops, served, snapshot_groups, epochs, registry } =
+            parts;
         let stop = Arc::new(AtomicBool::new(false));
         let kernel_drops = KernelDrops::default();
         let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
@@ -93,9 +99,12 @@ impl ColdThreads {
             .spawn(move || maintenance.run(&thread_stop, &thread_tasks))
             .map_err(GatewayError::io("start the log maintenance thread"))?;
         let maintenance = Some(maintenance);
-        let mut cold = Self { stop, maintenance, tasks, kernel_drops, memberships, retransmission: None };
+        let mut cold =
+            Self { stop, maintenance, tasks, kernel_drops, memberships, retransmission: None, snapshots: None };
+        cold.snapshots = SnapshotThread::start(config, &served, snapshot_groups, registry, &cold.stop)?;
         if let Some(retransmission) = &config.retransmission {
-            cold.retransmission = Some(Retransmission::start(retransmission, served, registry, &cold.stop)?);
+            let snapshots = cold.snapshots.as_ref();
+            cold.retransmission = Some(Retransmission::start(retransmission, served, snapshots, registry, &cold.stop)?);
         }
         Ok(cold)
     }
@@ -128,11 +137,12 @@ impl ColdThreads {
         )
     }
 
-    /// Answers requests for one more channel, if there is a retransmission service.
+    /// Takes snapshots of one more channel and answers requests for it, if the gateway does so.
     ///
     /// # Errors
-    /// When the log cannot be read, or the service does not answer.
+    /// When the log cannot be read, or a thread does not answer.
     pub(super) fn serve(&self, served: ServedChannel) -> Result<(), String> {
+        self.snapshots.as_ref().map_or(Ok(()), |snapshots| snapshots.add(&served))?;
         self.retransmission.as_ref().map_or(Ok(()), |running| running.add(served))
     }
 
@@ -181,6 +191,9 @@ impl ColdThreads {
         if let Some(running) = &self.retransmission {
             running.remove(channel);
         }
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.remove(channel);
+        }
         self.maintain(move |maintenance| {
             maintenance.read_drops();
             maintenance.logs.retain(|log| log.channel != channel);
@@ -206,6 +219,9 @@ impl ColdThreads {
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
             retransmission.join();
+        }
+        if let Some(snapshots) = self.snapshots.take() {
+            snapshots.join();
         }
         let Some(maintenance) = self.maintenance.take() else { return Ok(()) };
         let mut state = maintenance.join().map_err(|_| GatewayError::Io {

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::retransmit::{
     RetransmissionCounts,
+    snapshot_group::SnapshotsSent,
     snapshots::{SnapshotAnswers, SnapshotsTaken},
 };
 
@@ -53,8 +54,21 @@ fn markdown() -> String {
             Counts::DESCRIPTORS,
         ),
         ("Retransmission service", "One block, if the gateway has the service.", RetransmissionCounts::DESCRIPTORS),
-        ("Snapshots: taken", "One block for each channel, if the service has snapshots.", SnapshotsTaken::DESCRIPTORS),
-        ("Snapshots: answers", "The same.", SnapshotAnswers::DESCRIPTORS),
+        (
+            "Snapshots: taken",
+            "One block for each channel, if the service has snapshots or the output a snapshot group.",
+            SnapshotsTaken::DESCRIPTORS,
+        ),
+        (
+            "Snapshots: answers",
+            "One block for each channel, if the service has snapshots.",
+            SnapshotAnswers::DESCRIPTORS,
+        ),
+        (
+            "Snapshots: group",
+            "One block for each channel of an output with a snapshot group.",
+            SnapshotsSent::DESCRIPTORS,
+        ),
         ("Pair link", "One block, if the gateway has a pair link.", PairCounts::DESCRIPTORS),
         (
             "Standby",

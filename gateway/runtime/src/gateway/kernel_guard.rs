@@ -31,7 +31,7 @@ impl KernelGuard {
         }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         let groups: Vec<GroupId> = groups.into_iter().collect();
-        let lines = config.outputs.iter().flat_map(|output| &output.lines);
+        let lines = config.outputs.iter().flat_map(|output| output.destinations());
         let destinations: BTreeSet<SocketAddrV4> = lines.map(|line| line.address).collect();
         let destinations: Vec<SocketAddrV4> = destinations.into_iter().collect();
         let cgroup = FenceCgroup::enter().map_err(GatewayError::io(NO_CGROUP))?;

@@ -56,6 +56,7 @@ use crate::{
     audit::{AuditCounts, AuditSender},
     retransmit::{
         RetransmissionCounts,
+        snapshot_group::SnapshotsSent,
         snapshots::{SnapshotAnswers, SnapshotsTaken},
     },
 };
@@ -249,6 +250,8 @@ impl AdminSource {
         block(all, CHANNEL, taken);
         let answers = registry.values::<SnapshotAnswers>().into_iter().map(|(name, block)| (labelled(&name), block));
         block(all, CHANNEL, answers);
+        let sent = registry.values::<SnapshotsSent>().into_iter().map(|(name, block)| (labelled(&name), block));
+        block(all, CHANNEL, sent);
         all.push(declared::CHANNEL_DROPPED.with(by_reason::<DropCounts>(registry)));
         all.push(declared::CHANNEL_BOOK_FAULTS.with(by_reason::<BookFaultCounts>(registry)));
         let channels = self.watch.channels();
@@ -342,12 +345,13 @@ const PAIR_LINK: &str = "mdgw_pair_link_";
 const STANDBY: &str = "mdgw_standby_";
 
 /// The blocks of counters: prefix and declarations.
-const BLOCKS: [(&str, &[Descriptor]); 13] = [
+const BLOCKS: [(&str, &[Descriptor]); 14] = [
     (GROUP, TakeoverCounters::DESCRIPTORS),
     (CHANNEL, PipelineCounters::DESCRIPTORS),
     (CHANNEL, LogCounters::DESCRIPTORS),
     (CHANNEL, SnapshotsTaken::DESCRIPTORS),
     (CHANNEL, SnapshotAnswers::DESCRIPTORS),
+    (CHANNEL, SnapshotsSent::DESCRIPTORS),
     (LINE, LineCounts::DESCRIPTORS),
     (POOL, Counts::DESCRIPTORS),
     (RETRANSMISSION, RetransmissionCounts::DESCRIPTORS),

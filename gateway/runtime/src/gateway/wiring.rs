@@ -51,7 +51,7 @@ use crate::{
         tag_keys::tag_policies,
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
-    retransmit::ServedChannel,
+    retransmit::{ServedChannel, snapshot_group::SnapshotGroup},
     state_file::{StartEpoch, StateFile},
 };
 
@@ -71,6 +71,7 @@ pub(super) struct Wiring<'c> {
     stages: Vec<ThreadStageCollector>,
     metrics: Vec<ChannelMetricsCollector>,
     served: Vec<ServedChannel>,
+    snapshot_groups: Vec<SnapshotGroup>,
 }
 
 impl<'c> Wiring<'c> {
@@ -94,6 +95,13 @@ impl<'c> Wiring<'c> {
             let (egress, output) = open_output_line(line)?;
             egresses.extend(egress);
             outputs[usize::from(index.0)] = Some(output);
+        }
+        let mut snapshot_groups = Vec::new();
+        for output in &config.outputs {
+            let Some(snapshots) = &output.snapshots else { continue };
+            let (egress, socket) = open_output_line(&snapshots.line)?;
+            egresses.extend(egress);
+            snapshot_groups.push(SnapshotGroup::new(snapshots, output.groups.clone(), socket));
         }
         let group = |group: GroupId| {
             let (fence, start_epoch) = match overrides.leadership {
@@ -140,6 +148,7 @@ impl<'c> Wiring<'c> {
             stages: Vec::new(),
             metrics: Vec::new(),
             served: Vec::new(),
+            snapshot_groups,
         })
     }
 
@@ -298,6 +307,7 @@ impl<'c> Wiring<'c> {
             watched: self.watched,
             drops: self.drops,
             served: self.served,
+            snapshot_groups: self.snapshot_groups,
             epochs: self.context.groups.iter().map(|(group, parts)| (*group, Arc::clone(&parts.epochs))).collect(),
             registry: &self.context.registry,
         })?;
@@ -305,7 +315,7 @@ impl<'c> Wiring<'c> {
     }
 }
 
-/// Opens the socket of an output line.
+/// Opens the socket of an output line or of a snapshot group.
 pub(super) fn open_output_line(line: &OutputLine) -> Result<(Option<Egress>, Output), SocketError> {
     let options = OutputOptions {
         ttl: u8::try_from(line.ttl).unwrap_or(u8::MAX),

@@ -3,7 +3,8 @@
 //! ```text
 //!  snapshot thread                           retransmission thread
 //!  log ─► ChannelState ─► image ─► [store] ─► chunks on request
-//!                          ▲ wanted ◄───────── a request for any image
+//!              │           ▲ wanted ◄───────── a request for any image
+//!              └─► image ─► chunks to the snapshot group, unasked
 //! ```
 //! A thread of its own follows the logs and keeps each channel's state, so neither the data path nor the answers about gaps wait
 //! while a snapshot is taken. The store keeps an image unchanged as long as somebody requests chunks of it, within bounds: two
@@ -28,7 +29,10 @@ use mdgw_telemetry::{
     counters::{CounterWriter, Registry},
 };
 
-use super::ServedChannel;
+use super::{
+    ServedChannel,
+    snapshot_group::{SENDING_INTERVAL, SnapshotGroup, Taken},
+};
 
 counter_block! {
     /// Snapshots taken of one channel; the snapshot thread counts.
@@ -172,6 +176,14 @@ impl Image {
         Self { session, totals, ts_recv: state.ts_recv, records: state.records, chunks }
     }
 
+    pub(super) fn session(&self) -> SessionBytes {
+        self.session
+    }
+
+    pub(super) fn is_suspect(&self) -> bool {
+        self.totals.is_suspect
+    }
+
     pub(super) fn chunk_count(&self) -> u32 {
         self.totals.chunk_count
     }
@@ -202,13 +214,14 @@ fn cut(records: &[u8], record_bytes_max: usize) -> Vec<ImageChunk> {
     chunks
 }
 
-/// Follows the logs and takes the snapshots that are wanted. Owned by one cold thread.
+/// Follows the logs, takes the snapshots that are wanted, and sends those of snapshot groups. Owned by one cold thread.
 #[derive(Debug)]
 pub struct SnapshotTaker {
     store: Arc<SnapshotStore>,
     registry: Arc<Registry>,
     channels: Vec<TakenChannel>,
     next_image: u32,
+    groups: Vec<SnapshotGroup>,
 }
 
 #[derive(Debug)]
@@ -216,6 +229,8 @@ struct TakenChannel {
     id: ChannelId,
     state: ChannelState,
     record_bytes_max: usize,
+    /// The log was not read to its end.
+    is_behind: bool,
     counts: SnapshotsTaken,
     counters: CounterWriter<SnapshotsTaken>,
 }
@@ -238,11 +253,18 @@ impl SnapshotTaker {
     /// When a log cannot be read.
     pub fn behind_image(behind: u32, served: &[ServedChannel], registry: &Arc<Registry>) -> Result<Self, LogError> {
         let (store, registry) = (Arc::default(), Arc::clone(registry));
-        let mut taker = Self { store, registry, channels: Vec::new(), next_image: behind };
+        let (channels, groups) = (Vec::new(), Vec::new());
+        let mut taker = Self { store, registry, channels, next_image: behind, groups };
         for channel in served {
             taker.add(channel)?;
         }
         Ok(taker)
+    }
+
+    /// Sends images of its channels to that snapshot group too.
+    pub(crate) fn send_to(&mut self, mut group: SnapshotGroup, served: &[ServedChannel]) {
+        served.iter().for_each(|channel| group.add(channel, &self.registry));
+        self.groups.push(group);
     }
 
     /// What the service takes the images from.
@@ -263,7 +285,9 @@ impl SnapshotTaker {
         let record_bytes_max = served.frame_bytes_max.saturating_sub(CHUNK_OVERHEAD_BYTES);
         let counters = self.registry.register(&served.name);
         let counts = SnapshotsTaken::default();
-        self.channels.push(TakenChannel { id: served.channel, state, record_bytes_max, counts, counters });
+        let (id, is_behind) = (served.channel, true);
+        self.channels.push(TakenChannel { id, state, record_bytes_max, is_behind, counts, counters });
+        self.groups.iter_mut().for_each(|group| group.add(served, &self.registry));
         self.store.lock().insert(served.channel, ChannelImages::default());
         Ok(())
     }
@@ -271,42 +295,63 @@ impl SnapshotTaker {
     /// Forgets a channel.
     pub(crate) fn remove(&mut self, channel: ChannelId) {
         self.channels.retain(|other| other.id != channel);
+        self.groups.iter_mut().for_each(|group| group.remove(channel));
         self.store.lock().remove(&channel);
     }
 
-    /// Follows the logs for a bounded time, and takes the snapshots that are wanted and possible. Returns whether there may be more
-    /// to read.
+    /// How long the thread pauses where a turn has left nothing to read.
+    pub(crate) fn pause(&self) -> Duration {
+        if self.groups.iter().any(SnapshotGroup::is_sending) { SENDING_INTERVAL } else { TURN_INTERVAL }
+    }
+
+    /// Follows the logs for a bounded time, takes the snapshots that are wanted and possible, and sends to the snapshot groups what
+    /// their rates allow. Returns whether there may be more to read.
     pub fn turn(&mut self, now: MonoNs) -> bool {
         let mut more = false;
-        for channel in &mut self.channels {
-            let is_behind = channel.state.follow(FOLLOW_ENTRIES_MAX);
-            more |= is_behind;
+        let Self { store, channels, next_image, groups, .. } = self;
+        for channel in channels.iter_mut() {
+            channel.is_behind = channel.state.follow(FOLLOW_ENTRIES_MAX);
+            more |= channel.is_behind;
             let position = channel.state.position();
             let is_wanted = {
-                let mut channels = self.store.lock();
-                let Some(of_channel) = channels.get_mut(&channel.id) else { continue };
+                let mut images = store.lock();
+                let Some(of_channel) = images.get_mut(&channel.id) else { continue };
                 of_channel.session = position.map(|(session, _)| session);
                 of_channel.images.retain(|kept| now.since(kept.used) <= IMAGE_IDLE_NS);
-                of_channel.is_wanted && !is_behind
+                of_channel.is_wanted && !channel.is_behind
             };
             // Without the lock: a million orders take a while.
             let Some(position) = position.filter(|_| is_wanted) else { continue };
-            self.next_image = self.next_image.wrapping_add(1).max(1);
-            let begin = mono_now();
-            let image = Image::new(self.next_image, position, channel.state.snapshot(), channel.record_bytes_max);
-            let duration_ns = mono_now().since(begin);
-            channel.count(&image.totals, duration_ns);
-            if let Some(of_channel) = self.store.lock().get_mut(&channel.id) {
+            let (image, duration_ns) = channel.take(position, next_image);
+            if let Some(of_channel) = store.lock().get_mut(&channel.id) {
                 of_channel.is_wanted = false;
                 // Its age counts from here: an image that took longer than it stays fresh would never be offered.
                 of_channel.push(image, now.plus(duration_ns));
             }
+        }
+        for group in groups {
+            group.turn(now, &mut |id| {
+                let channel = channels.iter_mut().find(|channel| channel.id == id && !channel.is_behind);
+                let positioned = channel.and_then(|channel| Some((channel.state.position()?, channel)));
+                let image = positioned.map(|(position, channel)| channel.take(position, next_image).0);
+                image.map_or(Taken::Early, Taken::Image)
+            });
         }
         more
     }
 }
 
 impl TakenChannel {
+    /// An image of the state, which is at that position, and how long it took, ns.
+    fn take(&mut self, position: (SessionBytes, u64), next_image: &mut u32) -> (Image, u64) {
+        *next_image = next_image.wrapping_add(1).max(1);
+        let begin = mono_now();
+        let image = Image::new(*next_image, position, self.state.snapshot(), self.record_bytes_max);
+        let duration_ns = mono_now().since(begin);
+        self.count(&image.totals, duration_ns);
+        (image, duration_ns)
+    }
+
     fn count(&mut self, totals: &SnapshotImage, duration_ns: u64) {
         self.counts = SnapshotsTaken {
             snapshots_taken: self.counts.snapshots_taken + 1,

@@ -22,6 +22,7 @@ mod channel;
 mod entries;
 mod epoch_filter;
 mod epoch_start;
+mod group_image;
 mod item_stream;
 mod log_extents;
 mod positions;
@@ -55,6 +56,7 @@ use super::{
     packet::{PACKET_BYTES_MAX, Packet, PacketFlags, parse_packet},
     probe,
     request::ServiceRequest,
+    snapshot::SnapshotChunk,
     tag::{TAG_BYTES, TagPolicy, TagUse},
 };
 
@@ -99,12 +101,15 @@ pub struct ReceiverConfig {
     pub message_bytes_max: usize,
     /// Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
     pub snapshot_bytes_max: u64,
-    /// Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service. The receiver then delivers
-    /// [`Item::Books`], [`Item::Snapshot`] and [`Item::Repeated`] in the middle of a session.
+    /// Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service or the snapshot group. The receiver
+    /// then delivers [`Item::Books`], [`Item::Snapshot`] and [`Item::Repeated`] in the middle of a session.
     pub rebuilds_books: bool,
-    /// Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot. A message
-    /// counts as 48 bytes more than its records.
+    /// Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot; or until
+    /// the image of the snapshot group has come with which the channel starts. A message counts as 48 bytes more than its records.
     pub rebuild_bytes_max: u64,
+    /// Reception of the snapshot group, whose packets [`Receiver::accept_from_snapshot_group`] takes; `None`: snapshots are requested
+    /// only.
+    pub snapshot_group: Option<SnapshotGroupConfig>,
     /// Silence after which a line's alarm is raised, ns; `None`: never. Must exceed the gateway's heartbeat interval.
     pub line_silence_ns: Option<u64>,
 }
@@ -138,6 +143,20 @@ impl Default for ServiceConfig {
     }
 }
 
+/// Parameters of the snapshot group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotGroupConfig {
+    /// How long a start waits for a whole image, ns, before it does without. Longer than the group needs for one image of each of its
+    /// channels.
+    pub wait_ns_max: u64,
+}
+
+impl Default for SnapshotGroupConfig {
+    fn default() -> Self {
+        Self { wait_ns_max: 120_000_000_000 }
+    }
+}
+
 /// Maximum number of services.
 pub const SERVICES_MAX: usize = 8;
 
@@ -152,8 +171,8 @@ pub enum StartFrom {
     OldestOfDay,
     /// At the messages published now, after the definitions.
     Live,
-    /// After the definitions, with a snapshot of the session's state, and at the first message behind it. Where no service has a
-    /// snapshot, as [`Self::OldestOfSession`].
+    /// After the definitions, with a snapshot of the session's state, and at the first message behind it: from a service, or, where
+    /// none has one or there is no service, from the snapshot group. Without a snapshot, as [`Self::OldestOfSession`].
     Snapshot,
 }
 
@@ -180,6 +199,7 @@ impl Default for ReceiverConfig {
             snapshot_bytes_max: 1 << 30,
             rebuilds_books: false,
             rebuild_bytes_max: 64 << 20,
+            snapshot_group: None,
             line_silence_ns: None,
         }
     }
@@ -286,7 +306,8 @@ pub struct ReceiverStatistics {
     pub definitions: u64,
     /// Snapshots delivered.
     pub snapshots: u64,
-    /// Starts for which no service had a snapshot, or none that this receiver accepts. The session came from the logs.
+    /// Starts for which neither a service nor the snapshot group had a snapshot that this receiver accepts. The session came from the
+    /// logs, or from the lines alone.
     pub snapshots_unavailable: u64,
     /// Suspect books that a snapshot replaced.
     pub books_rebuilt: u64,
@@ -370,7 +391,7 @@ impl Receiver {
             return Err(self.refuse(DropReason::ChannelUnknown));
         }
         let admission = if is_answer {
-            self.epochs.admit_answer(packet.meta.epoch).map(|()| Admission::Accepted)
+            self.epochs.admit_unheld(packet.meta.epoch).map(|()| Admission::Accepted)
         } else {
             self.epochs.admit(&packet.meta, &datagram, now)
         };
@@ -378,6 +399,54 @@ impl Receiver {
             Admission::Held => Ok(()),
             Admission::Accepted => self.accept_believed(&packet, &datagram, now, deliver),
         }
+    }
+
+    /// Processes a datagram of the snapshot group. A receiver that needs no snapshot ignores it.
+    ///
+    /// # Errors
+    /// Why the datagram was not used; counted in [`Self::drops`].
+    pub fn accept_from_snapshot_group(
+        &mut self,
+        datagram: &[u8],
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Result<(), DropReason> {
+        self.packets += 1;
+        self.accept_group_chunk(datagram, now, deliver).inspect_err(|reason| self.drops.count(*reason))
+    }
+
+    fn accept_group_chunk(
+        &mut self,
+        datagram: &[u8],
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Result<(), DropReason> {
+        let packet = parse_packet(datagram)?;
+        if packet.meta.group != self.config.group {
+            return Err(DropReason::ChannelUnknown);
+        }
+        // Lines say which channels there are, and of which session. Most receivers need nothing of the group most of the time.
+        let channel = self.channels.iter_mut().find(|channel| channel.id() == packet.meta.channel);
+        let Some(channel) = channel.filter(|channel| channel.collects_group_image()) else { return Ok(()) };
+        let bytes_max = self.config.packet_bytes_max + if packet.is_tagged { TAG_BYTES } else { 0 };
+        if datagram.len() > bytes_max {
+            return Err(DropReason::ProtocolMismatch);
+        }
+        self.config.tags.check(TagUse::Published, datagram)?;
+        let chunk = SnapshotChunk::from_packet(&packet)?;
+        // No chunk decides which epoch a receiver starts with.
+        self.epochs.admit_unheld(packet.meta.epoch)?;
+        channel.accept_group_chunk(packet.meta.session, &chunk, now, deliver)
+    }
+
+    /// Whether packets of the snapshot group are needed now. Its user may leave the group while they are not.
+    #[must_use]
+    pub fn needs_snapshot_group(&self) -> bool {
+        let config = &self.config;
+        let starts_with_it = config.start == StartFrom::Snapshot && config.service.is_none();
+        let will_start = starts_with_it && self.channels.is_empty();
+        config.snapshot_group.is_some()
+            && (will_start || self.channels.iter().any(ReceiverChannel::needs_snapshot_group))
     }
 
     /// When [`Self::on_deadline`] must be called.

@@ -33,7 +33,7 @@ const STORE_USER: Key = optional("user", "text", "none", "User, with `password_f
 const STORE_PASSWORD_FILE: Key =
     optional("password_file", PATH, "none", "File that holds the password; only its owner may have access.");
 
-pub(super) const TABLES: [Table; 23] = [
+pub(super) const TABLES: [Table; 24] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -284,6 +284,42 @@ pub(super) const TABLES: [Table; 23] = [
                 "list of IPv4 addresses",
                 "any sender",
                 "Addresses of the group's gateways: the standby and `mdgw tail` join for these senders only. Addresses can be forged.",
+            ),
+        ],
+    },
+    Table {
+        header: "[output.snapshots]",
+        about: "A group on which the leader sends [snapshots](output-protocol.md#the-snapshot-group) of the output's channels unasked, one channel after the other: receivers without a path for requests start from it. A thread of the gateway then keeps all books once more. Leave the table out to send none.",
+        keys: &[
+            required("address", ADDRESS, "Multicast group and port; none of the output lines."),
+            required("interface", INTERFACE, "By which interface packets leave."),
+            number("ttl", limits::TTL, "Hops that a packet may take."),
+            key(
+                "loopback",
+                Allowed::Bool,
+                Absent::Value("false"),
+                "Whether receivers on this host get the packets too.",
+            ),
+            optional(
+                "source",
+                "list of IPv4 addresses",
+                "as the lines",
+                "Addresses of the group's gateways, as of an output line. `mdgw tail` joins for these senders only.",
+            ),
+            number(
+                "interval_ms",
+                limits::SNAPSHOT_INTERVAL_MS,
+                "From the beginning of one round of all channels to the beginning of the next. A round that takes longer is followed by the next one at once.",
+            ),
+            number(
+                "bytes_per_second",
+                limits::SNAPSHOT_GROUP_BYTES_PER_SECOND,
+                "Rate at which chunks are sent. A million orders are 64 MB.",
+            ),
+            number(
+                "passes",
+                limits::SNAPSHOT_PASSES,
+                "How often each snapshot is sent. A receiver waits for a chunk that it lost until the next pass.",
             ),
         ],
     },

@@ -38,6 +38,9 @@ groups = [1]
 [[output.line]]
 address = \"239.1.1.9:1001\"
 interface = \"lo\"
+[output.snapshots]
+address = \"239.1.1.9:1002\"
+interface = \"lo\"
 [retransmission]
 listen = \"127.0.0.1:2001\"
 allowed = [\"127.0.0.0/8\"]

@@ -1,6 +1,6 @@
-//! `[[output]]`, `[[output.line]]` and `[retransmission]`
+//! `[[output]]`, `[[output.line]]`, `[output.snapshots]` and `[retransmission]`
 
-use std::path::PathBuf;
+use std::{ops::Range, path::PathBuf};
 
 use mdgw_feeds::identity::GroupId;
 use toml::Spanned;
@@ -8,7 +8,9 @@ use toml::Spanned;
 use super::{NS_PER_MS, Resolver, UNREADABLE_ADDRESS};
 use crate::config::{
     file, limits,
-    resolved::{ChannelSetup, Network, OutputConfig, OutputLine, RetransmissionConfig, RetransmissionLimits},
+    resolved::{
+        ChannelSetup, Network, OutputConfig, OutputLine, OutputSnapshots, RetransmissionConfig, RetransmissionLimits,
+    },
 };
 
 impl Resolver<'_> {
@@ -54,10 +56,17 @@ impl Resolver<'_> {
         }
         let mut lines: Vec<OutputLine> = Vec::new();
         for written in &output.line {
-            let line = self.output_line(written);
-            self.check_address_is_free(written, &line, &lines, others, channels);
+            let line = self.output_line(written.get_ref(), &written.span());
+            let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
+            self.check_address_is_free(&span, &line, &lines, others, channels);
             lines.push(line);
         }
+        let snapshots = output.snapshots.as_ref().map(|written| {
+            let snapshots = self.output_snapshots(written, &lines);
+            let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
+            self.check_address_is_free(&span, &snapshots.line, &lines, others, channels);
+            snapshots
+        });
         OutputConfig {
             groups,
             lines,
@@ -65,6 +74,36 @@ impl Resolver<'_> {
             heartbeat_ns: self.number::<u64>(&output.heartbeat_ms, limits::HEARTBEAT_MS) * NS_PER_MS,
             tag_key_files: self.tag_key_files(output),
             accept_untagged: output.accept_untagged.as_ref().is_some_and(|written| *written.get_ref()),
+            snapshots,
+        }
+    }
+
+    fn output_snapshots(&mut self, written: &Spanned<file::OutputSnapshots>, lines: &[OutputLine]) -> OutputSnapshots {
+        let (snapshots, table) = (written.get_ref(), written.span());
+        let mut line = self.output_line(
+            &file::OutputLine {
+                address: snapshots.address.clone(),
+                interface: snapshots.interface.clone(),
+                ttl: snapshots.ttl.clone(),
+                loopback: snapshots.loopback.clone(),
+                source: snapshots.source.clone(),
+            },
+            &table,
+        );
+        // The same gateways send on the lines. A line for any sender means any sender.
+        if snapshots.source.is_none()
+            && line.address.ip().is_multicast()
+            && lines.iter().all(|line| !line.sources.is_empty())
+        {
+            line.sources = lines.iter().flat_map(|line| line.sources.iter().copied()).collect();
+            line.sources.sort_unstable();
+            line.sources.dedup();
+        }
+        OutputSnapshots {
+            line,
+            interval_ns: self.number::<u64>(&snapshots.interval_ms, limits::SNAPSHOT_INTERVAL_MS) * NS_PER_MS,
+            bytes_per_second: self.number(&snapshots.bytes_per_second, limits::SNAPSHOT_GROUP_BYTES_PER_SECOND),
+            passes: self.number(&snapshots.passes, limits::SNAPSHOT_PASSES),
         }
     }
 
@@ -84,9 +123,8 @@ impl Resolver<'_> {
         files
     }
 
-    fn output_line(&mut self, written: &Spanned<file::OutputLine>) -> OutputLine {
-        let (line, table) = (written.get_ref(), written.span());
-        let address = self.address(&line.address, &table, "address");
+    fn output_line(&mut self, line: &file::OutputLine, table: &Range<usize>) -> OutputLine {
+        let address = self.address(&line.address, table, "address");
         let sources = self.sources(line.source.as_ref());
         if let Some(list) =
             line.source.as_ref().filter(|_| address != UNREADABLE_ADDRESS && !address.ip().is_multicast())
@@ -96,7 +134,7 @@ impl Resolver<'_> {
         OutputLine {
             sources,
             address,
-            interface: self.interface(&line.interface, &table),
+            interface: self.interface(&line.interface, table),
             ttl: self.number(&line.ttl, limits::TTL),
             loopback: line.loopback.as_ref().is_some_and(|written| *written.get_ref()),
         }
@@ -106,7 +144,7 @@ impl Resolver<'_> {
     /// inputs.
     fn check_address_is_free(
         &mut self,
-        written: &Spanned<file::OutputLine>,
+        span: &Range<usize>,
         line: &OutputLine,
         siblings: &[OutputLine],
         others: &[OutputConfig],
@@ -115,16 +153,16 @@ impl Resolver<'_> {
         if line.address == UNREADABLE_ADDRESS {
             return;
         }
-        let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
-        let mut out = siblings.iter().chain(others.iter().flat_map(|other| &other.lines));
+        let groups = others.iter().filter_map(|other| Some(&other.snapshots.as_ref()?.line));
+        let mut out = siblings.iter().chain(others.iter().flat_map(|other| &other.lines)).chain(groups);
         if out.any(|other| other.address == line.address && other.interface == line.interface) {
             let message = format!("{} on {}: duplicate output line", line.address, line.interface);
-            self.add_problem(&span, message);
+            self.add_problem(span, message);
         }
         for channel in channels {
             if let Some(input) = channel.lines.iter().find(|input| input.group == line.address) {
                 self.add_problem(
-                    &span,
+                    span,
                     format!(
                         "{}: is also line {} of channel {:?}; the gateway would receive its own output",
                         line.address, input.line, channel.name

@@ -2,6 +2,7 @@
 
 mod admin;
 mod reload;
+mod snapshot_group;
 
 use std::{net::Ipv4Addr, path::Path};
 

@@ -6,7 +6,8 @@
 //!    │ first packet, later sequence                                            ▲ │ packet of a newer session,
 //!    └──▶ definitions ──answered──▶ extent (of the logs) ─────────answered──▶──┤ │ current one not at its end
 //!              ├─ StartFrom::Live: directly ───────────────────────────────▶───┤ │
-//!              └─ StartFrom::Snapshot: snapshot ──complete─────────────────▶───┘ ▼   (without one: extent)
+//!              └─ StartFrom::Snapshot: snapshot ──complete─────────────────▶───┤ ▼   (without one: group image, then extent)
+//!  idle ──────▶ group image (no service) ──complete, or given up───────────▶───┘
 //!                                          the newer session ◀───────────── closing (where did the current one end?)
 //!                                                  ▲ none between              │ ▲ a session between: that one first
 //!  StartFrom::OldestOfDay, not its first session   │                           ▼ │
@@ -14,6 +15,9 @@
 //! ```
 //! Every query is repeated until it is answered or given up; the stream then continues without the answer. Log
 //! extents and definitions are queried from every service.
+//!
+//! While a channel waits for an image of the snapshot group, the stream runs as ever, but nothing is delivered: messages are kept,
+//! within a bound. With the image everything is delivered at once, from the image's position on.
 
 use crate::{
     arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, RecoveryConfig, WhenFull},
@@ -22,12 +26,14 @@ use crate::{
     published::{
         packet::{Packet, PacketFlags},
         request::{RequestKind, ServiceRequest},
+        snapshot::SnapshotChunk,
     },
     time::MonoNs,
 };
 
 use super::{
-    Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, StartFrom,
+    BookState, Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, SnapshotGroupConfig,
+    StartFrom,
     item_stream::ItemStream,
     log_extents::{LogExtent, LogExtents},
     positions::{FIRST_SEQUENCE, PART_BITS, message_after, message_of, part_number, position_of, positions_of},
@@ -40,6 +46,9 @@ use super::{
 pub(super) struct ReceiverChannel {
     service: Option<ServiceConfig>,
     start: StartFrom,
+    snapshot_group: Option<SnapshotGroupConfig>,
+    rebuilds_books: bool,
+    rebuild_bytes_max: u64,
     phase: Phase,
     /// Log extents of the current session; during a query for sessions, of the oldest session reported.
     log_extents: LogExtents,
@@ -81,6 +90,12 @@ enum Phase {
     QueryingSnapshot {
         query: ServiceQuery,
         next_session: Option<Session>,
+    },
+    /// Keeping messages until the snapshot group has sent a whole image, and delivering nothing. `before`: the statistics without what
+    /// was received meanwhile.
+    AwaitingGroupImage {
+        until: MonoNs,
+        before: ReceiverStatistics,
     },
     /// Querying the log extents. `next_session` may have begun.
     QueryingExtent {
@@ -127,6 +142,9 @@ impl ReceiverChannel {
         Self {
             service: config.service,
             start: config.start,
+            snapshot_group: config.snapshot_group,
+            rebuilds_books: config.rebuilds_books,
+            rebuild_bytes_max: config.rebuild_bytes_max,
             phase: Phase::Idle,
             log_extents: LogExtents::new(config.service.map_or(0, |service| service.service_count)),
             previous_session: None,
@@ -207,6 +225,11 @@ impl ReceiverChannel {
                 self.skip_before_start(packet);
                 Ok(())
             }
+            Phase::AwaitingGroupImage { .. } => {
+                let outcome = self.accept_running(packet, datagram, now, &mut withhold);
+                self.start_with_group_image(now, deliver);
+                outcome
+            }
             Phase::Running | Phase::ClosingSession { .. } => {
                 let outcome = self.accept_running(packet, datagram, now, deliver);
                 self.advance_rebuild(now, deliver);
@@ -215,9 +238,49 @@ impl ReceiverChannel {
         }
     }
 
+    /// A checked chunk of the snapshot group.
+    pub(super) fn accept_group_chunk(
+        &mut self,
+        session: Session,
+        chunk: &SnapshotChunk<'_>,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Result<(), DropReason> {
+        match self.stream.session {
+            Some(current) if session == current => {}
+            Some(current) if session < current => return Err(DropReason::SessionStale),
+            // The lines say when a session begins.
+            _ => return Err(DropReason::AnswerUnrequested),
+        }
+        self.rebuild.accept_group_chunk(chunk, &self.stream, now)?;
+        match self.phase {
+            Phase::AwaitingGroupImage { .. } => self.start_with_group_image(now, deliver),
+            _ => self.advance_rebuild(now, deliver),
+        }
+        Ok(())
+    }
+
+    /// Whether chunks of the snapshot group are of use now.
+    pub(super) fn collects_group_image(&self) -> bool {
+        matches!(self.phase, Phase::AwaitingGroupImage { .. } | Phase::Running)
+            && self.snapshot_group.is_some()
+            && self.stream.books.kept_from().is_some()
+    }
+
+    /// Whether the snapshot group is needed now, or will be when the channel's first packet comes.
+    pub(super) fn needs_snapshot_group(&self) -> bool {
+        let will_start_with_it = match self.phase {
+            Phase::Idle => self.start == StartFrom::Snapshot && self.service.is_none(),
+            Phase::AwaitingGroupImage { .. } => true,
+            _ => false,
+        };
+        will_start_with_it || self.collects_group_image()
+    }
+
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
         let query = match self.phase {
             Phase::Running => self.rebuild.next_deadline(),
+            Phase::AwaitingGroupImage { until, .. } => self.rebuild.group_deadline().into_iter().chain([until]).min(),
             _ => self.query().map(ServiceQuery::deadline),
         };
         match (query, self.arbiter.next_deadline()) {
@@ -228,6 +291,11 @@ impl ReceiverChannel {
 
     pub(super) fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let Self { arbiter, stream, .. } = self;
+        if matches!(self.phase, Phase::AwaitingGroupImage { .. }) {
+            arbiter.on_deadline(now, &mut |delivery| stream.on_delivery(delivery, &mut withhold));
+            stream.report_end_if_reached(arbiter.expected(), &mut withhold);
+            return self.start_with_group_image(now, deliver);
+        }
         arbiter.on_deadline(now, &mut |delivery| stream.on_delivery(delivery, deliver));
         stream.report_end_if_reached(arbiter.expected(), deliver);
         let is_given_up = self.query_mut().is_some_and(|query| !query.on_deadline(now));
@@ -278,13 +346,19 @@ impl ReceiverChannel {
                     return Some(request(RequestKind::Snapshot, first, next));
                 }
             }
-            Phase::Idle | Phase::ClosingSession { .. } => {}
+            Phase::Idle | Phase::AwaitingGroupImage { .. } | Phase::ClosingSession { .. } => {}
         }
         let missing = self.arbiter.poll_request()?;
         Some(request(RequestKind::Range, message_of(missing.first), message_after(missing.next)))
     }
 
     pub(super) fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Phase::AwaitingGroupImage { before, .. } = self.phase {
+            // No image came: nothing of the session is delivered.
+            self.end_group_start(before);
+            self.stream.statistics.snapshots_unavailable += 1;
+            return;
+        }
         let Self { arbiter, stream, .. } = self;
         arbiter.finish(&mut |delivery| stream.on_delivery(delivery, deliver));
         stream.abandon_incomplete_message(deliver);
@@ -299,7 +373,7 @@ impl ReceiverChannel {
             | Phase::QueryingSnapshot { query, .. }
             | Phase::QueryingExtent { query, .. }
             | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
-            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
+            Phase::Idle | Phase::AwaitingGroupImage { .. } | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
@@ -310,7 +384,7 @@ impl ReceiverChannel {
             | Phase::QueryingSnapshot { query, .. }
             | Phase::QueryingExtent { query, .. }
             | Phase::ClosingSession { query, is_end_known: false, .. } => Some(query),
-            Phase::Idle | Phase::Running | Phase::ClosingSession { .. } => None,
+            Phase::Idle | Phase::AwaitingGroupImage { .. } | Phase::Running | Phase::ClosingSession { .. } => None,
         }
     }
 
@@ -322,8 +396,8 @@ impl ReceiverChannel {
                 oldest.is_some() || self.stream.session.is_none() || self.log_extents.any_final()
             }
             Phase::ClosingSession { .. } => self.log_extents.any_final(),
-            // Its chunks say when it is complete.
-            Phase::QueryingSnapshot { .. } => false,
+            // Their chunks say when they are complete.
+            Phase::QueryingSnapshot { .. } | Phase::AwaitingGroupImage { .. } => false,
             Phase::Idle | Phase::QueryingDefinitions { .. } | Phase::QueryingExtent { .. } | Phase::Running => true,
         };
         suffices && self.query().is_some_and(|query| query.is_satisfied_by(&self.log_extents))
@@ -382,7 +456,7 @@ impl ReceiverChannel {
                 self.stream.statistics.sessions_incomplete += u64::from(!is_final);
                 self.phase = Phase::ClosingSession { query, is_end_known: true, next_session }
             }
-            Phase::Idle | Phase::QueryingSnapshot { .. } | Phase::Running => {}
+            Phase::Idle | Phase::QueryingSnapshot { .. } | Phase::AwaitingGroupImage { .. } | Phase::Running => {}
         }
         self.close_when_complete(now, deliver);
     }
@@ -390,13 +464,85 @@ impl ReceiverChannel {
     /// No service went on with its snapshot: another one is asked, or the session is delivered from the logs.
     fn restart_snapshot(&mut self, next_session: Option<Session>, now: MonoNs) {
         let query = ServiceQuery::new(self.service.unwrap_or_default(), now);
-        self.phase = if self.snapshot.give_up_image() {
-            Phase::QueryingSnapshot { query, next_session }
+        if self.snapshot.give_up_image() {
+            self.phase = Phase::QueryingSnapshot { query, next_session };
+        } else if let Some(group) = self.snapshot_group.filter(|_| next_session.is_none()) {
+            self.await_group_image(group, now);
         } else {
             self.stream.statistics.snapshots_unavailable += 1;
             self.log_extents.clear();
-            Phase::QueryingExtent { query, next_session }
-        };
+            self.phase = Phase::QueryingExtent { query, next_session };
+        }
+    }
+
+    /// Keeps messages from now on, until the snapshot group has sent a whole image.
+    fn await_group_image(&mut self, group: SnapshotGroupConfig, now: MonoNs) {
+        let before = self.stream.statistics;
+        self.stream.books.keep_within(Some(self.rebuild_bytes_max));
+        self.rebuild.clear();
+        // An image has what was skipped, or is of no use.
+        self.skipped = None;
+        self.phase = Phase::AwaitingGroupImage { until: now.plus(group.wait_ns_max), before };
+    }
+
+    /// Delivers the image of the snapshot group and the messages behind it, if the image is whole. Without one in time, goes on without.
+    fn start_with_group_image(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let Phase::AwaitingGroupImage { until, before } = self.phase else { return };
+        let delivered = self.rebuild.finish_start(&self.stream, now, deliver);
+        if let Some(messages) = delivered {
+            self.end_group_start(before);
+            self.stream.statistics.messages += messages;
+            self.stream.statistics.snapshots += 1;
+            self.stream.emit_state_and_end(deliver);
+            return self.start_running(None, now, deliver);
+        }
+        if now < until {
+            return;
+        }
+        self.stream.statistics = before;
+        self.stream.statistics.snapshots_unavailable += 1;
+        self.rebuild.clear();
+        match (self.service, self.stream.books.kept_from()) {
+            (Some(service), _) => {
+                self.forget_group_start();
+                self.log_extents.clear();
+                self.phase = Phase::QueryingExtent { query: ServiceQuery::new(service, now), next_session: None };
+            }
+            (None, kept_from) => self.start_without_image(kept_from, now, deliver),
+        }
+    }
+
+    /// No image came, and no service has the messages before: the stream begins with the oldest message that was kept.
+    fn start_without_image(&mut self, kept_from: Option<Sequence>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let is_suspect = kept_from.is_some_and(|first| first > FIRST_SEQUENCE);
+        if self.rebuilds_books && is_suspect {
+            self.stream.emit(Item::Books(BookState::Suspect), deliver);
+        }
+        let mut count = 0;
+        for (header, body) in self.stream.books.messages() {
+            self.stream.emit(Item::Message { header, body }, deliver);
+            count += 1;
+        }
+        self.stream.statistics.messages += count;
+        if !(self.rebuilds_books && is_suspect) {
+            self.stream.books.keep_within(Some(self.rebuild_bytes_max).filter(|_| self.rebuilds_books));
+        }
+        self.stream.emit_state_and_end(deliver);
+        self.start_running(None, now, deliver);
+    }
+
+    /// The channel waits for an image of the group no longer: only books that are rebuilt need messages that are kept.
+    fn end_group_start(&mut self, before: ReceiverStatistics) {
+        self.stream.statistics = before;
+        self.stream.books.keep_within(Some(self.rebuild_bytes_max).filter(|_| self.rebuilds_books));
+        self.rebuild.clear();
+    }
+
+    /// Nothing of the session was delivered, and it begins anew.
+    fn forget_group_start(&mut self) {
+        self.stream.books.keep_within(Some(self.rebuild_bytes_max).filter(|_| self.rebuilds_books));
+        self.stream.forget_undelivered();
+        self.arbiter.begin_session(None);
     }
 
     fn accept_snapshot_answer(
@@ -448,6 +594,25 @@ impl ReceiverChannel {
                 | Phase::QueryingExtent { next_session, .. },
                 _,
             ) => *next_session = Some(session).max(*next_session),
+            // Images of the present session come no more, and nothing of it was delivered.
+            (Phase::AwaitingGroupImage { before, .. }, service) => {
+                let before = *before;
+                self.end_group_start(before);
+                self.stream.statistics.snapshots_unavailable += 1;
+                self.forget_group_start();
+                match service {
+                    Some(service) => {
+                        self.log_extents.clear();
+                        let query = ServiceQuery::new(service, now);
+                        self.phase = Phase::QueryingExtent { query, next_session: Some(session) };
+                    }
+                    None => {
+                        self.phase = Phase::Idle;
+                        self.stream.session = None;
+                        self.begin_session(session, first, now, deliver);
+                    }
+                }
+            }
             (Phase::ClosingSession { next_session, .. }, _) => {
                 *next_session = session.max(*next_session);
                 self.close_when_complete(now, deliver);
@@ -554,10 +719,19 @@ impl ReceiverChannel {
             None => {
                 if is_received_from_start || self.is_same_day_restart() {
                     self.start_at(FIRST_SEQUENCE);
+                } else if let Some(group) = self.snapshot_group
+                    && self.starts_with_snapshot()
+                {
+                    return self.await_group_image(group, now);
                 }
                 self.phase = Phase::Running;
             }
         }
+    }
+
+    /// Only the first session that a receiver follows: it receives the later ones from their beginning.
+    fn starts_with_snapshot(&self) -> bool {
+        self.start == StartFrom::Snapshot && self.previous_session.is_none()
     }
 
     /// Ends the current session and begins the next one.
@@ -605,8 +779,8 @@ impl ReceiverChannel {
 
     /// Asks for snapshots while books are suspect; not while a session is left.
     fn advance_rebuild(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        if let (Phase::Running, Some(service)) = (&self.phase, self.service) {
-            self.rebuild.advance(service, &mut self.stream, now, deliver);
+        if matches!(self.phase, Phase::Running) {
+            self.rebuild.advance(self.service, &mut self.stream, now, deliver);
         }
     }
 
@@ -632,8 +806,7 @@ impl ReceiverChannel {
 
     fn after_definitions(&mut self, next_session: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(service) = self.service
-            && self.start == StartFrom::Snapshot
-            && self.previous_session.is_none()
+            && self.starts_with_snapshot()
         {
             self.snapshot.reset();
             self.phase = Phase::QueryingSnapshot { query: ServiceQuery::new(service, now), next_session };
@@ -742,7 +915,7 @@ impl ReceiverChannel {
             let begin = if part_number(first) == 0 { first } else { position_of(message_of(first).plus(1)) };
             arbiter.begin_session(Some(begin));
             stream.reported_through = message_of(begin);
-            if message_of(begin) > FIRST_SEQUENCE {
+            if message_of(begin) > FIRST_SEQUENCE || matches!(phase, Phase::AwaitingGroupImage { .. }) {
                 stream.suspect_books_before(message_of(begin), deliver);
             }
         }
@@ -761,7 +934,7 @@ impl ReceiverChannel {
             arbiter.accept(arrival, &mut |delivery| stream.on_delivery(delivery, deliver))
         } else {
             // Where a session that is left has ended is asked for, however far ahead.
-            let needs_confirmation = !is_answer || matches!(phase, Phase::Running);
+            let needs_confirmation = !is_answer || !matches!(phase, Phase::ClosingSession { .. });
             let outcome = arbiter.announce_confirmed_if(needs_confirmation, datagram.line, next, now);
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
                 stream.on_out_of_sequence_frames(packet.body, deliver);
@@ -784,6 +957,9 @@ impl ReceiverChannel {
         outcome
     }
 }
+
+/// Takes what is received before the start, of which nothing is delivered.
+fn withhold(_: Output<'_>) {}
 
 /// Whether that definition was not delivered before. Those beyond [`DEFINITIONS_MAX`] may come again.
 fn is_new_definition(definitions: &mut Vec<Sequence>, sequence: Sequence) -> bool {

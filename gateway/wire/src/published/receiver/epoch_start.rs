@@ -171,8 +171,9 @@ impl EpochStart {
         }
     }
 
-    /// Any other answer of a service than the one about the epoch.
-    pub(super) fn admit_answer(&mut self, epoch: Epoch) -> Result<(), DropReason> {
+    /// A packet that is not held until the epoch is decided: an answer of a service, other than the one about the epoch, or a chunk of
+    /// the snapshot group.
+    pub(super) fn admit_unheld(&mut self, epoch: Epoch) -> Result<(), DropReason> {
         match self.phase {
             Phase::Watching { .. } | Phase::Vouched { .. } => self.filter.accept(epoch),
             Phase::Idle | Phase::Asking { .. } | Phase::Failed(_) => Err(DropReason::EpochUnconfirmed),

@@ -68,6 +68,23 @@ impl ItemStream {
         self.reported_through = next;
     }
 
+    /// Nothing was delivered since the session's begin: delivers what a program must know besides messages, the channel's state and
+    /// whether the session has ended.
+    pub(super) fn emit_state_and_end(&self, deliver: &mut impl FnMut(Output<'_>)) {
+        if let Some(state) = self.state.and_then(ChannelState::from_number) {
+            self.emit(Item::State(state), deliver);
+        }
+        if self.has_reported_end {
+            self.emit(Item::EndOfSession, deliver);
+        }
+    }
+
+    /// Forgets what was received since the session's begin. Nothing of it was delivered.
+    pub(super) fn forget_undelivered(&mut self) {
+        self.assembly.clear();
+        (self.reported_through, self.state, self.has_reported_end) = (Sequence(0), None, false);
+    }
+
     pub(super) fn emit(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(session) = self.session {
             deliver(Output { channel: self.id, session, item });

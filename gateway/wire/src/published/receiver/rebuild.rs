@@ -11,13 +11,23 @@
 //! has passed when its last chunk arrives, so the receiver keeps the messages since the books became suspect, within a bound. It
 //! delivers those behind the position once more, as [`Item::Repeated`], directly after the snapshot. The books are then those of the
 //! position that the stream has reached.
+//!
+//! An image of the snapshot group is collected at the same time, without a request. Whichever image is whole first is used. A channel
+//! that starts with the group does the same, and delivers nothing before: see [`Rebuild::finish_start`].
 
 use std::collections::VecDeque;
 
-use crate::{drop_reason::DropReason, frame::FrameHeader, identity::Sequence, published::packet::Packet, time::MonoNs};
+use crate::{
+    drop_reason::DropReason,
+    frame::FrameHeader,
+    identity::Sequence,
+    published::{packet::Packet, snapshot::SnapshotChunk},
+    time::MonoNs,
+};
 
 use super::{
     Item, Output, ReceiverConfig, ServiceConfig,
+    group_image::GroupImage,
     item_stream::ItemStream,
     service_query::ServiceQuery,
     snapshot_query::{Purpose, SnapshotProgress, SnapshotQuery},
@@ -37,8 +47,20 @@ pub(super) struct BookHistory {
 impl BookHistory {
     /// Watches the books if the configuration says so.
     pub(super) fn new(config: &ReceiverConfig) -> Self {
-        let bytes_max = Some(config.rebuild_bytes_max).filter(|_| config.rebuilds_books && config.service.is_some());
+        let can_rebuild = config.service.is_some() || config.snapshot_group.is_some();
+        let bytes_max = Some(config.rebuild_bytes_max).filter(|_| config.rebuilds_books && can_rebuild);
         Self { bytes_max, ..Self::default() }
+    }
+
+    /// Keeps messages within so many bytes; `None`: none any more. What was kept is forgotten.
+    pub(super) fn keep_within(&mut self, bytes_max: Option<u64>) {
+        self.clear();
+        self.bytes_max = bytes_max;
+    }
+
+    /// The messages kept, oldest first.
+    pub(super) fn messages(&self) -> impl Iterator<Item = (&FrameHeader, &[u8])> {
+        self.messages.iter().map(|(header, body)| (header, &**body))
     }
 
     /// For the next session, whose books are empty.
@@ -97,6 +119,8 @@ const MESSAGES_KEPT_ALLOCATED: usize = 1_024;
 #[derive(Debug)]
 pub(super) struct Rebuild {
     snapshot: SnapshotQuery,
+    /// The image that the snapshot group sends, if the group is received.
+    group: Option<GroupImage>,
     stage: Stage,
     pause_ns: u64,
     /// Since when the books are right.
@@ -127,6 +151,7 @@ impl Rebuild {
         let services = config.service.map_or(0, |service| service.service_count);
         Self {
             snapshot: SnapshotQuery::new(config.snapshot_bytes_max, services),
+            group: config.snapshot_group.map(|_| GroupImage::new(config.snapshot_bytes_max)),
             stage: Stage::Right,
             pause_ns: PAUSE_NS_MIN,
             right_since: None,
@@ -136,16 +161,39 @@ impl Rebuild {
     /// For the next session.
     pub(super) fn clear(&mut self) {
         self.snapshot.reset();
+        self.group.iter_mut().for_each(GroupImage::clear);
         (self.stage, self.pause_ns, self.right_since) = (Stage::Right, PAUSE_NS_MIN, None);
     }
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
-        match &self.stage {
+        let query = match &self.stage {
             Stage::Waiting(until) => Some(*until),
             Stage::Querying(query) => Some(query.deadline()),
             Stage::Complete(until) => Some(*until),
             Stage::Right => None,
-        }
+        };
+        query.into_iter().chain(self.group_deadline()).min()
+    }
+
+    /// When an image of the snapshot group has waited for too long.
+    pub(super) fn group_deadline(&self) -> Option<MonoNs> {
+        self.group.as_ref().and_then(GroupImage::next_deadline)
+    }
+
+    /// A chunk of the snapshot group.
+    ///
+    /// # Errors
+    /// As [`GroupImage::accept`]. [`DropReason::Duplicate`]: the books are right, or the group is not received.
+    pub(super) fn accept_group_chunk(
+        &mut self,
+        chunk: &SnapshotChunk<'_>,
+        stream: &ItemStream,
+        now: MonoNs,
+    ) -> Result<(), DropReason> {
+        let (Some(group), Some(kept_from)) = (&mut self.group, stream.books.kept_from()) else {
+            return Err(DropReason::Duplicate);
+        };
+        group.accept(chunk, kept_from, now)
     }
 
     /// The chunks to request, if a request is due.
@@ -169,12 +217,20 @@ impl Rebuild {
     /// Follows the stream and the clock. Call after each packet and each deadline.
     pub(super) fn advance(
         &mut self,
-        service: ServiceConfig,
+        service: Option<ServiceConfig>,
         stream: &mut ItemStream,
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) {
         let Some(kept_from) = stream.books.kept_from() else { return };
+        if let Some(group) = &mut self.group {
+            group.discard_unusable(kept_from, now);
+            if let Some(next) = group.ready(stream.reported_through) {
+                Self::deliver(group.frames(), next, stream, deliver);
+                return self.finish(stream, now, deliver);
+            }
+        }
+        let Some(service) = service else { return };
         // A loss behind the image, or too many messages since.
         if self.snapshot.next().is_some_and(|next| next < kept_from) {
             self.pause(stream, now);
@@ -199,6 +255,7 @@ impl Rebuild {
                 }
             }
             Stage::Complete(_) if self.snapshot.next().is_some_and(|next| next <= stream.reported_through) => {
+                Self::deliver(self.snapshot.frames(), self.snapshot.next().unwrap_or_default(), stream, deliver);
                 self.finish(stream, now, deliver);
             }
             // The stream does not come to the image's position, be it that no such position exists.
@@ -208,24 +265,53 @@ impl Rebuild {
     }
 
     /// Delivers the snapshot, and the messages behind it that were delivered before.
-    fn finish(&mut self, stream: &mut ItemStream, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let next = self.snapshot.next().unwrap_or_default();
-        for (header, body) in self.snapshot.frames() {
+    fn deliver<'f>(
+        frames: impl Iterator<Item = (FrameHeader, &'f [u8])>,
+        next: Sequence,
+        stream: &ItemStream,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
+        for (header, body) in frames {
             stream.emit(Item::Snapshot { header: &header, body }, deliver);
         }
-        for (header, body) in &stream.books.messages {
-            if header.sequence.get() >= next.0 {
-                stream.emit(Item::Repeated { header, body }, deliver);
-            }
+        for (header, body) in stream.books.messages().filter(|(header, _)| header.sequence.get() >= next.0) {
+            stream.emit(Item::Repeated { header, body }, deliver);
         }
+    }
+
+    fn finish(&mut self, stream: &mut ItemStream, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         stream.books.clear();
         stream.statistics.snapshots += 1;
         stream.statistics.books_rebuilt += 1;
         stream.emit(Item::Books(BookState::Right), deliver);
         self.snapshot.reset();
+        self.group.iter_mut().for_each(GroupImage::clear);
         // The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time.
         self.pause_ns = self.pause_ns.saturating_mul(2).min(PAUSE_NS_MAX);
         (self.stage, self.right_since) = (Stage::Right, Some(now));
+    }
+
+    /// A channel that starts with the snapshot group has kept messages and delivered nothing. Once the group's image is whole, delivers
+    /// the image and the messages behind it. Returns how many messages; `None` while there is no such image.
+    pub(super) fn finish_start(
+        &mut self,
+        stream: &ItemStream,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> Option<u64> {
+        let (group, kept_from) = (self.group.as_mut()?, stream.books.kept_from()?);
+        group.discard_unusable(kept_from, now);
+        let next = group.ready(stream.reported_through)?;
+        for (header, body) in group.frames() {
+            stream.emit(Item::Snapshot { header: &header, body }, deliver);
+        }
+        group.clear();
+        let mut count = 0;
+        for (header, body) in stream.books.messages().filter(|(header, _)| header.sequence.get() >= next.0) {
+            stream.emit(Item::Message { header, body }, deliver);
+            count += 1;
+        }
+        Some(count)
     }
 
     fn pause(&mut self, stream: &mut ItemStream, now: MonoNs) {

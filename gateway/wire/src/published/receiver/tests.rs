@@ -434,6 +434,7 @@ impl ReceiverHarness {
 
 mod epoch_start;
 mod rebuild;
+mod snapshot_group;
 mod snapshot_start;
 
 const DEFINITIONS: u64 = 3;
