@@ -38,7 +38,12 @@ fn start_tail(fixture: &GatewayFixture, group: SocketAddrV4, more: &[&str]) -> (
 
 /// Waits for the end of the day, and compares the books.
 fn check_books(day: &TradingDay, tail: MdgwProcess, out: &Path) -> FileContent {
-    let tail = tail.end().expect_code(0);
+    let tail = tail.end();
+    // A chunk of the dead leader may wait in the group's socket when the first packet of the new one comes on a line.
+    let refused: Vec<&str> = tail.stderr.lines().filter(|line| line.contains("refused")).collect();
+    assert!(refused.iter().all(|line| line.contains("packets: epoch_stale")), "{}", tail.stderr);
+    let code = i32::from(!refused.is_empty());
+    let tail = tail.expect_code(code);
     assert!(!tail.stderr.contains("lost [") && !tail.stderr.contains("gap ["), "{}", tail.stderr);
     let (expected, whole) = ConsumerBooks::of_file(&day.expected);
     let (found, content) = ConsumerBooks::of_file(&fs::read(out).unwrap());
