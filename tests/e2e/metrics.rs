@@ -66,6 +66,8 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     for (path, code, body) in [
         ("/leader", 200, "standalone: always publishes\n"),
         ("/leader?group=1", 200, "standalone: always publishes\n"),
+        ("/leader?", 200, "standalone: always publishes\n"),
+        ("/leader?_=17&group=1", 200, "standalone: always publishes\n"),
         ("/leader?group=9", 503, "no such group\n"),
     ] {
         assert_eq!(get_at(listen, path), (code, body.to_owned()), "{path}");

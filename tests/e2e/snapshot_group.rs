@@ -151,24 +151,29 @@ fn an_image_that_its_dead_leader_left_incomplete_is_replaced_by_the_new_leaders(
     assert_eq!(of_one, of_two, "a pair has one group");
     let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
     day.play_first_half(pair.gateways.fixture(1));
-    let (tail, out) = start_tail(pair.gateways.fixture(1), of_one, &["--from-snapshot"]);
-    tail.wait_for_stderr(": session ");
     let observer = observe(of_one);
-    // The image that is on its way was taken before the subscriber came, and may be of no use to it. The next one is.
-    let (image_before, ..) = next_chunk(&observer);
-    let is_in_the_middle =
-        |(image, chunk, count, _): (u32, u32, u32, u64)| image != image_before && chunk >= 10 && chunk < count / 2;
-    let mut seen = next_chunk(&observer);
-    wait_until("the next image is on its way", || {
-        seen = next_chunk(&observer);
-        is_in_the_middle(seen)
-    });
+    let (tail, out, (old_image, .., old_epoch)) = (0..5)
+        .find_map(|_| {
+            let (tail, out) = start_tail(pair.gateways.fixture(1), of_one, &["--from-snapshot"]);
+            tail.wait_for_stderr(": session ");
+            // The image that is on its way was taken before the subscriber came, and may be of no use to it. The next one is.
+            let (image_before, ..) = newest_chunk(&observer);
+            let mut seen = (image_before, 0, 0, 0);
+            wait_until("the next image is on its way", || {
+                seen = newest_chunk(&observer);
+                let (image, chunk, count, _) = seen;
+                image != image_before && chunk >= 10 && chunk < count / 2
+            });
+            // The image before was of use if it had only just begun: another subscriber is to find the middle of one.
+            (!tail.stderr_so_far().contains(SNAPSHOT)).then_some((tail, out, seen))
+        })
+        .expect("a subscriber without an image");
     pair.gateways.kill(1);
     let before = tail.stderr_so_far();
     assert!(!before.contains(SNAPSHOT), "an image was whole before the leader died: {before}");
-    let (old_image, .., old_epoch) = seen;
+    let mut seen = (old_image, 0, 0, old_epoch);
     wait_until("the new leader sends an image", || {
-        seen = next_chunk(&observer);
+        seen = newest_chunk(&observer);
         seen.3 > old_epoch
     });
     assert!(seen.0 != old_image, "{seen:?}");
@@ -188,10 +193,15 @@ fn observe(group: SocketAddrV4) -> UdpSocket {
     socket.into()
 }
 
-/// Number of the image, number of the chunk, chunks of the image, and epoch of the next packet.
-fn next_chunk(observer: &UdpSocket) -> (u32, u32, u32, u64) {
+/// Number of the image, number of the chunk, chunks of the image, and epoch of the newest packet.
+fn newest_chunk(observer: &UdpSocket) -> (u32, u32, u32, u64) {
     let mut datagram = [0; 2_048];
-    let length = observer.recv(&mut datagram).unwrap();
+    let mut length = observer.recv(&mut datagram).unwrap();
+    observer.set_nonblocking(true).unwrap();
+    while let Ok(later) = observer.recv(&mut datagram) {
+        length = later;
+    }
+    observer.set_nonblocking(false).unwrap();
     let packet = parse_packet(&datagram[..length]).unwrap();
     let chunk = SnapshotChunk::from_packet(&packet).unwrap();
     (chunk.image.image, chunk.chunk, chunk.image.chunk_count, packet.meta.epoch.0)

@@ -304,11 +304,18 @@ fn probe(request: &Request<Incoming>) -> Option<Result<Probe, ()>> {
     match request.uri().path() {
         "/live" => Some(Ok(Probe::Live)),
         "/ready" => Some(Ok(Probe::Ready)),
-        "/leader" => Some(match request.uri().query().map(|query| query.strip_prefix("group=").map(str::parse)) {
-            None => Ok(Probe::Leader(None)),
-            Some(Some(Ok(group))) => Ok(Probe::Leader(Some(group))),
-            Some(_) => Err(()),
-        }),
+        // A proxy may add parameters of its own.
+        "/leader" => Some(
+            request
+                .uri()
+                .query()
+                .unwrap_or_default()
+                .split('&')
+                .find_map(|parameter| parameter.strip_prefix("group="))
+                .map(|group| group.parse().map_err(drop))
+                .transpose()
+                .map(Probe::Leader),
+        ),
         _ => None,
     }
 }

@@ -102,7 +102,7 @@ fn error_chain(error: &anyhow::Error) -> String {
 #[derive(Debug, Parser)]
 #[command(
     name = "mdgw",
-    version,
+    version = env!("MDGW_VERSION"),
     about,
     max_term_width = 100,
     after_help = "\
