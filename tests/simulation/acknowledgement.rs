@@ -43,8 +43,8 @@ struct AckSetup {
     separates_epochs: bool,
     /// How long the kernel has refused all packets counts.
     counts_refusals: bool,
-    /// The age of the standby's last report counts.
-    counts_report_age: bool,
+    /// Time counts only while reports come.
+    counts_reports: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl AckSetup {
             reports_furthest: true,
             separates_epochs: true,
             counts_refusals: true,
-            counts_report_age: true,
+            counts_reports: true,
         }
     }
 }
@@ -329,7 +329,7 @@ impl AckSimulation {
             peer_received.map(|known| known.min(published))
         };
         let published = Some(published);
-        let reported_at = if self.setup.counts_report_age { *reported_at } else { Some(now) };
+        let reported_at = if self.setup.counts_reports { *reported_at } else { Some(now) };
         let channel =
             ChannelSample { published, peer_received, reported_at, output_refused_ns, ..ChannelSample::default() };
         let sample = FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() };
@@ -427,9 +427,9 @@ fn acknowledgements_of_a_former_leader_hide_a_dead_output() {
 }
 
 #[test]
-fn reports_of_any_age_end_a_received_leadership_when_the_standby_pauses() {
-    let setup = AckSetup { counts_report_age: false, ..AckSetup::all_of(Cable::StandbyPauses) };
-    assert_violation_found("the age of reports", setup, ends_received_output);
+fn time_without_reports_ends_a_received_leadership_when_the_standby_pauses() {
+    let setup = AckSetup { counts_reports: false, ..AckSetup::all_of(Cable::StandbyPauses) };
+    assert_violation_found("the reports", setup, ends_received_output);
 }
 
 #[test]

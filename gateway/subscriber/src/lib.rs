@@ -219,6 +219,8 @@ pub struct SubscriberStatistics {
     pub requests_failed: u64,
     /// Packets on the lines from other senders than [`SubscriberConfig::sources`].
     pub sources_refused: u64,
+    /// Times that the snapshot group could not be joined or read while the lines went on; tried again a second later.
+    pub snapshot_group_failures: u64,
     /// The smallest receive buffer granted by the kernel, bytes, as the kernel counts it.
     pub receive_buffer_bytes: usize,
 }
@@ -245,7 +247,12 @@ struct SnapshotGroup {
     address: LineAddress,
     receive_buffer_bytes: usize,
     socket: Option<UdpSocket>,
+    /// After a failure it is joined again from then on.
+    retry_at: MonoNs,
 }
+
+/// Pause after a failure of the snapshot group's socket, ns.
+const GROUP_RETRY_NS: u64 = 1_000_000_000;
 
 /// Most datagrams read from one socket before the other sockets have their turn.
 const DATAGRAMS_PER_SOCKET_MAX: usize = 64;
@@ -301,6 +308,7 @@ impl Subscriber {
             address,
             receive_buffer_bytes: config.receive_buffer_bytes,
             socket: None,
+            retry_at: MonoNs(0),
         });
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than the maximum packet size, so that a truncated packet is too long and is rejected.
@@ -338,14 +346,21 @@ impl Subscriber {
             count += read;
         }
         // Behind the lines: what a chunk's position needs has then been read. The group's datagrams delay no deadline.
-        count += self.drain_snapshot_group(deliver)?;
+        if is_drained {
+            count += self.drain_snapshot_group(deliver);
+        }
         // Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line.
         self.undrained_rounds = if is_drained { 0 } else { self.undrained_rounds.wrapping_add(1) };
         if self.undrained_rounds.is_multiple_of(UNDRAINED_ROUNDS_MAX) {
             self.receiver.on_deadline(mono_now(), deliver);
         }
         self.send_requests();
-        self.join_snapshot_group_if_needed()?;
+        // The lines go on without it.
+        if self.snapshot_group.as_ref().is_some_and(|group| group.retry_at <= mono_now())
+            && self.join_snapshot_group_if_needed().is_err()
+        {
+            self.snapshot_group_failed();
+        }
         match self.receiver.rival_epochs() {
             Some(rivals) => Err(SubscriberError::RivalEpochs(rivals)),
             None => Ok(count),
@@ -426,15 +441,18 @@ impl Subscriber {
     }
 
     /// Reads the snapshot group's socket, if it is open, as [`Self::drain`] does.
-    fn drain_snapshot_group(&mut self, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
-        let Some(socket) = self.snapshot_group.as_ref().and_then(|group| group.socket.as_ref()) else { return Ok(0) };
+    fn drain_snapshot_group(&mut self, deliver: &mut impl FnMut(Output<'_>)) -> usize {
         let mut count = 0;
+        let Some(socket) = self.snapshot_group.as_ref().and_then(|group| group.socket.as_ref()) else { return count };
         while count < DATAGRAMS_PER_SOCKET_MAX {
             let (length, sender) = match socket.recv_from(&mut self.buffer) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(SubscriberError::Receive(error)),
+                Err(_) => {
+                    self.snapshot_group_failed();
+                    break;
+                }
             };
             count += 1;
             self.statistics.datagrams += 1;
@@ -446,7 +464,15 @@ impl Subscriber {
             // The receiver counts rejections.
             let _refused = self.receiver.accept_from_snapshot_group(bytes, mono_now(), deliver);
         }
-        Ok(count)
+        count
+    }
+
+    /// Leaves the group, to join it again a while later.
+    fn snapshot_group_failed(&mut self) {
+        self.statistics.snapshot_group_failures += 1;
+        if let Some(group) = &mut self.snapshot_group {
+            (group.socket, group.retry_at) = (None, mono_now().plus(GROUP_RETRY_NS));
+        }
     }
 
     /// Joins the snapshot group, or leaves it: most of the time nothing of it is needed.

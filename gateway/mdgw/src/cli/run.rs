@@ -150,7 +150,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// A fault of a gateway that ran, or of a host on which it could not start, such as an interface that is not up yet, may be gone
-/// after a restart: exit code 1, after which its unit starts it again. Exit code 2 is for a configuration that cannot run.
+/// after a restart: exit code 1, after which its unit starts it again. Exit code 2 is for a configuration, or rights, with which none can.
 fn outcome_of_run(failure: Option<String>) -> Outcome {
     match failure {
         None => Outcome::Done,

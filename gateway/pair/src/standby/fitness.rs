@@ -58,6 +58,9 @@ struct Acknowledgement {
     /// The position that it has yet to acknowledge.
     unconfirmed: StreamPosition,
     since: MonoNs,
+    /// When the peer's last report arrived, and in how many samples since then there was a newer one.
+    reported_at: MonoNs,
+    reports: u8,
     /// The peer has acknowledged a position before.
     was_received: bool,
     /// The peer's last report, if it was beyond what this gateway had published: a packet of another sender, or this gateway has
@@ -125,14 +128,15 @@ impl FitnessWatch {
             self.acknowledgements.remove(&channel.channel);
             return false;
         };
-        let new = Acknowledgement { unconfirmed: published, since: now, was_received: false, beyond: None };
+        let new = Acknowledgement {
+            unconfirmed: published,
+            since: now,
+            reported_at: channel.reported_at.unwrap_or_default(),
+            reports: 0,
+            was_received: false,
+            beyond: None,
+        };
         let known = self.acknowledgements.entry(channel.channel).or_insert(new);
-        if channel.reported_at.is_none_or(|at| now.since(at) >= REPORT_AGE_NS_MAX) {
-            // The peer, or the link to it, stands still: nothing is known of the output. The first report after a pause may be
-            // older than the packets that wait at the peer.
-            known.since = now;
-            return false;
-        }
         let reported = [known.beyond, channel.peer_received].into_iter().flatten();
         let acknowledged = reported.filter(|position| *position <= published).max();
         let beyond = channel.peer_received.filter(|position| *position > published);
@@ -142,7 +146,12 @@ impl FitnessWatch {
             return false;
         }
         known.beyond = beyond;
-        now.since(known.since) >= CONFIRM_NS_MAX
+        // A peer, or a link, that stands still says nothing of the output. The first reports after a pause may be older than the
+        // packets that wait at the peer.
+        if let Some(at) = channel.reported_at.filter(|at| *at > known.reported_at) {
+            (known.reported_at, known.reports) = (at, known.reports.saturating_add(1));
+        }
+        known.reports >= REPORTS_MIN && known.reported_at.since(known.since) >= CONFIRM_NS_MAX
     }
 }
 
@@ -158,8 +167,8 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
 
 /// How long a peer may take to acknowledge output, and how long the kernel may refuse all of it, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
-/// A report that is older says nothing of the present, ns: five periods.
-const REPORT_AGE_NS_MAX: u64 = 100_000_000;
+/// Samples with a new report, none of which acknowledges, that show that the output is not received.
+const REPORTS_MIN: u8 = 4;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
 /// How long a gateway counts as failing after the last failure of its log or its threads, ns.
@@ -250,7 +259,9 @@ mod tests {
         };
         assert!(!not_received(&sample(channel(at(5), None)), 0));
         assert!(!not_received(&sample(channel(at(9), at(5))), 100), "received a little later");
-        assert!(!not_received(&sample(channel(at(50), at(8))), 299));
+        for ms in [150, 200, 250, 299] {
+            assert!(!not_received(&sample(channel(at(50), at(8))), ms));
+        }
         assert!(not_received(&sample(channel(at(60), at(8))), 300));
         let receives_no_probe = FitnessSample { peer_receives_probe: false, ..sample(channel(at(70), at(8))) };
         assert!(!not_received(&receives_no_probe, 400));
@@ -260,12 +271,14 @@ mod tests {
             "a gateway that receives no probes cannot lead either"
         );
         assert!(!not_received(&sample(channel(None, None)), 9_000), "a standby publishes nothing");
-        assert!(!not_received(&sample(channel(at(70), None)), 9_100), "a new leader gets its time");
+        for ms in [9_100, 9_150, 9_200, 9_250] {
+            assert!(!not_received(&sample(channel(at(70), None)), ms), "a new leader gets its time");
+        }
         assert!(not_received(&sample(channel(at(70), None)), 9_300));
     }
 
     #[test]
-    fn a_peer_whose_reports_pause_gets_its_time_anew() {
+    fn a_pause_of_reports_proves_nothing_and_four_reports_do() {
         let channel = |sequence, reported_ms: u64| ChannelSample {
             published: at(sequence),
             peer_received: at(8),
@@ -281,8 +294,14 @@ mod tests {
             assert!(!not_received(10 + ms, 0, ms), "{ms} ms without a report");
         }
         assert!(!not_received(1_000, 910, 920), "the first report is older than the packets that wait at the peer");
-        assert!(!not_received(1_100, 1_090, 1_099));
-        assert!(not_received(1_101, 1_090, 1_100), "reports come, and acknowledge nothing");
+        assert!(!not_received(1_100, 950, 960) && !not_received(1_100, 990, 1_000));
+        assert!(!not_received(1_100, 990, 1_050), "no new report");
+        // They come slowly.
+        assert!(not_received(1_101, 1_190, 1_200), "reports come, and acknowledge nothing");
+        assert!(not_received(1_102, 1_190, 1_900), "until one does");
+        let received =
+            ChannelSample { peer_received: at(1_101), reported_at: Some(MonoNs(1_950 * MS)), ..channel(1_103, 0) };
+        assert!(!watch.update(&sample(received), MonoNs(1_960 * MS)).output_not_received);
     }
 
     #[test]
@@ -320,7 +339,9 @@ mod tests {
             (watch.was_received(), fitness.output_not_received)
         };
         assert_eq!(update(5, 1 << 40, 0), (false, false));
-        assert_eq!(update(9, 1 << 40, 100), (false, false));
+        for ms in [50, 100, 150] {
+            assert_eq!(update(9, 1 << 40, ms), (false, false));
+        }
         assert_eq!(update(20, 1 << 40, 200), (false, true), "the output is dead, and somebody forges packets");
         // A report overtook this gateway's own notice of what it had published.
         assert_eq!(update(30, 31, 300), (false, true));

@@ -258,7 +258,8 @@ pub(crate) fn voter_silence_ns(lease_ns: u64) -> u64 {
     lease_ns.saturating_mul(3).max(VOTER_SILENCE_NS_MIN)
 }
 
-const VOTER_SILENCE_NS_MIN: u64 = 5_000_000_000;
+/// Longer than an election thread that is stuck stays unnoticed (5 s, by a check a second): it takes no answers.
+const VOTER_SILENCE_NS_MIN: u64 = 7_000_000_000;
 
 impl DuplicateIdWatch {
     /// Returns a leader that has this gateway's node number but is another process; each such leader once. An earlier

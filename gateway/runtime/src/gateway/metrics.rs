@@ -215,7 +215,10 @@ impl AdminSource {
         }));
         all.push(per_group(declared::GROUP_CONNECTED, &|_, view| is_connected(view).into()));
         let now = mono_now();
-        let voters = views.iter().flat_map(|(group, _, view)| {
+        // An election thread that is stuck takes no answers.
+        let stalled = lock(&self.stalled_threads).clone();
+        let judged = views.iter().filter(|(group, ..)| !stalled.contains(&HotThread::Election(**group)));
+        let voters = judged.flat_map(|(group, _, view)| {
             let others = view.voters.iter().filter(|(node, _)| node.0 != self.node);
             others.map(move |(node, voter)| {
                 let labels = vec![

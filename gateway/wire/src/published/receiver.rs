@@ -286,6 +286,8 @@ pub struct PublishedDatagram<'a> {
 pub struct Receiver {
     config: ReceiverConfig,
     epochs: EpochStart,
+    /// The highest epoch of a chunk of the snapshot group.
+    group_epoch: Epoch,
     channels: Vec<ReceiverChannel>,
     /// Where the last search for due requests ended.
     poll_cursor: usize,
@@ -338,6 +340,7 @@ impl Receiver {
         let channels = config.channels.iter().map(|id| ReceiverChannel::new(*id, &config)).collect();
         Self {
             epochs: EpochStart::new(&config),
+            group_epoch: Epoch::default(),
             channels,
             poll_cursor: 0,
             drops: DropCounts::default(),
@@ -434,8 +437,11 @@ impl Receiver {
         }
         self.config.tags.check(TagUse::Published, datagram)?;
         let chunk = SnapshotChunk::from_packet(&packet)?;
-        // No chunk decides which epoch a receiver starts with.
-        self.epochs.admit_unheld(packet.meta.epoch)?;
+        self.epochs.check_group_chunk(packet.meta.epoch)?;
+        if packet.meta.epoch < self.group_epoch {
+            return Err(DropReason::EpochStale);
+        }
+        self.group_epoch = packet.meta.epoch;
         channel.accept_group_chunk(packet.meta.session, &chunk, now, deliver)
     }
 

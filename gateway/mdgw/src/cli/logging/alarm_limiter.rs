@@ -153,7 +153,6 @@ mod tests {
         assert!(last.iter().any(|text| text == "dropped channel=\"one\" more=7"), "{last:?}");
     }
 
-    /// A forger chooses the epoch; a link that something disturbs comes up many times a second.
     #[test]
     fn an_end_is_written_at_once_though_its_text_is_that_of_the_alarm() {
         let mut limiter = AlarmLimiter::default();
@@ -170,6 +169,7 @@ mod tests {
         assert_eq!(written(&mut limiter, start, 1, vec![state("reconnected")]).len(), 1);
     }
 
+    /// A forger chooses the epoch; a link that something disturbs comes up many times a second.
     #[test]
     fn a_text_with_another_number_and_the_end_of_an_alarm_are_limited() {
         let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());

@@ -65,6 +65,14 @@ impl Resolver<'_> {
             let snapshots = self.output_snapshots(written, &lines);
             let span = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
             self.check_address_is_free(&span, &snapshots.line, &lines, others, channels);
+            // Also on another interface: a receiver that joined it as a line would get the chunks.
+            if lines
+                .iter()
+                .any(|line| line.address == snapshots.line.address && line.interface != snapshots.line.interface)
+            {
+                let message = format!("{}: is also an output line, on another interface", snapshots.line.address);
+                self.add_problem(&span, message);
+            }
             snapshots
         });
         OutputConfig {

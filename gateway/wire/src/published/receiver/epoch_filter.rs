@@ -39,6 +39,13 @@ impl EpochFilter {
     /// forged packet would block all later valid ones. Without either, [`EpochStart`](super::epoch_start::EpochStart)
     /// decides what the filter gets.
     pub(super) fn accept(&mut self, epoch: Epoch) -> Result<(), DropReason> {
+        self.check(epoch)?;
+        self.highest = Some(epoch);
+        Ok(())
+    }
+
+    /// Whether [`Self::accept`] would accept it.
+    pub(super) fn check(&self, epoch: Epoch) -> Result<(), DropReason> {
         if self.highest.is_some_and(|highest| epoch < highest) {
             return Err(DropReason::EpochStale);
         }
@@ -47,7 +54,6 @@ impl EpochFilter {
         {
             return Err(if epoch < known { DropReason::EpochStale } else { DropReason::EpochJump });
         }
-        self.highest = Some(epoch);
         Ok(())
     }
 }

@@ -171,11 +171,17 @@ impl EpochStart {
         }
     }
 
-    /// A packet that is not held until the epoch is decided: an answer of a service, other than the one about the epoch, or a chunk of
-    /// the snapshot group.
+    /// A packet that is not held until the epoch is decided: an answer of a service, other than the one about the epoch.
     pub(super) fn admit_unheld(&mut self, epoch: Epoch) -> Result<(), DropReason> {
+        self.check_group_chunk(epoch)?;
+        self.filter.accept(epoch)
+    }
+
+    /// A chunk of the snapshot group decides nothing about epochs: packets of the former leader may still wait in the sockets of the
+    /// lines.
+    pub(super) fn check_group_chunk(&self, epoch: Epoch) -> Result<(), DropReason> {
         match self.phase {
-            Phase::Watching { .. } | Phase::Vouched { .. } => self.filter.accept(epoch),
+            Phase::Watching { .. } | Phase::Vouched { .. } => self.filter.check(epoch),
             Phase::Idle | Phase::Asking { .. } | Phase::Failed(_) => Err(DropReason::EpochUnconfirmed),
         }
     }

@@ -329,6 +329,19 @@ fn a_raised_epoch_continues_the_image() {
     assert_eq!(harness.take_items(), [words("session"), image(5, 11).items(), messages(11..12)].concat());
 }
 
+/// The lines are other sockets: what the former leader published may be read behind the new leader's first chunk.
+#[test]
+fn a_chunk_makes_no_packet_of_a_line_stale() {
+    let mut harness = Harness::new();
+    harness.publish([10]);
+    harness.chunks(Image { epoch: 2, ..image(3, 10) }, [0, 1]);
+    harness.publish([11]);
+    harness.epoch = 2;
+    harness.publish([12]);
+    harness.chunks(Image { epoch: 2, ..image(3, 10) }, [2]);
+    assert_eq!(harness.take_items(), [words("session"), image(3, 10).items(), messages(10..13)].concat());
+}
+
 #[test]
 fn an_epoch_too_far_ahead_is_refused() {
     let mut harness = Harness::new();
