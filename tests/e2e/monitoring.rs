@@ -110,7 +110,14 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
 /// The declared names but those of the programs beside a gateway, which have listeners of their own, and of voters: only a
 /// `quorum` has some.
 fn names_of_this_pair() -> BTreeSet<String> {
-    let others = ["mdgw_live_", "mdgw_journal_", "mdgw_nats_", "mdgw_program", "mdgw_group_voter_up"];
+    let others = [
+        "mdgw_live_",
+        "mdgw_journal_",
+        "mdgw_nats_",
+        "mdgw_program",
+        "mdgw_group_voter_up",
+        "mdgw_channel_snapshot_group_",
+    ];
     sample_names().into_iter().filter(|name| !others.iter().any(|other| name.starts_with(other))).collect()
 }
 

@@ -10,8 +10,9 @@ use std::{
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
-    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
     held_thread::{HeldThreads, has_strace},
+    http::get_at,
     notify_socket::NotifySocket,
     process::{self, MdgwProcess, Signal, wait_until},
     skip::skip,
@@ -112,6 +113,35 @@ fn a_stalled_pool_thread_starves_the_watchdog() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// Its channel's state and counters are those from before.
+#[test]
+fn a_stalled_pool_thread_is_shown_without_a_service_manager() {
+    if !has_strace() {
+        return skip("a_stalled_pool_thread_is_shown_without_a_service_manager", "no strace");
+    }
+    let (fixture, listen) = (GatewayFixture::new(), free_address());
+    let path = fixture.path("with_admin.toml");
+    let config = fixture.config_text(&options(200));
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
+    gateway.wait_for_stderr("admin listener");
+    let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
+    let is = |code: u16, path: &str| get_at(listen, path).0 == code;
+    wait_until("the channel is live", || is(200, "/live") && is(200, "/ready"));
+    let held = HeldThreads::named(gateway.id(), "main-0", "sendmmsg");
+    let line = gateway.wait_for_stderr("makes no progress");
+    assert!(line.contains("alarm=\"pool-thread-stall\"") && line.contains("thread=\"main-0\""), "{line}");
+    wait_until("no probe says that it works", || is(503, "/live") && is(503, "/ready"));
+    for path in ["/live", "/ready"] {
+        assert!(get_at(listen, path).1.contains("no progress: pool thread main-0"), "{path}");
+    }
+    held.release();
+    let ended = gateway.wait_for_stderr("makes progress again");
+    assert!(ended.contains("ends=\"pool-thread-stall\"") && ended.contains("thread=\"main-0\""), "{ended}");
+    wait_until("it works again", || is(200, "/live") && is(200, "/ready"));
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 #[test]
 fn a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not() {
     if !has_strace() {
@@ -130,6 +160,8 @@ fn a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not()
     let held = HeldThreads::named(first.id(), "mdgw-elect-1", "futex");
     // The lease of the held leader ends, long before the watchdog does.
     pair.wait_until_leads(2);
+    let status = pair.status(1).unwrap();
+    assert!(status["leader"].is_null() && status["has_leadership"] == false, "{status}");
     expect_starved_watchdog(&first, &mut manager, held, "election-thread-stall");
     first.wait_for_stderr("leadership lost");
     let _ = first.stop_with(Signal::Terminate).expect_code(0);

@@ -118,6 +118,7 @@ function lastingAlarms(answer) {
   for (const link of list(answer.links)) if (!link.is_up) add("pair-link-down", `node ${link.node}`);
   for (const group of groupsOf(answer)) {
     if (group.ineligible_lasting) add("not-eligible", `group ${group.group}`);
+    if (group.details && group.details.fitness === "output-not-received") add("output-failing", `group ${group.group}`);
     for (const voter of list(group.voters)) {
       if (!voter.answers) add("voter-silent", `group ${group.group}: ${voter.name}`);
     }

@@ -57,7 +57,7 @@ Examples:
   mdgw tail gateway.toml --source 10.1.0.5 --source 10.1.0.6
   mdgw tail gateway.toml --tag-key /etc/mdgw/output.key
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
-  mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --from-snapshot --snapshot-group 239.255.77.11:31001
+  mdgw tail --line 239.255.77.10:31000 --from-snapshot --snapshot-group 239.255.77.11:31001
   mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
     /// Configuration file of the gateway; its output is received.

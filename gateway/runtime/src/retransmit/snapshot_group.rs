@@ -26,6 +26,7 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{Entry, Position};
 use mdgw_sys::{
+    alarm::Alarm,
     batch::Output,
     clock::{mono_now, unix_now},
 };
@@ -60,8 +61,8 @@ pub(crate) struct SnapshotGroup {
     passes: u32,
     channels: Vec<SentChannel>,
     pace: Pace,
-    /// Index of the channel that is next in the round.
-    next_channel: usize,
+    /// Index of the channel that is next in the round; `None`: between two rounds.
+    next_channel: Option<usize>,
     next_round: MonoNs,
     sending: Option<Sending>,
 }
@@ -71,6 +72,8 @@ struct SentChannel {
     served: ServedChannel,
     counts: SnapshotsSent,
     counters: CounterWriter<SnapshotsSent>,
+    /// The kernel refused the last image's packets until the image was given up.
+    is_failing: bool,
 }
 
 /// An image on its way.
@@ -102,7 +105,7 @@ impl SnapshotGroup {
             passes: config.passes,
             channels: Vec::new(),
             pace: Pace::new(config.bytes_per_second),
-            next_channel: 0,
+            next_channel: None,
             next_round: MonoNs(0),
             sending: None,
         }
@@ -112,12 +115,15 @@ impl SnapshotGroup {
     pub(super) fn add(&mut self, served: &ServedChannel, registry: &Registry) {
         if self.groups.contains(&served.group) {
             let (counts, counters) = (SnapshotsSent::default(), registry.register(&served.name));
-            self.channels.push(SentChannel { served: served.clone(), counts, counters });
+            self.channels.push(SentChannel { served: served.clone(), counts, counters, is_failing: false });
         }
     }
 
     pub(super) fn remove(&mut self, channel: ChannelId) {
-        self.channels.retain(|other| other.served.channel != channel);
+        let Some(index) = self.channels.iter().position(|other| other.served.channel == channel) else { return };
+        self.channels.remove(index);
+        // The round goes on with the same channel.
+        self.next_channel = self.next_channel.map(|next| next - usize::from(index < next));
     }
 
     /// Whether an image is on its way.
@@ -142,7 +148,7 @@ impl SnapshotGroup {
     }
 
     fn begin_image(&mut self, now: MonoNs, take: &mut dyn FnMut(ChannelId) -> Taken) {
-        if self.next_channel == 0 {
+        if self.next_channel.is_none() {
             if !self.channels.iter().any(|channel| channel.served.fence.is_open_at(mono_now())) {
                 // A new leader begins at once.
                 self.next_round = now;
@@ -153,8 +159,9 @@ impl SnapshotGroup {
             }
             self.next_round = now.plus(self.interval_ns);
         }
-        while let Some(channel) = self.channels.get_mut(self.next_channel) {
-            self.next_channel += 1;
+        let first = self.next_channel.unwrap_or(0);
+        for (index, channel) in self.channels.iter_mut().enumerate().skip(first) {
+            self.next_channel = Some(index + 1);
             if !channel.served.fence.is_open_at(mono_now()) {
                 continue;
             }
@@ -169,7 +176,7 @@ impl SnapshotGroup {
             channel.counters.publish(&channel.counts);
             return;
         }
-        self.next_channel = 0;
+        self.next_channel = None;
     }
 }
 
@@ -181,6 +188,10 @@ impl SentChannel {
                 (sending.pass, sending.chunk) = (sending.pass + 1, 0);
                 if sending.pass >= passes {
                     self.counts.snapshot_group_images += 1;
+                    if std::mem::take(&mut self.is_failing) {
+                        let (ends, channel) = (Alarm::OutputFailing.name(), &*self.served.name);
+                        tracing::info!(ends, channel, "the snapshot group is sent again");
+                    }
                     return true;
                 }
                 continue;
@@ -202,11 +213,16 @@ impl SentChannel {
                     self.counts.snapshot_group_cut += 1;
                     return true;
                 }
-                Err(_) => {
+                Err(error) => {
                     self.counts.snapshot_group_refused += 1;
                     let since = *sending.refused_since.get_or_insert(now);
                     let is_given_up = now.since(since) >= REFUSED_NS_MAX;
-                    self.counts.snapshot_group_cut += u64::from(is_given_up);
+                    if is_given_up {
+                        self.counts.snapshot_group_cut += 1;
+                        self.is_failing = true;
+                        let (alarm, channel) = (Alarm::OutputFailing.name(), &*self.served.name);
+                        tracing::error!(alarm, channel, %error, "the kernel sends packets of the snapshot group no more");
+                    }
                     return is_given_up;
                 }
             }

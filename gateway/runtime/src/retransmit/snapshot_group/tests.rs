@@ -307,6 +307,7 @@ fn a_removed_channel_is_sent_no_more() {
     harness.lead(5);
     harness.run(1);
     harness.taker.remove(ChannelId(1));
+    assert_eq!(images(&harness.run(100)), [(2, 12)], "the round goes on");
     let received = harness.run(3_500);
     assert!(received.iter().all(|(channel, ..)| *channel == 2) && !received.is_empty(), "{received:?}");
 }
