@@ -304,18 +304,12 @@ fn probe(request: &Request<Incoming>) -> Option<Result<Probe, ()>> {
     match request.uri().path() {
         "/live" => Some(Ok(Probe::Live)),
         "/ready" => Some(Ok(Probe::Ready)),
-        // A proxy may add parameters of its own.
-        "/leader" => Some(
-            request
-                .uri()
-                .query()
-                .unwrap_or_default()
-                .split('&')
-                .find_map(|parameter| parameter.strip_prefix("group="))
-                .map(|group| group.parse().map_err(drop))
-                .transpose()
-                .map(Probe::Leader),
-        ),
+        "/leader" => {
+            // A proxy may add parameters of its own.
+            let mut parameters = request.uri().query().unwrap_or_default().split('&');
+            let group = parameters.find_map(|parameter| parameter.strip_prefix("group=")).map(str::parse).transpose();
+            Some(group.map(Probe::Leader).map_err(drop))
+        }
         _ => None,
     }
 }

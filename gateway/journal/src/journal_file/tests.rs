@@ -229,7 +229,7 @@ fn a_changed_byte_is_noticed() {
                 assert!(at < header_bytes + 4 * size_of::<dbn::MboMsg>(), "record byte {at}: {reason}");
                 assert!(state.positions.is_empty() && reason.contains("intact ones follow"), "{reason}");
             }
-            // The last batch: it cannot be told from one that a crash left. Its records are read from the log again.
+            // The last batch: it looks like one that a crash left. Its records are read from the log again.
             Reopened::Open(file, _) => assert_eq!(file.positions()[&CHANNEL].next, 4, "record byte {at}"),
             Reopened::Empty => panic!("record byte {at}: records were thrown away"),
         }
@@ -241,7 +241,7 @@ fn a_changed_byte_is_noticed() {
         fs::write(&whole[1].1, bytes).unwrap();
         match JournalFile::reopen(paths.clone()).unwrap() {
             Reopened::Damaged(..) => {}
-            // The last entry: it cannot be told from one that was not written completely.
+            // The last entry: it looks like one that was not written completely.
             Reopened::Open(file, _) => {
                 assert_eq!((at / ENTRY_BYTES + 1) * ENTRY_BYTES, whole[1].0.len(), "names byte {at}");
                 assert_eq!(file.positions()[&CHANNEL].next, 4);

@@ -167,7 +167,7 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
 
 /// How long a peer may take to acknowledge output, and how long the kernel may refuse all of it, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
-/// Samples with a new report, none of which acknowledges, that show that the output is not received.
+/// The output is not received if so many samples in a row have a newer report and none of them acknowledges it.
 const REPORTS_MIN: u8 = 4;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
