@@ -11,7 +11,7 @@ use socket2::SockRef;
 use tokio::{
     io,
     net::TcpStream,
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 
@@ -24,6 +24,7 @@ use crate::{
     },
     schema::Schemas,
     stream::{
+        answer::Answer,
         channel::marked,
         chunk::{CHUNK_BYTES, Chunk},
         dataset::{Dataset, Snapshot},
@@ -142,13 +143,13 @@ impl SubscribeRequest {
 
 /// A snapshot between its request and its end. Lists are the instruments whose mappings were sent.
 enum PendingSnapshot {
-    Requested(SubscribeRequest, Vec<u32>, oneshot::Receiver<Snapshot>),
+    Requested(SubscribeRequest, Vec<u32>, Answer<Snapshot>),
     /// Waits for the session to reach the snapshot's position.
     Taken(SubscribeRequest, Vec<u32>, Snapshot),
     /// Records from that offset on are still to be sent.
     Sending(Vec<u8>, usize),
     /// After skipped records: taken and sent again, without another subscription.
-    Resync(oneshot::Receiver<Snapshot>),
+    Resync(Answer<Snapshot>),
     ResyncTaken(Snapshot),
 }
 
@@ -156,7 +157,7 @@ enum PendingSnapshot {
 struct Starting {
     live_from: RingPosition,
     /// Event time before which a replay would lack records.
-    oldest_event: oneshot::Receiver<Option<u64>>,
+    oldest_event: Answer<Option<u64>>,
 }
 
 /// A session's state besides its socket.
@@ -360,7 +361,8 @@ impl Served {
         self.source = Source::Ring(live_from.chunk);
         self.began_after_end = live_from.is_ended;
         if self.waiting.iter().any(Request::is_refused_before_oldest) {
-            self.starting = Some(Starting { live_from, oldest_event: replay::ask_oldest_event(&self.dataset) });
+            self.starting =
+                Some(Starting { live_from, oldest_event: Answer::new(replay::ask_oldest_event(&self.dataset)) });
         } else {
             self.begin(live_from);
         }
@@ -368,18 +370,13 @@ impl Served {
 
     /// Goes on with the start once the oldest event is known. Returns whether the session has begun.
     fn continue_start(&mut self) -> bool {
-        let Some(mut starting) = self.starting.take() else { return true };
-        match starting.oldest_event.try_recv() {
-            Err(oneshot::error::TryRecvError::Empty) => {
-                self.starting = Some(starting);
-                false
-            }
-            answer => {
-                self.oldest_event = answer.ok().flatten();
-                self.begin(starting.live_from);
-                true
-            }
+        let Some(starting) = &mut self.starting else { return true };
+        let Some(answer) = starting.oldest_event.take() else { return false };
+        self.oldest_event = answer.flatten();
+        if let Some(Starting { live_from, .. }) = self.starting.take() {
+            self.begin(live_from);
         }
+        true
     }
 
     /// Answers what was requested before the start, and begins the replay.
@@ -449,7 +446,7 @@ impl Served {
 
     fn request_snapshot(&mut self, request: SubscribeRequest, mapped: Vec<u32>) {
         match self.dataset.request_snapshot(mapped.clone()) {
-            Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, mapped, reply)),
+            Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, mapped, Answer::new(reply))),
             None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
         }
     }
@@ -599,13 +596,14 @@ impl Served {
             Source::None | Source::Replay(_) => return false,
         };
         match self.snapshot.take() {
-            Some(PendingSnapshot::Requested(request, mapped, mut reply)) => match reply.try_recv() {
-                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::Taken(request, mapped, snapshot)),
-                Err(oneshot::error::TryRecvError::Empty) => {
-                    self.snapshot = Some(PendingSnapshot::Requested(request, mapped, reply));
+            Some(PendingSnapshot::Requested(request, mapped, mut answer)) => match answer.take() {
+                Some(snapshot) => {
+                    self.snapshot = snapshot.map(|snapshot| PendingSnapshot::Taken(request, mapped, snapshot));
+                }
+                None => {
+                    self.snapshot = Some(PendingSnapshot::Requested(request, mapped, answer));
                     return false;
                 }
-                Err(oneshot::error::TryRecvError::Closed) => {}
             },
             Some(PendingSnapshot::Taken(request, mut mapped, snapshot)) if position >= snapshot.next_chunk => {
                 // Instruments that the venue has named since the request are in no list of the snapshot.
@@ -618,13 +616,12 @@ impl Served {
                     self.snapshot = Some(PendingSnapshot::Sending(snapshot.records, 0));
                 }
             }
-            Some(PendingSnapshot::Resync(mut reply)) => match reply.try_recv() {
-                Ok(snapshot) => self.snapshot = Some(PendingSnapshot::ResyncTaken(snapshot)),
-                Err(oneshot::error::TryRecvError::Empty) => {
-                    self.snapshot = Some(PendingSnapshot::Resync(reply));
+            Some(PendingSnapshot::Resync(mut answer)) => match answer.take() {
+                Some(snapshot) => self.snapshot = snapshot.map(PendingSnapshot::ResyncTaken),
+                None => {
+                    self.snapshot = Some(PendingSnapshot::Resync(answer));
                     return false;
                 }
-                Err(oneshot::error::TryRecvError::Closed) => {}
             },
             Some(PendingSnapshot::ResyncTaken(snapshot)) => {
                 // The skipped chunks are part of the snapshot.
@@ -682,7 +679,7 @@ impl Served {
                     }
                 }
             }
-            Source::Replay(replay) => match replay.items.try_recv() {
+            Source::Replay(replay) => match replay.take() {
                 Ok(ReplayItem::Chunk { chunk, is_past_start }) => {
                     let phase = if is_past_start { Phase::ReplayPastStart } else { Phase::Replay };
                     self.append(&chunk, phase);
@@ -769,7 +766,8 @@ impl Served {
             } else {
                 self.subscriptions.instruments(Schemas::MBO)
             };
-            self.snapshot = self.dataset.request_snapshot(instruments).map(PendingSnapshot::Resync);
+            self.snapshot =
+                self.dataset.request_snapshot(instruments).map(|reply| PendingSnapshot::Resync(Answer::new(reply)));
         }
         Ok(())
     }
@@ -801,19 +799,15 @@ impl Served {
 
     /// Waits until [`Self::fill`] may have more to do.
     async fn wait(&mut self, chunks: &mut watch::Receiver<u64>) {
-        if self.starting.is_some() {
-            return tokio::time::sleep(Duration::from_millis(1)).await;
+        if let Some(starting) = &mut self.starting {
+            return starting.oldest_event.wait().await;
         }
         match (&mut self.snapshot, &mut self.source) {
-            // The feeder answers within its poll interval.
-            (Some(_), _) => tokio::time::sleep(Duration::from_millis(1)).await,
-            (None, Source::Replay(Replay { items, .. })) => {
-                // `fill` takes the item: this only waits until there is one.
-                while items.is_empty() && !items.is_closed() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
+            (Some(PendingSnapshot::Requested(_, _, answer) | PendingSnapshot::Resync(answer)), _) => {
+                answer.wait().await
             }
-            (None, Source::None | Source::Ring(_)) => _ = chunks.changed().await,
+            (_, Source::Replay(replay)) => replay.wait().await,
+            (_, Source::None | Source::Ring(_)) => _ = chunks.changed().await,
         }
     }
 

@@ -7,6 +7,7 @@
 //! earlier records has a [`reader::DatasetReader`] of its own, which makes the same chunks from the log's beginning, and
 //! joins the ring at a position between two chunks.
 
+pub(crate) mod answer;
 pub(crate) mod channel;
 pub(crate) mod chunk;
 pub(crate) mod dataset;

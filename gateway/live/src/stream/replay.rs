@@ -12,7 +12,10 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{
-        mpsc::{self, error::SendTimeoutError},
+        mpsc::{
+            self,
+            error::{SendTimeoutError, TryRecvError},
+        },
         oneshot,
     },
 };
@@ -51,9 +54,9 @@ pub(crate) enum ReplayItem {
 /// A running replay, for its session.
 #[derive(Debug)]
 pub(crate) struct Replay {
-    /// What the replay hands over. If it ends without [`ReplayItem::Joined`], a log could not be read, or another session
-    /// needed the replay's place.
-    pub(crate) items: mpsc::Receiver<ReplayItem>,
+    items: mpsc::Receiver<ReplayItem>,
+    /// What [`Self::wait`] has received.
+    received: Option<ReplayItem>,
     state: Arc<ReplayState>,
     _stop: StopOnDrop,
 }
@@ -88,13 +91,29 @@ impl ReplayState {
 impl Replay {
     fn new(items: mpsc::Receiver<ReplayItem>, state: Arc<ReplayState>) -> Self {
         let stop = StopOnDrop(Arc::clone(&state.stop));
-        Self { items, state, _stop: stop }
+        Self { items, received: None, state, _stop: stop }
     }
 
     /// A replay of which somebody else makes the items.
     #[cfg(test)]
     pub(crate) fn of(items: mpsc::Receiver<ReplayItem>) -> Self {
         Self::new(items, Arc::new(ReplayState::new(Schemas::default())))
+    }
+
+    /// Waits until [`Self::take`] has something to return. May be dropped while it waits: no item is lost.
+    pub(crate) async fn wait(&mut self) {
+        if self.received.is_none() {
+            self.received = self.items.recv().await;
+        }
+    }
+
+    /// The next item.
+    ///
+    /// # Errors
+    /// When there is none so far. Disconnected without [`ReplayItem::Joined`]: a log could not be read, or another session needed the
+    /// replay's place.
+    pub(crate) fn take(&mut self) -> Result<ReplayItem, TryRecvError> {
+        self.received.take().map_or_else(|| self.items.try_recv(), Ok)
     }
 
     /// Whether the replay ended since its session took nothing while others waited for a replay.
@@ -284,7 +303,7 @@ mod tests {
         (1..4).for_each(|sequence| log.add_order(sequence));
         let (sender, items) = mpsc::channel(8);
         let replay = Replay::new(items, Arc::new(ReplayState::new(Schemas::MBO)));
-        let Replay { mut items, state, _stop: stop } = replay;
+        let Replay { mut items, state, _stop: stop, .. } = replay;
         drop(stop);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _entered = runtime.enter();
