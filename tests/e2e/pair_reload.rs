@@ -58,6 +58,22 @@ impl ReloadingPair {
         gateway.wait_for_stderr_times("configuration reloaded", times);
     }
 
+    /// Adds a channel with large books to gateway 1, and waits until it builds them. Returns the gateway and its configuration.
+    fn begin_slow_reload(&self) -> (&MdgwProcess, String) {
+        let config = self.config(1, 2, true);
+        let (before, second) = config.split_at(config.find("name = \"two\"").unwrap());
+        let config = before.to_owned() + &second.replacen("orders_max = 262144", "orders_max = 16777216", 1);
+        fs::write(self.pair.gateways.fixture(1).path("gateway.toml"), &config).unwrap();
+        let gateway = self.pair.gateways.running(1).unwrap();
+        gateway.signal(Signal::HangUp);
+        wait_until("the reload builds the channel", || {
+            let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap();
+            let mut names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+            names.any(|name| name.trim() == "mdgw-reload")
+        });
+        (gateway, config)
+    }
+
     /// Subscribers of both channels until the end of their days, which ask both gateways for what they miss.
     fn tails(&self) -> [(MdgwProcess, PathBuf); 2] {
         let first = self.pair.gateways.fixture(1);
@@ -178,21 +194,23 @@ fn a_leader_that_reloads_first_stays_and_its_standby_is_not_eligible_until_it_re
     reloading.expect_whole_days(tails);
 }
 
+/// The file may have changed after the first reload had read it.
+#[test]
+fn a_reload_that_is_asked_for_during_another_one_follows_it() {
+    let reloading = ReloadingPair::start();
+    let (gateway, config) = reloading.begin_slow_reload();
+    let changed = config.replacen("[log]\n", "[log]\nalarm_interval_ms = 2000\n", 1);
+    fs::write(reloading.pair.gateways.fixture(1).path("gateway.toml"), changed).unwrap();
+    gateway.signal(Signal::HangUp);
+    let second = gateway.wait_for_stderr_times("configuration reloaded", 2);
+    assert!(second.contains("log.alarm_interval_ms") && !second.contains("channel.two"), "{second}");
+}
+
 /// The books of the channel that is added are large, so the reload takes longer than the other gateway needs to lead.
 #[test]
 fn a_leader_that_is_stopped_while_it_builds_a_channel_hands_over_before_the_channel_is_built() {
     let reloading = ReloadingPair::start();
-    let config = reloading.config(1, 2, true);
-    let (before, second) = config.split_at(config.find("name = \"two\"").unwrap());
-    let config = before.to_owned() + &second.replacen("orders_max = 262144", "orders_max = 16777216", 1);
-    fs::write(reloading.pair.gateways.fixture(1).path("gateway.toml"), config).unwrap();
-    let gateway = reloading.pair.gateways.running(1).unwrap();
-    gateway.signal(Signal::HangUp);
-    wait_until("the reload builds the channel", || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap();
-        let mut names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        names.any(|name| name.trim() == "mdgw-reload")
-    });
+    let (gateway, _) = reloading.begin_slow_reload();
     gateway.signal(Signal::Terminate);
     reloading.pair.wait_until_leads(2);
     let _line = gateway.wait_for_stderr("channel added");

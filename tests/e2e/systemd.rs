@@ -189,4 +189,16 @@ fn a_stalled_leader_is_restarted_by_its_watchdog_and_its_peer_leads() {
     let failures = systemd.journal(&[&format!("UNIT={leader}"), "UNIT_RESULT=watchdog"]);
     assert_eq!(failures.len(), 1, "{failures:#?}");
     assert_eq!((role(standby).as_str(), systemd.property(standby, "NRestarts").as_str()), ("leader", "0"));
+
+    // The stop of a leader: its sentinel watches until the hand-over is done.
+    let stopped = systemd.run(&["systemctl", "stop", standby]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    wait_until("the other gateway leads again", || role(leader) == "leader");
+    let entries = systemd.journal(&[]);
+    let count = |text: &str| {
+        let messages = entries.iter().filter_map(|entry| entry["MESSAGE"].as_str());
+        messages.filter(|message| message.contains(text)).count()
+    };
+    assert!(count("sentinel: watching gateway") >= 2, "each gateway has started one");
+    assert_eq!(count("sentinel lost"), 0, "{:#?}", systemd.journal(&["MDGW_ALARM=no-sentinel"]));
 }

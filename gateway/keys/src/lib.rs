@@ -6,7 +6,7 @@
 use std::{
     error::Error,
     fmt,
-    fs::File,
+    fs::{self, File},
     io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -71,13 +71,9 @@ pub const SECRET_BYTES_MAX: u64 = 16 << 10;
 /// When the file cannot be read, others could read or change it, it is no file of text, or it has more than `bytes_max` bytes.
 pub fn read_owner_only(kind: SecretFile, path: &Path, bytes_max: u64) -> Result<String, KeyError> {
     let io_error = |source| KeyError::Io { kind, path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(io_error)?;
+    let mut file = open_regular(path).map_err(io_error)?;
     // Checks the opened file, since its name may refer to another file by now.
-    let metadata = file.metadata().map_err(io_error)?;
-    if !metadata.is_file() {
-        return Err(kind.malformed(path, "not a regular file".to_owned(), "expected a file"));
-    }
-    let mode = metadata.mode() & 0o777;
+    let mode = file.metadata().map_err(io_error)?.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(KeyError::TooPermissive { kind, path: path.to_owned(), mode });
     }
@@ -87,6 +83,17 @@ pub fn read_owner_only(kind: SecretFile, path: &Path, bytes_max: u64) -> Result<
         return Err(kind.malformed(path, format!("longer than {bytes_max} bytes"), "expected a shorter file"));
     }
     Ok(text)
+}
+
+/// Opens a file for reading, and refuses what is no regular file: a pipe would block the process that opens it.
+///
+/// # Errors
+/// When it is no regular file, or the operating system refuses.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    File::open(path)
 }
 
 impl fmt::Debug for KeyBytes {
@@ -201,7 +208,7 @@ fn parse(text: &str) -> Result<KeyBytes, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -235,8 +242,13 @@ mod tests {
         }
         let long = load(&format!("{digits}{}", " ".repeat(2_000)), 0o600).unwrap_err().to_string();
         assert!(long.contains("longer than 1024 bytes"), "{long}");
-        let refused = KeyBytes::load(directory.path()).unwrap_err();
-        assert!(matches!(refused, KeyError::Malformed { .. } | KeyError::TooPermissive { .. }), "{refused}");
+        // Nobody ever writes to the pipe.
+        let pipe = directory.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap().success());
+        for path in [directory.path(), &pipe] {
+            let refused = KeyBytes::load(path).unwrap_err().to_string();
+            assert!(refused.ends_with("not a regular file"), "{refused}");
+        }
         assert_eq!(format!("{:?}", KeyBytes([7; 32])), "KeyBytes");
     }
 

@@ -321,6 +321,17 @@ fn signals_to_the_gateway_process_group_spare_the_sentinel() {
     check(with_incarnation(7), |gateway| kill_process_group(gateway.id(), Signal::KILL).unwrap());
 }
 
+/// The unit's stop sends SIGTERM to the sentinel too, while the gateway still hands over.
+#[test]
+fn a_sentinel_outlives_the_signals_of_a_stop() {
+    check(with_incarnation(8), |gateway| {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            kill_process(gateway.sentinel.unwrap(), signal).unwrap();
+        }
+        kill_process(gateway.id(), Signal::KILL).unwrap();
+    });
+}
+
 #[test]
 fn a_stopped_gateway_is_killed_only_with_a_hang_limit() {
     let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(8) };

@@ -79,7 +79,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         tracing::info!("core dumps are disabled: this gateway holds keys or passwords");
     }
     // Before any work that a signal could interrupt halfway.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let mut service = ServiceManager::new();
     let overrides = Overrides {
         stall_limit: service.stall_limit(),
@@ -105,29 +105,30 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             return Ok(outcome_of_run(Some(error_chain(&error))));
         }
     };
+    let mut asked = Asked::new(signals);
     let mut periodic = Periodic::new();
-    let fault = 'running: loop {
-        let mut is_stopping = false;
-        for signal in signals.pending().collect::<Vec<_>>() {
-            is_stopping |= signal != SIGHUP;
-            if !is_stopping {
-                let mut reloading = Reloading::new(args, &start_files, &log, (&mut signals, &mut periodic));
-                // The log has the result.
-                let _ = service.reload(|service| reloading.run(&mut config, &mut gateway, service));
-                is_stopping = reloading.is_stopping;
-            }
+    let fault = loop {
+        asked.read_signals();
+        let mut reload = |asked: &mut Asked| {
+            let mut reloading =
+                Reloading { args, start_files: &start_files, log: &log, asked, periodic: &mut periodic };
+            service.reload(|service| reloading.run(&mut config, &mut gateway, service))
+        };
+        if std::mem::take(&mut asked.has_reload) {
+            // The log has the result.
+            let _ = reload(&mut asked);
         }
-        while !is_stopping && let Some(request) = requested.next() {
-            let mut reloading = Reloading::new(args, &start_files, &log, (&mut signals, &mut periodic));
+        while !asked.has_stop
+            && let Some(request) = requested.next()
+        {
             let outcome = match other_file(request.config(), &args.config) {
                 Some(refusal) => Err(refusal),
-                None => service.reload(|service| reloading.run(&mut config, &mut gateway, service)),
+                None => reload(&mut asked),
             };
-            is_stopping = reloading.is_stopping;
             request.answer(outcome);
         }
-        if is_stopping {
-            break 'running None;
+        if asked.has_stop {
+            break None;
         }
         if let Some(fault) = periodic.turn(&mut gateway, &config, &mut service) {
             break Some(fault);
@@ -201,27 +202,37 @@ impl Periodic {
     }
 }
 
+/// What signals have asked for.
+struct Asked {
+    signals: Signals,
+    has_stop: bool,
+    /// Since the last reload began: the file may have changed after that reload had read it.
+    has_reload: bool,
+}
+
+impl Asked {
+    fn new(signals: Signals) -> Self {
+        Self { signals, has_stop: false, has_reload: false }
+    }
+
+    fn read_signals(&mut self) {
+        for signal in self.signals.pending() {
+            self.has_reload |= signal == SIGHUP;
+            self.has_stop |= signal != SIGHUP;
+        }
+    }
+}
+
 /// A reload, and what goes on meanwhile.
 struct Reloading<'r> {
     args: &'r Args,
     start_files: &'r StartFiles,
     log: &'r Log,
-    signals: &'r mut Signals,
+    asked: &'r mut Asked,
     periodic: &'r mut Periodic,
-    /// Whether a signal has asked for the stop.
-    is_stopping: bool,
 }
 
-impl<'r> Reloading<'r> {
-    fn new(
-        args: &'r Args,
-        start_files: &'r StartFiles,
-        log: &'r Log,
-        (signals, periodic): (&'r mut Signals, &'r mut Periodic),
-    ) -> Self {
-        Self { args, start_files, log, signals, periodic, is_stopping: false }
-    }
-
+impl Reloading<'_> {
     /// Applies the settings that may change at run time, and adds and removes channels and output lines. Any other change is
     /// refused and its key is named. A reload is applied as a whole, or not at all. The result goes to the client
     /// that asked, and to the log.
@@ -270,8 +281,9 @@ impl<'r> Reloading<'r> {
     /// A channel with large books may take longer to build than a service manager waits for the stop. So the other gateway leads
     /// as soon as the stop is asked for, whatever this one still does.
     fn tick(&mut self, gateway: &mut Gateway, config: &Resolved, service: &mut ServiceManager) {
-        let is_asked = self.signals.pending().any(|signal| signal != SIGHUP);
-        if is_asked && !std::mem::replace(&mut self.is_stopping, true) {
+        let was_stopping = self.asked.has_stop;
+        self.asked.read_signals();
+        if self.asked.has_stop && !was_stopping {
             service.stopping("stopping after a reload", Gateway::stop_limit(config));
             gateway.hand_over();
         }

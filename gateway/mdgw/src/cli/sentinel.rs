@@ -3,6 +3,7 @@
 use std::{
     os::{fd::AsFd as _, unix::net::UnixStream},
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -15,6 +16,10 @@ use mdgw_election::sentinel::{
 use mdgw_runtime::config::resolved::{LogConfig, LogFormat};
 use mdgw_status::control::listen;
 use mdgw_sys::cgroup::enter_sibling;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    flag,
+};
 
 use super::{Outcome, logging, protect_secrets, service_manager::ServiceManager};
 
@@ -60,6 +65,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     protect_secrets()?;
     match &args.source.socket {
         None => {
+            outlive_stop_signals()?;
             // Only a spawned sentinel: systemd starts a service in a cgroup of its own.
             if let Err(error) = enter_sibling() {
                 tracing::info!(%error, "sentinel: could not enter a cgroup of its own: killing the gateway's cgroup \
@@ -70,6 +76,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
         Some(path) => serve(path),
     }
+}
+
+/// A service manager sends SIGTERM to all processes of the gateway's unit at once, and a terminal sends its signals to all of its
+/// foreground processes. The gateway may still die while it hands over, so its sentinel ends with it, and not before.
+fn outlive_stop_signals() -> anyhow::Result<()> {
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        flag::register(signal, Arc::default()).context("catch signals")?;
+    }
+    Ok(())
 }
 
 /// Watches each gateway that connects, on one thread per gateway, until the process is killed.

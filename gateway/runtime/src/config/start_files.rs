@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     hash::{BuildHasher as _, RandomState},
     io::{self, Read as _},
     path::{Path, PathBuf},
@@ -94,13 +93,8 @@ fn paths(config: &Resolved) -> Vec<(String, &Path)> {
 }
 
 fn hash(hasher: &RandomState, path: &Path) -> io::Result<u64> {
-    let file = File::open(path)?;
-    // A pipe would block.
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
     let mut content = Vec::new();
-    file.take(FILE_BYTES_MAX).read_to_end(&mut content)?;
+    mdgw_keys::open_regular(path)?.take(FILE_BYTES_MAX).read_to_end(&mut content)?;
     Ok(hasher.hash_one(content))
 }
 

@@ -1,7 +1,8 @@
 //! Limits how often each alarm is written: at most once in an interval for each text and thing that it names. The last one that was
 //! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
 //! began and how it is now, however often it is raised. The same holds for what ends an alarm (field `ends`), and for other warnings about a
-//! channel, which are written each second as long as their counter grows.
+//! channel, which are written each second as long as their counter grows. An end does not overtake its alarm: what is held back of the
+//! alarm is written before it.
 
 use std::{
     collections::BTreeMap,
@@ -32,13 +33,14 @@ const NAMING_FIELDS: [&str; 10] =
 const THINGS_MAX: usize = 4_096;
 
 impl AlarmLimiter {
-    /// Returns the event if it is to be written now. An event without a limit always is.
-    pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Option<LogEvent> {
+    /// Returns what is to be written now: nothing, or the event, and before it what it must not overtake. An event without a limit is
+    /// always written.
+    pub(super) fn admit(&mut self, event: LogEvent, now: Instant, interval: Duration) -> Vec<LogEvent> {
         let is_limited = event.field("alarm").is_some()
             || event.field("ends").is_some()
             || (event.level == Level::WARN && event.field("channel").is_some());
         if !is_limited || interval.is_zero() {
-            return Some(event);
+            return vec![event];
         }
         // Several causes share an alarm, each with a text of its own. Numbers in a text say how it is, as fields do: under forged
         // epochs each text would be another one.
@@ -52,12 +54,12 @@ impl AlarmLimiter {
         if let Some(written) = self.alarms.get_mut(&thing) {
             let earlier = written.held.take().map_or(0, |(_, earlier)| earlier + 1);
             written.held = Some((event, earlier));
-            return None;
+            return Vec::new();
         }
         if self.alarms.len() < THINGS_MAX {
             self.alarms.insert(thing, Written { at: now, held: None });
         }
-        Some(event)
+        self.in_order(vec![event], now)
     }
 
     /// Takes the alarms whose interval has ended.
@@ -72,17 +74,48 @@ impl AlarmLimiter {
             written.at = now;
             true
         });
-        due
+        self.in_order(due, now)
+    }
+
+    /// These events in the order of their times, with the events that they must not overtake: an end those of its alarm, and an alarm
+    /// those of its end.
+    fn in_order(&mut self, mut events: Vec<LogEvent>, now: Instant) -> Vec<LogEvent> {
+        for written in self.alarms.values_mut() {
+            let must_be_first =
+                |held: &LogEvent| events.iter().any(|event| held.is_other_state_of(event) && held.time <= event.time);
+            if let Some(held) = written.held.take_if(|(held, _)| must_be_first(held)) {
+                events.insert(0, with_count(held));
+                written.at = now;
+            }
+        }
+        events.sort_by(|one, other| one.time.cmp(&other.time));
+        events
     }
 
     /// Takes all alarms that are held back.
     pub(super) fn take_all(&mut self) -> Vec<LogEvent> {
-        std::mem::take(&mut self.alarms).into_values().filter_map(|written| written.held).map(with_count).collect()
+        let held = std::mem::take(&mut self.alarms).into_values().filter_map(|written| written.held);
+        let mut events: Vec<_> = held.map(with_count).collect();
+        events.sort_by(|one, other| one.time.cmp(&other.time));
+        events
     }
 
     /// Whether no alarm is held back and each interval has ended.
     pub(super) fn is_idle(&self) -> bool {
         self.alarms.is_empty()
+    }
+}
+
+impl LogEvent {
+    /// Whether one of the two is an alarm, and the other the end of that alarm, about the same thing.
+    fn is_other_state_of(&self, other: &Self) -> bool {
+        let is_end_of =
+            |end: &Self, alarm: &Self| end.field("ends").is_some_and(|ends| alarm.field("alarm") == Some(ends));
+        let is_same = |name: &&str| match (self.field(name), other.field(name)) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        };
+        (is_end_of(self, other) || is_end_of(other, self)) && NAMING_FIELDS.iter().all(|name| is_same(name))
     }
 }
 
@@ -109,7 +142,7 @@ mod tests {
     fn written(limiter: &mut AlarmLimiter, start: Instant, second: u64, events: Vec<LogEvent>) -> Vec<String> {
         let now = start + Duration::from_secs(second);
         let due = limiter.take_due(now, INTERVAL);
-        let admitted: Vec<_> = events.into_iter().filter_map(|event| limiter.admit(event, now, INTERVAL)).collect();
+        let admitted: Vec<_> = events.into_iter().flat_map(|event| limiter.admit(event, now, INTERVAL)).collect();
         due.iter().chain(&admitted).map(LogEvent::text).collect()
     }
 
@@ -169,6 +202,28 @@ mod tests {
         assert_eq!(written(&mut limiter, start, 1, vec![state("reconnected")]).len(), 1);
     }
 
+    /// Otherwise the last line about the alarm says that the condition lasts although it is over, or the other way round.
+    #[test]
+    fn an_alarm_and_its_end_do_not_overtake_each_other() {
+        let (mut limiter, start) = (AlarmLimiter::default(), Instant::now());
+        let failing = |channel, more: u64| {
+            let alarm = Alarm::LogBehind.name();
+            logged(|| tracing::error!(alarm, channel, more, "behind")).remove(0)
+        };
+        let ended = |channel| logged(|| tracing::info!(ends = Alarm::LogBehind.name(), channel, "current")).remove(0);
+        let line = |channel: &str, more: u64| format!("behind alarm=\"log-behind\" channel=\"{channel}\" more={more}");
+        let end = |channel: &str| format!("current ends=\"log-behind\" channel=\"{channel}\"");
+        assert_eq!(written(&mut limiter, start, 0, vec![failing("one", 1), failing("two", 1)]).len(), 2);
+        assert!(written(&mut limiter, start, 1, vec![failing("one", 2), failing("two", 2)]).is_empty());
+        assert_eq!(written(&mut limiter, start, 2, vec![ended("one")]), [line("one", 2), end("one")]);
+        assert_eq!(written(&mut limiter, start, 10, Vec::new()), [line("two", 2)]);
+
+        // Again, ended again, and once more: the alarm is due at 12 s, and its end since then too.
+        assert!(written(&mut limiter, start, 11, vec![failing("one", 3), ended("one"), failing("one", 4)]).is_empty());
+        let last = written(&mut limiter, start, 12, Vec::new());
+        assert_eq!(last, [end("one"), line("one", 4) + " suppressed=1"]);
+    }
+
     /// A forger chooses the epoch; a link that something disturbs comes up many times a second.
     #[test]
     fn a_text_with_another_number_and_the_end_of_an_alarm_are_limited() {
@@ -202,8 +257,8 @@ mod tests {
         let now = Instant::now();
         for _ in 0..3 {
             let event = logged(|| tracing::info!(channel = "one", "line receives packets again")).remove(0);
-            assert!(limiter.admit(event, now, INTERVAL).is_some());
-            assert!(limiter.admit(alarm("one", 1), now, Duration::ZERO).is_some());
+            assert_eq!(limiter.admit(event, now, INTERVAL).len(), 1);
+            assert_eq!(limiter.admit(alarm("one", 1), now, Duration::ZERO).len(), 1);
         }
         assert!(limiter.is_idle());
     }
@@ -215,7 +270,7 @@ mod tests {
         for number in 0..THINGS_MAX + 10 {
             let mut event = one.clone();
             event.fields[1].1 = FieldValue::Quoted(number.to_string());
-            assert!(limiter.admit(event, now, INTERVAL).is_some());
+            assert_eq!(limiter.admit(event, now, INTERVAL).len(), 1);
         }
         assert_eq!(limiter.alarms.len(), THINGS_MAX);
     }

@@ -104,10 +104,12 @@ fn json_line(event: &LogEvent) -> String {
     text + "\n"
 }
 
-/// Sends an entry: the line of text as `MESSAGE`, so that `journalctl` shows the fields, and each field as `MDGW_NAME`.
+/// Sends an entry: the line of text as `MESSAGE`, so that `journalctl` shows the fields, each field as `MDGW_NAME`, and the event's own
+/// time. The journal's is later for an alarm that was held back.
 fn send(journal: &JournalLog, event: &LogEvent) -> io::Result<()> {
-    let fields: Vec<(String, String)> =
-        event.fields.iter().map(|(name, value)| (format!("mdgw_{name}"), value.text())).collect();
+    let time = ("mdgw_time".to_owned(), event.time.clone());
+    let fields = event.fields.iter().map(|(name, value)| (format!("mdgw_{name}"), value.text()));
+    let fields: Vec<_> = [time].into_iter().chain(fields).collect();
     let pairs: Vec<(Key<'_>, &str)> =
         fields.iter().map(|(name, value)| (Key::from_str(name), value.as_str())).collect();
     let level = match event.level {
