@@ -39,6 +39,7 @@ fn the_python_client_reads_a_journal_into_a_frame_as_offline_replay_makes_it() {
         let output = Command::new(&python).arg(script).args([path, &expected]).output().unwrap();
         assert!(output.status.success(), "{}{}", lossy(&output.stdout), lossy(&output.stderr));
     }
+    journal.signal(Signal::HangUp);
     let journal = journal.stop_with(Signal::Terminate).expect_code(0);
     assert!(!journal.stderr.contains("alarm"), "{}", journal.stderr);
     let _ = compressed.stop_with(Signal::Terminate).expect_code(0);

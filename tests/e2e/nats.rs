@@ -43,6 +43,7 @@ fn each_record_is_in_the_stream_once_as_offline_replay_makes_it() {
     let schemas: BTreeSet<&str> = messages.iter().filter_map(|message| message.subject.split('.').nth(3)).collect();
     assert!(schemas.is_superset(&BTreeSet::from(["mbo", "status", "definition", "_end"])), "{schemas:?}");
     // A start behind the end of the day writes nothing.
+    sink.signal(Signal::HangUp);
     let sink = sink.stop_with(Signal::Terminate).expect_code(0);
     assert!(!sink.stderr.contains("alarm"), "{}", sink.stderr);
     let summary = format!("messages {}, records ", messages.len());

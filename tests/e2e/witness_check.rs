@@ -5,9 +5,29 @@ use std::fs;
 
 use mdgw_tests::{
     gateway_fixture::{free_address, text, write_key},
-    process,
+    process::{self, Signal},
     tmpfs::TmpfsMount,
 };
+
+/// It would be gone for good: systemd takes a death by SIGHUP for a stop.
+#[test]
+fn a_witness_outlives_a_hang_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let [config, key, votes] = ["witness.toml", "key", "votes"].map(|name| folder.path().join(name));
+    write_key(&key);
+    let config_text = format!(
+        "node = 3\nlisten = \"{}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n[[peer]]\nnode = 1\naddress = \"127.0.0.2:27500\"\n\
+         [[peer]]\nnode = 2\naddress = \"127.0.0.3:27500\"\n",
+        free_address(),
+        key.display(),
+        votes.display(),
+    );
+    fs::write(&config, config_text).unwrap();
+    let witness = process::start(["witness", text(&config)]);
+    witness.wait_for_stderr("witness: ready");
+    witness.signal(Signal::HangUp);
+    let _ = witness.stop_with(Signal::Terminate).expect_code(0);
+}
 
 #[test]
 fn check_reports_the_plan_or_names_the_error() {

@@ -37,6 +37,7 @@ use std::{
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::Context as _;
@@ -184,6 +185,15 @@ enum Outcome {
     No,
     /// An examination found what keeps a gateway from working; exit code 2.
     Failed,
+}
+
+/// These signals end the process no more, and do nothing else. SIGHUP asks some commands for a reload, so it must not end the others:
+/// systemd would take that for a stop as asked for, and start them no more.
+fn outlive(signals: &[i32]) -> anyhow::Result<()> {
+    for signal in signals {
+        signal_hook::flag::register(*signal, Arc::default()).context("catch signals")?;
+    }
+    Ok(())
 }
 
 /// To be called before a command reads a key or a password: a core dump would hold it.

@@ -19,11 +19,11 @@ use mdgw_runtime::{
     gateway::{JournalMetrics, ProgramAdmin},
 };
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 
-use super::{Outcome, logging, print, service_manager::ServiceManager};
+use super::{Outcome, logging, outlive, print, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -44,6 +44,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let _log = logging::start(&config.log, Vec::new());
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("catch signals")?;
+    outlive(&[SIGHUP])?;
     let mut journal = Journal::start(journal_config(&config, settings)).context("journal")?;
     let mut admin = ProgramAdmin::journal(settings.admin_listen.as_ref(), config.gateway.node)
         .context("journal: admin listener")?;

@@ -17,11 +17,11 @@ use mdgw_runtime::{
     gateway::{NatsMetrics, ProgramAdmin},
 };
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
 };
 
-use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager, warn};
+use super::{Outcome, logging, outlive, print, protect_secrets, service_manager::ServiceManager, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -40,6 +40,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let Some(settings) = &config.nats else { bail!("nats {}: the table [nats] is missing", args.config.display()) };
     let _log = logging::start(&config.log, Vec::new());
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("catch signals")?;
+    outlive(&[SIGHUP])?;
     protect_secrets()?;
     let sink = Sink::start(sink_config(&config, settings)).context("nats")?;
     let mut admin =

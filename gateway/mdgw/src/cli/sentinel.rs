@@ -3,7 +3,6 @@
 use std::{
     os::{fd::AsFd as _, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::Arc,
     thread,
     time::Duration,
 };
@@ -16,12 +15,9 @@ use mdgw_election::sentinel::{
 use mdgw_runtime::config::resolved::{LogConfig, LogFormat};
 use mdgw_status::control::listen;
 use mdgw_sys::cgroup::enter_sibling;
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    flag,
-};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::{Outcome, logging, protect_secrets, service_manager::ServiceManager};
+use super::{Outcome, logging, outlive, protect_secrets, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "source", required = true, multiple = false)]
@@ -65,7 +61,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     protect_secrets()?;
     match &args.source.socket {
         None => {
-            outlive_stop_signals()?;
+            // A service manager sends SIGTERM to all processes of the gateway's unit at once, and a terminal its signals to all in the
+            // foreground. The gateway may still die while it hands over, so its sentinel ends with it, and not before.
+            outlive(&[SIGTERM, SIGINT, SIGHUP])?;
             // Only a spawned sentinel: systemd starts a service in a cgroup of its own.
             if let Err(error) = enter_sibling() {
                 tracing::info!(%error, "sentinel: could not enter a cgroup of its own: killing the gateway's cgroup \
@@ -74,17 +72,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             let stream = std::io::stdin().as_fd().try_clone_to_owned().context("take the gateway's stream")?;
             watch(UnixStream::from(stream))
         }
-        Some(path) => serve(path),
+        Some(path) => {
+            outlive(&[SIGHUP])?;
+            serve(path)
+        }
     }
-}
-
-/// A service manager sends SIGTERM to all processes of the gateway's unit at once, and a terminal sends its signals to all of its
-/// foreground processes. The gateway may still die while it hands over, so its sentinel ends with it, and not before.
-fn outlive_stop_signals() -> anyhow::Result<()> {
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        flag::register(signal, Arc::default()).context("catch signals")?;
-    }
-    Ok(())
 }
 
 /// Watches each gateway that connects, on one thread per gateway, until the process is killed.

@@ -24,11 +24,11 @@ use mdgw_status::snapshot::ListenerSnapshot;
 use mdgw_sys::{clock_rate::CRYSTAL_ERROR_PPM, listener_counters::ListenerCounters};
 use serde::Deserialize;
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
 
-use super::{Outcome, logging, print, protect_secrets, service_manager::ServiceManager};
+use super::{Outcome, logging, outlive, print, protect_secrets, service_manager::ServiceManager};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -76,6 +76,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
+    outlive(&[SIGHUP])?;
     let listen = config.listen;
     let link = VoteLink::open(listen, NodeId(config.node), key, config.peers())
         .with_context(|| format!("listen on {listen}"))?;

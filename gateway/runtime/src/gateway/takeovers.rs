@@ -89,7 +89,7 @@ counter_block! {
     pub(super) struct TakeoverCounters, key TakeoverCounter {
         takeovers: Counter, None, "takeovers by this gateway";
         takeover_packets_republished: Counter, Packets, "packets republished in takeovers";
-        blackout_last_ns: Gauge, Nanoseconds, "blackout of the last takeover, worst channel";
+        blackout_last_ns: Gauge, Nanoseconds, "blackout of the last takeover, worst channel; 0: unknown";
         blackout_worst_ns: Gauge, Nanoseconds, "worst blackout so far";
     }
 }
@@ -177,10 +177,9 @@ impl GroupTakeovers {
         for blackout_ns in channels.iter().filter_map(|channel| channel.blackout_ns) {
             costs.blackouts.saturating_record(blackout_ns.max(1));
         }
-        if let Some(worst_ns) = channels.iter().filter_map(|channel| channel.blackout_ns).max() {
-            self.counters.set(TakeoverCounter::blackout_last_ns, worst_ns);
-            self.counters.set(TakeoverCounter::blackout_worst_ns, costs.blackouts.max());
-        }
+        let worst_ns = channels.iter().filter_map(|channel| channel.blackout_ns).max();
+        self.counters.set(TakeoverCounter::blackout_last_ns, worst_ns.unwrap_or(0));
+        self.counters.set(TakeoverCounter::blackout_worst_ns, costs.blackouts.max());
     }
 }
 

@@ -115,7 +115,7 @@ impl LogEvent {
             (Some(one), Some(other)) => one == other,
             _ => true,
         };
-        (is_end_of(self, other) || is_end_of(other, self)) && NAMING_FIELDS.iter().all(|name| is_same(name))
+        (is_end_of(self, other) || is_end_of(other, self)) && NAMING_FIELDS.iter().all(is_same)
     }
 }
 
