@@ -57,13 +57,24 @@ fn a_full_disk_ends_the_latency_log_and_a_new_one_begins_when_there_is_room() {
         assert!(log.starts_with("#[Histogram log format version 1.3]\n") && log.ends_with('\n'), "{log}");
     }
 
-    // A gateway that cannot begin a log does not start, and leaves no empty file that a report would stumble over.
+    // A gateway that is started again publishes too. It leaves no empty file that a report would stumble over.
     mounted.fill();
     let before = fs::read_dir(mounted.path()).unwrap().count();
     let config = fixture.config(&options);
-    let refused = process::run(["run", text(&config)]).expect_code(1);
-    assert!(refused.stderr.contains("write latency logs: No space left on device"), "{}", refused.stderr);
-    assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), before);
+    let audit = format!("[gateway]\naudit_file = \"{}\"\n", text(&mounted.path().join("audit.jsonl")));
+    fs::write(&config, fs::read_to_string(&config).unwrap().replacen("[gateway]\n", &audit, 1)).unwrap();
+    let checked = process::run(["check", text(&config)]).expect_code(0);
+    for owner in ["latency logs", "audit"] {
+        let warning = format!("warning: directory {} of the {owner}: cannot write", mounted.path().display());
+        assert!(checked.stdout.contains(&warning), "{warning}: {}", checked.stdout);
+    }
+    let gateway = process::start(["run", text(&config)]);
+    let _ = gateway.wait_for_stderr("alarm=\"latency-log-failing\"");
+    let _ = gateway.wait_for_stderr("gateway running");
+    assert_eq!(fs::read_dir(mounted.path()).unwrap().count(), before + 1, "the audit file alone");
+    mounted.remove_filler();
+    let _ = gateway.wait_for_stderr("the latency log is writable again");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// Plays a day through a gateway whose log is on a file system of that size. Asserts that a subscriber receives the whole

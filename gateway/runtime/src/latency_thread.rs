@@ -27,6 +27,7 @@ use mdgw_status::{
 use mdgw_sys::{
     alarm::Alarm,
     clock::{ClockPair, mono_now, unix_now},
+    disk_space::is_disk_unwritable,
     task_queue::TaskQueue,
 };
 use mdgw_telemetry::{
@@ -101,10 +102,11 @@ pub struct LatencyResult {
 }
 
 impl LatencyThread {
-    /// Opens the log and starts to collect.
+    /// Opens the log and starts to collect. On a disk that is full or failing the log begins later, as at run time: a gateway that is
+    /// restarted then publishes all the same.
     ///
     /// # Errors
-    /// When the log or the thread cannot be created.
+    /// When the log cannot be created for another reason, or the thread cannot.
     pub(crate) fn start(
         config: &LatencyConfig,
         threads: Vec<ThreadStageCollector>,
@@ -128,7 +130,12 @@ impl LatencyThread {
             is_failing: false,
             totals: LatencyTotals::default(),
         };
-        writer.open_log(unix_now())?;
+        if let Err(error) = writer.open_log(unix_now()) {
+            if !is_disk_unwritable(&error) {
+                return Err(error);
+            }
+            writer.report(Err(error));
+        }
         let shared = Arc::new(ThreadControl {
             control: Mutex::new(ControlState { interval_ns: config.interval_ns, has_tasks: false, stop: false }),
             changed: Condvar::new(),

@@ -19,7 +19,7 @@ use mdgw_engine::handle_set::backend_choice::{self, IoChoice};
 use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     affinity::{pinnable_cores, usable_cores},
-    disk_space::free_bytes,
+    disk_space::{free_bytes, is_disk_unwritable},
     kernel_fence::KernelFence,
     memory, permissions,
     scheduler::set_fifo,
@@ -58,7 +58,7 @@ pub struct Host {
     pub not_permitted: Vec<String>,
     /// Free space where the journals are, or will be; `None` without journals, or if the space cannot be read.
     pub journal_free_bytes: Option<u64>,
-    /// Parts that are missing now, and may exist when the gateway starts: a sentinel, a free port.
+    /// Parts that are missing now, and may exist when the gateway starts, or later: a sentinel, a free port, space for a file.
     pub not_yet_present: Vec<String>,
 }
 
@@ -86,7 +86,9 @@ impl Host {
 
     fn read(config: &Resolved, mut refusals: Refusals) -> Self {
         refusals.collect(config);
-        let Refusals { faults, not_permitted, .. } = refusals;
+        let Refusals { faults, not_permitted, mut not_yet_present, .. } = refusals;
+        not_yet_present.extend(config.election.as_ref().and_then(election::missing_sentinel));
+        not_yet_present.extend(local_sockets::ports_in_use(config));
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
         Self {
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
@@ -102,13 +104,7 @@ impl Host {
             refused: faults,
             not_permitted,
             journal_free_bytes: config.journal.as_ref().and_then(|journal| free_bytes(&journal.directory).ok()),
-            not_yet_present: config
-                .election
-                .as_ref()
-                .and_then(election::missing_sentinel)
-                .into_iter()
-                .chain(local_sockets::admin_in_use(config))
-                .collect(),
+            not_yet_present,
         }
     }
 
@@ -299,12 +295,22 @@ struct Refusals {
     lack_of_rights_is_a_fault: bool,
     faults: Vec<String>,
     not_permitted: Vec<String>,
+    not_yet_present: Vec<String>,
 }
+
+/// What a gateway runs without while its disk cannot be written.
+const MAY_BEGIN_LATER: [&str; 2] = ["latency logs", "audit"];
 
 impl Refusals {
     /// Of what the start would do, by the gateway's user.
     fn of_attempts() -> Self {
-        Self { tries: true, lack_of_rights_is_a_fault: true, faults: Vec::new(), not_permitted: Vec::new() }
+        Self {
+            tries: true,
+            lack_of_rights_is_a_fault: true,
+            faults: Vec::new(),
+            not_permitted: Vec::new(),
+            not_yet_present: Vec::new(),
+        }
     }
 
     /// Of questions by any user. What root may not do, no user may.
@@ -431,7 +437,11 @@ impl Refusals {
                 directory.display(),
                 place.display()
             );
-            self.refused(&error, text);
+            if MAY_BEGIN_LATER.contains(&owner) && is_disk_unwritable(&error) {
+                self.not_yet_present.push(format!("{text}. The gateway would run without, and try again"));
+            } else {
+                self.refused(&error, text);
+            }
         }
         match foreign_control(directory, self.tries) {
             Some(Danger::EveryUser(danger)) => {

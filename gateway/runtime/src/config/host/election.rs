@@ -75,7 +75,8 @@ fn store_access(backend: &Backend) -> (Option<&Login>, Option<&EtcdTls>) {
     }
 }
 
-fn addresses(election: &ElectionConfig) -> impl Iterator<Item = (&'static str, SocketAddrV4)> {
+/// Where the pair link and the backend listen, with their tables below `election`.
+pub(super) fn addresses(election: &ElectionConfig) -> impl Iterator<Item = (&'static str, SocketAddrV4)> {
     let of_backend = match &election.backend {
         Backend::Quorum(quorum) => Some(("quorum", quorum.listen)),
         Backend::Emergent(membership) => Some(("emergent", membership.listen)),

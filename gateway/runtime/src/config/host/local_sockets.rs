@@ -1,13 +1,17 @@
 //! Sockets of the gateway itself: whether the start could open them where they are configured.
 
-use std::{io, net::TcpListener, path::Path};
+use std::{
+    io,
+    net::{TcpListener, UdpSocket},
+    path::Path,
+};
 
 use mdgw_publog::has_writer;
 use mdgw_status::control::check_socket_path;
 
 use super::{
     super::resolved::{AdminListen, Resolved},
-    Refusals,
+    Refusals, election,
 };
 
 /// Why a socket in the file system cannot be where it is configured.
@@ -39,22 +43,37 @@ pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
     }
 }
 
-/// The admin listener's port is in use, and not by a gateway of this configuration.
-pub(super) fn admin_in_use(config: &Resolved) -> Option<String> {
-    let Some(AdminListen::Tcp(listen)) = &config.admin else { return None };
-    let is_in_use = TcpListener::bind(listen).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
+/// The configured ports that are in use, and not by a gateway of this configuration.
+pub(super) fn ports_in_use(config: &Resolved) -> Vec<String> {
     let is_running =
         config.channels.iter().any(|channel| has_writer(&config.gateway.log_directory(channel.id)).unwrap_or(false));
-    (is_in_use && !is_running).then(|| {
+    if is_running {
+        return Vec::new();
+    }
+    let is_in_use = |error: io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    let admin = match &config.admin {
+        Some(AdminListen::Tcp(listen)) => Some(listen),
+        Some(AdminListen::Unix(_)) | None => None,
+    };
+    let admin = admin.filter(|listen| TcpListener::bind(listen).is_err_and(is_in_use)).map(|listen| {
         format!(
             "admin.listen {listen} is in use by another process: the gateway would run without metrics, health and page until the port is free"
         )
-    })
+    });
+    let retransmission = config.retransmission.iter().map(|service| ("retransmission".to_owned(), service.listen));
+    let of_election = config.election.iter().flat_map(election::addresses);
+    let needed = retransmission.chain(of_election.map(|(owner, listen)| (format!("election.{owner}"), listen)));
+    let needed = needed.filter(|(_, listen)| UdpSocket::bind(listen).is_err_and(is_in_use)).map(|(owner, listen)| {
+        format!(
+            "{owner}.listen {listen} is in use by another process: the gateway will not start until the port is free"
+        )
+    });
+    admin.into_iter().chain(needed).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, net::TcpListener};
+    use std::{fs, net::SocketAddr};
 
     use super::*;
 
@@ -80,13 +99,22 @@ mod tests {
     }
 
     #[test]
-    fn an_admin_port_of_another_process_is_a_warning() {
+    fn ports_of_another_process_are_warnings() {
+        let folder = tempfile::tempdir().unwrap();
         let mut config = Resolved::shipped();
+        config.gateway.log_dir = folder.path().to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let Ok(std::net::SocketAddr::V4(address)) = listener.local_addr() else { panic!("IPv4") };
-        config.admin = Some(AdminListen::Tcp(address));
-        assert!(admin_in_use(&config).is_some_and(|warning| warning.contains("in use by another process")));
-        drop(listener);
-        assert_eq!(admin_in_use(&config), None);
+        let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let [Ok(SocketAddr::V4(admin)), Ok(SocketAddr::V4(requests))] = [listener.local_addr(), datagrams.local_addr()]
+        else {
+            panic!("IPv4")
+        };
+        config.admin = Some(AdminListen::Tcp(admin));
+        config.retransmission.as_mut().unwrap().listen = requests;
+        let [of_admin, of_requests] = &ports_in_use(&config)[..] else { panic!("{:?}", ports_in_use(&config)) };
+        assert!(of_admin.contains("would run without metrics"), "{of_admin}");
+        assert!(of_requests.starts_with(&format!("retransmission.listen {requests} is in use")), "{of_requests}");
+        drop((listener, datagrams));
+        assert_eq!(ports_in_use(&config), [""; 0]);
     }
 }
