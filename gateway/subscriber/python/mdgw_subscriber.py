@@ -793,11 +793,68 @@ class _Query:
         return self.attempt > self.config.unanswered_rounds_max * self.services
 
 
-class _Snapshot:
-    """The snapshot of one session, from the service that first offered an acceptable one: complete or nothing."""
+class _Assembly:
+    """Collects the chunks of one image: complete or nothing."""
+
+    def __init__(self, config):
+        self.bytes_max = config.snapshot_bytes_max
+        self.clear()
+
+    def clear(self):
+        # Position and totals of the image; None before its first chunk.
+        self.image: Optional[tuple] = None
+        self.chunks: dict = {}
+        self.record_bytes = self.record_count = 0
+
+    def choose(self, image):
+        """Collects this image from now on. Raises `Refused`: it is too large."""
+        if image[4] > self.bytes_max:
+            raise Refused("window_full")
+        self.image = image
+
+    def add(self, image, chunk, frame):
+        if image != self.image:
+            raise Refused("answer_unrequested")
+        if chunk in self.chunks:
+            raise Refused("duplicate")
+        if self.record_bytes + len(frame[-1]) > image[4]:
+            raise Refused("window_full")
+        self.chunks[chunk] = frame
+        self.record_bytes += len(frame[-1])
+        self.record_count += frame[-2]
+
+    def has_all(self):
+        return len(self.chunks) == self.image[1]
+
+    def is_sound(self):
+        """Whether the chunks, all of which are there, agree with the totals and the checksum."""
+        checksum = 0
+        for body in self.bodies():
+            checksum = zlib.crc32(body, checksum)
+        return (self.record_bytes, self.record_count, checksum) == (self.image[4], self.image[3], self.image[2])
+
+    def position(self):
+        """Where the stream continues behind the image; None before its first chunk."""
+        return None if self.image is None else self.image[-2]
+
+    def frames(self):
+        """The snapshot frames, in order, with the flags of their place."""
+        last = len(self.chunks) - 1
+        for chunk in range(last + 1):
+            kind, sequence, part, flags, *rest = self.chunks[chunk]
+            flags = flags & ~(FIRST_PART | LAST_PART) | (FIRST_PART if chunk == 0 else 0) | (LAST_PART if chunk == last else 0)
+            yield (kind, sequence, part, flags, *rest)
+
+    def bodies(self):
+        return (self.chunks[chunk][-1] for chunk in range(len(self.chunks)))
+
+
+class _Snapshot(_Assembly):
+    """The snapshot of one session, from the service that first offered an acceptable one."""
 
     def __init__(self, config, services):
-        self.bytes_max, self.services = config.snapshot_bytes_max, services
+        super().__init__(config)
+        self.services = services
         self.begin(None)
 
     def begin(self, rebuilt_from):
@@ -810,11 +867,9 @@ class _Snapshot:
         self.leaves_image = False
 
     def restart(self):
-        # Position and totals of the image; None before its first chunk.
-        self.image: Optional[tuple] = None
+        self.clear()
         self.service: Optional[int] = None
-        self.chunks: dict = {}
-        self.record_bytes = self.record_count = self.first_missing = 0
+        self.first_missing = 0
         # Whether a chunk arrived since the last request.
         self.has_progress = False
 
@@ -846,14 +901,11 @@ class _Snapshot:
         if self.image is None:
             self.begin_image(image, service)
         self.add(image, chunk, frame)
-        if len(self.chunks) < image[1]:
+        if not self.has_all():
             self.has_progress = True
             query.on_progress(True, now)
             return False
-        checksum = 0
-        for body in self.bodies():
-            checksum = zlib.crc32(body, checksum)
-        if (self.record_bytes, self.record_count, checksum) == (image[4], image[3], image[2]):
+        if self.is_sound():
             return True
         self.restart()
         if self.attempts < _IMAGES_MAX:
@@ -873,20 +925,8 @@ class _Snapshot:
             self.leaves_image = True
             raise Refused("answer_unrequested")
         self.attempts += 1
-        if image[4] > self.bytes_max:
-            raise Refused("window_full")
-        self.image, self.service = image, service
-
-    def add(self, image, chunk, frame):
-        if image != self.image:
-            raise Refused("answer_unrequested")
-        if chunk in self.chunks:
-            raise Refused("duplicate")
-        if self.record_bytes + len(frame[-1]) > image[4]:
-            raise Refused("window_full")
-        self.chunks[chunk] = frame
-        self.record_bytes += len(frame[-1])
-        self.record_count += frame[-2]
+        self.choose(image)
+        self.service = service
 
     def accept_end(self, packet, query, now):
         has_more = packet.first < packet.next
@@ -903,26 +943,11 @@ class _Snapshot:
             self.waits += 1
             query.on_progress(True, now)
 
-    def position(self):
-        """Where the stream continues behind the image; None before its first chunk."""
-        return None if self.image is None else self.image[-2]
-
     def give_up_image(self):
         """No answer came in time. Returns whether any service is asked for another image."""
         had_image = self.image is not None
         self.restart()
         return had_image and self.attempts < _IMAGES_MAX
-
-    def frames(self):
-        """The snapshot frames, in order, with the flags of their place."""
-        last = len(self.chunks) - 1
-        for chunk in range(last + 1):
-            kind, sequence, part, flags, *rest = self.chunks[chunk]
-            flags = flags & ~(FIRST_PART | LAST_PART) | (FIRST_PART if chunk == 0 else 0) | (LAST_PART if chunk == last else 0)
-            yield (kind, sequence, part, flags, *rest)
-
-    def bodies(self):
-        return (self.chunks[chunk][-1] for chunk in range(len(self.chunks)))
 
 
 def _parse_chunk(packet):
