@@ -1184,6 +1184,8 @@ class _EpochStart:
             self.fail(min(self.highest, packet.epoch), max(self.highest, packet.epoch), True)
             raise Refused("epoch_unconfirmed")
         self.vouched = max(self.vouched or 0, packet.epoch)
+        if self.highest is not None and self.are_rivals(self.highest, self.vouched):
+            self.believed = None
         if self.phase == self.ASKING:
             self.is_released = True
         else:
