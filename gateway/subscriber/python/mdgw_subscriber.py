@@ -13,6 +13,9 @@
             elif type(item) in (mdgw.Gap, mdgw.Lost):
                 print("missing:", item)
 
+A receiver without a path for requests starts in mid-session, and rebuilds suspect books, from the gateways' snapshot group:
+`Subscriber(mdgw.Config(group=1, start="snapshot"), lines, snapshot_group=mdgw.LineAddress("239.66.1.9", 31009, "10.20.0.30"))`.
+
 `ops/guide/output-protocol.md` is the specification. `Receiver` is the protocol without sockets and clocks: output lines are
 arbitrated, epochs fenced, parts joined, gaps requested and reported. `Subscriber` adds the sockets.
 
@@ -2973,7 +2976,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if channel.sessions_incomplete:
             print(f"channel {channel.number}: {channel.sessions_incomplete} sessions were left at an unknown end", file=sys.stderr)
     for reason, count in sorted(subscriber.receiver.drops.items()):
-        if count and reason != "duplicate":
+        # Normal on two lines and with images that are of no use.
+        if count and reason not in ("duplicate", "answer_unrequested"):
             print(f"refused {count} packets: {reason}", file=sys.stderr)
     print(
         f"{printer.messages} messages, {printer.missing} missing; {subscriber.datagrams} datagrams, "
