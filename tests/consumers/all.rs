@@ -13,6 +13,7 @@ mod rebuild;
 mod records;
 mod replay;
 mod sample;
+mod snapshot_group;
 mod streams;
 mod text;
 mod virtual_gateway;

@@ -266,7 +266,16 @@ fn damaged(packet: &[u8], random: &mut Random) -> Vec<u8> {
 /// The text of that many streams of the vectors, of which datagrams are damaged, lost, repeated and exchanged, with what the receiver in
 /// Rust makes of them. `SEED` selects one, `SEEDS` their number.
 pub(crate) fn mutated_vectors(default_count: u64) -> String {
-    let file = data_files::read(streams::FILE);
+    mutated_streams_of(streams::FILE, default_count)
+}
+
+/// The same with streams of the snapshot group.
+pub(crate) fn mutated_group_vectors(default_count: u64) -> String {
+    mutated_streams_of(streams::GROUP_FILE, default_count)
+}
+
+fn mutated_streams_of(file: &str, default_count: u64) -> String {
+    let file = data_files::read(file);
     let vectors: Vec<&str> = file.split("\n\n").filter(|vector| vector.starts_with("stream ")).collect();
     let mutated = seeds(default_count).map(|seed| {
         let mut random = Random::new(mix(seed));
@@ -280,6 +289,14 @@ pub(crate) fn mutated_vectors(default_count: u64) -> String {
 fn mutated_vectors_still_rebuild_books() {
     let text = mutated_vectors(60);
     for part in ["> lost ", "> refused ", "> repeated ", "> books channel=2 state=right"] {
+        assert!(text.contains(part), "no {part}");
+    }
+}
+
+#[test]
+fn mutated_vectors_of_the_group_still_deliver_images() {
+    let text = mutated_group_vectors(60);
+    for part in ["> lost ", "> refused ", "> snapshot ", "> repeated ", "> books channel=2 state=right"] {
         assert!(text.contains(part), "no {part}");
     }
 }

@@ -21,9 +21,9 @@ def packet(first, next_, frames=b"", frame_count=0, flags=0, epoch=1 << 8 | 1):
     return header + frames
 
 
-def messages(first, next_):
+def messages(first, next_, epoch=1 << 8 | 1):
     frames = [mdgw.FRAME_HEADER.pack(n, 1, 0, len(RECORD), 1, mdgw.KIND_MESSAGE, 3, 0, 0) + RECORD for n in range(first, next_)]
-    return packet(first, next_, b"".join(frames), next_ - first)
+    return packet(first, next_, b"".join(frames), next_ - first, epoch=epoch)
 
 
 def with_subscriber(test):
@@ -93,6 +93,19 @@ def damage_ends_no_receiver():
         assert delivered[0] == 1 and len(delivered) >= 30, delivered
 
 
+def an_epoch_that_a_service_names_ends_the_old_one():
+    """The receiver was cut off for many terms: packets in the form that it reads fastest are refused too."""
+    receiver = mdgw.Receiver(mdgw.Config(), 1, 1, request_nonce=7, epoch_nonce=7 << 18)
+    answer = [packet(7, 7, flags=mdgw.EPOCH_ANSWER, epoch=term << 8) for term in (5, 5_000)]
+    receiver.accept(0, messages(1, 2, 5 << 8), 0)
+    receiver.accept(mdgw.SERVICE_LINE, answer[0], 1)
+    assert receiver.accept(0, messages(2, 3, 5_000 << 8), 2_000_000_000) == "epoch_jump"
+    receiver.accept(mdgw.SERVICE_LINE, answer[1], 2_000_000_001)
+    assert receiver.accept(0, messages(2, 3, 5 << 8), 2_000_000_002) == "epoch_stale"
+    assert receiver.accept(0, messages(2, 3, 5_000 << 8), 2_000_000_003) is None
+
+
 with_subscriber(a_flood_does_not_suspend_the_report_of_a_loss)
 with_subscriber(items_come_before_the_rival_epochs)
 damage_ends_no_receiver()
+an_epoch_that_a_service_names_ends_the_old_one()

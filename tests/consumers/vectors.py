@@ -71,7 +71,7 @@ class Stream:
         )  # fmt: skip
         number = {name: int(settings.get(name, default)) for name, default in
                   (("lines", 1), ("services", 0), ("request_nonce", 0), ("epoch_nonce", 0))}  # fmt: skip
-        self.receiver = mdgw.Receiver(config, **number)
+        self.receiver = mdgw.Receiver(config, snapshot_group=settings.get("snapshot_group") == "1", **number)
         self.has_reported_rivals = False
 
     def show(self):
@@ -99,9 +99,13 @@ class Stream:
                 return
             self.on_deadline(deadline)
 
-    def accept(self, now, source, number, data):
-        is_line = source == "line"
-        reason = self.receiver.accept(number if is_line else mdgw.SERVICE_LINE, data, now, 0 if is_line else number)
+    def accept(self, now, source, *number, data):
+        if source == "group":
+            reason = self.receiver.accept_from_snapshot_group(data, now)
+        elif source == "line":
+            reason = self.receiver.accept(int(*number), data, now)
+        else:
+            reason = self.receiver.accept(mdgw.SERVICE_LINE, data, now, int(*number))
         self.show()
         if reason is not None and reason != "duplicate":
             print(f"> refused {reason}")
@@ -134,7 +138,7 @@ def main(path):
             stream = Stream(settings_of(rest))
         elif word == "at":
             if len(rest) > 1:
-                stream.accept(int(rest[0]), rest[1], int(rest[2]), from_hex(rest[3]))
+                stream.accept(int(rest[0]), *rest[1:-1], data=from_hex(rest[-1]))
             stream.on_deadline(int(rest[0]))
         elif word == "finish":
             stream.receiver.finish()

@@ -13,6 +13,9 @@
             elif type(item) in (mdgw.Gap, mdgw.Lost):
                 print("missing:", item)
 
+A receiver without a path for requests starts in mid-session, and rebuilds suspect books, from the gateways' snapshot group:
+`Subscriber(mdgw.Config(group=1, start="snapshot"), lines, snapshot_group=mdgw.LineAddress("239.66.1.9", 31009, "10.20.0.30"))`.
+
 `ops/guide/output-protocol.md` is the specification. `Receiver` is the protocol without sockets and clocks: output lines are
 arbitrated, epochs fenced, parts joined, gaps requested and reported. `Subscriber` adds the sockets.
 
@@ -506,7 +509,8 @@ class Config(NamedTuple):
     channels_max: int = 64
     #: Where a receiver begins that comes late: "session" (the oldest message of the session in the services' logs), "day"
     #: (first the ended sessions of the trading date), "live" (the messages published now, after the definitions), or "snapshot"
-    #: (a snapshot of the session's state, then the messages behind it; as "session" where no service has a snapshot).
+    #: (a snapshot of the session's state, then the messages behind it: from a service, or, where none has one or there is no service,
+    #: from the snapshot group; without a snapshot as "session").
     start: str = "session"
     #: Maximum packet size without the tag, bytes.
     packet_bytes_max: int = 1_472
@@ -537,24 +541,28 @@ class Config(NamedTuple):
     message_bytes_max: int = 1 << 16
     #: Maximum bytes of a snapshot's records. A larger snapshot is refused, and the session delivered from the logs.
     snapshot_bytes_max: int = 1 << 30
-    #: Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service. The receiver then delivers
-    #: `Books`, `Snapshot` and `Repeated` in the middle of a session.
+    #: Whether suspect books are rebuilt from a snapshot while the stream goes on. Needs a service or the snapshot group. The receiver
+    #: then delivers `Books`, `Snapshot` and `Repeated` in the middle of a session.
     rebuilds_books: bool = False
-    #: Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot. A message
-    #: counts as 48 bytes more than its records.
+    #: Maximum bytes of messages kept per channel while its books are suspect, to be delivered again behind the snapshot; or until the
+    #: image of the snapshot group has come with which the channel starts. A message counts as 48 bytes more than its records.
     rebuild_bytes_max: int = 64 << 20
+    #: How long a start waits for a whole image of the snapshot group before it does without: longer than the group needs for one image
+    #: of each of its channels.
+    snapshot_group_wait_ns_max: int = 120_000_000_000
 
 
 class Receiver:
     """Turns the datagrams of one group into items. No sockets, no clock: times are ns of any clock that only goes forward.
 
     Call `accept` with each datagram, `on_deadline` when `next_deadline` is reached, and send what `poll_request` returns.
-    What they deliver is appended to `items`, which the caller empties.
+    What they deliver is appended to `items`, which the caller empties. With `snapshot_group`, call `accept_from_snapshot_group` with
+    each datagram of the snapshot group, at least while `needs_snapshot_group`.
     """
 
     def __init__(
         self, config: Config, lines: int = 1, services: int = 0,
-        request_nonce: Optional[int] = None, epoch_nonce: Optional[int] = None,
+        request_nonce: Optional[int] = None, epoch_nonce: Optional[int] = None, snapshot_group: bool = False,
     ):  # fmt: skip
         if not 1 <= lines <= 7 or not 0 <= services <= 8:
             raise ValueError("1 to 7 lines and at most 8 services")
@@ -566,6 +574,9 @@ class Receiver:
         #: Why datagrams, or messages of them, were not used, by reason.
         self.drops: Counter = Counter()
         self._config, self._lines, self._services = config, lines, services
+        self._has_snapshot_group = snapshot_group
+        # The highest epoch of a chunk of the snapshot group.
+        self._group_epoch = 0
         # Answers must repeat these numbers, which nobody else may be able to guess.
         self._request_nonce = int.from_bytes(os.urandom(8), "little") if request_nonce is None else request_nonce
         epoch_nonce = int.from_bytes(os.urandom(8), "little") if epoch_nonce is None else epoch_nonce
@@ -684,6 +695,44 @@ class Receiver:
             return  # held
         self._accept_believed(packet, line, now, service)
 
+    def accept_from_snapshot_group(self, data: bytes, now: int) -> Optional[str]:
+        """Processes a datagram of the snapshot group. Returns why it was not used, or `None`.
+
+        A receiver that needs no snapshot ignores it.
+        """
+        try:
+            self._accept_group_chunk(data, now)
+        except Refused as refused:
+            self.drops[refused.reason] += 1
+            return refused.reason
+        return None
+
+    def _accept_group_chunk(self, data, now):
+        packet = parse_packet(data)
+        if packet.group != self._config.group:
+            raise Refused("channel_unknown")
+        # Lines say which channels there are, and of which session. Most receivers need nothing of the group most of the time.
+        channel = self._channels.get(packet.channel)
+        if channel is None or not channel.collects_group_image():
+            return
+        if len(data) > self._config.packet_bytes_max + (TAG_BYTES if packet.is_tagged else 0):
+            raise Refused("protocol_mismatch")
+        check_tag(self._config.tag_keys, self._config.accepts_untagged, data)
+        chunk = _parse_chunk(packet)
+        self._epochs.check_group_chunk(packet.epoch)
+        if packet.epoch < self._group_epoch:
+            raise Refused("epoch_stale")
+        self._group_epoch = packet.epoch
+        channel.accept_group_chunk(packet.session, chunk, now)
+
+    @property
+    def needs_snapshot_group(self) -> bool:
+        """Whether packets of the snapshot group are needed now. Its user may leave the group while they are not."""
+        if not self._has_snapshot_group:
+            return False
+        will_start_with_it = self._config.start == "snapshot" and not self._services and not self._channels
+        return will_start_with_it or any(channel.needs_snapshot_group() for channel in self._channels.values())
+
     def next_deadline(self) -> Optional[int]:
         """When `on_deadline` must be called."""
         deadlines = [self._epochs.next_deadline()]
@@ -793,11 +842,68 @@ class _Query:
         return self.attempt > self.config.unanswered_rounds_max * self.services
 
 
-class _Snapshot:
-    """The snapshot of one session, from the service that first offered an acceptable one: complete or nothing."""
+class _Assembly:
+    """Collects the chunks of one image: complete or nothing."""
+
+    def __init__(self, config):
+        self.bytes_max = config.snapshot_bytes_max
+        self.clear()
+
+    def clear(self):
+        # Position and totals of the image; None before its first chunk.
+        self.image: Optional[tuple] = None
+        self.chunks: dict = {}
+        self.record_bytes = self.record_count = 0
+
+    def choose(self, image):
+        """Collects this image from now on. Raises `Refused`: it is too large."""
+        if image[4] > self.bytes_max:
+            raise Refused("window_full")
+        self.image = image
+
+    def add(self, image, chunk, frame):
+        if image != self.image:
+            raise Refused("answer_unrequested")
+        if chunk in self.chunks:
+            raise Refused("duplicate")
+        if self.record_bytes + len(frame[-1]) > image[4]:
+            raise Refused("window_full")
+        self.chunks[chunk] = frame
+        self.record_bytes += len(frame[-1])
+        self.record_count += frame[-2]
+
+    def has_all(self):
+        return len(self.chunks) == self.image[1]
+
+    def is_sound(self):
+        """Whether the chunks, all of which are there, agree with the totals and the checksum."""
+        checksum = 0
+        for body in self.bodies():
+            checksum = zlib.crc32(body, checksum)
+        return (self.record_bytes, self.record_count, checksum) == (self.image[4], self.image[3], self.image[2])
+
+    def position(self):
+        """Where the stream continues behind the image; None before its first chunk."""
+        return None if self.image is None else self.image[-2]
+
+    def frames(self):
+        """The snapshot frames, in order, with the flags of their place."""
+        last = len(self.chunks) - 1
+        for chunk in range(last + 1):
+            kind, sequence, part, flags, *rest = self.chunks[chunk]
+            flags = flags & ~(FIRST_PART | LAST_PART) | (FIRST_PART if chunk == 0 else 0) | (LAST_PART if chunk == last else 0)
+            yield (kind, sequence, part, flags, *rest)
+
+    def bodies(self):
+        return (self.chunks[chunk][-1] for chunk in range(len(self.chunks)))
+
+
+class _Snapshot(_Assembly):
+    """The snapshot of one session, from the service that first offered an acceptable one."""
 
     def __init__(self, config, services):
-        self.bytes_max, self.services = config.snapshot_bytes_max, services
+        super().__init__(config)
+        self.services = services
         self.begin(None)
 
     def begin(self, rebuilt_from):
@@ -810,11 +916,9 @@ class _Snapshot:
         self.leaves_image = False
 
     def restart(self):
-        # Position and totals of the image; None before its first chunk.
-        self.image: Optional[tuple] = None
+        self.clear()
         self.service: Optional[int] = None
-        self.chunks: dict = {}
-        self.record_bytes = self.record_count = self.first_missing = 0
+        self.first_missing = 0
         # Whether a chunk arrived since the last request.
         self.has_progress = False
 
@@ -846,14 +950,11 @@ class _Snapshot:
         if self.image is None:
             self.begin_image(image, service)
         self.add(image, chunk, frame)
-        if len(self.chunks) < image[1]:
+        if not self.has_all():
             self.has_progress = True
             query.on_progress(True, now)
             return False
-        checksum = 0
-        for body in self.bodies():
-            checksum = zlib.crc32(body, checksum)
-        if (self.record_bytes, self.record_count, checksum) == (image[4], image[3], image[2]):
+        if self.is_sound():
             return True
         self.restart()
         if self.attempts < _IMAGES_MAX:
@@ -873,20 +974,8 @@ class _Snapshot:
             self.leaves_image = True
             raise Refused("answer_unrequested")
         self.attempts += 1
-        if image[4] > self.bytes_max:
-            raise Refused("window_full")
-        self.image, self.service = image, service
-
-    def add(self, image, chunk, frame):
-        if image != self.image:
-            raise Refused("answer_unrequested")
-        if chunk in self.chunks:
-            raise Refused("duplicate")
-        if self.record_bytes + len(frame[-1]) > image[4]:
-            raise Refused("window_full")
-        self.chunks[chunk] = frame
-        self.record_bytes += len(frame[-1])
-        self.record_count += frame[-2]
+        self.choose(image)
+        self.service = service
 
     def accept_end(self, packet, query, now):
         has_more = packet.first < packet.next
@@ -903,26 +992,72 @@ class _Snapshot:
             self.waits += 1
             query.on_progress(True, now)
 
-    def position(self):
-        """Where the stream continues behind the image; None before its first chunk."""
-        return None if self.image is None else self.image[-2]
-
     def give_up_image(self):
         """No answer came in time. Returns whether any service is asked for another image."""
         had_image = self.image is not None
         self.restart()
         return had_image and self.attempts < _IMAGES_MAX
 
-    def frames(self):
-        """The snapshot frames, in order, with the flags of their place."""
-        last = len(self.chunks) - 1
-        for chunk in range(last + 1):
-            kind, sequence, part, flags, *rest = self.chunks[chunk]
-            flags = flags & ~(FIRST_PART | LAST_PART) | (FIRST_PART if chunk == 0 else 0) | (LAST_PART if chunk == last else 0)
-            yield (kind, sequence, part, flags, *rest)
 
-    def bodies(self):
-        return (self.chunks[chunk][-1] for chunk in range(len(self.chunks)))
+class _GroupImage(_Assembly):
+    """An image of the snapshot group, which a leader sends unasked.
+
+    Nothing is requested: a chunk that was lost is awaited in the next pass of the same image. Chunks of another image replace those of
+    one that is incomplete, since its remaining chunks do not come any more.
+
+                 chunk of a usable image           last chunk, totals and checksum agree
+      empty ----------------------------> collecting -----------------------> complete --stream at its position--> used
+        ^                                   |   ^ | another usable image         |
+        +--- a loss behind the position ----+---+-+ <------ a loss, or the stream never comes
+
+    An image is usable if its books are not suspect and the receiver has kept every message from its position on.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.reset()
+
+    def reset(self):
+        self.clear()
+        # All chunks are there: the stream must reach their position before then.
+        self.complete_until: Optional[int] = None
+        # The image before this one: its chunks that arrive late change nothing.
+        self.left: Optional[tuple] = None
+
+    def accept(self, image, chunk, frame, kept_from, now):
+        """Adds a chunk. The receiver has kept all messages from `kept_from` on. Raises `Refused`."""
+        position, is_suspect = image[-2:]
+        if is_suspect or position < kept_from or image == self.left:
+            raise Refused("answer_unrequested")
+        if self.image is not None and image != self.image:
+            # A complete image needs nothing more. Another image has another number.
+            if self.complete_until is not None or image[0] == self.image[0]:
+                raise Refused("answer_unrequested")
+            self.leave()
+        if self.image is None:
+            self.choose(image)
+        self.add(image, chunk, frame)
+        if not self.has_all():
+            return
+        if not self.is_sound():
+            # Its next pass may be sound.
+            self.clear()
+            raise Refused("field_invalid")
+        self.complete_until = now + _COMPLETE_NS_MAX
+
+    def leave(self):
+        self.left, self.complete_until = self.image, None
+        self.clear()
+
+    def discard_unusable(self, kept_from, now):
+        """Discards an image whose messages are not all kept any more, and one whose position the stream has not reached in time."""
+        is_too_old = self.image is not None and self.position() < kept_from
+        if is_too_old or self.complete_until is not None and self.complete_until <= now:
+            self.leave()
+
+    def is_ready(self, received_through):
+        """Whether all chunks are there, and everything before their position was received."""
+        return self.complete_until is not None and self.position() <= received_through
 
 
 def _parse_chunk(packet):
@@ -982,13 +1117,17 @@ class _EpochStart:
     def are_rivals(self, one, other):
         return abs((one >> 8) - (other >> 8)) > self.config.epoch_jump_max
 
-    def filter(self, epoch):
-        """Accepts an epoch within a bounded step of the highest accepted or the vouched one."""
+    def check(self, epoch):
+        """Whether the epoch is within a bounded step of the highest accepted or the vouched one."""
         if self.highest is not None and epoch < self.highest:
             raise Refused("epoch_stale")
         known = max((e for e in (self.highest, self.vouched) if e is not None), default=None)
         if known is not None and self.are_rivals(known, epoch):
             raise Refused("epoch_stale" if epoch < known else "epoch_jump")
+
+    def filter(self, epoch):
+        """Accepts an epoch if `check` does."""
+        self.check(epoch)
         self.highest = self.believed = epoch
 
     def admit(self, packet, line, data, now):
@@ -1029,9 +1168,14 @@ class _EpochStart:
         raise Refused("epoch_unconfirmed")
 
     def admit_answer(self, epoch):
+        self.check_group_chunk(epoch)
+        self.filter(epoch)
+
+    def check_group_chunk(self, epoch):
+        """A chunk of the snapshot group decides nothing: packets of the former leader may still wait in the sockets of the lines."""
         if self.phase not in (self.WATCHING, self.VOUCHED):
             raise Refused("epoch_unconfirmed")
-        self.filter(epoch)
+        self.check(epoch)
 
     def on_answer(self, packet, now):
         """A service names the highest epoch that it knows."""
@@ -1043,6 +1187,8 @@ class _EpochStart:
             self.fail(min(self.highest, packet.epoch), max(self.highest, packet.epoch), True)
             raise Refused("epoch_unconfirmed")
         self.vouched = max(self.vouched or 0, packet.epoch)
+        if self.highest is not None and self.are_rivals(self.highest, self.vouched):
+            self.believed = None
         if self.phase == self.ASKING:
             self.is_released = True
         else:
@@ -1137,8 +1283,8 @@ class _Held:
 
 
 # Phases of a channel.
-_IDLE, _SESSIONS, _DEFINITIONS, _SNAPSHOT, _EXTENT, _RUNNING, _CLOSING = (
-    "idle", "sessions", "definitions", "snapshot", "extent", "running", "closing",
+_IDLE, _SESSIONS, _DEFINITIONS, _SNAPSHOT, _GROUP_IMAGE, _EXTENT, _RUNNING, _CLOSING = (
+    "idle", "sessions", "definitions", "snapshot", "group image", "extent", "running", "closing",
 )  # fmt: skip
 # Definitions of one session that a receiver remembers: three times what the largest venue lists.
 _DEFINITIONS_MAX = 1 << 15
@@ -1161,13 +1307,17 @@ class _Channel:
         | first packet, later sequence                                         ^ |  packet of a newer session,
         +--> definitions --answered--> extent (of the logs) ------answered-----+ |  current one not at its end
                  +---- start "live": directly ---------------------------------+ |
-                 +---- start "snapshot": snapshot --complete-------------------+ v  (without one: extent)
+                 +---- start "snapshot": snapshot --complete-------------------+ v  (without one: group image, then extent)
+      idle --> group image (no service) --complete, or given up----------------+
                                            the newer session <--------------- closing (where did the current one end?)
                                                    ^ none between               | ^ a session between: that one first
       start "day", not its first session           |                            v |
       idle ----------------------------------------+------------------------- sessions (which are in the logs?)
 
     All positions are `sequence << 16 | part`, so that two gateways may split packets and messages differently.
+
+    While a channel waits for an image of the snapshot group, the stream runs as ever, but nothing is delivered: messages are kept,
+    within a bound. With the image everything is delivered at once, from the image's position on.
     """
 
     def __init__(self, receiver, number):
@@ -1187,6 +1337,10 @@ class _Channel:
         self.next_definition = self.requested_from = 0
         self.definitions: set = set()
         self.image = _Snapshot(config, self.services)
+        self.group_image = _GroupImage(config) if receiver._has_snapshot_group else None
+        # How long a start waits for an image of the group, and the counts without what was received meanwhile.
+        self.group_until = 0
+        self.counts_before = (0, 0, 0)
         self.extents: list = [None] * self.services
         self.previous_session: Optional[Session] = None
         self.skipped: Optional[tuple] = None
@@ -1204,7 +1358,8 @@ class _Channel:
         self.is_broken = False
         # Whether the books that a consumer keeps from the items are watched. While they are suspect: messages from `kept_from` on
         # are in `kept`, or produced nothing.
-        self.watches_books = config.rebuilds_books and self.services > 0
+        self.rebuilds_books = config.rebuilds_books and (self.services > 0 or self.group_image is not None)
+        self.watches_books = self.rebuilds_books
         self.kept_from: Optional[int] = None
         self.kept: deque = deque()
         self.kept_bytes = 0
@@ -1286,7 +1441,7 @@ class _Channel:
             self.expected = self.frontier = next_
             return
         # At the start, and where a session that is left has ended, the services are asked for what may be far ahead.
-        if not is_answer or self.phase is _RUNNING:
+        if not is_answer or self.phase in (_RUNNING, _GROUP_IMAGE):
             self.check_jump(line, next_, next_)
         if next_ > self.frontier:
             self.raise_frontier(next_, now)
@@ -1699,10 +1854,17 @@ class _Channel:
     #
     # Messages are delivered all the time. Those since the books became suspect are kept, within a bound, and those behind the
     # position are delivered once more directly after the snapshot.
+    #
+    # An image of the snapshot group is collected at the same time, without a request. Whichever image is whole first is used.
 
     def clear_books(self):
         self.kept_from = None
         self.forget_messages()
+
+    def watch_books(self, is_watched):
+        """Keeps messages from now on, or none any more. What was kept is forgotten."""
+        self.watches_books = is_watched
+        self.clear_books()
 
     def forget_messages(self):
         self.kept.clear()
@@ -1731,6 +1893,8 @@ class _Channel:
     def clear_rebuild(self):
         """For the next session."""
         self.image.begin(None)
+        if self.group_image is not None:
+            self.group_image.reset()
         self.stage = _RIGHT
         # When a pause ends, or a whole image is discarded; the query for an image.
         self.rebuild_until = 0
@@ -1739,9 +1903,32 @@ class _Channel:
         self.right_since: Optional[int] = None
 
     def rebuild_deadline(self):
+        group = None if self.group_image is None else self.group_image.complete_until
         if self.stage is _RIGHT:
-            return None
-        return self.rebuild_query.deadline if self.stage is _QUERYING else self.rebuild_until
+            return group
+        return _earlier(group, self.rebuild_query.deadline if self.stage is _QUERYING else self.rebuild_until)
+
+    def collects_group_image(self):
+        """Whether chunks of the snapshot group are of use now."""
+        is_collecting = self.phase in (_GROUP_IMAGE, _RUNNING) and self.kept_from is not None
+        return is_collecting and self.group_image is not None
+
+    def needs_snapshot_group(self):
+        """Whether the snapshot group is needed now, or will be when the channel's first packet comes."""
+        if self.phase is _IDLE:
+            return self.config.start == "snapshot" and not self.services
+        return self.phase is _GROUP_IMAGE or self.collects_group_image()
+
+    def accept_group_chunk(self, session, chunk, now):
+        """A checked chunk of the snapshot group, of which the channel collects an image."""
+        if session != self.session:
+            # The lines say when a session begins.
+            raise Refused("session_stale" if session < self.session else "answer_unrequested")
+        self.group_image.accept(*chunk, self.kept_from, now)
+        if self.phase is _GROUP_IMAGE:
+            self.start_with_group_image(now)
+        else:
+            self.advance_rebuild(now)
 
     def accept_rebuild_answer(self, packet, service, now):
         if self.phase is not _RUNNING or self.stage is not _QUERYING:
@@ -1752,6 +1939,13 @@ class _Channel:
     def advance_rebuild(self, now):
         """Follows the stream and the clock: after each packet and each deadline, but not while a session is left."""
         if self.kept_from is None or self.phase is not _RUNNING:
+            return
+        if self.group_image is not None:
+            self.group_image.discard_unusable(self.kept_from, now)
+            if self.group_image.is_ready(self.reported_through):
+                self.finish_rebuild(self.group_image, now)
+                return
+        if not self.services:
             return
         position = self.image.position()
         if self.stage in (_QUERYING, _COMPLETE) and position is not None and position < self.kept_from:
@@ -1771,7 +1965,7 @@ class _Channel:
                 self.pause_rebuild(now)
         elif self.stage is _COMPLETE:
             if position <= self.reported_through:
-                self.finish_rebuild(position, now)
+                self.finish_rebuild(self.image, now)
             elif self.rebuild_until <= now:
                 # The stream does not come to the image's position, be it that no such position exists.
                 self.pause_rebuild(now)
@@ -1782,24 +1976,95 @@ class _Channel:
         self.stage, self.rebuild_until = _WAITING, now + self.pause_ns
         self.pause_ns = min(2 * self.pause_ns, _PAUSE_NS_MAX)
 
-    def finish_rebuild(self, position, now):
+    def finish_rebuild(self, image, now):
         """Delivers the snapshot, and the messages behind it that were delivered before."""
-        self.emit_snapshot()
-        for message in self.kept:
-            if message.sequence >= position:
-                self.emit(_new(Repeated, message))
+        self.emit_snapshot(image)
+        for message in self.kept_behind(image):
+            self.emit(_new(Repeated, message))
         self.clear_books()
         self.books_rebuilt += 1
         self.emit(Books(self.number, self.session, True))
         self.image.begin(None)
+        if self.group_image is not None:
+            self.group_image.reset()
         # The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time.
         self.pause_ns = min(2 * self.pause_ns, _PAUSE_NS_MAX)
         self.stage, self.right_since = _RIGHT, now
 
-    def emit_snapshot(self):
-        for _kind, sequence, _part, flags, ts_recv, delta, count, body in self.image.frames():
+    def emit_snapshot(self, image):
+        for _kind, sequence, _part, flags, ts_recv, delta, count, body in image.frames():
             self.emit(Snapshot(self.number, self.session, sequence, flags, ts_recv, delta, count, body))
         self.snapshots += 1
+
+    def kept_behind(self, image):
+        position = image.position()
+        return [message for message in self.kept if message.sequence >= position]
+
+    # --- The start with an image of the snapshot group ---
+
+    def await_group_image(self, now):
+        """Keeps messages from now on, until the snapshot group has sent a whole image."""
+        self.counts_before = (self.messages, self.gap_messages, self.lost_messages)
+        self.watch_books(True)
+        self.clear_rebuild()
+        # An image has what was skipped, or is of no use.
+        self.skipped = None
+        self.phase, self.query = _GROUP_IMAGE, None
+        self.group_until = now + self.config.snapshot_group_wait_ns_max
+
+    def start_with_group_image(self, now):
+        """Delivers the image of the snapshot group and the messages behind it, if the image is whole.
+
+        Without one in time the channel goes on without.
+        """
+        if self.kept_from is not None:
+            self.group_image.discard_unusable(self.kept_from, now)
+            if self.group_image.is_ready(self.reported_through):
+                self.emit_snapshot(self.group_image)
+                messages = self.kept_behind(self.group_image)
+                self.end_group_start()
+                self.deliver_kept(messages)
+                self.start_running(now)
+                return
+        if now < self.group_until:
+            return
+        self.snapshots_unavailable += 1
+        if self.services:
+            self.end_group_start()
+            self.forget_undelivered()
+            self.clear_extents()
+            self.phase, self.query = _EXTENT, self.new_query(now)
+            return
+        # No service has the messages before: the stream begins with the oldest message that was kept.
+        kept_from, messages = self.kept_from, list(self.kept)
+        self.end_group_start()
+        if kept_from is not None and kept_from > 1:
+            self.suspect_books_before(kept_from)
+        self.deliver_kept(messages)
+        self.start_running(now)
+
+    def end_group_start(self):
+        """The channel waits for an image no longer: only books that are rebuilt need messages that are kept."""
+        self.messages, self.gap_messages, self.lost_messages = self.counts_before
+        self.watch_books(self.rebuilds_books)
+        self.clear_rebuild()
+
+    def deliver_kept(self, messages):
+        """Delivers messages that were kept, and what a program must know besides: the channel's state, and the session's end."""
+        for message in messages:
+            self.messages += 1
+            self.emit(message)
+            if self.watches_books:
+                self.watch_message(message)
+        if self.state is not None and self.state < len(STATES):
+            self.emit(State(self.number, self.session, self.state))
+        if self.has_reported_end:
+            self.emit(EndOfSession(self.number, self.session))
+
+    def forget_undelivered(self):
+        """Nothing of the session was delivered, and it begins anew."""
+        self.parts, self.reported_through, self.state, self.has_reported_end = None, 0, None, False
+        self.begin_at(None)
 
     # --- Sessions and the start ---
 
@@ -1824,6 +2089,13 @@ class _Channel:
                 self.accept_running(packet, line, now, service)
             finally:
                 self.advance_rebuild(now)
+        elif self.phase is _GROUP_IMAGE:
+            delivered = len(self.receiver.items)
+            try:
+                self.accept_running(packet, line, now, service)
+            finally:
+                del self.receiver.items[delivered:]
+                self.start_with_group_image(now)
         elif self.phase in (_DEFINITIONS, _EXTENT) and is_answer:
             self.accept_start_answer(packet, service, now)
         elif self.phase is _SNAPSHOT and is_answer:
@@ -1857,7 +2129,7 @@ class _Channel:
             begin = first if not first & _PART_MASK else ((first >> 16) + 1) << 16
             self.begin_at(begin)
             self.reported_through = begin >> 16
-            if begin >> 16 > 1:
+            if begin >> 16 > 1 or self.phase is _GROUP_IMAGE:
                 self.suspect_books_before(begin >> 16)
         refused = None
         try:
@@ -1883,13 +2155,22 @@ class _Channel:
             raise refused
 
     def next_deadline(self):
-        gap = self.gap_deadline()
-        query = self.query.deadline if self.query is not None else None
         if self.phase is _RUNNING:
             query = self.rebuild_deadline()
-        return min(gap, query) if gap is not None and query is not None else query if gap is None else gap
+        elif self.phase is _GROUP_IMAGE:
+            query = _earlier(self.group_image.complete_until, self.group_until)
+        else:
+            query = self.query.deadline if self.query is not None else None
+        return _earlier(self.gap_deadline(), query)
 
     def on_deadline(self, now):
+        if self.phase is _GROUP_IMAGE:
+            delivered = len(self.receiver.items)
+            self.gaps_on_deadline(now)
+            self.report_end_if_reached()
+            del self.receiver.items[delivered:]
+            self.start_with_group_image(now)
+            return
         self.gaps_on_deadline(now)
         self.report_end_if_reached()
         is_given_up = self.query is not None and not self.query.on_deadline(now)
@@ -1920,6 +2201,11 @@ class _Channel:
         return RANGE, self.number, self.session, self.request[0] >> 16, -(-self.request[1] >> 16)
 
     def finish(self):
+        if self.phase is _GROUP_IMAGE:
+            # No image came: nothing of the session is delivered.
+            self.end_group_start()
+            self.snapshots_unavailable += 1
+            return
         while True:
             gap = self.front_gap()
             if gap is None:
@@ -2026,6 +2312,17 @@ class _Channel:
         has_more = self.expected != _NONE and not self.has_reported_end
         if self.phase in (_DEFINITIONS, _SNAPSHOT, _EXTENT):
             self.next_session = session if self.next_session is None else max(session, self.next_session)
+        elif self.phase is _GROUP_IMAGE:
+            # Images of the present session come no more, and nothing of it was delivered.
+            self.end_group_start()
+            self.snapshots_unavailable += 1
+            self.forget_undelivered()
+            if self.services:
+                self.clear_extents()
+                self.phase, self.query, self.next_session = _EXTENT, self.new_query(now), session
+            else:
+                self.phase, self.session = _IDLE, None
+                self.begin_session(session, first, now)
         elif self.phase is _CLOSING:
             self.next_session = max(session, self.next_session)
             self.close_when_complete(now)
@@ -2085,7 +2382,14 @@ class _Channel:
         else:
             if is_from_start or self.is_same_day_restart():
                 self.start_at(1)
+            elif self.group_image is not None and self.starts_with_snapshot():
+                self.await_group_image(now)
+                return
             self.phase, self.query = _RUNNING, None
+
+    def starts_with_snapshot(self):
+        """Only the first session that a receiver follows: it receives the later ones from their beginning."""
+        return self.config.start == "snapshot" and self.previous_session is None
 
     def switch_to(self, session):
         """Ends the current session and begins the next one."""
@@ -2129,7 +2433,7 @@ class _Channel:
             self.advance_to(self.next_session, None, now)
 
     def after_definitions(self, now):
-        if self.config.start == "snapshot" and self.services and self.previous_session is None:
+        if self.services and self.starts_with_snapshot():
             self.image.begin(None)
             self.phase, self.query = _SNAPSHOT, self.new_query(now)
         elif self.previous_session is not None or self.config.start != "live":
@@ -2140,18 +2444,22 @@ class _Channel:
             self.start_running(now)
 
     def restart_snapshot(self, now):
-        """No service went on with its snapshot: another one is asked, or the session is delivered from the logs."""
+        """No service went on with its snapshot: another one is asked, the group awaited, or the session delivered from the logs."""
         self.query = self.new_query(now)
-        if not self.image.give_up_image():
-            self.snapshots_unavailable += 1
-            self.clear_extents()
-            self.phase = _EXTENT
+        if self.image.give_up_image():
+            return
+        if self.group_image is not None and self.next_session is None:
+            self.await_group_image(now)
+            return
+        self.snapshots_unavailable += 1
+        self.clear_extents()
+        self.phase = _EXTENT
 
     def accept_snapshot_answer(self, packet, service, now):
         if not self.image.accept(packet, service, self.query, now):
             return
         next_, is_suspect = self.image.image[-2:]
-        self.emit_snapshot()
+        self.emit_snapshot(self.image)
         self.image.begin(None)
         skipped, self.skipped = self.skipped, None
         self.start_at(next_)
@@ -2196,6 +2504,11 @@ class _Channel:
         elif _is_end_of_answer(packet):
             is_first_report = self.report_extent(service, _extent_of(packet))
             self.on_extent_reported(is_first_report, now)
+
+
+def _earlier(one, other):
+    """The earlier one of two times that may be None."""
+    return one if other is None else other if one is None else min(one, other)
 
 
 def _is_end_of_answer(packet):
@@ -2326,6 +2639,8 @@ class LineAddress(NamedTuple):
 _DATAGRAMS_PER_SOCKET_MAX = 64
 # Rounds in which a socket was not read until it was empty, after which deadlines wait no longer.
 _UNDRAINED_ROUNDS_MAX = 128
+# Pause after a failure of the snapshot group's socket.
+_GROUP_RETRY_NS = 1_000_000_000
 # The largest packet that a gateway can be configured to publish.
 _LARGEST_PACKET_BYTES = 8_972
 _NS_PER_MS = 1_000_000
@@ -2338,37 +2653,47 @@ class Subscriber:
 
     def __init__(
         self, config: Config, lines: Sequence[LineAddress], services: Sequence[tuple] = (), sources: Sequence[str] = (),
-        receive_buffer_bytes: int = 8 << 20,
+        receive_buffer_bytes: int = 8 << 20, snapshot_group: Optional[LineAddress] = None,
     ):  # fmt: skip
         """`services`: addresses of the gateways' retransmission services, as (host, port). `sources`: addresses of the
-        gateways; the groups are joined for these senders only (IGMPv3), and other packets are refused. Empty: any sender."""
-        self.receiver = Receiver(config, len(lines), len(services))
+        gateways; the groups are joined for these senders only (IGMPv3), and other packets are refused. Empty: any sender.
+        `snapshot_group`: the snapshot group, if the gateways have one. It is joined only while a snapshot is needed: at a start with
+        "snapshot" where no service has one, and while books are rebuilt."""
+        self.receiver = Receiver(config, len(lines), len(services), snapshot_group=snapshot_group is not None)
         #: Datagrams read, requests sent, requests that could not be sent or were refused, packets of other senders.
         self.datagrams = self.requests = self.requests_failed = self.sources_refused = 0
+        #: Times that the snapshot group could not be joined or read while the lines went on; tried again a second later.
+        self.snapshot_group_failures = 0
         # One byte more than the maximum packet size, so that a truncated packet is too long and is refused.
         self._bytes_max = config.packet_bytes_max + TAG_BYTES + 1
         self._sources = frozenset(sources)
         self._sockets: list = []
         self._undrained_rounds = 0
+        self._receive_buffer_bytes = receive_buffer_bytes
+        self._group_address = None if snapshot_group is None else LineAddress(*snapshot_group)
+        # The snapshot group's socket and whether senders must be checked, while it is joined.
+        self._group: Optional[tuple] = None
+        self._group_retry_at = 0
         self._poll = select.poll()
         try:
             for number, line in enumerate(lines):
-                sock = self._open(receive_buffer_bytes)
+                sock = self._open()
                 self._add(sock, number, 0, _join(sock, LineAddress(*line), sources))
             for number, service in enumerate(services):
-                sock = self._open(receive_buffer_bytes)
+                sock = self._open()
                 # Only the service's datagrams are accepted as answers.
                 sock.connect(tuple(service))
                 self._add(sock, SERVICE_LINE, number, False)
+            self._join_group_if_needed()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, receive_buffer_bytes):
+    def _open(self):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         except BaseException:
             sock.close()
             raise
@@ -2379,6 +2704,7 @@ class Subscriber:
         self._poll.register(sock, select.POLLIN)
 
     def close(self) -> None:
+        self._leave_group()
         for sock, *_ in self._sockets:
             sock.close()
 
@@ -2408,6 +2734,9 @@ class Subscriber:
         is_drained = True
         for entry in self._sockets:
             is_drained &= self._drain(*entry)
+        # Behind the lines: what a chunk's position needs has then been read. The group's datagrams delay no deadline.
+        if is_drained and self._group is not None:
+            self._drain_group(*self._group)
         # Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line.
         self._undrained_rounds = 0 if is_drained else self._undrained_rounds + 1
         if self._undrained_rounds % _UNDRAINED_ROUNDS_MAX == 0:
@@ -2417,6 +2746,12 @@ class Subscriber:
             if request is None:
                 break
             self._send(*request)
+        if self._group_address is not None and self._group_retry_at <= _now():
+            try:
+                self._join_group_if_needed()
+            except OSError:
+                # The lines go on without it.
+                self._group_failed()
         # What was delivered before comes first.
         if receiver.rival_epochs is not None and not receiver.items:
             raise receiver.rival_epochs
@@ -2453,6 +2788,51 @@ class Subscriber:
             accept(line, data, now, service)
         self.datagrams += _DATAGRAMS_PER_SOCKET_MAX
         return False
+
+    def _drain_group(self, sock, checks_sender):
+        now = _now()
+        for _ in range(_DATAGRAMS_PER_SOCKET_MAX):
+            try:
+                data, sender = sock.recvfrom(self._bytes_max)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._group_failed()
+                return
+            self.datagrams += 1
+            if checks_sender and sender[0] not in self._sources:
+                self.sources_refused += 1
+                continue
+            self.receiver.accept_from_snapshot_group(data, now)
+
+    def _join_group_if_needed(self):
+        """Joins the snapshot group, or leaves it: most of the time nothing of it is needed."""
+        if self._group_address is None:
+            return
+        if not self.receiver.needs_snapshot_group:
+            self._leave_group()
+        elif self._group is None:
+            sock = self._open()
+            try:
+                checks_sender = _join(sock, self._group_address, self._sources)
+            except BaseException:
+                sock.close()
+                raise
+            self._group = sock, checks_sender
+            self._poll.register(sock, select.POLLIN)
+
+    def _leave_group(self):
+        if self._group is not None:
+            sock, _checks_sender = self._group
+            self._group = None
+            self._poll.unregister(sock)
+            sock.close()
+
+    def _group_failed(self):
+        """Leaves the group, to join it again a while later."""
+        self.snapshot_group_failures += 1
+        self._leave_group()
+        self._group_retry_at = _now() + _GROUP_RETRY_NS
 
     def _send(self, service, request):
         self.requests += 1
@@ -2512,6 +2892,11 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--retransmission", action="append", default=[], type=_address, metavar="ADDR:PORT",
         help="retransmission service of a gateway; repeat for each",
     )  # fmt: skip
+    add(
+        "--snapshot-group", type=_address, metavar="ADDR:PORT",
+        help="snapshot group of the gateways, joined while a snapshot is needed: with --start snapshot where no service has one, and "
+        "with --rebuild",
+    )  # fmt: skip
     add("--group", type=int, default=1, help="group to receive; default: 1")
     add("--channel", action="append", default=[], type=int, help="channel to receive; repeat for each; default: all")
     add(
@@ -2525,7 +2910,7 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add(
         "--rebuild", action="store_true",
         help="rebuild suspect books from a snapshot: deliver it, and the messages behind it once more; needs a service with "
-        "snapshots = true",
+        "snapshots = true, or the snapshot group",
     )  # fmt: skip
     add(
         "--window", type=int, default=Config().window_packets, metavar="PACKETS", help="packets held while a gap is pending"
@@ -2550,7 +2935,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             rebuilds_books=arguments.rebuild,
         )  # fmt: skip
         lines = [LineAddress(*line, arguments.interface) for line in arguments.line]
-        subscriber = Subscriber(config, lines, arguments.retransmission, arguments.source)
+        group = LineAddress(*arguments.snapshot_group, arguments.interface) if arguments.snapshot_group else None
+        subscriber = Subscriber(config, lines, arguments.retransmission, arguments.source, snapshot_group=group)
         records_file = open(arguments.dbn, "wb") if arguments.dbn else None
     except (OSError, ValueError) as error:
         print(f"mdgw_subscriber: {error}", file=sys.stderr)
@@ -2585,10 +2971,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             print(f"channel {channel.number}: no retransmission service answered at the start", file=sys.stderr)
         elif channel.definitions_incomplete:
             print(f"channel {channel.number}: not every retransmission service sent its definitions", file=sys.stderr)
+        if channel.snapshots_unavailable:
+            print(f"channel {channel.number}: no snapshot that could be used came", file=sys.stderr)
         if channel.sessions_incomplete:
             print(f"channel {channel.number}: {channel.sessions_incomplete} sessions were left at an unknown end", file=sys.stderr)
     for reason, count in sorted(subscriber.receiver.drops.items()):
-        if count and reason != "duplicate":
+        # Normal on two lines and with images that are of no use.
+        if count and reason not in ("duplicate", "answer_unrequested"):
             print(f"refused {count} packets: {reason}", file=sys.stderr)
     print(
         f"{printer.messages} messages, {printer.missing} missing; {subscriber.datagrams} datagrams, "
