@@ -66,7 +66,11 @@ fn offset(files: &Files, facts: &Facts) -> Item {
         }
         (None, Ok(clock)) => {
             let of_kernel = DaemonReport {
-                program: daemons.first().unwrap_or(&"no time daemon seen"),
+                program: daemons.first().unwrap_or(if running.is_empty() {
+                    &"no process can be seen, so no time daemon either"
+                } else {
+                    &"no time daemon seen"
+                }),
                 is_synchronised: clock.is_synchronised,
                 offset_ns: clock.offset_ns.unsigned_abs(),
                 error_ns_max: Some(clock.error_us_max.saturating_mul(1_000)),

@@ -243,6 +243,11 @@ impl Reloading<'_> {
         service: &mut ServiceManager,
     ) -> Result<Value, String> {
         let path = self.args.config.display();
+        // A pipe would hold up this thread, and with it the watchdog. The start may read one.
+        if self.args.config.metadata().is_ok_and(|found| !found.is_file()) {
+            tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: not a regular file");
+            return Err(format!("{path} is not a regular file"));
+        }
         let new = Resolved::load(&self.args.config).map_err(|error| {
             tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}");
             error.to_string()

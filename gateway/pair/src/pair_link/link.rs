@@ -385,10 +385,10 @@ impl Link {
         let Some(index) = self.peers.iter().position(is_of).filter(is_dialled) else {
             self.count_refused(Refusal::UnknownNode);
             if self.unknown_nodes.insert(node) {
-                let dialled = connection.dialled.map(|index| self.peers[index].end);
+                let dialled = connection.dialled.map(|index| tracing::field::display(self.peers[index].end.address));
                 tracing::warn!(
                     node,
-                    ?dialled,
+                    dialled,
                     "pair link: connection from a node number that is not configured, or from the wrong address"
                 );
             }
@@ -407,7 +407,7 @@ impl Link {
                 tracing::error!(
                     alarm = Alarm::DuplicateGatewayId.name(),
                     node,
-                    ?first,
+                    first = first.map(tracing::field::display),
                     %second,
                     "pair link: two gateways use the same node number; the second is refused while the first is connected"
                 );

@@ -24,7 +24,7 @@ use mdgw_election::{
     auth::{Nonce, SharedKey},
     auto_move::AutoMoveConfig,
     core::{CloseReason, Notice},
-    driver::{Election, ElectionHooks, ElectionOptions, inbox, measure},
+    driver::{Election, ElectionHooks, ElectionOptions, StoreLatency, inbox, measure},
     emergent::{
         Emergent, EmergentConfig,
         datagrams::{MemberSocket, MembershipTransport},
@@ -302,7 +302,8 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
     let measured = std::thread::Builder::new().name("mdgw-measure".to_owned()).spawn(move || {
         match measure(|events| open_register(&election, group, events), MEASURED_FOR) {
             Ok(measured) => {
-                tracing::info!(?measured, "election store latency");
+                let StoreLatency { answered, failed, p50_ns, p999_ns } = measured;
+                tracing::info!(answered, failed, p50_ns, p999_ns, "election store latency");
                 if let Some(warning) = measured.warning(&election.timing) {
                     tracing::warn!(alarm = Alarm::StoreSlow.name(), warning, "election store latency");
                 }

@@ -232,6 +232,7 @@ impl GroupHealthMonitor {
 
     fn log_fitness(&mut self, group: GroupId, fitness: Fitness, now: MonoNs) {
         let class = fitness.class();
+        let Fitness { output_not_received: _, channels_failed, channels_behind, log_failing, stalled } = fitness;
         let before = self.class.replace(class);
         let is_new = before != Some(class);
         if is_new && before == Some(FitnessClass::OutputNotReceived) {
@@ -243,10 +244,27 @@ impl GroupHealthMonitor {
             FitnessClass::OutputNotReceived if is_new || now.since(self.fitness_logged_at) >= ALARM_INTERVAL_NS => {
                 self.fitness_logged_at = now;
                 let alarm = Alarm::OutputFailing.name();
-                tracing::error!(alarm, group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
+                tracing::error!(
+                    alarm,
+                    group = group.0,
+                    fitness = class.name(),
+                    channels_failed,
+                    channels_behind,
+                    log_failing,
+                    stalled,
+                    "fitness reduced"
+                );
             }
             _ if is_new => {
-                tracing::warn!(group = group.0, fitness = class.name(), details = ?fitness, "fitness reduced");
+                tracing::warn!(
+                    group = group.0,
+                    fitness = class.name(),
+                    channels_failed,
+                    channels_behind,
+                    log_failing,
+                    stalled,
+                    "fitness reduced"
+                );
             }
             _ => {}
         }
@@ -404,11 +422,13 @@ fn has_whole_session(config: &Resolved, peer: &PeerEndpoint, key: &SharedKey) ->
         let theirs = reported.iter().find(|theirs| theirs.channel == setup.id);
         let own = log_end(&config.gateway.log_directory(setup.id), setup.id);
         if !is_recoverable(own, theirs, setup.recovery.is_some()) {
+            let kept = theirs.and_then(|theirs| theirs.available_input);
             tracing::info!(
                 peer = %peer.address,
                 channel = setup.name,
-                own = ?own,
-                peer_keeps = ?theirs.and_then(|theirs| theirs.available_input),
+                own_next = own.map(|end| end.sequence.0),
+                peer_from = kept.map(|kept| kept.from.0),
+                peer_until = kept.map(|kept| kept.until.0),
                 "the peer answers, but does not hold the whole session"
             );
             return false;
