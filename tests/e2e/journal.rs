@@ -84,11 +84,21 @@ fn a_killed_journal_goes_on_without_a_hole_or_a_record_twice() {
 
 #[test]
 fn a_full_disk_stops_the_journal_alone_until_there_is_space() {
+    stop_by_a_full_disk(65_536);
+}
+
+/// The free space says nothing here: only a write that succeeds ends the stop.
+#[test]
+fn a_disk_that_refuses_what_its_space_promises_stops_the_journal_once() {
+    stop_by_a_full_disk(0);
+}
+
+fn stop_by_a_full_disk(free_bytes_min: u64) {
     let host = Host::new(60_000);
     let folder = host.fixture.path("journal");
     let Some(disk) = TmpfsMount::new("a full file system under the journal", folder, "16m") else { return };
     let gateway = host.day.gateway(&host.fixture, &GatewayOptions::itch());
-    let journal = host.start("flush_ms = 10\nfree_bytes_min = 65536");
+    let journal = host.start(&format!("flush_ms = 10\nfree_bytes_min = {free_bytes_min}"));
     let (tail, received) = host.day.tail(&host.fixture, "received.dbn", &[]);
     let open = host.journal("journal").with_extension("dbn.part");
     host.day.play_first_half(&host.fixture);
@@ -99,6 +109,10 @@ fn a_full_disk_stops_the_journal_alone_until_there_is_space() {
     // The gateway publishes on.
     let _ = tail.end().expect_code(0);
     assert!(fs::read(received).unwrap() == host.day.expected, "the subscriber has all of the day");
+    // Some attempts later.
+    std::thread::sleep(std::time::Duration::from_millis(2_500));
+    let log = journal.stderr_so_far();
+    assert!(log.matches("alarm=\"journal-stopped\"").count() == 1 && !log.contains("writes again"), "{log}");
     disk.remove_filler();
     journal.wait_for_stderr("writes again");
     host.expect_whole_day("journal");

@@ -46,6 +46,8 @@ pub struct Journal {
     written_at: Instant,
     housekeeper: Housekeeper,
     counts: JournalCounts,
+    /// It has stopped, has opened its files again, and has not written yet.
+    is_resuming: bool,
     /// Held for as long as the journals are written.
     _lock: File,
 }
@@ -112,6 +114,7 @@ impl Journal {
             written_at: now,
             housekeeper,
             counts: JournalCounts::default(),
+            is_resuming: false,
             _lock: lock,
         };
         match journal.open() {
@@ -145,7 +148,8 @@ impl Journal {
             State::Stopped { .. } => match self.open() {
                 Ok(groups) => {
                     self.state = State::Writing(groups);
-                    tracing::info!(ends = Alarm::JournalStopped.name(), "journal: writes again, from where it stopped");
+                    // Until a flush has succeeded: a disk may refuse what its free space promises.
+                    (self.is_resuming, self.written_at) = (true, now);
                 }
                 Err(_) => {
                     self.state = State::Stopped { retry_at: now + RETRY_INTERVAL };
@@ -166,7 +170,7 @@ impl Journal {
     /// Whether the journals are written.
     #[must_use]
     pub fn is_writing(&self) -> bool {
-        matches!(self.state, State::Writing(_))
+        matches!(self.state, State::Writing(_)) && !self.is_resuming
     }
 
     /// Counts so far.
@@ -215,18 +219,23 @@ impl Journal {
             self.written_at = now;
             require_space(&self.config)?;
             groups.iter_mut().try_for_each(|group| group.write(Durability::Synced))?;
+            if std::mem::take(&mut self.is_resuming) {
+                tracing::info!(ends = Alarm::JournalStopped.name(), "journal: writes again, from where it stopped");
+            }
         }
         Ok(entries)
     }
 
     /// Drops what is not written: it is read from the log again.
     fn stop(&mut self, error: &JournalError) {
-        self.counts.stops += 1;
-        tracing::error!(
-            alarm = Alarm::JournalStopped.name(),
-            %error,
-            "journal: cannot write and has stopped; the gateway publishes on, and the journal goes on from the log once it can write"
-        );
+        if !std::mem::take(&mut self.is_resuming) {
+            self.counts.stops += 1;
+            tracing::error!(
+                alarm = Alarm::JournalStopped.name(),
+                %error,
+                "journal: cannot write and has stopped; the gateway publishes on, and the journal goes on from the log once it can write"
+            );
+        }
         self.state = State::Stopped { retry_at: Instant::now() + RETRY_INTERVAL };
     }
 }
