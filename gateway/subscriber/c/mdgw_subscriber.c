@@ -458,9 +458,9 @@ typedef struct image {
     bool is_suspect;
 } image;
 
-/* A chunk that has arrived; `begin` is where its records are. */
+/* `begin` is where the records of the chunk are. */
 typedef struct chunk {
-    bool is_there;
+    uint8_t generation; /* that of the assembly if the chunk has arrived */
     uint8_t flags;
     uint16_t body_bytes, record_count;
     int32_t ts_in_delta;
@@ -468,19 +468,26 @@ typedef struct chunk {
     uint64_t ts_recv;
 } chunk;
 
-/* The snapshot of one session, from the service that first offered an acceptable one: complete or nothing. */
-typedef struct snapshot {
-    bool has_image, has_asked;
-    bool has_progress; /* a chunk arrived since the last request */
-    bool leaves_image; /* the answer to the last request is an image that was left for another one */
-    bool is_rebuild;   /* only an image without suspect books is taken, of rebuilt_from or later; a start takes any in the end */
-    uint64_t rebuilt_from;
-    unsigned service, asked_service, attempts, waits, images_left;
+/* The image of which chunks are collected: complete or nothing. */
+typedef struct assembly {
+    bool has_image;
+    uint8_t generation; /* another one for each image, since writing to each chunk of a forged image would take too long; never 0 */
     image image;
     chunk *chunks;
     uint8_t *records; /* in the order of arrival */
     uint64_t record_bytes, record_count;
     uint32_t missing_count, first_missing;
+} assembly;
+
+/* The snapshot of one session, from the service that first offered an acceptable one. */
+typedef struct snapshot {
+    assembly assembly;
+    bool has_asked;
+    bool has_progress; /* a chunk arrived since the last request */
+    bool leaves_image; /* the answer to the last request is an image that was left for another one */
+    bool is_rebuild;   /* only an image without suspect books is taken, of rebuilt_from or later; a start takes any in the end */
+    uint64_t rebuilt_from;
+    unsigned service, asked_service, attempts, waits, images_left;
 } snapshot;
 
 /* Messages delivered since the books became suspect, in a ring. Each lies whole in it: `wrap` is the end of those before its end. */
@@ -1432,7 +1439,7 @@ static void start_without_state(channel *channel, uint64_t first)
 
 static void discard_image(snapshot *snapshot)
 {
-    snapshot->has_image = snapshot->has_progress = false;
+    snapshot->assembly.has_image = snapshot->has_progress = false;
 }
 
 static void reset_snapshot(snapshot *snapshot)
@@ -1541,24 +1548,30 @@ static uint32_t add_to_crc32(uint32_t crc, const uint8_t *data, size_t length)
     return ~crc;
 }
 
+static bool is_there(const assembly *assembly, uint32_t number)
+{
+    return assembly->chunks[number].generation == assembly->generation;
+}
+
 /* The first missing chunks. Image 0 before the first chunk. A receiver that runs asks for one chunk first, since that says whether the
  * image is good enough. */
 static void request_chunks(snapshot *snapshot, mdgw_request *request)
 {
+    assembly *assembly = &snapshot->assembly;
     snapshot->has_progress = snapshot->leaves_image = false;
     request->kind = MDGW_SNAPSHOT_CHUNKS;
     request->first = 0;
     request->next = snapshot->is_rebuild ? 1 : CHUNKS_PER_REQUEST;
-    if (!snapshot->has_image)
+    if (!assembly->has_image)
         return;
-    while (snapshot->first_missing < snapshot->image.chunk_count && snapshot->chunks[snapshot->first_missing].is_there)
-        snapshot->first_missing++;
-    uint32_t next = (uint32_t)min_u64((uint64_t)snapshot->first_missing + CHUNKS_PER_REQUEST, snapshot->image.chunk_count);
+    while (assembly->first_missing < assembly->image.chunk_count && is_there(assembly, assembly->first_missing))
+        assembly->first_missing++;
+    uint32_t next = (uint32_t)min_u64((uint64_t)assembly->first_missing + CHUNKS_PER_REQUEST, assembly->image.chunk_count);
     /* Chunks behind the last one missing in the range have arrived. */
-    while (next > snapshot->first_missing && snapshot->chunks[next - 1].is_there)
+    while (next > assembly->first_missing && is_there(assembly, next - 1))
         next--;
-    request->first = (uint64_t)snapshot->image.number << 32 | snapshot->first_missing;
-    request->next = (uint64_t)snapshot->image.number << 32 | next;
+    request->first = (uint64_t)assembly->image.number << 32 | assembly->first_missing;
+    request->next = (uint64_t)assembly->image.number << 32 | next;
 }
 
 static mdgw_reason parse_chunk(const mdgw_packet *packet, image *image, uint32_t *number, mdgw_frame *frame)
@@ -1602,6 +1615,26 @@ static bool is_same_image(const image *a, const image *b)
            a->order_count == b->order_count && a->next == b->next && a->is_suspect == b->is_suspect;
 }
 
+static size_t chunks_max(const mdgw_config *config) { return config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1; }
+
+/* Discards what was collected, and begins with that image if it is not too large. */
+static mdgw_reason begin_assembly(const mdgw_config *config, assembly *assembly, const image *image)
+{
+    assembly->has_image = false;
+    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > chunks_max(config))
+        return MDGW_WINDOW_FULL;
+    if (++assembly->generation == 0) {
+        memset(assembly->chunks, 0, chunks_max(config) * sizeof *assembly->chunks);
+        assembly->generation = 1;
+    }
+    assembly->has_image = true;
+    assembly->image = *image;
+    assembly->record_bytes = assembly->record_count = 0;
+    assembly->first_missing = 0;
+    assembly->missing_count = image->chunk_count;
+    return MDGW_USED;
+}
+
 /* Each service is asked for a snapshot without suspect books first. */
 static mdgw_reason begin_image(channel *channel, const image *image, unsigned service)
 {
@@ -1617,82 +1650,72 @@ static mdgw_reason begin_image(channel *channel, const image *image, unsigned se
         return MDGW_ANSWER_UNREQUESTED;
     }
     snapshot->attempts++;
-    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1)
-        return MDGW_WINDOW_FULL;
-    snapshot->has_image = true;
     snapshot->service = service;
-    snapshot->image = *image;
-    snapshot->record_bytes = snapshot->record_count = 0;
-    snapshot->first_missing = 0;
-    snapshot->missing_count = image->chunk_count;
-    memset(snapshot->chunks, 0, image->chunk_count * sizeof *snapshot->chunks);
-    return MDGW_USED;
+    return begin_assembly(config, &snapshot->assembly, image);
 }
 
-static mdgw_reason add_chunk(snapshot *snapshot, uint32_t number, const mdgw_frame *frame)
+static mdgw_reason add_chunk(assembly *assembly, uint32_t number, const mdgw_frame *frame)
 {
-    chunk *chunk = &snapshot->chunks[number];
-    if (chunk->is_there)
+    if (is_there(assembly, number))
         return MDGW_DUPLICATE;
-    if (snapshot->record_bytes + frame->body_bytes > snapshot->image.record_bytes)
+    if (assembly->record_bytes + frame->body_bytes > assembly->image.record_bytes)
         return MDGW_WINDOW_FULL;
-    *chunk = (struct chunk){.is_there = true,
+    chunk *chunk = &assembly->chunks[number];
+    *chunk = (struct chunk){.generation = assembly->generation,
                             .flags = frame->flags,
                             .body_bytes = frame->body_bytes,
                             .record_count = frame->record_count,
                             .ts_in_delta = frame->ts_in_delta,
-                            .begin = (uint32_t)snapshot->record_bytes,
+                            .begin = (uint32_t)assembly->record_bytes,
                             .ts_recv = frame->ts_recv};
-    memcpy(snapshot->records + snapshot->record_bytes, frame->body, frame->body_bytes);
-    snapshot->record_bytes += frame->body_bytes;
-    snapshot->record_count += frame->record_count;
-    snapshot->missing_count--;
+    memcpy(assembly->records + assembly->record_bytes, frame->body, frame->body_bytes);
+    assembly->record_bytes += frame->body_bytes;
+    assembly->record_count += frame->record_count;
+    assembly->missing_count--;
     return MDGW_USED;
 }
 
 /* All chunks are there: whether they agree with the totals and the checksum. */
-static bool is_whole(const snapshot *snapshot)
+static bool is_whole(const assembly *assembly)
 {
     uint32_t checksum = 0;
-    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++)
-        checksum = add_to_crc32(checksum, snapshot->records + snapshot->chunks[i].begin, snapshot->chunks[i].body_bytes);
-    return snapshot->record_bytes == snapshot->image.record_bytes && snapshot->record_count == snapshot->image.record_count &&
-           checksum == snapshot->image.checksum;
+    for (uint32_t i = 0; i < assembly->image.chunk_count; i++)
+        checksum = add_to_crc32(checksum, assembly->records + assembly->chunks[i].begin, assembly->chunks[i].body_bytes);
+    return assembly->record_bytes == assembly->image.record_bytes && assembly->record_count == assembly->image.record_count &&
+           checksum == assembly->image.checksum;
 }
 
 static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, query *query, uint64_t now)
 {
     snapshot *snapshot = &channel->snapshot;
     bool has_more = packet->first < packet->next;
-    if (snapshot->has_image && snapshot->has_progress) {
+    if (snapshot->assembly.has_image && snapshot->has_progress) {
         request_next_piece(channel->receiver, query, now);
-    } else if (snapshot->has_image && !has_more && packet->next == 0) {
+    } else if (snapshot->assembly.has_image && !has_more && packet->next == 0) {
         /* The service has lost the image, as after a restart. */
         discard_image(snapshot);
         if (snapshot->attempts < IMAGES_MAX)
             request_next_piece(channel->receiver, query, now);
-    } else if (!snapshot->has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
+    } else if (!snapshot->assembly.has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
         /* Not a chunk was sent: the service is about to take the snapshot. */
         snapshot->waits++;
         on_progress(channel->receiver, query, now);
     }
 }
 
-static void emit_snapshot(const channel *channel)
+static void emit_snapshot(const channel *channel, const assembly *assembly)
 {
-    const snapshot *snapshot = &channel->snapshot;
-    uint64_t next = snapshot->image.next;
-    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++) {
-        const chunk *chunk = &snapshot->chunks[i];
-        bool is_last = i + 1 == snapshot->image.chunk_count;
-        mdgw_frame frame = {.sequence = next,
+    for (uint32_t i = 0; i < assembly->image.chunk_count; i++) {
+        const chunk *chunk = &assembly->chunks[i];
+        bool is_last = i + 1 == assembly->image.chunk_count;
+        mdgw_frame frame = {.sequence = assembly->image.next,
                             .ts_recv = chunk->ts_recv,
                             .ts_in_delta = chunk->ts_in_delta,
                             .record_count = chunk->record_count,
                             .kind = MDGW_KIND_SNAPSHOT,
                             .flags = (uint8_t)((chunk->flags & ~(MDGW_FIRST_PART | MDGW_LAST_PART)) | (i == 0 ? MDGW_FIRST_PART : 0) |
                                                (is_last ? MDGW_LAST_PART : 0))};
-        emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, snapshot->records + chunk->begin, chunk->body_bytes);
+        emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, assembly->records + chunk->begin, chunk->body_bytes);
     }
     channel->receiver->counts.snapshots++;
 }
@@ -1700,9 +1723,9 @@ static void emit_snapshot(const channel *channel)
 /* All chunks are there: delivers them, and continues with the message at their position. */
 static void finish_snapshot(channel *channel, uint64_t now)
 {
-    uint64_t next = channel->snapshot.image.next;
-    bool is_suspect = channel->snapshot.image.is_suspect, has_skipped = channel->has_skipped;
-    emit_snapshot(channel);
+    uint64_t next = channel->snapshot.assembly.image.next;
+    bool is_suspect = channel->snapshot.assembly.image.is_suspect, has_skipped = channel->has_skipped;
+    emit_snapshot(channel, &channel->snapshot.assembly);
     reset_snapshot(&channel->snapshot);
     channel->has_skipped = false;
     start_at(channel, next);
@@ -1719,8 +1742,9 @@ static mdgw_reason add_snapshot_answer(channel *channel, const mdgw_packet *pack
                                        bool *is_complete)
 {
     snapshot *snapshot = &channel->snapshot;
+    assembly *assembly = &snapshot->assembly;
     *is_complete = false;
-    if ((snapshot->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
+    if ((assembly->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
         return MDGW_ANSWER_UNREQUESTED;
     if (packet->flags & MDGW_HEARTBEAT) {
         accept_snapshot_end(channel, packet, query, now);
@@ -1730,18 +1754,18 @@ static mdgw_reason add_snapshot_answer(channel *channel, const mdgw_packet *pack
     uint32_t number;
     mdgw_frame frame;
     mdgw_reason reason = parse_chunk(packet, &image, &number, &frame);
-    if (reason == MDGW_USED && !snapshot->has_image)
+    if (reason == MDGW_USED && !assembly->has_image)
         reason = begin_image(channel, &image, service);
     if (reason == MDGW_USED)
-        reason = is_same_image(&image, &snapshot->image) ? add_chunk(snapshot, number, &frame) : MDGW_ANSWER_UNREQUESTED;
+        reason = is_same_image(&image, &assembly->image) ? add_chunk(assembly, number, &frame) : MDGW_ANSWER_UNREQUESTED;
     if (reason != MDGW_USED)
         return reason;
-    if (snapshot->missing_count > 0) {
+    if (assembly->missing_count > 0) {
         snapshot->has_progress = true;
         on_progress(channel->receiver, query, now);
         return MDGW_USED;
     }
-    *is_complete = is_whole(snapshot);
+    *is_complete = is_whole(assembly);
     if (*is_complete)
         return MDGW_USED;
     discard_image(snapshot);
@@ -1762,7 +1786,7 @@ static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *p
 /* No service went on with its snapshot: another one is asked, or the session is delivered from the logs. */
 static void restart_snapshot(channel *channel, uint64_t now)
 {
-    bool had_image = channel->snapshot.has_image;
+    bool had_image = channel->snapshot.assembly.has_image;
     discard_image(&channel->snapshot);
     if (had_image && channel->snapshot.attempts < IMAGES_MAX) {
         set_phase(channel, QUERY_SNAPSHOT, true, now);
@@ -1818,7 +1842,7 @@ static void finish_rebuild(channel *channel, uint64_t now)
 {
     rebuild *rebuild = &channel->rebuild;
     kept_messages *kept = &channel->kept;
-    emit_snapshot(channel);
+    emit_snapshot(channel, &channel->snapshot.assembly);
     size_t at = kept->begin;
     for (size_t i = 0; i < kept->count; i++) {
         const uint8_t *body;
@@ -1828,7 +1852,7 @@ static void finish_rebuild(channel *channel, uint64_t now)
                             .ts_in_delta = message.ts_in_delta,
                             .record_count = message.record_count,
                             .flags = message.flags};
-        if (message.sequence >= channel->snapshot.image.next)
+        if (message.sequence >= channel->snapshot.assembly.image.next)
             emit_records(channel, MDGW_ITEM_REPEATED, &frame, body, message.body_bytes);
     }
     kept->are_books_suspect = false;
@@ -1855,7 +1879,7 @@ static void advance_rebuild(channel *channel, uint64_t now)
     if (!channel->kept.are_books_suspect || channel->phase != RUNNING)
         return;
     /* Another loss behind the image, or too many messages since. */
-    if (snapshot->has_image && snapshot->image.next < channel->kept.from)
+    if (snapshot->assembly.has_image && snapshot->assembly.image.next < channel->kept.from)
         pause_rebuild(channel, now);
     switch (rebuild->stage) {
     case BOOKS_RIGHT:
@@ -1880,7 +1904,7 @@ static void advance_rebuild(channel *channel, uint64_t now)
             pause_rebuild(channel, now);
         break;
     case REBUILD_COMPLETE:
-        if (snapshot->image.next <= channel->reported_through)
+        if (snapshot->assembly.image.next <= channel->reported_through)
             finish_rebuild(channel, now);
         else if (rebuild->until <= now)
             /* The stream does not come to the image's position, be it that no such position exists. */
@@ -2502,7 +2526,7 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     bool rebuilds = config->services > 0 && config->rebuilds_books;
     bool takes_snapshots = rebuilds || (config->services > 0 && config->start == MDGW_START_SNAPSHOT);
     size_t snapshot_bytes = takes_snapshots ? config->snapshot_bytes_max : 0;
-    size_t snapshot_chunks = takes_snapshots ? snapshot_bytes / CHUNK_BYTES_MIN + 1 : 0;
+    size_t snapshot_chunks = takes_snapshots ? chunks_max(config) : 0;
     uint8_t *snapshot_records = allocate(receiver, channels, snapshot_bytes + 1);
     chunk *chunks = allocate(receiver, channels * snapshot_chunks, sizeof *chunks);
     /* Longer than the limit by the longest message, see keep_message. */
@@ -2522,8 +2546,8 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->fragments = fragments + i * packets * 2;
         channel->slots = slots + i * packets;
         channel->free_slots = free_slots + i * packets;
-        channel->snapshot.records = snapshot_records + i * (snapshot_bytes + 1);
-        channel->snapshot.chunks = chunks + i * snapshot_chunks;
+        channel->snapshot.assembly.records = snapshot_records + i * (snapshot_bytes + 1);
+        channel->snapshot.assembly.chunks = chunks + i * snapshot_chunks;
         channel->kept.ring = rings + i * ring_bytes;
         channel->kept.ring_bytes = ring_bytes;
         channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
