@@ -19,7 +19,7 @@ const SANITIZED: [&str; 4] = ["-g", "-O1", "-fsanitize=address,undefined", "-fno
 fn the_c_receiver_reads_all_vectors() {
     for flags in [&[][..], &SANITIZED] {
         let Some(program) = Vectors::compile("the_c_receiver_reads_all_vectors", flags) else { return };
-        for file in [packets::FILE, streams::FILE, records::FILE] {
+        for file in [packets::FILE, streams::FILE, streams::GROUP_FILE, records::FILE] {
             data_files::assert_same_text(file, &program.run(&data_files::path(file)), &data_files::read(file));
         }
     }
@@ -33,6 +33,12 @@ fn the_c_receiver_agrees_on_random_streams() {
 #[test]
 fn the_c_receiver_agrees_on_mutated_vectors() {
     assert_agrees("the_c_receiver_agrees_on_mutated_vectors", &random_streams::mutated_vectors(600));
+}
+
+#[test]
+fn the_c_receiver_agrees_on_mutated_vectors_of_the_snapshot_group() {
+    let test = "the_c_receiver_agrees_on_mutated_vectors_of_the_snapshot_group";
+    assert_agrees(test, &random_streams::mutated_group_vectors(400));
 }
 
 fn assert_agrees(test: &str, expected: &str) {

@@ -266,7 +266,16 @@ fn damaged(packet: &[u8], random: &mut Random) -> Vec<u8> {
 /// The text of that many streams of the vectors, of which datagrams are damaged, lost, repeated and exchanged, with what the receiver in
 /// Rust makes of them. `SEED` selects one, `SEEDS` their number.
 pub(crate) fn mutated_vectors(default_count: u64) -> String {
-    let file = data_files::read(streams::FILE);
+    mutated(streams::FILE, default_count)
+}
+
+/// The same for the streams with a snapshot group.
+pub(crate) fn mutated_group_vectors(default_count: u64) -> String {
+    mutated(streams::GROUP_FILE, default_count)
+}
+
+fn mutated(file: &str, default_count: u64) -> String {
+    let file = data_files::read(file);
     let vectors: Vec<&str> = file.split("\n\n").filter(|vector| vector.starts_with("stream ")).collect();
     let mutated = seeds(default_count).map(|seed| {
         let mut random = Random::new(mix(seed));

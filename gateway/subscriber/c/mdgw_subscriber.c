@@ -448,7 +448,17 @@ typedef struct gap {
 } gap;
 
 /* See the phases' diagram in the specification. */
-typedef enum phase { IDLE, QUERY_SESSIONS, QUERY_DEFINITIONS, QUERY_SNAPSHOT, QUERY_EXTENT, RUNNING, CLOSING } phase;
+typedef enum phase {
+    IDLE,
+    QUERY_SESSIONS,
+    QUERY_DEFINITIONS,
+    QUERY_SNAPSHOT,
+    /* Messages are kept until the snapshot group has sent a whole image, and nothing is delivered. */
+    AWAIT_GROUP_IMAGE,
+    QUERY_EXTENT,
+    RUNNING,
+    CLOSING
+} phase;
 
 /* What all chunks of an image have in common. */
 typedef struct image {
@@ -490,9 +500,19 @@ typedef struct snapshot {
     unsigned service, asked_service, attempts, waits, images_left;
 } snapshot;
 
-/* Messages delivered since the books became suspect, in a ring. Each lies whole in it: `wrap` is the end of those before its end. */
+/* An image that the snapshot group sends: nothing is requested, and a chunk that was lost comes again with the next pass. */
+typedef struct group_image {
+    assembly assembly;
+    bool is_complete; /* all chunks are there: they wait until `until` for the stream to come to their position */
+    uint64_t until;
+    bool has_left; /* of the image before, chunks that arrive late change nothing */
+    image left;
+} group_image;
+
+/* Messages since the books became suspect, or since a start waits for an image of the snapshot group, in a ring. Each lies whole in it:
+ * `wrap` is the end of those before its end. */
 typedef struct kept_messages {
-    bool are_books_suspect;
+    bool are_books_suspect; /* at such a start too */
     uint64_t from; /* messages from this one on are here, or produced nothing */
     uint8_t *ring;
     size_t ring_bytes, begin, end, wrap, count, cost;
@@ -537,6 +557,9 @@ typedef struct channel {
     size_t definition_count;
     extent extents[MDGW_SERVICES_MAX];
     snapshot snapshot; /* of a start, or of a rebuild */
+    group_image group;
+    uint64_t group_start_until; /* in AWAIT_GROUP_IMAGE: the start waits no longer */
+    bool withholds;             /* what is received now is not delivered */
     rebuild rebuild;
     kept_messages kept;
     /* Stream of items. */
@@ -592,7 +615,7 @@ struct mdgw_receiver {
     size_t channel_count, turn;
     selection *selections;
     size_t selection_count, selections_max;
-    void *blocks[13];
+    void *blocks[15];
     size_t block_count;
     /* Epochs. */
     epoch_phase epoch_phase;
@@ -605,6 +628,7 @@ struct mdgw_receiver {
     size_t start_bytes, start_data_bytes;
     uint64_t start_packets;
     mdgw_rivals rivals;
+    uint64_t group_epoch; /* the highest one of a chunk of the snapshot group */
 };
 
 enum { START_ENTRY_BYTES = 5 };
@@ -721,7 +745,17 @@ static mdgw_item item_of(const channel *channel, mdgw_item_kind kind)
     return (mdgw_item){.kind = kind, .channel = channel->number, .session = channel->session};
 }
 
-static void emit(const channel *channel, const mdgw_item *item) { channel->receiver->deliver(channel->receiver->user, item); }
+/* Delivers and counts. A start that waits for an image of the snapshot group delivers nothing of what is received. */
+static void emit(const channel *channel, const mdgw_item *item)
+{
+    mdgw_receiver *receiver = channel->receiver;
+    if (channel->withholds)
+        return;
+    receiver->counts.messages += item->kind == MDGW_ITEM_MESSAGE;
+    receiver->counts.gap_messages += item->kind == MDGW_ITEM_GAP ? item->next - item->first : 0;
+    receiver->counts.lost_messages += item->kind == MDGW_ITEM_LOST ? item->next - item->first : 0;
+    receiver->deliver(receiver->user, item);
+}
 
 static void emit_records(const channel *channel, mdgw_item_kind kind, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
 {
@@ -738,13 +772,21 @@ static void emit_records(const channel *channel, mdgw_item_kind kind, const mdgw
 
 static bool watches_books(const channel *channel)
 {
-    return channel->receiver->config.rebuilds_books && channel->receiver->config.services > 0;
+    const mdgw_config *config = &channel->receiver->config;
+    return (config->rebuilds_books && (config->services > 0 || config->has_snapshot_group)) || channel->phase == AWAIT_GROUP_IMAGE;
 }
 
 static void forget_messages(kept_messages *kept)
 {
     kept->begin = kept->end = kept->count = kept->cost = 0;
     kept->wrap = kept->ring_bytes;
+}
+
+static void emit_books(const channel *channel, bool are_right)
+{
+    mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
+    item.has_right_books = are_right;
+    emit(channel, &item);
 }
 
 /* The books may be wrong: what happened before `next` is not known, or not to the gateway. */
@@ -756,10 +798,8 @@ static void suspect_books_before(channel *channel, uint64_t next)
     forget_messages(&channel->kept);
     channel->kept.are_books_suspect = true;
     channel->kept.from = next;
-    if (were_right) {
-        mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
-        emit(channel, &item);
-    }
+    if (were_right)
+        emit_books(channel, false);
 }
 
 /* The kept message at *at. *at is then the place of the next one. */
@@ -786,7 +826,7 @@ static void forget_oldest(kept_messages *kept)
     kept->from = message.sequence + 1;
 }
 
-/* A message was delivered. The ring is longer than the limit by the longest message, so it always has room: what is left free at its end
+/* A message was delivered, or is withheld. The ring is longer than the limit by the longest message, so it always has room: what is left free at its end
  * is less than that. */
 static void keep_message(channel *channel, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
 {
@@ -837,7 +877,6 @@ static void report_lost(channel *channel, uint64_t first, uint64_t next)
     first = max_u64(first, channel->reported_through);
     if (first >= next)
         return;
-    channel->receiver->counts.lost_messages += next - first;
     channel->reported_through = next;
     mdgw_item item = item_of(channel, MDGW_ITEM_LOST);
     item.first = first;
@@ -935,7 +974,6 @@ static void on_message(channel *channel, const mdgw_frame *frame)
     }
     emit_records(channel, MDGW_ITEM_MESSAGE, whole, body, bytes);
     keep_message(channel, whole, body, bytes);
-    channel->receiver->counts.messages++;
     channel->reported_through = frame->sequence + 1;
     if (whole->flags & MDGW_SUSPECT)
         suspect_books_before(channel, channel->reported_through);
@@ -977,7 +1015,6 @@ static void deliver_frames(channel *channel, const uint8_t *frames, size_t frame
                 continue;
             abandon_message_before(channel, first);
             channel->has_parts = false;
-            channel->receiver->counts.gap_messages += next - first;
             channel->reported_through = next;
             mdgw_item item = item_of(channel, MDGW_ITEM_GAP);
             item.first = first;
@@ -1390,7 +1427,8 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
         return MDGW_USED;
     }
     /* At the start, and where a session that is left has ended, the services are asked for what may be far ahead. */
-    if ((line != MDGW_SERVICE_LINE || channel->phase == RUNNING) && is_jump(channel, line, next, next))
+    bool is_asked_for = line == MDGW_SERVICE_LINE && channel->phase != RUNNING && channel->phase != AWAIT_GROUP_IMAGE;
+    if (!is_asked_for && is_jump(channel, line, next, next))
         return MDGW_SEQUENCE_JUMP;
     if (next > channel->frontier)
         raise_frontier(channel, next, now);
@@ -1405,10 +1443,17 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
 /* --- Sessions and the start ------------------------------------------------------------------------------------------- */
 
 static bool on_newer_session(channel *channel, mdgw_session session, const uint64_t *first, uint64_t now);
+static void end_group_start(channel *channel);
 
 static void finish_channel(channel *channel)
 {
     gap gap;
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        /* No image came: nothing of the session is delivered. */
+        end_group_start(channel);
+        channel->receiver->counts.snapshots_unavailable++;
+        return;
+    }
     while (front_gap(channel, &gap))
         declare(channel, gap.first, gap.next);
     if (channel->has_parts)
@@ -1449,9 +1494,15 @@ static void reset_snapshot(snapshot *snapshot)
     snapshot->leaves_image = snapshot->is_rebuild = false;
 }
 
+static void clear_group_image(group_image *group)
+{
+    group->assembly.has_image = group->is_complete = group->has_left = false;
+}
+
 static void clear_rebuild(channel *channel)
 {
     reset_snapshot(&channel->snapshot);
+    clear_group_image(&channel->group);
     channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
 }
 
@@ -1477,6 +1528,45 @@ static void set_phase(channel *channel, phase phase, bool has_query, uint64_t no
         channel->query = new_query(channel->receiver, now);
 }
 
+/* Only the first session that a receiver follows: it receives the later ones from their beginning. */
+static bool starts_with_snapshot(const channel *channel)
+{
+    return channel->receiver->config.start == MDGW_START_SNAPSHOT && !channel->has_previous_session;
+}
+
+static void forget_kept(kept_messages *kept)
+{
+    forget_messages(kept);
+    kept->are_books_suspect = false;
+}
+
+/* Keeps messages from now on, until the snapshot group has sent a whole image. */
+static void await_group_image(channel *channel, uint64_t now)
+{
+    forget_kept(&channel->kept);
+    clear_rebuild(channel);
+    /* An image has what was skipped, or is of no use. */
+    channel->has_skipped = false;
+    set_phase(channel, AWAIT_GROUP_IMAGE, false, now);
+    channel->group_start_until = plus(now, channel->receiver->config.snapshot_wait_ns_max);
+}
+
+/* The channel waits for an image of the group no longer. */
+static void end_group_start(channel *channel)
+{
+    forget_kept(&channel->kept);
+    clear_rebuild(channel);
+}
+
+/* Nothing of the session was delivered, and it begins anew. */
+static void forget_group_start(channel *channel)
+{
+    end_group_start(channel);
+    channel->has_parts = channel->has_state = channel->has_reported_end = false;
+    channel->reported_through = 0;
+    begin_at(channel, NOWHERE);
+}
+
 static void begin_session(channel *channel, mdgw_session session, const uint64_t *first, uint64_t now)
 {
     switch_to(channel, session);
@@ -1490,8 +1580,12 @@ static void begin_session(channel *channel, mdgw_session session, const uint64_t
         channel->definition_count = 0;
         return;
     }
-    if (is_from_start || is_same_day_restart(channel))
+    if (is_from_start || is_same_day_restart(channel)) {
         start_at(channel, 1);
+    } else if (channel->receiver->config.has_snapshot_group && starts_with_snapshot(channel)) {
+        await_group_image(channel, now);
+        return;
+    }
     set_phase(channel, RUNNING, false, now);
 }
 
@@ -1703,6 +1797,57 @@ static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, que
     }
 }
 
+static void leave_group_image(group_image *group)
+{
+    group->left = group->assembly.image;
+    group->has_left = true;
+    group->assembly.has_image = group->is_complete = false;
+}
+
+/* Adds a chunk of the snapshot group. The image of which chunks were collected is left for another one: the rest of it comes no more. */
+static mdgw_reason add_group_chunk(channel *channel, const image *image, uint32_t number, const mdgw_frame *frame, uint64_t now)
+{
+    group_image *group = &channel->group;
+    assembly *assembly = &group->assembly;
+    /* Nothing brings the messages between an older position and the first message kept. */
+    if (image->is_suspect || image->next < channel->kept.from || (group->has_left && is_same_image(image, &group->left)))
+        return MDGW_ANSWER_UNREQUESTED;
+    if (assembly->has_image && !is_same_image(image, &assembly->image)) {
+        /* A complete image needs nothing more. Another image has another number. */
+        if (group->is_complete || image->number == assembly->image.number)
+            return MDGW_ANSWER_UNREQUESTED;
+        leave_group_image(group);
+    }
+    mdgw_reason reason = assembly->has_image ? MDGW_USED : begin_assembly(&channel->receiver->config, assembly, image);
+    if (reason == MDGW_USED)
+        reason = add_chunk(assembly, number, frame);
+    if (reason != MDGW_USED || assembly->missing_count > 0)
+        return reason;
+    if (!is_whole(assembly)) {
+        /* Its next pass may be sound. */
+        assembly->has_image = false;
+        return MDGW_FIELD_INVALID;
+    }
+    group->is_complete = true;
+    group->until = plus(now, COMPLETE_NS_MAX);
+    return MDGW_USED;
+}
+
+/* Whether an image of the group is whole, and everything before its position was received. An image is discarded if not all messages
+ * from its position on are kept any more, or if the stream has not come to its position in time. */
+static bool is_group_image_ready(channel *channel, uint64_t now)
+{
+    group_image *group = &channel->group;
+    const assembly *assembly = &group->assembly;
+    if (!channel->kept.are_books_suspect || !assembly->has_image)
+        return false;
+    if (assembly->image.next < channel->kept.from || (group->is_complete && group->until <= now)) {
+        leave_group_image(group);
+        return false;
+    }
+    return group->is_complete && assembly->image.next <= channel->reported_through;
+}
+
 static void emit_snapshot(const channel *channel, const assembly *assembly)
 {
     for (uint32_t i = 0; i < assembly->image.chunk_count; i++) {
@@ -1792,9 +1937,74 @@ static void restart_snapshot(channel *channel, uint64_t now)
         set_phase(channel, QUERY_SNAPSHOT, true, now);
         return;
     }
+    if (channel->receiver->config.has_snapshot_group && !channel->has_next_session) {
+        await_group_image(channel, now);
+        return;
+    }
     channel->receiver->counts.snapshots_unavailable++;
     clear_extents(channel);
     set_phase(channel, QUERY_EXTENT, true, now);
+}
+
+/* Delivers the messages kept, from that one on. */
+static void emit_kept(const channel *channel, mdgw_item_kind kind, uint64_t first)
+{
+    size_t at = channel->kept.begin;
+    for (size_t i = 0; i < channel->kept.count; i++) {
+        const uint8_t *body;
+        kept_message message = read_kept(&channel->kept, &at, &body);
+        mdgw_frame frame = {.sequence = message.sequence,
+                            .ts_recv = message.ts_recv,
+                            .ts_in_delta = message.ts_in_delta,
+                            .record_count = message.record_count,
+                            .flags = message.flags};
+        if (message.sequence >= first)
+            emit_records(channel, kind, &frame, body, message.body_bytes);
+    }
+}
+
+/* What a program must know besides messages, after a start that delivered nothing. */
+static void emit_state_and_end(const channel *channel)
+{
+    mdgw_item item = item_of(channel, MDGW_ITEM_STATE);
+    item.state = channel->state;
+    if (channel->has_state && channel->state <= 6)
+        emit(channel, &item);
+    item = item_of(channel, MDGW_ITEM_END);
+    if (channel->has_reported_end)
+        emit(channel, &item);
+}
+
+/* Delivers the image of the snapshot group and the messages behind it, if the image is whole. Without one in time, a receiver with a
+ * service reads the session from the logs. One without begins with the oldest message kept. */
+static void start_with_group_image(channel *channel, uint64_t now)
+{
+    const mdgw_config *config = &channel->receiver->config;
+    kept_messages *kept = &channel->kept;
+    if (is_group_image_ready(channel, now)) {
+        emit_snapshot(channel, &channel->group.assembly);
+        emit_kept(channel, MDGW_ITEM_MESSAGE, channel->group.assembly.image.next);
+        end_group_start(channel);
+    } else if (now < channel->group_start_until) {
+        return;
+    } else if (config->services > 0) {
+        channel->receiver->counts.snapshots_unavailable++;
+        forget_group_start(channel);
+        clear_extents(channel);
+        set_phase(channel, QUERY_EXTENT, true, now);
+        return;
+    } else {
+        bool are_suspect = config->rebuilds_books && kept->are_books_suspect && kept->from > 1;
+        channel->receiver->counts.snapshots_unavailable++;
+        clear_rebuild(channel);
+        if (are_suspect)
+            emit_books(channel, false);
+        emit_kept(channel, MDGW_ITEM_MESSAGE, 0);
+        if (!are_suspect)
+            forget_kept(kept);
+    }
+    emit_state_and_end(channel);
+    start_running(channel, now);
 }
 
 /* Suspect books of a receiver that runs. Messages are delivered all the time.
@@ -1804,6 +2014,8 @@ static void restart_snapshot(channel *channel, uint64_t now)
  *   right +-> suspect --pause--> one chunk is requested --+-> all chunks --> complete --delivered up to p--> right
  *                ^                     | suspect, too old, no answer                |
  *                +---- pause x 2 <-----+------------ lost, or another loss <--------+
+ *
+ * An image of the snapshot group is collected at the same time, without a request. Whichever image is whole first is used.
  */
 static mdgw_reason accept_rebuild_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
 {
@@ -1822,9 +2034,14 @@ static mdgw_reason accept_rebuild_answer(channel *channel, const mdgw_packet *pa
 static uint64_t rebuild_deadline(const channel *channel)
 {
     const rebuild *rebuild = &channel->rebuild;
-    if (channel->phase != RUNNING || rebuild->stage == BOOKS_RIGHT)
+    uint64_t group_deadline = channel->group.is_complete ? channel->group.until : MDGW_NEVER;
+    if (channel->phase == AWAIT_GROUP_IMAGE)
+        return min_u64(group_deadline, channel->group_start_until);
+    if (channel->phase != RUNNING)
         return MDGW_NEVER;
-    return rebuild->stage == REBUILD_QUERYING ? rebuild->query.deadline : rebuild->until;
+    if (rebuild->stage == BOOKS_RIGHT)
+        return group_deadline;
+    return min_u64(group_deadline, rebuild->stage == REBUILD_QUERYING ? rebuild->query.deadline : rebuild->until);
 }
 
 static void pause_rebuild(channel *channel, uint64_t now)
@@ -1838,29 +2055,16 @@ static void pause_rebuild(channel *channel, uint64_t now)
 }
 
 /* Delivers the snapshot, and the messages behind it that were delivered before. */
-static void finish_rebuild(channel *channel, uint64_t now)
+static void finish_rebuild(channel *channel, const assembly *assembly, uint64_t now)
 {
     rebuild *rebuild = &channel->rebuild;
-    kept_messages *kept = &channel->kept;
-    emit_snapshot(channel, &channel->snapshot.assembly);
-    size_t at = kept->begin;
-    for (size_t i = 0; i < kept->count; i++) {
-        const uint8_t *body;
-        kept_message message = read_kept(kept, &at, &body);
-        mdgw_frame frame = {.sequence = message.sequence,
-                            .ts_recv = message.ts_recv,
-                            .ts_in_delta = message.ts_in_delta,
-                            .record_count = message.record_count,
-                            .flags = message.flags};
-        if (message.sequence >= channel->snapshot.assembly.image.next)
-            emit_records(channel, MDGW_ITEM_REPEATED, &frame, body, message.body_bytes);
-    }
-    kept->are_books_suspect = false;
+    emit_snapshot(channel, assembly);
+    emit_kept(channel, MDGW_ITEM_REPEATED, assembly->image.next);
+    channel->kept.are_books_suspect = false;
     channel->receiver->counts.books_rebuilt++;
-    mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
-    item.has_right_books = true;
-    emit(channel, &item);
+    emit_books(channel, true);
     reset_snapshot(&channel->snapshot);
+    clear_group_image(&channel->group);
     /* The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time. */
     rebuild->pause_ns = min_u64(2 * rebuild->pause_ns, PAUSE_NS_MAX);
     rebuild->stage = BOOKS_RIGHT;
@@ -1877,6 +2081,12 @@ static void advance_rebuild(channel *channel, uint64_t now)
     /* Each service twice: those without right books are asked again after the pause. */
     uint64_t attempts_max = min_u64(max_u64(2 * (uint64_t)config->services, REBUILD_ATTEMPTS_MIN), max_u64(config->attempts_max, 1));
     if (!channel->kept.are_books_suspect || channel->phase != RUNNING)
+        return;
+    if (is_group_image_ready(channel, now)) {
+        finish_rebuild(channel, &channel->group.assembly, now);
+        return;
+    }
+    if (config->services == 0)
         return;
     /* Another loss behind the image, or too many messages since. */
     if (snapshot->assembly.has_image && snapshot->assembly.image.next < channel->kept.from)
@@ -1905,7 +2115,7 @@ static void advance_rebuild(channel *channel, uint64_t now)
         break;
     case REBUILD_COMPLETE:
         if (snapshot->assembly.image.next <= channel->reported_through)
-            finish_rebuild(channel, now);
+            finish_rebuild(channel, &snapshot->assembly, now);
         else if (rebuild->until <= now)
             /* The stream does not come to the image's position, be it that no such position exists. */
             pause_rebuild(channel, now);
@@ -1916,7 +2126,7 @@ static void advance_rebuild(channel *channel, uint64_t now)
 static void after_definitions(channel *channel, uint64_t now)
 {
     const mdgw_config *config = &channel->receiver->config;
-    if (config->start == MDGW_START_SNAPSHOT && config->services > 0 && !channel->has_previous_session) {
+    if (config->services > 0 && starts_with_snapshot(channel)) {
         reset_snapshot(&channel->snapshot);
         set_phase(channel, QUERY_SNAPSHOT, true, now);
         return;
@@ -1990,6 +2200,7 @@ static void finish_query(channel *channel, uint64_t now)
         break;
     case IDLE:
     case QUERY_SNAPSHOT:
+    case AWAIT_GROUP_IMAGE:
     case RUNNING:
         break;
     }
@@ -2018,6 +2229,21 @@ static bool on_newer_session(channel *channel, mdgw_session session, const uint6
             channel->next_session = session;
         channel->has_next_session = true;
         close_when_complete(channel, now);
+        break;
+    case AWAIT_GROUP_IMAGE:
+        /* Images of the present session come no more, and nothing of it was delivered. */
+        channel->receiver->counts.snapshots_unavailable++;
+        forget_group_start(channel);
+        if (channel->receiver->config.services > 0) {
+            clear_extents(channel);
+            set_phase(channel, QUERY_EXTENT, true, now);
+            channel->next_session = session;
+            channel->has_next_session = true;
+            break;
+        }
+        set_phase(channel, IDLE, false, now);
+        channel->has_session = false;
+        begin_session(channel, session, first, now);
         break;
     case RUNNING:
         if (channel->receiver->config.services > 0 && has_more) {
@@ -2159,7 +2385,7 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
         uint64_t begin = message_after(first) << 16;
         begin_at(channel, begin);
         channel->reported_through = begin >> 16;
-        if (begin >> 16 > 1)
+        if (begin >> 16 > 1 || channel->phase == AWAIT_GROUP_IMAGE)
             suspect_books_before(channel, begin >> 16);
     }
     mdgw_reason reason;
@@ -2206,6 +2432,13 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
         if (!on_newer_session(channel, packet->session, is_uncut ? &packet->first : NULL, now))
             return MDGW_USED;
     }
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        channel->withholds = true;
+        mdgw_reason reason = accept_running(channel, packet, line, service, now);
+        channel->withholds = false;
+        start_with_group_image(channel, now);
+        return reason;
+    }
     if (channel->phase == RUNNING || channel->phase == CLOSING) {
         mdgw_reason reason = accept_running(channel, packet, line, service, now);
         advance_rebuild(channel, now);
@@ -2227,6 +2460,37 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
     return MDGW_USED;
 }
 
+/* Whether chunks of the snapshot group are of use now. */
+static bool collects_group_image(const channel *channel)
+{
+    return (channel->phase == AWAIT_GROUP_IMAGE || channel->phase == RUNNING) && channel->receiver->config.has_snapshot_group &&
+           channel->kept.are_books_suspect;
+}
+
+/* Whether the snapshot group is needed now, or will be when the first packet of the channel comes. */
+static bool needs_group(const channel *channel)
+{
+    const mdgw_config *config = &channel->receiver->config;
+    bool will_start_with_it = channel->phase == IDLE && config->start == MDGW_START_SNAPSHOT && config->services == 0;
+    return will_start_with_it || channel->phase == AWAIT_GROUP_IMAGE || collects_group_image(channel);
+}
+
+/* Processes a chunk of the snapshot group whose epoch is believed. */
+static mdgw_reason accept_group_chunk(channel *channel, const mdgw_session *session, const image *image, uint32_t number,
+                                      const mdgw_frame *frame, uint64_t now)
+{
+    int order = compare_sessions(session, &channel->session);
+    /* The lines say when a session begins. */
+    if (order != 0)
+        return order < 0 ? MDGW_SESSION_STALE : MDGW_ANSWER_UNREQUESTED;
+    mdgw_reason reason = add_group_chunk(channel, image, number, frame, now);
+    if (reason == MDGW_USED && channel->phase == AWAIT_GROUP_IMAGE)
+        start_with_group_image(channel, now);
+    else if (reason == MDGW_USED)
+        advance_rebuild(channel, now);
+    return reason;
+}
+
 static uint64_t channel_deadline(const channel *channel)
 {
     uint64_t query = channel->query.is_active ? channel->query.deadline : rebuild_deadline(channel);
@@ -2235,8 +2499,14 @@ static uint64_t channel_deadline(const channel *channel)
 
 static void channel_on_deadline(channel *channel, uint64_t now)
 {
+    channel->withholds = channel->phase == AWAIT_GROUP_IMAGE;
     gaps_on_deadline(channel, now);
     report_end_if_reached(channel);
+    channel->withholds = false;
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        start_with_group_image(channel, now);
+        return;
+    }
     bool is_given_up = channel->query.is_active && !query_on_deadline(channel->receiver, &channel->query, now);
     if (is_given_up || is_query_satisfied(channel))
         finish_query(channel, now);
@@ -2292,8 +2562,8 @@ static bool are_rivals(const mdgw_receiver *receiver, uint64_t one, uint64_t oth
     return (one > other ? one - other : other - one) > receiver->config.epoch_jump_max;
 }
 
-/* Accepts an epoch within a bounded step of the highest accepted or the vouched one. */
-static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
+/* Whether an epoch is within a bounded step of the highest accepted or the vouched one. */
+static mdgw_reason check_epoch(const mdgw_receiver *receiver, uint64_t epoch)
 {
     if (receiver->has_highest && epoch < receiver->highest)
         return MDGW_EPOCH_STALE;
@@ -2302,9 +2572,23 @@ static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
         if (are_rivals(receiver, known, epoch))
             return epoch < known ? MDGW_EPOCH_STALE : MDGW_EPOCH_JUMP;
     }
-    receiver->has_highest = true;
-    receiver->highest = epoch;
     return MDGW_USED;
+}
+
+static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
+{
+    mdgw_reason reason = check_epoch(receiver, epoch);
+    if (reason == MDGW_USED) {
+        receiver->has_highest = true;
+        receiver->highest = epoch;
+    }
+    return reason;
+}
+
+/* Lines and services show epochs before anything else is believed. */
+static bool has_believed_epoch(const mdgw_receiver *receiver)
+{
+    return receiver->epoch_phase == WATCHING || receiver->epoch_phase == VOUCHED;
 }
 
 static void fail_epochs(mdgw_receiver *receiver, uint64_t one, uint64_t other, bool is_contradicted)
@@ -2468,6 +2752,7 @@ mdgw_config mdgw_default_config(void)
         .message_bytes_max = (size_t)1 << 16,
         .snapshot_bytes_max = (size_t)64 << 20,
         .rebuild_bytes_max = (size_t)32 << 20,
+        .snapshot_wait_ns_max = UINT64_C(120000000000),
     };
 }
 
@@ -2523,15 +2808,18 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     receiver->start = allocate(receiver, start_bytes, 1);
     receiver->channel_filter = allocate(receiver, channels, sizeof *receiver->channel_filter);
     uint64_t *definitions = allocate(receiver, config->services > 0 ? channels * DEFINITIONS_MAX : 0, sizeof *definitions);
-    bool rebuilds = config->services > 0 && config->rebuilds_books;
-    bool takes_snapshots = rebuilds || (config->services > 0 && config->start == MDGW_START_SNAPSHOT);
-    size_t snapshot_bytes = takes_snapshots ? config->snapshot_bytes_max : 0;
-    size_t snapshot_chunks = takes_snapshots ? chunks_max(config) : 0;
-    uint8_t *snapshot_records = allocate(receiver, channels, snapshot_bytes + 1);
-    chunk *chunks = allocate(receiver, channels * snapshot_chunks, sizeof *chunks);
+    bool takes_images = config->rebuilds_books || config->start == MDGW_START_SNAPSHOT;
+    bool requests_images = takes_images && config->services > 0, collects_images = takes_images && config->has_snapshot_group;
+    /* An image of the group is collected beside one that is requested. */
+    size_t record_bytes = requests_images ? config->snapshot_bytes_max + 1 : 1, chunk_count = requests_images ? chunks_max(config) : 0;
+    size_t group_bytes = collects_images ? config->snapshot_bytes_max + 1 : 1, group_chunk_count = collects_images ? chunks_max(config) : 0;
+    uint8_t *records = allocate(receiver, channels, record_bytes), *group_records = allocate(receiver, channels, group_bytes);
+    chunk *chunks = allocate(receiver, channels * chunk_count, sizeof *chunks);
+    chunk *group_chunks = allocate(receiver, channels * group_chunk_count, sizeof *group_chunks);
     /* Longer than the limit by the longest message, see keep_message. */
     size_t longest = sizeof(kept_message) + (size_t)max_u64(config->message_bytes_max, config->packet_bytes_max);
-    size_t ring_bytes = rebuilds ? config->rebuild_bytes_max + longest : 1;
+    bool keeps_messages = collects_images || (config->rebuilds_books && config->services > 0);
+    size_t ring_bytes = keeps_messages ? config->rebuild_bytes_max + longest : 1;
     uint8_t *rings = allocate(receiver, channels, ring_bytes);
     if (receiver->block_count < sizeof receiver->blocks / sizeof receiver->blocks[0]) {
         mdgw_receiver_free(receiver);
@@ -2546,8 +2834,10 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->fragments = fragments + i * packets * 2;
         channel->slots = slots + i * packets;
         channel->free_slots = free_slots + i * packets;
-        channel->snapshot.assembly.records = snapshot_records + i * (snapshot_bytes + 1);
-        channel->snapshot.assembly.chunks = chunks + i * snapshot_chunks;
+        channel->snapshot.assembly.records = records + i * record_bytes;
+        channel->snapshot.assembly.chunks = chunks + i * chunk_count;
+        channel->group.assembly.records = group_records + i * group_bytes;
+        channel->group.assembly.chunks = group_chunks + i * group_chunk_count;
         channel->kept.ring = rings + i * ring_bytes;
         channel->kept.ring_bytes = ring_bytes;
         channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
@@ -2674,8 +2964,7 @@ static mdgw_reason accept_datagram(mdgw_receiver *receiver, unsigned line, unsig
     if (receiver->config.channels && !find_channel(receiver, packet.channel))
         return MDGW_CHANNEL_UNKNOWN;
     if (is_answer) {
-        bool is_started = receiver->epoch_phase == WATCHING || receiver->epoch_phase == VOUCHED;
-        reason = is_started ? filter_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
+        reason = has_believed_epoch(receiver) ? filter_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
     } else {
         bool is_held;
         reason = admit(receiver, &packet, line, data, length, now, &is_held);
@@ -2696,6 +2985,54 @@ mdgw_reason mdgw_receiver_accept(mdgw_receiver *receiver, unsigned line, unsigne
     mdgw_reason reason = is_line ? accept_datagram(receiver, line, service, data, length, now) : MDGW_SOURCE_UNEXPECTED;
     receiver->counts.refused[reason] += reason != MDGW_USED;
     return reason;
+}
+
+static mdgw_reason accept_from_group(mdgw_receiver *receiver, const uint8_t *data, size_t length, uint64_t now)
+{
+    mdgw_packet packet;
+    mdgw_reason reason = mdgw_parse_packet(data, length, &packet);
+    if (reason != MDGW_USED)
+        return reason;
+    if (packet.group != receiver->config.group)
+        return MDGW_CHANNEL_UNKNOWN;
+    /* Lines say which channels there are, and of which session. Most receivers need nothing of the group most of the time. */
+    channel *channel = find_channel(receiver, packet.channel);
+    if (!channel || !collects_group_image(channel))
+        return MDGW_USED;
+    if (length > receiver->config.packet_bytes_max + (packet.is_tagged ? MDGW_TAG_BYTES : 0))
+        return MDGW_PROTOCOL_MISMATCH;
+    reason = check_tag(receiver, NULL, data, length, packet.is_tagged);
+    image image;
+    uint32_t number;
+    mdgw_frame frame;
+    if (reason == MDGW_USED)
+        reason = parse_chunk(&packet, &image, &number, &frame);
+    /* A chunk does not raise the epoch of the lines: packets of the former leader may still wait in their sockets. */
+    if (reason == MDGW_USED)
+        reason = has_believed_epoch(receiver) ? check_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
+    if (reason == MDGW_USED && packet.epoch < receiver->group_epoch)
+        reason = MDGW_EPOCH_STALE;
+    if (reason != MDGW_USED)
+        return reason;
+    receiver->group_epoch = packet.epoch;
+    return accept_group_chunk(channel, &packet.session, &image, number, &frame, now);
+}
+
+mdgw_reason mdgw_receiver_accept_from_snapshot_group(mdgw_receiver *receiver, const uint8_t *data, size_t length, uint64_t now)
+{
+    mdgw_reason reason = accept_from_group(receiver, data, length, now);
+    receiver->counts.packets++;
+    receiver->counts.refused[reason] += reason != MDGW_USED;
+    return reason;
+}
+
+bool mdgw_receiver_needs_snapshot_group(const mdgw_receiver *receiver)
+{
+    const mdgw_config *config = &receiver->config;
+    bool needs = receiver->channel_count == 0 && config->start == MDGW_START_SNAPSHOT && config->services == 0;
+    for (size_t i = 0; i < receiver->channel_count && !needs; i++)
+        needs = needs_group(&receiver->channels[i]);
+    return needs && config->has_snapshot_group;
 }
 
 uint64_t mdgw_receiver_next_deadline(const mdgw_receiver *receiver)
