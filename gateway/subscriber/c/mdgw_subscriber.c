@@ -29,6 +29,8 @@
 /* Definitions of one session that a receiver remembers: three times what the largest venue lists. */
 #define DEFINITIONS_MAX ((size_t)1 << 15)
 #define DATAGRAMS_PER_SOCKET_MAX 64
+/* Pause after a failure of the snapshot group's socket, ns. */
+#define GROUP_RETRY_NS UINT64_C(1000000000)
 /* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
 #define UNDRAINED_ROUNDS_MAX 128
 /* Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
@@ -826,8 +828,8 @@ static void forget_oldest(kept_messages *kept)
     kept->from = message.sequence + 1;
 }
 
-/* A message was delivered, or is withheld. The ring is longer than the limit by the longest message, so it always has room: what is left free at its end
- * is less than that. */
+/* A message was delivered, or is withheld. The ring is longer than the limit by the longest message, so it always has room: what is left
+ * free at its end is less than that. */
 static void keep_message(channel *channel, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
 {
     kept_messages *kept = &channel->kept;
@@ -3385,15 +3387,30 @@ size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes)
 
 /* --- Sockets ---------------------------------------------------------------------------------------------------------- */
 
+/* A line, or the snapshot group. */
+typedef struct group_address {
+    struct sockaddr_in address;
+    struct in_addr interface;
+} group_address;
+
+enum { SOCKETS_MAX = MDGW_LINES_MAX + MDGW_SERVICES_MAX + 1 };
+
 struct mdgw_subscriber {
     mdgw_receiver *receiver;
-    unsigned socket_count, line_count, undrained_rounds;
-    struct pollfd sockets[MDGW_LINES_MAX + MDGW_SERVICES_MAX];
-    bool checks_sender[MDGW_LINES_MAX];
+    unsigned line_count, service_count, undrained_rounds;
+    /* Lines, services, and the snapshot group: its descriptor is -1 while it is not joined. */
+    struct pollfd sockets[SOCKETS_MAX];
+    bool checks_sender[SOCKETS_MAX];
+    bool has_group;
+    group_address group;
+    uint64_t group_retry_at;
     struct in_addr sources[SOURCES_MAX];
     size_t source_count, buffer_bytes;
+    int receive_buffer_bytes;
     uint8_t *buffer;
 };
+
+static unsigned group_index(const mdgw_subscriber *subscriber) { return subscriber->line_count + subscriber->service_count; }
 
 static uint64_t now_ns(void)
 {
@@ -3416,31 +3433,51 @@ static bool parse_address(const char *text, struct in_addr *address)
     return false;
 }
 
-/* Binds a socket to its line and joins the group. */
-static bool join_line(mdgw_subscriber *subscriber, unsigned number, int fd, const mdgw_line *line)
+static bool parse_line(const mdgw_line *line, group_address *parsed)
+{
+    *parsed = (group_address){{.sin_family = AF_INET, .sin_port = htons(line->port)}, {htonl(INADDR_ANY)}};
+    return parse_address(line->address, &parsed->address.sin_addr) &&
+           (!line->interface_address || parse_address(line->interface_address, &parsed->interface));
+}
+
+static void close_socket(struct pollfd *socket)
+{
+    if (socket->fd >= 0)
+        close(socket->fd);
+    socket->fd = -1;
+}
+
+static bool open_socket(mdgw_subscriber *subscriber, unsigned index)
+{
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    subscriber->sockets[index] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return fd >= 0 && set_option(fd, SOL_SOCKET, SO_RCVBUF, &subscriber->receive_buffer_bytes, sizeof(int));
+}
+
+/* Opens the socket of a line, or of the snapshot group, and joins the group. */
+static bool open_line(mdgw_subscriber *subscriber, unsigned index, const group_address *line)
 {
     const int yes = 1, no = 0;
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(line->port)};
-    struct in_addr interface = {htonl(INADDR_ANY)};
-    if (!parse_address(line->address, &address.sin_addr) ||
-        (line->interface_address && !parse_address(line->interface_address, &interface)))
+    if (!open_socket(subscriber, index))
         return false;
+    int fd = subscriber->sockets[index].fd;
     /* Several subscribers may run on one host. */
-    if (!set_option(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) || bind(fd, (struct sockaddr *)&address, sizeof address) != 0)
+    if (!set_option(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
+        bind(fd, (const struct sockaddr *)&line->address, sizeof line->address) != 0)
         return false;
-    if (!IN_MULTICAST(ntohl(address.sin_addr.s_addr))) {
+    if (!IN_MULTICAST(ntohl(line->address.sin_addr.s_addr))) {
         /* A line that is sent by unicast has no group in which the kernel filters. */
-        subscriber->checks_sender[number] = subscriber->source_count > 0;
+        subscriber->checks_sender[index] = subscriber->source_count > 0;
         return true;
     }
     /* Otherwise, groups that other processes joined on the same port would arrive here too. */
     if (!set_option(fd, IPPROTO_IP, IP_MULTICAST_ALL, &no, sizeof no))
         return false;
-    struct ip_mreq membership = {address.sin_addr, interface};
+    struct ip_mreq membership = {line->address.sin_addr, line->interface};
     if (subscriber->source_count == 0 && !set_option(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &membership, sizeof membership))
         return false;
     for (size_t i = 0; i < subscriber->source_count; i++) {
-        struct ip_mreq_source with_source = {address.sin_addr, interface, subscriber->sources[i]};
+        struct ip_mreq_source with_source = {line->address.sin_addr, line->interface, subscriber->sources[i]};
         if (!set_option(fd, IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, &with_source, sizeof with_source))
             return false;
     }
@@ -3448,10 +3485,30 @@ static bool join_line(mdgw_subscriber *subscriber, unsigned number, int fd, cons
 }
 
 /* Only the service's datagrams are accepted as answers. */
-static bool connect_service(int fd, const mdgw_service *service)
+static bool open_service(mdgw_subscriber *subscriber, unsigned index, const mdgw_service *service)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(service->port)};
-    return parse_address(service->address, &address.sin_addr) && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    return open_socket(subscriber, index) && parse_address(service->address, &address.sin_addr) &&
+           connect(subscriber->sockets[index].fd, (struct sockaddr *)&address, sizeof address) == 0;
+}
+
+/* Joins the snapshot group, or leaves it: most of the time nothing of it is needed. */
+static bool join_group_if_needed(mdgw_subscriber *subscriber)
+{
+    unsigned index = group_index(subscriber);
+    if (!mdgw_receiver_needs_snapshot_group(subscriber->receiver)) {
+        close_socket(&subscriber->sockets[index]);
+        return true;
+    }
+    return subscriber->sockets[index].fd >= 0 || open_line(subscriber, index, &subscriber->group);
+}
+
+/* The lines go on without the snapshot group. */
+static void group_failed(mdgw_subscriber *subscriber)
+{
+    subscriber->receiver->counts.snapshot_group_failures++;
+    close_socket(&subscriber->sockets[group_index(subscriber)]);
+    subscriber->group_retry_at = now_ns() + GROUP_RETRY_NS;
 }
 
 static bool draw_nonces(mdgw_config *config)
@@ -3470,20 +3527,16 @@ static bool draw_nonces(mdgw_config *config)
     return false;
 }
 
-static bool open_sockets(mdgw_subscriber *subscriber, const mdgw_config *config, const mdgw_line *lines,
-                         const mdgw_service *services, int receive_buffer_bytes)
+static bool open_sockets(mdgw_subscriber *subscriber, const mdgw_line *lines, const mdgw_service *services)
 {
-    for (unsigned i = 0; i < config->lines + config->services; i++) {
-        int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd < 0)
+    group_address line;
+    for (unsigned i = 0; i < subscriber->line_count; i++)
+        if (!parse_line(&lines[i], &line) || !open_line(subscriber, i, &line))
             return false;
-        subscriber->sockets[subscriber->socket_count++] = (struct pollfd){.fd = fd, .events = POLLIN};
-        if (!set_option(fd, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes))
+    for (unsigned i = 0; i < subscriber->service_count; i++)
+        if (!open_service(subscriber, subscriber->line_count + i, &services[i]))
             return false;
-        if (i < config->lines ? !join_line(subscriber, i, fd, &lines[i]) : !connect_service(fd, &services[i - config->lines]))
-            return false;
-    }
-    return true;
+    return !subscriber->has_group || (parse_line(&lines[subscriber->line_count], &subscriber->group) && join_group_if_needed(subscriber));
 }
 
 mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
@@ -3498,7 +3551,12 @@ mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line
     mdgw_subscriber *subscriber = calloc(1, sizeof *subscriber);
     if (!subscriber)
         return NULL;
+    for (unsigned i = 0; i < SOCKETS_MAX; i++)
+        subscriber->sockets[i].fd = -1;
     subscriber->line_count = config->lines;
+    subscriber->service_count = config->services;
+    subscriber->has_group = config->has_snapshot_group;
+    subscriber->receive_buffer_bytes = receive_buffer_bytes;
     subscriber->source_count = source_count;
     /* One byte more than the maximum packet size, so that a truncated packet is too long and is refused. */
     subscriber->buffer_bytes = config->packet_bytes_max + MDGW_TAG_BYTES + 1;
@@ -3506,7 +3564,7 @@ mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line
     bool is_open = subscriber->buffer && draw_nonces(&drawn) && (subscriber->receiver = mdgw_receiver_new(&drawn, deliver, user));
     for (size_t i = 0; i < source_count && is_open; i++)
         is_open = parse_address(sources[i], &subscriber->sources[i]);
-    if (is_open && open_sockets(subscriber, config, lines, services, receive_buffer_bytes))
+    if (is_open && open_sockets(subscriber, lines, services))
         return subscriber;
     int error = errno;
     mdgw_subscriber_close(subscriber);
@@ -3520,8 +3578,8 @@ void mdgw_subscriber_close(mdgw_subscriber *subscriber)
 {
     if (!subscriber)
         return;
-    for (unsigned i = 0; i < subscriber->socket_count; i++)
-        close(subscriber->sockets[i].fd);
+    for (unsigned i = 0; i < SOCKETS_MAX; i++)
+        close_socket(&subscriber->sockets[i]);
     mdgw_receiver_free(subscriber->receiver);
     free(subscriber->buffer);
     free(subscriber);
@@ -3538,7 +3596,7 @@ static bool is_accepted_sender(const mdgw_subscriber *subscriber, const struct s
 /* Reads a socket until it is empty or its quota is used up. Returns the number of datagrams, -1 if the socket failed. */
 static int drain(mdgw_subscriber *subscriber, unsigned index)
 {
-    bool is_line = index < subscriber->line_count;
+    bool is_line = index < subscriber->line_count, is_group = index == group_index(subscriber);
     unsigned line = is_line ? index : MDGW_SERVICE_LINE, service = is_line ? 0 : index - subscriber->line_count;
     for (int count = 0; count < DATAGRAMS_PER_SOCKET_MAX; count++) {
         struct sockaddr_in sender;
@@ -3549,9 +3607,11 @@ static int drain(mdgw_subscriber *subscriber, unsigned index)
             continue;
         /* A service that is not running: the request is repeated. */
         if (length < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK || !is_line ? count : -1;
-        if (is_line && subscriber->checks_sender[index] && !is_accepted_sender(subscriber, &sender))
+            return errno == EAGAIN || errno == EWOULDBLOCK || (!is_line && !is_group) ? count : -1;
+        if (subscriber->checks_sender[index] && !is_accepted_sender(subscriber, &sender))
             subscriber->receiver->counts.refused[MDGW_SOURCE_UNEXPECTED]++;
+        else if (is_group)
+            mdgw_receiver_accept_from_snapshot_group(subscriber->receiver, subscriber->buffer, (size_t)length, now_ns());
         else
             mdgw_receiver_accept(subscriber->receiver, line, service, subscriber->buffer, (size_t)length, now_ns());
     }
@@ -3564,16 +3624,24 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
     uint64_t now = now_ns(), deadline = mdgw_receiver_next_deadline(receiver);
     uint64_t wait_ns = min_u64(timeout_ns, deadline > now ? deadline - now : 0);
     struct timespec wait = {.tv_sec = (time_t)(wait_ns / 1000000000), .tv_nsec = (long)(wait_ns % 1000000000)};
-    if (ppoll(subscriber->sockets, subscriber->socket_count, &wait, NULL) < 0 && errno != EINTR)
+    unsigned group = group_index(subscriber);
+    if (ppoll(subscriber->sockets, group + 1, &wait, NULL) < 0 && errno != EINTR)
         return -1;
     int total = 0;
     bool is_drained = true;
-    for (unsigned i = 0; i < subscriber->socket_count; i++) {
+    for (unsigned i = 0; i < group; i++) {
         int count = drain(subscriber, i);
         if (count < 0)
             return -1;
         is_drained &= count < DATAGRAMS_PER_SOCKET_MAX;
         total += count;
+    }
+    /* Behind the lines: what a chunk's position needs has then been read. The group's datagrams delay no deadline. */
+    if (is_drained && subscriber->sockets[group].fd >= 0) {
+        int count = drain(subscriber, group);
+        if (count < 0)
+            group_failed(subscriber);
+        total += count < 0 ? 0 : count;
     }
     /* Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line. */
     subscriber->undrained_rounds = is_drained ? 0 : subscriber->undrained_rounds + 1;
@@ -3586,6 +3654,8 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
         ssize_t sent = send(subscriber->sockets[subscriber->line_count + service].fd, request, sizeof request, 0);
         (void)sent;
     }
+    if (subscriber->has_group && subscriber->group_retry_at <= now_ns() && !join_group_if_needed(subscriber))
+        group_failed(subscriber);
     if (mdgw_receiver_rivals(receiver)) {
         errno = EPROTO;
         return -1;

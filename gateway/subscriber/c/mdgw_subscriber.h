@@ -205,7 +205,8 @@ typedef struct mdgw_config {
      * MDGW_START_SNAPSHOT with a snapshot group. What is older than the messages kept needs a snapshot of a later position: the default,
      * 32 MiB, holds 300,000 messages of one order each. */
     size_t rebuild_bytes_max;
-    /* The snapshot group is received by mdgw_receiver_accept_from_snapshot_group. MDGW_START_SNAPSHOT uses the group where there is no service or none has a snapshot, and delivers no message
+    /* The snapshot group is received: by mdgw_receiver_accept_from_snapshot_group, or at the address behind the lines of
+     * mdgw_subscriber_open. MDGW_START_SNAPSHOT uses the group where there is no service or none has a snapshot, and delivers no message
      * before the image is whole. With rebuilds_books suspect books are rebuilt from the group too. */
     bool has_snapshot_group;
     /* How long such a start waits for a whole image. Then a receiver with services reads the session from the logs, and one without
@@ -264,6 +265,7 @@ typedef struct mdgw_counts {
     uint64_t snapshots_unavailable; /* starts for which neither a service nor the snapshot group had one that this receiver accepts */
     uint64_t books_rebuilt;         /* suspect books that a snapshot replaced */
     uint64_t rebuilds_refused;      /* queries for such a snapshot that ended without one: no answer, suspect books, or an image too old */
+    uint64_t snapshot_group_failures; /* times that a subscriber could not join or read the snapshot group; tried again a second later */
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 
@@ -304,7 +306,8 @@ typedef struct mdgw_service {
 
 typedef struct mdgw_subscriber mdgw_subscriber;
 
-/* Opens the sockets. config->lines and config->services say how many there are; its nonces are drawn at random. `sources`: the
+/* Opens the sockets. config->lines and config->services say how many there are; with config->has_snapshot_group, `lines` has one more:
+ * the snapshot group, which is joined only while a snapshot is needed. The nonces are drawn at random. `sources`: the
  * gateways' addresses (at most 16); the groups are joined for these senders only (IGMPv3), and other packets are refused. NULL
  * with errno if that fails. */
 mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
