@@ -51,10 +51,20 @@ fn assert_agrees(test: &str, expected: &str) {
 /// Limits of the configuration, and sockets under a flood.
 #[test]
 fn the_c_subscriber_checks_its_limits_and_survives_a_flood() {
+    assert_succeeds("the_c_subscriber_checks_its_limits_and_survives_a_flood", "tests/consumers/subscriber.c");
+}
+
+/// Bounds, times and sockets.
+#[test]
+fn the_c_receiver_keeps_the_rules_of_the_snapshot_group() {
+    assert_succeeds("the_c_receiver_keeps_the_rules_of_the_snapshot_group", "tests/consumers/snapshot_group.c");
+}
+
+/// Runs a program of checks.
+fn assert_succeeds(test: &str, source: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) =
-        (data_files::repository_path("tests/consumers/subscriber.c"), folder.path().join("subscriber"));
-    if compile("the_c_subscriber_checks_its_limits_and_survives_a_flood", &source, &program, &SANITIZED) {
+    let program = folder.path().join("checks");
+    if compile(test, &data_files::repository_path(source), &program, &SANITIZED) {
         let output = Command::new(&program).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
