@@ -30,10 +30,13 @@ static uint64_t number(const char *line, const char *name, uint64_t otherwise)
 /* Digits up to anything else; "-" is nothing. */
 static size_t from_hex(const char *text, uint8_t *out, size_t size)
 {
+    static const char digits[] = "0123456789abcdef";
     size_t count = 0;
-    unsigned byte;
-    while (count < size && sscanf(text + 2 * count, "%2x", &byte) == 1 && strspn(text + 2 * count, "0123456789abcdef") >= 2)
-        out[count++] = (uint8_t)byte;
+    const char *high, *low;
+    while (count < size && *text && (high = strchr(digits, text[0])) && text[1] && (low = strchr(digits, text[1]))) {
+        out[count++] = (uint8_t)((high - digits) << 4 | (low - digits));
+        text += 2;
+    }
     return count;
 }
 
