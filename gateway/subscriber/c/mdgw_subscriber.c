@@ -1445,14 +1445,50 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
 /* --- Sessions and the start ------------------------------------------------------------------------------------------- */
 
 static bool on_newer_session(channel *channel, mdgw_session session, const uint64_t *first, uint64_t now);
-static void end_group_start(channel *channel);
+
+static void discard_image(snapshot *snapshot)
+{
+    snapshot->assembly.has_image = snapshot->has_progress = false;
+}
+
+static void reset_snapshot(snapshot *snapshot)
+{
+    discard_image(snapshot);
+    snapshot->attempts = snapshot->waits = snapshot->images_left = 0;
+    snapshot->leaves_image = snapshot->is_rebuild = false;
+}
+
+static void clear_group_image(group_image *group)
+{
+    group->assembly.has_image = group->is_complete = group->has_left = false;
+}
+
+static void clear_rebuild(channel *channel)
+{
+    reset_snapshot(&channel->snapshot);
+    clear_group_image(&channel->group);
+    channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
+}
+
+static void forget_kept(kept_messages *kept)
+{
+    forget_messages(kept);
+    kept->are_books_suspect = false;
+}
+
+/* Before and after a start waits for an image of the group. */
+static void forget_kept_and_images(channel *channel)
+{
+    forget_kept(&channel->kept);
+    clear_rebuild(channel);
+}
 
 static void finish_channel(channel *channel)
 {
     gap gap;
     if (channel->phase == AWAIT_GROUP_IMAGE) {
         /* No image came: nothing of the session is delivered. */
-        end_group_start(channel);
+        forget_kept_and_images(channel);
         channel->receiver->counts.snapshots_unavailable++;
         return;
     }
@@ -1484,30 +1520,6 @@ static void start_without_state(channel *channel, uint64_t first)
         suspect_books_before(channel, first);
 }
 
-static void discard_image(snapshot *snapshot)
-{
-    snapshot->assembly.has_image = snapshot->has_progress = false;
-}
-
-static void reset_snapshot(snapshot *snapshot)
-{
-    discard_image(snapshot);
-    snapshot->attempts = snapshot->waits = snapshot->images_left = 0;
-    snapshot->leaves_image = snapshot->is_rebuild = false;
-}
-
-static void clear_group_image(group_image *group)
-{
-    group->assembly.has_image = group->is_complete = group->has_left = false;
-}
-
-static void clear_rebuild(channel *channel)
-{
-    reset_snapshot(&channel->snapshot);
-    clear_group_image(&channel->group);
-    channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
-}
-
 /* Ends the current session and begins the next one. */
 static void switch_to(channel *channel, mdgw_session session)
 {
@@ -1536,34 +1548,20 @@ static bool starts_with_snapshot(const channel *channel)
     return channel->receiver->config.start == MDGW_START_SNAPSHOT && !channel->has_previous_session;
 }
 
-static void forget_kept(kept_messages *kept)
-{
-    forget_messages(kept);
-    kept->are_books_suspect = false;
-}
-
 /* Keeps messages from now on, until the snapshot group has sent a whole image. */
 static void await_group_image(channel *channel, uint64_t now)
 {
-    forget_kept(&channel->kept);
-    clear_rebuild(channel);
+    forget_kept_and_images(channel);
     /* An image has what was skipped, or is of no use. */
     channel->has_skipped = false;
     set_phase(channel, AWAIT_GROUP_IMAGE, false, now);
     channel->group_start_until = plus(now, channel->receiver->config.snapshot_wait_ns_max);
 }
 
-/* The channel waits for an image of the group no longer. */
-static void end_group_start(channel *channel)
-{
-    forget_kept(&channel->kept);
-    clear_rebuild(channel);
-}
-
 /* Nothing of the session was delivered, and it begins anew. */
 static void forget_group_start(channel *channel)
 {
-    end_group_start(channel);
+    forget_kept_and_images(channel);
     channel->has_parts = channel->has_state = channel->has_reported_end = false;
     channel->reported_through = 0;
     begin_at(channel, NOWHERE);
@@ -1986,7 +1984,7 @@ static void start_with_group_image(channel *channel, uint64_t now)
     if (is_group_image_ready(channel, now)) {
         emit_snapshot(channel, &channel->group.assembly);
         emit_kept(channel, MDGW_ITEM_MESSAGE, channel->group.assembly.image.next);
-        end_group_start(channel);
+        forget_kept_and_images(channel);
     } else if (now < channel->group_start_until) {
         return;
     } else if (config->services > 0) {
@@ -3031,10 +3029,12 @@ mdgw_reason mdgw_receiver_accept_from_snapshot_group(mdgw_receiver *receiver, co
 bool mdgw_receiver_needs_snapshot_group(const mdgw_receiver *receiver)
 {
     const mdgw_config *config = &receiver->config;
+    if (!config->has_snapshot_group)
+        return false;
     bool needs = receiver->channel_count == 0 && config->start == MDGW_START_SNAPSHOT && config->services == 0;
     for (size_t i = 0; i < receiver->channel_count && !needs; i++)
         needs = needs_group(&receiver->channels[i]);
-    return needs && config->has_snapshot_group;
+    return needs;
 }
 
 uint64_t mdgw_receiver_next_deadline(const mdgw_receiver *receiver)
@@ -3401,7 +3401,6 @@ struct mdgw_subscriber {
     /* Lines, services, and the snapshot group: its descriptor is -1 while it is not joined. */
     struct pollfd sockets[SOCKETS_MAX];
     bool checks_sender[SOCKETS_MAX];
-    bool has_group;
     group_address group;
     uint64_t group_retry_at;
     struct in_addr sources[SOURCES_MAX];
@@ -3492,7 +3491,7 @@ static bool open_service(mdgw_subscriber *subscriber, unsigned index, const mdgw
            connect(subscriber->sockets[index].fd, (struct sockaddr *)&address, sizeof address) == 0;
 }
 
-/* Joins the snapshot group, or leaves it: most of the time nothing of it is needed. */
+/* Joins the snapshot group, or leaves it: most of the time nothing of it is needed. After a failure it is joined again a while later. */
 static bool join_group_if_needed(mdgw_subscriber *subscriber)
 {
     unsigned index = group_index(subscriber);
@@ -3500,7 +3499,8 @@ static bool join_group_if_needed(mdgw_subscriber *subscriber)
         close_socket(&subscriber->sockets[index]);
         return true;
     }
-    return subscriber->sockets[index].fd >= 0 || open_line(subscriber, index, &subscriber->group);
+    bool is_settled = subscriber->sockets[index].fd >= 0 || now_ns() < subscriber->group_retry_at;
+    return is_settled || open_line(subscriber, index, &subscriber->group);
 }
 
 /* The lines go on without the snapshot group. */
@@ -3536,7 +3536,8 @@ static bool open_sockets(mdgw_subscriber *subscriber, const mdgw_line *lines, co
     for (unsigned i = 0; i < subscriber->service_count; i++)
         if (!open_service(subscriber, subscriber->line_count + i, &services[i]))
             return false;
-    return !subscriber->has_group || (parse_line(&lines[subscriber->line_count], &subscriber->group) && join_group_if_needed(subscriber));
+    return !subscriber->receiver->config.has_snapshot_group ||
+           (parse_line(&lines[subscriber->line_count], &subscriber->group) && join_group_if_needed(subscriber));
 }
 
 mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
@@ -3555,7 +3556,6 @@ mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line
         subscriber->sockets[i].fd = -1;
     subscriber->line_count = config->lines;
     subscriber->service_count = config->services;
-    subscriber->has_group = config->has_snapshot_group;
     subscriber->receive_buffer_bytes = receive_buffer_bytes;
     subscriber->source_count = source_count;
     /* One byte more than the maximum packet size, so that a truncated packet is too long and is refused. */
@@ -3654,7 +3654,7 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
         ssize_t sent = send(subscriber->sockets[subscriber->line_count + service].fd, request, sizeof request, 0);
         (void)sent;
     }
-    if (subscriber->has_group && subscriber->group_retry_at <= now_ns() && !join_group_if_needed(subscriber))
+    if (!join_group_if_needed(subscriber))
         group_failed(subscriber);
     if (mdgw_receiver_rivals(receiver)) {
         errno = EPROTO;
