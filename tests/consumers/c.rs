@@ -19,7 +19,7 @@ const SANITIZED: [&str; 4] = ["-g", "-O1", "-fsanitize=address,undefined", "-fno
 fn the_c_receiver_reads_all_vectors() {
     for flags in [&[][..], &SANITIZED] {
         let Some(program) = Vectors::compile("the_c_receiver_reads_all_vectors", flags) else { return };
-        for file in [packets::FILE, streams::FILE, records::FILE] {
+        for file in [packets::FILE, streams::FILE, streams::GROUP_FILE, records::FILE] {
             data_files::assert_same_text(file, &program.run(&data_files::path(file)), &data_files::read(file));
         }
     }
@@ -35,6 +35,12 @@ fn the_c_receiver_agrees_on_mutated_vectors() {
     assert_agrees("the_c_receiver_agrees_on_mutated_vectors", &random_streams::mutated_vectors(600));
 }
 
+#[test]
+fn the_c_receiver_agrees_on_mutated_vectors_of_the_snapshot_group() {
+    let test = "the_c_receiver_agrees_on_mutated_vectors_of_the_snapshot_group";
+    assert_agrees(test, &random_streams::mutated_group_vectors(400));
+}
+
 fn assert_agrees(test: &str, expected: &str) {
     let Some(program) = Vectors::compile(test, &SANITIZED) else { return };
     let path = program.folder.path().join("streams.txt");
@@ -45,10 +51,20 @@ fn assert_agrees(test: &str, expected: &str) {
 /// Limits of the configuration, and sockets under a flood.
 #[test]
 fn the_c_subscriber_checks_its_limits_and_survives_a_flood() {
+    assert_succeeds("the_c_subscriber_checks_its_limits_and_survives_a_flood", "tests/consumers/subscriber.c");
+}
+
+/// Bounds, times and sockets.
+#[test]
+fn the_c_receiver_keeps_the_rules_of_the_snapshot_group() {
+    assert_succeeds("the_c_receiver_keeps_the_rules_of_the_snapshot_group", "tests/consumers/snapshot_group.c");
+}
+
+/// Runs a program of checks.
+fn assert_succeeds(test: &str, source: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let (source, program) =
-        (data_files::repository_path("tests/consumers/subscriber.c"), folder.path().join("subscriber"));
-    if compile("the_c_subscriber_checks_its_limits_and_survives_a_flood", &source, &program, &SANITIZED) {
+    let program = folder.path().join("checks");
+    if compile(test, &data_files::repository_path(source), &program, &SANITIZED) {
         let output = Command::new(&program).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

@@ -41,7 +41,7 @@ fn the_rust_receiver_delivers_what_the_streams_say() {
     assert_same_text("streams.txt", &replay(&file), &file);
 }
 
-/// Streams with a snapshot group, in a file of their own: receivers need not use the group.
+/// Streams with a snapshot group, in a file of their own, for receivers that use the group.
 #[test]
 fn streams_of_the_snapshot_group_are_current() {
     let streams: Vec<String> = snapshot_group::all().into_iter().map(Scenario::run).collect();

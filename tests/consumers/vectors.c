@@ -30,10 +30,13 @@ static uint64_t number(const char *line, const char *name, uint64_t otherwise)
 /* Digits up to anything else; "-" is nothing. */
 static size_t from_hex(const char *text, uint8_t *out, size_t size)
 {
+    static const char digits[] = "0123456789abcdef";
     size_t count = 0;
-    unsigned byte;
-    while (count < size && sscanf(text + 2 * count, "%2x", &byte) == 1 && strspn(text + 2 * count, "0123456789abcdef") >= 2)
-        out[count++] = (uint8_t)byte;
+    const char *high, *low;
+    while (count < size && *text && (high = strchr(digits, text[0])) && text[1] && (low = strchr(digits, text[1]))) {
+        out[count++] = (uint8_t)((high - digits) << 4 | (low - digits));
+        text += 2;
+    }
     return count;
 }
 
@@ -140,6 +143,7 @@ static void begin_stream(const char *line)
     config.snapshot_bytes_max = (size_t)number(line, "snapshot_bytes_max", 1 << 20);
     config.rebuilds_books = number(line, "rebuild", 0);
     config.rebuild_bytes_max = (size_t)number(line, "rebuild_bytes_max", 1 << 20);
+    config.has_snapshot_group = number(line, "snapshot_group", 0);
     config.window_packets = (size_t)number(line, "window", config.window_packets);
     config.attempts_max = (unsigned)number(line, "attempts", config.attempts_max);
     config.messages_per_request_max = number(line, "per_request", config.messages_per_request_max);
@@ -176,10 +180,11 @@ static void on_deadline(uint64_t now)
 static void accept_at(uint64_t now, const char *rest)
 {
     char source[16];
-    unsigned index;
-    int length;
-    if (sscanf(rest, "%15s %u %n", source, &index, &length) == 2) {
-        bool is_line = strcmp(source, "line") == 0;
+    unsigned index = 0;
+    int length = 0;
+    bool is_group = sscanf(rest, " group %n", &length) == 0 && length > 0;
+    if (is_group || sscanf(rest, "%15s %u %n", source, &index, &length) == 2) {
+        bool is_line = !is_group && strcmp(source, "line") == 0;
         /* A copy of exactly that length, so that a sanitizer notices a read beyond it. */
         size_t count = from_hex(rest + length, bytes, sizeof bytes);
         uint8_t *data = malloc(count > 0 ? count : 1);
@@ -187,7 +192,8 @@ static void accept_at(uint64_t now, const char *rest)
             abort();
         memcpy(data, bytes, count);
         mdgw_reason reason =
-            mdgw_receiver_accept(receiver, is_line ? index : MDGW_SERVICE_LINE, is_line ? 0 : index, data, count, now);
+            is_group ? mdgw_receiver_accept_from_snapshot_group(receiver, data, count, now)
+                     : mdgw_receiver_accept(receiver, is_line ? index : MDGW_SERVICE_LINE, is_line ? 0 : index, data, count, now);
         free(data);
         if (reason != MDGW_USED && reason != MDGW_DUPLICATE)
             printf("> refused %s\n", mdgw_reason_name(reason));

@@ -1,10 +1,11 @@
 /* Prints what is published, one item on a line. Compile: cc -std=c11 -O2 -o example example.c mdgw_subscriber.c
  *
  * Usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] [--start session|day|live|snapshot]
- *                [--channel N] [--rebuild] [--trades] [--until-ended]
- * A line is ADDR:PORT. With --rebuild suspect books are rebuilt from a snapshot: it is printed, and the messages behind it once more; the
- * memory for it is allocated for each channel, so name the channel. With --trades only trades are printed (mbo records with action T,
- * and trades records). */
+ *                [--channel N] [--snapshot-group ADDR:PORT] [--rebuild] [--trades] [--until-ended]
+ * A line is ADDR:PORT. With --rebuild suspect books are rebuilt from a snapshot: it is printed, and the messages behind it once more.
+ * --start snapshot and --rebuild take snapshots from the services, or from the gateways' snapshot group, which is joined while one is
+ * needed. The memory for them is allocated for each channel, so name the channel. With --trades only trades are printed (mbo records with
+ * action T, and trades records). */
 #define _POSIX_C_SOURCE 200809L
 #include "mdgw_subscriber.h"
 
@@ -110,7 +111,7 @@ static bool load_key(const char *path, uint8_t key[MDGW_TAG_KEY_BYTES])
 int main(int argc, char **argv)
 {
     mdgw_config config = mdgw_default_config();
-    mdgw_line lines[MDGW_LINES_MAX];
+    mdgw_line lines[MDGW_LINES_MAX + 1], snapshot_group = {0};
     mdgw_service services[MDGW_SERVICES_MAX];
     const char *sources[16];
     static uint8_t keys[1][MDGW_TAG_KEY_BYTES];
@@ -140,6 +141,10 @@ int main(int argc, char **argv)
             is_valid = config.services < MDGW_SERVICES_MAX &&
                        split(argv[++i], &services[config.services].address, &services[config.services].port);
             config.services += is_valid;
+        } else if (strcmp(argv[i], "--snapshot-group") == 0) {
+            is_valid = split(argv[++i], &snapshot_group.address, &snapshot_group.port);
+            snapshot_group.interface_address = argv[2];
+            config.has_snapshot_group = true;
         } else if (strcmp(argv[i], "--source") == 0 && source_count < 16) {
             sources[source_count++] = argv[++i];
         } else if (strcmp(argv[i], "--key") == 0) {
@@ -162,9 +167,12 @@ int main(int argc, char **argv)
     }
     if (!is_valid || config.lines == 0) {
         fprintf(stderr, "usage: example GROUP INTERFACE LINE... [--service ADDR:PORT]... [--source ADDR]... [--key FILE] "
-                        "[--start session|day|live|snapshot] [--channel N] [--rebuild] [--trades] [--until-ended]\n");
+                        "[--start session|day|live|snapshot] [--channel N] [--snapshot-group ADDR:PORT] [--rebuild] [--trades] "
+                        "[--until-ended]\n");
         return 2;
     }
+    /* Behind the lines. */
+    lines[config.lines] = snapshot_group;
     mdgw_subscriber *subscriber =
         mdgw_subscriber_open(&config, lines, services, sources, source_count, 8 << 20, on_item, &output);
     if (!subscriber) {

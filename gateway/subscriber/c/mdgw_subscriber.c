@@ -29,6 +29,8 @@
 /* Definitions of one session that a receiver remembers: three times what the largest venue lists. */
 #define DEFINITIONS_MAX ((size_t)1 << 15)
 #define DATAGRAMS_PER_SOCKET_MAX 64
+/* Pause after a failure of the snapshot group's socket, ns. */
+#define GROUP_RETRY_NS UINT64_C(1000000000)
 /* Rounds in which a socket was not read until it was empty, after which deadlines wait no longer. */
 #define UNDRAINED_ROUNDS_MAX 128
 /* Chunks in one request, which fit the receive buffer of a host whose limits nobody has raised; images that are begun before the
@@ -448,7 +450,17 @@ typedef struct gap {
 } gap;
 
 /* See the phases' diagram in the specification. */
-typedef enum phase { IDLE, QUERY_SESSIONS, QUERY_DEFINITIONS, QUERY_SNAPSHOT, QUERY_EXTENT, RUNNING, CLOSING } phase;
+typedef enum phase {
+    IDLE,
+    QUERY_SESSIONS,
+    QUERY_DEFINITIONS,
+    QUERY_SNAPSHOT,
+    /* Messages are kept until the snapshot group has sent a whole image, and nothing is delivered. */
+    AWAIT_GROUP_IMAGE,
+    QUERY_EXTENT,
+    RUNNING,
+    CLOSING
+} phase;
 
 /* What all chunks of an image have in common. */
 typedef struct image {
@@ -458,9 +470,9 @@ typedef struct image {
     bool is_suspect;
 } image;
 
-/* A chunk that has arrived; `begin` is where its records are. */
+/* `begin` is where the records of the chunk are. */
 typedef struct chunk {
-    bool is_there;
+    uint8_t generation; /* that of the assembly if the chunk has arrived */
     uint8_t flags;
     uint16_t body_bytes, record_count;
     int32_t ts_in_delta;
@@ -468,24 +480,41 @@ typedef struct chunk {
     uint64_t ts_recv;
 } chunk;
 
-/* The snapshot of one session, from the service that first offered an acceptable one: complete or nothing. */
-typedef struct snapshot {
-    bool has_image, has_asked;
-    bool has_progress; /* a chunk arrived since the last request */
-    bool leaves_image; /* the answer to the last request is an image that was left for another one */
-    bool is_rebuild;   /* only an image without suspect books is taken, of rebuilt_from or later; a start takes any in the end */
-    uint64_t rebuilt_from;
-    unsigned service, asked_service, attempts, waits, images_left;
+/* The image of which chunks are collected: complete or nothing. */
+typedef struct assembly {
+    bool has_image;
+    uint8_t generation; /* another one for each image, since writing to each chunk of a forged image would take too long; never 0 */
     image image;
     chunk *chunks;
     uint8_t *records; /* in the order of arrival */
     uint64_t record_bytes, record_count;
     uint32_t missing_count, first_missing;
+} assembly;
+
+/* The snapshot of one session, from the service that first offered an acceptable one. */
+typedef struct snapshot {
+    assembly assembly;
+    bool has_asked;
+    bool has_progress; /* a chunk arrived since the last request */
+    bool leaves_image; /* the answer to the last request is an image that was left for another one */
+    bool is_rebuild;   /* only an image without suspect books is taken, of rebuilt_from or later; a start takes any in the end */
+    uint64_t rebuilt_from;
+    unsigned service, asked_service, attempts, waits, images_left;
 } snapshot;
 
-/* Messages delivered since the books became suspect, in a ring. Each lies whole in it: `wrap` is the end of those before its end. */
+/* An image that the snapshot group sends: nothing is requested, and a chunk that was lost comes again with the next pass. */
+typedef struct group_image {
+    assembly assembly;
+    bool is_complete; /* all chunks are there: they wait until `until` for the stream to come to their position */
+    uint64_t until;
+    bool has_left; /* of the image before, chunks that arrive late change nothing */
+    image left;
+} group_image;
+
+/* Messages since the books became suspect, or since a start waits for an image of the snapshot group, in a ring. Each lies whole in it:
+ * `wrap` is the end of those before its end. */
 typedef struct kept_messages {
-    bool are_books_suspect;
+    bool are_books_suspect; /* at such a start too */
     uint64_t from; /* messages from this one on are here, or produced nothing */
     uint8_t *ring;
     size_t ring_bytes, begin, end, wrap, count, cost;
@@ -530,6 +559,9 @@ typedef struct channel {
     size_t definition_count;
     extent extents[MDGW_SERVICES_MAX];
     snapshot snapshot; /* of a start, or of a rebuild */
+    group_image group;
+    uint64_t group_start_until; /* in AWAIT_GROUP_IMAGE: the start waits no longer */
+    bool withholds;             /* what is received now is not delivered */
     rebuild rebuild;
     kept_messages kept;
     /* Stream of items. */
@@ -585,7 +617,7 @@ struct mdgw_receiver {
     size_t channel_count, turn;
     selection *selections;
     size_t selection_count, selections_max;
-    void *blocks[13];
+    void *blocks[15];
     size_t block_count;
     /* Epochs. */
     epoch_phase epoch_phase;
@@ -598,6 +630,7 @@ struct mdgw_receiver {
     size_t start_bytes, start_data_bytes;
     uint64_t start_packets;
     mdgw_rivals rivals;
+    uint64_t group_epoch; /* the highest one of a chunk of the snapshot group */
 };
 
 enum { START_ENTRY_BYTES = 5 };
@@ -714,7 +747,17 @@ static mdgw_item item_of(const channel *channel, mdgw_item_kind kind)
     return (mdgw_item){.kind = kind, .channel = channel->number, .session = channel->session};
 }
 
-static void emit(const channel *channel, const mdgw_item *item) { channel->receiver->deliver(channel->receiver->user, item); }
+/* Delivers and counts. A start that waits for an image of the snapshot group delivers nothing of what is received. */
+static void emit(const channel *channel, const mdgw_item *item)
+{
+    mdgw_receiver *receiver = channel->receiver;
+    if (channel->withholds)
+        return;
+    receiver->counts.messages += item->kind == MDGW_ITEM_MESSAGE;
+    receiver->counts.gap_messages += item->kind == MDGW_ITEM_GAP ? item->next - item->first : 0;
+    receiver->counts.lost_messages += item->kind == MDGW_ITEM_LOST ? item->next - item->first : 0;
+    receiver->deliver(receiver->user, item);
+}
 
 static void emit_records(const channel *channel, mdgw_item_kind kind, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
 {
@@ -731,13 +774,21 @@ static void emit_records(const channel *channel, mdgw_item_kind kind, const mdgw
 
 static bool watches_books(const channel *channel)
 {
-    return channel->receiver->config.rebuilds_books && channel->receiver->config.services > 0;
+    const mdgw_config *config = &channel->receiver->config;
+    return (config->rebuilds_books && (config->services > 0 || config->has_snapshot_group)) || channel->phase == AWAIT_GROUP_IMAGE;
 }
 
 static void forget_messages(kept_messages *kept)
 {
     kept->begin = kept->end = kept->count = kept->cost = 0;
     kept->wrap = kept->ring_bytes;
+}
+
+static void emit_books(const channel *channel, bool are_right)
+{
+    mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
+    item.has_right_books = are_right;
+    emit(channel, &item);
 }
 
 /* The books may be wrong: what happened before `next` is not known, or not to the gateway. */
@@ -749,10 +800,8 @@ static void suspect_books_before(channel *channel, uint64_t next)
     forget_messages(&channel->kept);
     channel->kept.are_books_suspect = true;
     channel->kept.from = next;
-    if (were_right) {
-        mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
-        emit(channel, &item);
-    }
+    if (were_right)
+        emit_books(channel, false);
 }
 
 /* The kept message at *at. *at is then the place of the next one. */
@@ -779,8 +828,8 @@ static void forget_oldest(kept_messages *kept)
     kept->from = message.sequence + 1;
 }
 
-/* A message was delivered. The ring is longer than the limit by the longest message, so it always has room: what is left free at its end
- * is less than that. */
+/* A message was delivered, or is withheld. The ring is longer than the limit by the longest message, so it always has room: what is left
+ * free at its end is less than that. */
 static void keep_message(channel *channel, const mdgw_frame *frame, const uint8_t *body, size_t bytes)
 {
     kept_messages *kept = &channel->kept;
@@ -830,7 +879,6 @@ static void report_lost(channel *channel, uint64_t first, uint64_t next)
     first = max_u64(first, channel->reported_through);
     if (first >= next)
         return;
-    channel->receiver->counts.lost_messages += next - first;
     channel->reported_through = next;
     mdgw_item item = item_of(channel, MDGW_ITEM_LOST);
     item.first = first;
@@ -928,7 +976,6 @@ static void on_message(channel *channel, const mdgw_frame *frame)
     }
     emit_records(channel, MDGW_ITEM_MESSAGE, whole, body, bytes);
     keep_message(channel, whole, body, bytes);
-    channel->receiver->counts.messages++;
     channel->reported_through = frame->sequence + 1;
     if (whole->flags & MDGW_SUSPECT)
         suspect_books_before(channel, channel->reported_through);
@@ -970,7 +1017,6 @@ static void deliver_frames(channel *channel, const uint8_t *frames, size_t frame
                 continue;
             abandon_message_before(channel, first);
             channel->has_parts = false;
-            channel->receiver->counts.gap_messages += next - first;
             channel->reported_through = next;
             mdgw_item item = item_of(channel, MDGW_ITEM_GAP);
             item.first = first;
@@ -1383,7 +1429,8 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
         return MDGW_USED;
     }
     /* At the start, and where a session that is left has ended, the services are asked for what may be far ahead. */
-    if ((line != MDGW_SERVICE_LINE || channel->phase == RUNNING) && is_jump(channel, line, next, next))
+    bool is_asked_for = line == MDGW_SERVICE_LINE && channel->phase != RUNNING && channel->phase != AWAIT_GROUP_IMAGE;
+    if (!is_asked_for && is_jump(channel, line, next, next))
         return MDGW_SEQUENCE_JUMP;
     if (next > channel->frontier)
         raise_frontier(channel, next, now);
@@ -1399,9 +1446,52 @@ static mdgw_reason announce(channel *channel, unsigned line, uint64_t next, uint
 
 static bool on_newer_session(channel *channel, mdgw_session session, const uint64_t *first, uint64_t now);
 
+static void discard_image(snapshot *snapshot)
+{
+    snapshot->assembly.has_image = snapshot->has_progress = false;
+}
+
+static void reset_snapshot(snapshot *snapshot)
+{
+    discard_image(snapshot);
+    snapshot->attempts = snapshot->waits = snapshot->images_left = 0;
+    snapshot->leaves_image = snapshot->is_rebuild = false;
+}
+
+static void clear_group_image(group_image *group)
+{
+    group->assembly.has_image = group->is_complete = group->has_left = false;
+}
+
+static void clear_rebuild(channel *channel)
+{
+    reset_snapshot(&channel->snapshot);
+    clear_group_image(&channel->group);
+    channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
+}
+
+static void forget_kept(kept_messages *kept)
+{
+    forget_messages(kept);
+    kept->are_books_suspect = false;
+}
+
+/* Before and after a start waits for an image of the group. */
+static void forget_kept_and_images(channel *channel)
+{
+    forget_kept(&channel->kept);
+    clear_rebuild(channel);
+}
+
 static void finish_channel(channel *channel)
 {
     gap gap;
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        /* No image came: nothing of the session is delivered. */
+        forget_kept_and_images(channel);
+        channel->receiver->counts.snapshots_unavailable++;
+        return;
+    }
     while (front_gap(channel, &gap))
         declare(channel, gap.first, gap.next);
     if (channel->has_parts)
@@ -1430,24 +1520,6 @@ static void start_without_state(channel *channel, uint64_t first)
         suspect_books_before(channel, first);
 }
 
-static void discard_image(snapshot *snapshot)
-{
-    snapshot->has_image = snapshot->has_progress = false;
-}
-
-static void reset_snapshot(snapshot *snapshot)
-{
-    discard_image(snapshot);
-    snapshot->attempts = snapshot->waits = snapshot->images_left = 0;
-    snapshot->leaves_image = snapshot->is_rebuild = false;
-}
-
-static void clear_rebuild(channel *channel)
-{
-    reset_snapshot(&channel->snapshot);
-    channel->rebuild = (rebuild){.stage = BOOKS_RIGHT, .pause_ns = PAUSE_NS_MIN};
-}
-
 /* Ends the current session and begins the next one. */
 static void switch_to(channel *channel, mdgw_session session)
 {
@@ -1470,6 +1542,31 @@ static void set_phase(channel *channel, phase phase, bool has_query, uint64_t no
         channel->query = new_query(channel->receiver, now);
 }
 
+/* Only the first session that a receiver follows: it receives the later ones from their beginning. */
+static bool starts_with_snapshot(const channel *channel)
+{
+    return channel->receiver->config.start == MDGW_START_SNAPSHOT && !channel->has_previous_session;
+}
+
+/* Keeps messages from now on, until the snapshot group has sent a whole image. */
+static void await_group_image(channel *channel, uint64_t now)
+{
+    forget_kept_and_images(channel);
+    /* An image has what was skipped, or is of no use. */
+    channel->has_skipped = false;
+    set_phase(channel, AWAIT_GROUP_IMAGE, false, now);
+    channel->group_start_until = plus(now, channel->receiver->config.snapshot_wait_ns_max);
+}
+
+/* Nothing of the session was delivered, and it begins anew. */
+static void forget_group_start(channel *channel)
+{
+    forget_kept_and_images(channel);
+    channel->has_parts = channel->has_state = channel->has_reported_end = false;
+    channel->reported_through = 0;
+    begin_at(channel, NOWHERE);
+}
+
 static void begin_session(channel *channel, mdgw_session session, const uint64_t *first, uint64_t now)
 {
     switch_to(channel, session);
@@ -1483,8 +1580,12 @@ static void begin_session(channel *channel, mdgw_session session, const uint64_t
         channel->definition_count = 0;
         return;
     }
-    if (is_from_start || is_same_day_restart(channel))
+    if (is_from_start || is_same_day_restart(channel)) {
         start_at(channel, 1);
+    } else if (channel->receiver->config.has_snapshot_group && starts_with_snapshot(channel)) {
+        await_group_image(channel, now);
+        return;
+    }
     set_phase(channel, RUNNING, false, now);
 }
 
@@ -1541,24 +1642,30 @@ static uint32_t add_to_crc32(uint32_t crc, const uint8_t *data, size_t length)
     return ~crc;
 }
 
+static bool is_there(const assembly *assembly, uint32_t number)
+{
+    return assembly->chunks[number].generation == assembly->generation;
+}
+
 /* The first missing chunks. Image 0 before the first chunk. A receiver that runs asks for one chunk first, since that says whether the
  * image is good enough. */
 static void request_chunks(snapshot *snapshot, mdgw_request *request)
 {
+    assembly *assembly = &snapshot->assembly;
     snapshot->has_progress = snapshot->leaves_image = false;
     request->kind = MDGW_SNAPSHOT_CHUNKS;
     request->first = 0;
     request->next = snapshot->is_rebuild ? 1 : CHUNKS_PER_REQUEST;
-    if (!snapshot->has_image)
+    if (!assembly->has_image)
         return;
-    while (snapshot->first_missing < snapshot->image.chunk_count && snapshot->chunks[snapshot->first_missing].is_there)
-        snapshot->first_missing++;
-    uint32_t next = (uint32_t)min_u64((uint64_t)snapshot->first_missing + CHUNKS_PER_REQUEST, snapshot->image.chunk_count);
+    while (assembly->first_missing < assembly->image.chunk_count && is_there(assembly, assembly->first_missing))
+        assembly->first_missing++;
+    uint32_t next = (uint32_t)min_u64((uint64_t)assembly->first_missing + CHUNKS_PER_REQUEST, assembly->image.chunk_count);
     /* Chunks behind the last one missing in the range have arrived. */
-    while (next > snapshot->first_missing && snapshot->chunks[next - 1].is_there)
+    while (next > assembly->first_missing && is_there(assembly, next - 1))
         next--;
-    request->first = (uint64_t)snapshot->image.number << 32 | snapshot->first_missing;
-    request->next = (uint64_t)snapshot->image.number << 32 | next;
+    request->first = (uint64_t)assembly->image.number << 32 | assembly->first_missing;
+    request->next = (uint64_t)assembly->image.number << 32 | next;
 }
 
 static mdgw_reason parse_chunk(const mdgw_packet *packet, image *image, uint32_t *number, mdgw_frame *frame)
@@ -1602,6 +1709,26 @@ static bool is_same_image(const image *a, const image *b)
            a->order_count == b->order_count && a->next == b->next && a->is_suspect == b->is_suspect;
 }
 
+static size_t chunks_max(const mdgw_config *config) { return config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1; }
+
+/* Discards what was collected, and begins with that image if it is not too large. */
+static mdgw_reason begin_assembly(const mdgw_config *config, assembly *assembly, const image *image)
+{
+    assembly->has_image = false;
+    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > chunks_max(config))
+        return MDGW_WINDOW_FULL;
+    if (++assembly->generation == 0) {
+        memset(assembly->chunks, 0, chunks_max(config) * sizeof *assembly->chunks);
+        assembly->generation = 1;
+    }
+    assembly->has_image = true;
+    assembly->image = *image;
+    assembly->record_bytes = assembly->record_count = 0;
+    assembly->first_missing = 0;
+    assembly->missing_count = image->chunk_count;
+    return MDGW_USED;
+}
+
 /* Each service is asked for a snapshot without suspect books first. */
 static mdgw_reason begin_image(channel *channel, const image *image, unsigned service)
 {
@@ -1617,82 +1744,123 @@ static mdgw_reason begin_image(channel *channel, const image *image, unsigned se
         return MDGW_ANSWER_UNREQUESTED;
     }
     snapshot->attempts++;
-    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1)
-        return MDGW_WINDOW_FULL;
-    snapshot->has_image = true;
     snapshot->service = service;
-    snapshot->image = *image;
-    snapshot->record_bytes = snapshot->record_count = 0;
-    snapshot->first_missing = 0;
-    snapshot->missing_count = image->chunk_count;
-    memset(snapshot->chunks, 0, image->chunk_count * sizeof *snapshot->chunks);
-    return MDGW_USED;
+    return begin_assembly(config, &snapshot->assembly, image);
 }
 
-static mdgw_reason add_chunk(snapshot *snapshot, uint32_t number, const mdgw_frame *frame)
+static mdgw_reason add_chunk(assembly *assembly, uint32_t number, const mdgw_frame *frame)
 {
-    chunk *chunk = &snapshot->chunks[number];
-    if (chunk->is_there)
+    if (is_there(assembly, number))
         return MDGW_DUPLICATE;
-    if (snapshot->record_bytes + frame->body_bytes > snapshot->image.record_bytes)
+    if (assembly->record_bytes + frame->body_bytes > assembly->image.record_bytes)
         return MDGW_WINDOW_FULL;
-    *chunk = (struct chunk){.is_there = true,
+    chunk *chunk = &assembly->chunks[number];
+    *chunk = (struct chunk){.generation = assembly->generation,
                             .flags = frame->flags,
                             .body_bytes = frame->body_bytes,
                             .record_count = frame->record_count,
                             .ts_in_delta = frame->ts_in_delta,
-                            .begin = (uint32_t)snapshot->record_bytes,
+                            .begin = (uint32_t)assembly->record_bytes,
                             .ts_recv = frame->ts_recv};
-    memcpy(snapshot->records + snapshot->record_bytes, frame->body, frame->body_bytes);
-    snapshot->record_bytes += frame->body_bytes;
-    snapshot->record_count += frame->record_count;
-    snapshot->missing_count--;
+    memcpy(assembly->records + assembly->record_bytes, frame->body, frame->body_bytes);
+    assembly->record_bytes += frame->body_bytes;
+    assembly->record_count += frame->record_count;
+    assembly->missing_count--;
     return MDGW_USED;
 }
 
 /* All chunks are there: whether they agree with the totals and the checksum. */
-static bool is_whole(const snapshot *snapshot)
+static bool is_whole(const assembly *assembly)
 {
     uint32_t checksum = 0;
-    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++)
-        checksum = add_to_crc32(checksum, snapshot->records + snapshot->chunks[i].begin, snapshot->chunks[i].body_bytes);
-    return snapshot->record_bytes == snapshot->image.record_bytes && snapshot->record_count == snapshot->image.record_count &&
-           checksum == snapshot->image.checksum;
+    for (uint32_t i = 0; i < assembly->image.chunk_count; i++)
+        checksum = add_to_crc32(checksum, assembly->records + assembly->chunks[i].begin, assembly->chunks[i].body_bytes);
+    return assembly->record_bytes == assembly->image.record_bytes && assembly->record_count == assembly->image.record_count &&
+           checksum == assembly->image.checksum;
 }
 
 static void accept_snapshot_end(channel *channel, const mdgw_packet *packet, query *query, uint64_t now)
 {
     snapshot *snapshot = &channel->snapshot;
     bool has_more = packet->first < packet->next;
-    if (snapshot->has_image && snapshot->has_progress) {
+    if (snapshot->assembly.has_image && snapshot->has_progress) {
         request_next_piece(channel->receiver, query, now);
-    } else if (snapshot->has_image && !has_more && packet->next == 0) {
+    } else if (snapshot->assembly.has_image && !has_more && packet->next == 0) {
         /* The service has lost the image, as after a restart. */
         discard_image(snapshot);
         if (snapshot->attempts < IMAGES_MAX)
             request_next_piece(channel->receiver, query, now);
-    } else if (!snapshot->has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
+    } else if (!snapshot->assembly.has_image && has_more && packet->first == 0 && snapshot->waits < WAITS_MAX) {
         /* Not a chunk was sent: the service is about to take the snapshot. */
         snapshot->waits++;
         on_progress(channel->receiver, query, now);
     }
 }
 
-static void emit_snapshot(const channel *channel)
+static void leave_group_image(group_image *group)
 {
-    const snapshot *snapshot = &channel->snapshot;
-    uint64_t next = snapshot->image.next;
-    for (uint32_t i = 0; i < snapshot->image.chunk_count; i++) {
-        const chunk *chunk = &snapshot->chunks[i];
-        bool is_last = i + 1 == snapshot->image.chunk_count;
-        mdgw_frame frame = {.sequence = next,
+    group->left = group->assembly.image;
+    group->has_left = true;
+    group->assembly.has_image = group->is_complete = false;
+}
+
+/* Adds a chunk of the snapshot group. The image of which chunks were collected is left for another one: the rest of it comes no more. */
+static mdgw_reason add_group_chunk(channel *channel, const image *image, uint32_t number, const mdgw_frame *frame, uint64_t now)
+{
+    group_image *group = &channel->group;
+    assembly *assembly = &group->assembly;
+    /* Nothing brings the messages between an older position and the first message kept. */
+    if (image->is_suspect || image->next < channel->kept.from || (group->has_left && is_same_image(image, &group->left)))
+        return MDGW_ANSWER_UNREQUESTED;
+    if (assembly->has_image && !is_same_image(image, &assembly->image)) {
+        /* A complete image needs nothing more. Another image has another number. */
+        if (group->is_complete || image->number == assembly->image.number)
+            return MDGW_ANSWER_UNREQUESTED;
+        leave_group_image(group);
+    }
+    mdgw_reason reason = assembly->has_image ? MDGW_USED : begin_assembly(&channel->receiver->config, assembly, image);
+    if (reason == MDGW_USED)
+        reason = add_chunk(assembly, number, frame);
+    if (reason != MDGW_USED || assembly->missing_count > 0)
+        return reason;
+    if (!is_whole(assembly)) {
+        /* Its next pass may be sound. */
+        assembly->has_image = false;
+        return MDGW_FIELD_INVALID;
+    }
+    group->is_complete = true;
+    group->until = plus(now, COMPLETE_NS_MAX);
+    return MDGW_USED;
+}
+
+/* Whether an image of the group is whole, and everything before its position was received. An image is discarded if not all messages
+ * from its position on are kept any more, or if the stream has not come to its position in time. */
+static bool is_group_image_ready(channel *channel, uint64_t now)
+{
+    group_image *group = &channel->group;
+    const assembly *assembly = &group->assembly;
+    if (!channel->kept.are_books_suspect || !assembly->has_image)
+        return false;
+    if (assembly->image.next < channel->kept.from || (group->is_complete && group->until <= now)) {
+        leave_group_image(group);
+        return false;
+    }
+    return group->is_complete && assembly->image.next <= channel->reported_through;
+}
+
+static void emit_snapshot(const channel *channel, const assembly *assembly)
+{
+    for (uint32_t i = 0; i < assembly->image.chunk_count; i++) {
+        const chunk *chunk = &assembly->chunks[i];
+        bool is_last = i + 1 == assembly->image.chunk_count;
+        mdgw_frame frame = {.sequence = assembly->image.next,
                             .ts_recv = chunk->ts_recv,
                             .ts_in_delta = chunk->ts_in_delta,
                             .record_count = chunk->record_count,
                             .kind = MDGW_KIND_SNAPSHOT,
                             .flags = (uint8_t)((chunk->flags & ~(MDGW_FIRST_PART | MDGW_LAST_PART)) | (i == 0 ? MDGW_FIRST_PART : 0) |
                                                (is_last ? MDGW_LAST_PART : 0))};
-        emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, snapshot->records + chunk->begin, chunk->body_bytes);
+        emit_records(channel, MDGW_ITEM_SNAPSHOT, &frame, assembly->records + chunk->begin, chunk->body_bytes);
     }
     channel->receiver->counts.snapshots++;
 }
@@ -1700,9 +1868,9 @@ static void emit_snapshot(const channel *channel)
 /* All chunks are there: delivers them, and continues with the message at their position. */
 static void finish_snapshot(channel *channel, uint64_t now)
 {
-    uint64_t next = channel->snapshot.image.next;
-    bool is_suspect = channel->snapshot.image.is_suspect, has_skipped = channel->has_skipped;
-    emit_snapshot(channel);
+    uint64_t next = channel->snapshot.assembly.image.next;
+    bool is_suspect = channel->snapshot.assembly.image.is_suspect, has_skipped = channel->has_skipped;
+    emit_snapshot(channel, &channel->snapshot.assembly);
     reset_snapshot(&channel->snapshot);
     channel->has_skipped = false;
     start_at(channel, next);
@@ -1719,8 +1887,9 @@ static mdgw_reason add_snapshot_answer(channel *channel, const mdgw_packet *pack
                                        bool *is_complete)
 {
     snapshot *snapshot = &channel->snapshot;
+    assembly *assembly = &snapshot->assembly;
     *is_complete = false;
-    if ((snapshot->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
+    if ((assembly->has_image && snapshot->service != service) || !(packet->flags & MDGW_SNAPSHOT_PACKET))
         return MDGW_ANSWER_UNREQUESTED;
     if (packet->flags & MDGW_HEARTBEAT) {
         accept_snapshot_end(channel, packet, query, now);
@@ -1730,18 +1899,18 @@ static mdgw_reason add_snapshot_answer(channel *channel, const mdgw_packet *pack
     uint32_t number;
     mdgw_frame frame;
     mdgw_reason reason = parse_chunk(packet, &image, &number, &frame);
-    if (reason == MDGW_USED && !snapshot->has_image)
+    if (reason == MDGW_USED && !assembly->has_image)
         reason = begin_image(channel, &image, service);
     if (reason == MDGW_USED)
-        reason = is_same_image(&image, &snapshot->image) ? add_chunk(snapshot, number, &frame) : MDGW_ANSWER_UNREQUESTED;
+        reason = is_same_image(&image, &assembly->image) ? add_chunk(assembly, number, &frame) : MDGW_ANSWER_UNREQUESTED;
     if (reason != MDGW_USED)
         return reason;
-    if (snapshot->missing_count > 0) {
+    if (assembly->missing_count > 0) {
         snapshot->has_progress = true;
         on_progress(channel->receiver, query, now);
         return MDGW_USED;
     }
-    *is_complete = is_whole(snapshot);
+    *is_complete = is_whole(assembly);
     if (*is_complete)
         return MDGW_USED;
     discard_image(snapshot);
@@ -1762,15 +1931,80 @@ static mdgw_reason accept_snapshot_answer(channel *channel, const mdgw_packet *p
 /* No service went on with its snapshot: another one is asked, or the session is delivered from the logs. */
 static void restart_snapshot(channel *channel, uint64_t now)
 {
-    bool had_image = channel->snapshot.has_image;
+    bool had_image = channel->snapshot.assembly.has_image;
     discard_image(&channel->snapshot);
     if (had_image && channel->snapshot.attempts < IMAGES_MAX) {
         set_phase(channel, QUERY_SNAPSHOT, true, now);
         return;
     }
+    if (channel->receiver->config.has_snapshot_group && !channel->has_next_session) {
+        await_group_image(channel, now);
+        return;
+    }
     channel->receiver->counts.snapshots_unavailable++;
     clear_extents(channel);
     set_phase(channel, QUERY_EXTENT, true, now);
+}
+
+/* Delivers the messages kept, from that one on. */
+static void emit_kept(const channel *channel, mdgw_item_kind kind, uint64_t first)
+{
+    size_t at = channel->kept.begin;
+    for (size_t i = 0; i < channel->kept.count; i++) {
+        const uint8_t *body;
+        kept_message message = read_kept(&channel->kept, &at, &body);
+        mdgw_frame frame = {.sequence = message.sequence,
+                            .ts_recv = message.ts_recv,
+                            .ts_in_delta = message.ts_in_delta,
+                            .record_count = message.record_count,
+                            .flags = message.flags};
+        if (message.sequence >= first)
+            emit_records(channel, kind, &frame, body, message.body_bytes);
+    }
+}
+
+/* What a program must know besides messages, after a start that delivered nothing. */
+static void emit_state_and_end(const channel *channel)
+{
+    mdgw_item item = item_of(channel, MDGW_ITEM_STATE);
+    item.state = channel->state;
+    if (channel->has_state && channel->state <= 6)
+        emit(channel, &item);
+    item = item_of(channel, MDGW_ITEM_END);
+    if (channel->has_reported_end)
+        emit(channel, &item);
+}
+
+/* Delivers the image of the snapshot group and the messages behind it, if the image is whole. Without one in time, a receiver with a
+ * service reads the session from the logs. One without begins with the oldest message kept. */
+static void start_with_group_image(channel *channel, uint64_t now)
+{
+    const mdgw_config *config = &channel->receiver->config;
+    kept_messages *kept = &channel->kept;
+    if (is_group_image_ready(channel, now)) {
+        emit_snapshot(channel, &channel->group.assembly);
+        emit_kept(channel, MDGW_ITEM_MESSAGE, channel->group.assembly.image.next);
+        forget_kept_and_images(channel);
+    } else if (now < channel->group_start_until) {
+        return;
+    } else if (config->services > 0) {
+        channel->receiver->counts.snapshots_unavailable++;
+        forget_group_start(channel);
+        clear_extents(channel);
+        set_phase(channel, QUERY_EXTENT, true, now);
+        return;
+    } else {
+        bool are_suspect = config->rebuilds_books && kept->are_books_suspect && kept->from > 1;
+        channel->receiver->counts.snapshots_unavailable++;
+        clear_rebuild(channel);
+        if (are_suspect)
+            emit_books(channel, false);
+        emit_kept(channel, MDGW_ITEM_MESSAGE, 0);
+        if (!are_suspect)
+            forget_kept(kept);
+    }
+    emit_state_and_end(channel);
+    start_running(channel, now);
 }
 
 /* Suspect books of a receiver that runs. Messages are delivered all the time.
@@ -1780,6 +2014,8 @@ static void restart_snapshot(channel *channel, uint64_t now)
  *   right +-> suspect --pause--> one chunk is requested --+-> all chunks --> complete --delivered up to p--> right
  *                ^                     | suspect, too old, no answer                |
  *                +---- pause x 2 <-----+------------ lost, or another loss <--------+
+ *
+ * An image of the snapshot group is collected at the same time, without a request. Whichever image is whole first is used.
  */
 static mdgw_reason accept_rebuild_answer(channel *channel, const mdgw_packet *packet, unsigned service, uint64_t now)
 {
@@ -1798,9 +2034,14 @@ static mdgw_reason accept_rebuild_answer(channel *channel, const mdgw_packet *pa
 static uint64_t rebuild_deadline(const channel *channel)
 {
     const rebuild *rebuild = &channel->rebuild;
-    if (channel->phase != RUNNING || rebuild->stage == BOOKS_RIGHT)
+    uint64_t group_deadline = channel->group.is_complete ? channel->group.until : MDGW_NEVER;
+    if (channel->phase == AWAIT_GROUP_IMAGE)
+        return min_u64(group_deadline, channel->group_start_until);
+    if (channel->phase != RUNNING)
         return MDGW_NEVER;
-    return rebuild->stage == REBUILD_QUERYING ? rebuild->query.deadline : rebuild->until;
+    if (rebuild->stage == BOOKS_RIGHT)
+        return group_deadline;
+    return min_u64(group_deadline, rebuild->stage == REBUILD_QUERYING ? rebuild->query.deadline : rebuild->until);
 }
 
 static void pause_rebuild(channel *channel, uint64_t now)
@@ -1814,29 +2055,16 @@ static void pause_rebuild(channel *channel, uint64_t now)
 }
 
 /* Delivers the snapshot, and the messages behind it that were delivered before. */
-static void finish_rebuild(channel *channel, uint64_t now)
+static void finish_rebuild(channel *channel, const assembly *assembly, uint64_t now)
 {
     rebuild *rebuild = &channel->rebuild;
-    kept_messages *kept = &channel->kept;
-    emit_snapshot(channel);
-    size_t at = kept->begin;
-    for (size_t i = 0; i < kept->count; i++) {
-        const uint8_t *body;
-        kept_message message = read_kept(kept, &at, &body);
-        mdgw_frame frame = {.sequence = message.sequence,
-                            .ts_recv = message.ts_recv,
-                            .ts_in_delta = message.ts_in_delta,
-                            .record_count = message.record_count,
-                            .flags = message.flags};
-        if (message.sequence >= channel->snapshot.image.next)
-            emit_records(channel, MDGW_ITEM_REPEATED, &frame, body, message.body_bytes);
-    }
-    kept->are_books_suspect = false;
+    emit_snapshot(channel, assembly);
+    emit_kept(channel, MDGW_ITEM_REPEATED, assembly->image.next);
+    channel->kept.are_books_suspect = false;
     channel->receiver->counts.books_rebuilt++;
-    mdgw_item item = item_of(channel, MDGW_ITEM_BOOKS);
-    item.has_right_books = true;
-    emit(channel, &item);
+    emit_books(channel, true);
     reset_snapshot(&channel->snapshot);
+    clear_group_image(&channel->group);
     /* The pause stays longer for a while: a loss that recurs at once must not cause a snapshot each time. */
     rebuild->pause_ns = min_u64(2 * rebuild->pause_ns, PAUSE_NS_MAX);
     rebuild->stage = BOOKS_RIGHT;
@@ -1854,8 +2082,14 @@ static void advance_rebuild(channel *channel, uint64_t now)
     uint64_t attempts_max = min_u64(max_u64(2 * (uint64_t)config->services, REBUILD_ATTEMPTS_MIN), max_u64(config->attempts_max, 1));
     if (!channel->kept.are_books_suspect || channel->phase != RUNNING)
         return;
+    if (is_group_image_ready(channel, now)) {
+        finish_rebuild(channel, &channel->group.assembly, now);
+        return;
+    }
+    if (config->services == 0)
+        return;
     /* Another loss behind the image, or too many messages since. */
-    if (snapshot->has_image && snapshot->image.next < channel->kept.from)
+    if (snapshot->assembly.has_image && snapshot->assembly.image.next < channel->kept.from)
         pause_rebuild(channel, now);
     switch (rebuild->stage) {
     case BOOKS_RIGHT:
@@ -1880,8 +2114,8 @@ static void advance_rebuild(channel *channel, uint64_t now)
             pause_rebuild(channel, now);
         break;
     case REBUILD_COMPLETE:
-        if (snapshot->image.next <= channel->reported_through)
-            finish_rebuild(channel, now);
+        if (snapshot->assembly.image.next <= channel->reported_through)
+            finish_rebuild(channel, &snapshot->assembly, now);
         else if (rebuild->until <= now)
             /* The stream does not come to the image's position, be it that no such position exists. */
             pause_rebuild(channel, now);
@@ -1892,7 +2126,7 @@ static void advance_rebuild(channel *channel, uint64_t now)
 static void after_definitions(channel *channel, uint64_t now)
 {
     const mdgw_config *config = &channel->receiver->config;
-    if (config->start == MDGW_START_SNAPSHOT && config->services > 0 && !channel->has_previous_session) {
+    if (config->services > 0 && starts_with_snapshot(channel)) {
         reset_snapshot(&channel->snapshot);
         set_phase(channel, QUERY_SNAPSHOT, true, now);
         return;
@@ -1966,6 +2200,7 @@ static void finish_query(channel *channel, uint64_t now)
         break;
     case IDLE:
     case QUERY_SNAPSHOT:
+    case AWAIT_GROUP_IMAGE:
     case RUNNING:
         break;
     }
@@ -1994,6 +2229,21 @@ static bool on_newer_session(channel *channel, mdgw_session session, const uint6
             channel->next_session = session;
         channel->has_next_session = true;
         close_when_complete(channel, now);
+        break;
+    case AWAIT_GROUP_IMAGE:
+        /* Images of the present session come no more, and nothing of it was delivered. */
+        channel->receiver->counts.snapshots_unavailable++;
+        forget_group_start(channel);
+        if (channel->receiver->config.services > 0) {
+            clear_extents(channel);
+            set_phase(channel, QUERY_EXTENT, true, now);
+            channel->next_session = session;
+            channel->has_next_session = true;
+            break;
+        }
+        set_phase(channel, IDLE, false, now);
+        channel->has_session = false;
+        begin_session(channel, session, first, now);
         break;
     case RUNNING:
         if (channel->receiver->config.services > 0 && has_more) {
@@ -2135,7 +2385,7 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
         uint64_t begin = message_after(first) << 16;
         begin_at(channel, begin);
         channel->reported_through = begin >> 16;
-        if (begin >> 16 > 1)
+        if (begin >> 16 > 1 || channel->phase == AWAIT_GROUP_IMAGE)
             suspect_books_before(channel, begin >> 16);
     }
     mdgw_reason reason;
@@ -2182,6 +2432,13 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
         if (!on_newer_session(channel, packet->session, is_uncut ? &packet->first : NULL, now))
             return MDGW_USED;
     }
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        channel->withholds = true;
+        mdgw_reason reason = accept_running(channel, packet, line, service, now);
+        channel->withholds = false;
+        start_with_group_image(channel, now);
+        return reason;
+    }
     if (channel->phase == RUNNING || channel->phase == CLOSING) {
         mdgw_reason reason = accept_running(channel, packet, line, service, now);
         advance_rebuild(channel, now);
@@ -2203,6 +2460,37 @@ static mdgw_reason accept_packet(channel *channel, const mdgw_packet *packet, un
     return MDGW_USED;
 }
 
+/* Whether chunks of the snapshot group are of use now. */
+static bool collects_group_image(const channel *channel)
+{
+    return (channel->phase == AWAIT_GROUP_IMAGE || channel->phase == RUNNING) && channel->receiver->config.has_snapshot_group &&
+           channel->kept.are_books_suspect;
+}
+
+/* Whether the snapshot group is needed now, or will be when the first packet of the channel comes. */
+static bool needs_group(const channel *channel)
+{
+    const mdgw_config *config = &channel->receiver->config;
+    bool will_start_with_it = channel->phase == IDLE && config->start == MDGW_START_SNAPSHOT && config->services == 0;
+    return will_start_with_it || channel->phase == AWAIT_GROUP_IMAGE || collects_group_image(channel);
+}
+
+/* Processes a chunk of the snapshot group whose epoch is believed. */
+static mdgw_reason accept_group_chunk(channel *channel, const mdgw_session *session, const image *image, uint32_t number,
+                                      const mdgw_frame *frame, uint64_t now)
+{
+    int order = compare_sessions(session, &channel->session);
+    /* The lines say when a session begins. */
+    if (order != 0)
+        return order < 0 ? MDGW_SESSION_STALE : MDGW_ANSWER_UNREQUESTED;
+    mdgw_reason reason = add_group_chunk(channel, image, number, frame, now);
+    if (reason == MDGW_USED && channel->phase == AWAIT_GROUP_IMAGE)
+        start_with_group_image(channel, now);
+    else if (reason == MDGW_USED)
+        advance_rebuild(channel, now);
+    return reason;
+}
+
 static uint64_t channel_deadline(const channel *channel)
 {
     uint64_t query = channel->query.is_active ? channel->query.deadline : rebuild_deadline(channel);
@@ -2211,8 +2499,14 @@ static uint64_t channel_deadline(const channel *channel)
 
 static void channel_on_deadline(channel *channel, uint64_t now)
 {
+    channel->withholds = channel->phase == AWAIT_GROUP_IMAGE;
     gaps_on_deadline(channel, now);
     report_end_if_reached(channel);
+    channel->withholds = false;
+    if (channel->phase == AWAIT_GROUP_IMAGE) {
+        start_with_group_image(channel, now);
+        return;
+    }
     bool is_given_up = channel->query.is_active && !query_on_deadline(channel->receiver, &channel->query, now);
     if (is_given_up || is_query_satisfied(channel))
         finish_query(channel, now);
@@ -2268,8 +2562,8 @@ static bool are_rivals(const mdgw_receiver *receiver, uint64_t one, uint64_t oth
     return (one > other ? one - other : other - one) > receiver->config.epoch_jump_max;
 }
 
-/* Accepts an epoch within a bounded step of the highest accepted or the vouched one. */
-static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
+/* Whether an epoch is within a bounded step of the highest accepted or the vouched one. */
+static mdgw_reason check_epoch(const mdgw_receiver *receiver, uint64_t epoch)
 {
     if (receiver->has_highest && epoch < receiver->highest)
         return MDGW_EPOCH_STALE;
@@ -2278,9 +2572,23 @@ static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
         if (are_rivals(receiver, known, epoch))
             return epoch < known ? MDGW_EPOCH_STALE : MDGW_EPOCH_JUMP;
     }
-    receiver->has_highest = true;
-    receiver->highest = epoch;
     return MDGW_USED;
+}
+
+static mdgw_reason filter_epoch(mdgw_receiver *receiver, uint64_t epoch)
+{
+    mdgw_reason reason = check_epoch(receiver, epoch);
+    if (reason == MDGW_USED) {
+        receiver->has_highest = true;
+        receiver->highest = epoch;
+    }
+    return reason;
+}
+
+/* Lines and services show epochs before anything else is believed. */
+static bool has_believed_epoch(const mdgw_receiver *receiver)
+{
+    return receiver->epoch_phase == WATCHING || receiver->epoch_phase == VOUCHED;
 }
 
 static void fail_epochs(mdgw_receiver *receiver, uint64_t one, uint64_t other, bool is_contradicted)
@@ -2444,6 +2752,7 @@ mdgw_config mdgw_default_config(void)
         .message_bytes_max = (size_t)1 << 16,
         .snapshot_bytes_max = (size_t)64 << 20,
         .rebuild_bytes_max = (size_t)32 << 20,
+        .snapshot_wait_ns_max = UINT64_C(120000000000),
     };
 }
 
@@ -2499,15 +2808,18 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
     receiver->start = allocate(receiver, start_bytes, 1);
     receiver->channel_filter = allocate(receiver, channels, sizeof *receiver->channel_filter);
     uint64_t *definitions = allocate(receiver, config->services > 0 ? channels * DEFINITIONS_MAX : 0, sizeof *definitions);
-    bool rebuilds = config->services > 0 && config->rebuilds_books;
-    bool takes_snapshots = rebuilds || (config->services > 0 && config->start == MDGW_START_SNAPSHOT);
-    size_t snapshot_bytes = takes_snapshots ? config->snapshot_bytes_max : 0;
-    size_t snapshot_chunks = takes_snapshots ? snapshot_bytes / CHUNK_BYTES_MIN + 1 : 0;
-    uint8_t *snapshot_records = allocate(receiver, channels, snapshot_bytes + 1);
-    chunk *chunks = allocate(receiver, channels * snapshot_chunks, sizeof *chunks);
+    bool takes_images = config->rebuilds_books || config->start == MDGW_START_SNAPSHOT;
+    bool requests_images = takes_images && config->services > 0, collects_images = takes_images && config->has_snapshot_group;
+    /* An image of the group is collected beside one that is requested. */
+    size_t record_bytes = requests_images ? config->snapshot_bytes_max + 1 : 1, chunk_count = requests_images ? chunks_max(config) : 0;
+    size_t group_bytes = collects_images ? config->snapshot_bytes_max + 1 : 1, group_chunk_count = collects_images ? chunks_max(config) : 0;
+    uint8_t *records = allocate(receiver, channels, record_bytes), *group_records = allocate(receiver, channels, group_bytes);
+    chunk *chunks = allocate(receiver, channels * chunk_count, sizeof *chunks);
+    chunk *group_chunks = allocate(receiver, channels * group_chunk_count, sizeof *group_chunks);
     /* Longer than the limit by the longest message, see keep_message. */
     size_t longest = sizeof(kept_message) + (size_t)max_u64(config->message_bytes_max, config->packet_bytes_max);
-    size_t ring_bytes = rebuilds ? config->rebuild_bytes_max + longest : 1;
+    bool keeps_messages = collects_images || (config->rebuilds_books && config->services > 0);
+    size_t ring_bytes = keeps_messages ? config->rebuild_bytes_max + longest : 1;
     uint8_t *rings = allocate(receiver, channels, ring_bytes);
     if (receiver->block_count < sizeof receiver->blocks / sizeof receiver->blocks[0]) {
         mdgw_receiver_free(receiver);
@@ -2522,8 +2834,10 @@ mdgw_receiver *mdgw_receiver_new(const mdgw_config *config, mdgw_deliver *delive
         channel->fragments = fragments + i * packets * 2;
         channel->slots = slots + i * packets;
         channel->free_slots = free_slots + i * packets;
-        channel->snapshot.records = snapshot_records + i * (snapshot_bytes + 1);
-        channel->snapshot.chunks = chunks + i * snapshot_chunks;
+        channel->snapshot.assembly.records = records + i * record_bytes;
+        channel->snapshot.assembly.chunks = chunks + i * chunk_count;
+        channel->group.assembly.records = group_records + i * group_bytes;
+        channel->group.assembly.chunks = group_chunks + i * group_chunk_count;
         channel->kept.ring = rings + i * ring_bytes;
         channel->kept.ring_bytes = ring_bytes;
         channel->definitions = config->services > 0 ? definitions + i * DEFINITIONS_MAX : definitions;
@@ -2650,8 +2964,7 @@ static mdgw_reason accept_datagram(mdgw_receiver *receiver, unsigned line, unsig
     if (receiver->config.channels && !find_channel(receiver, packet.channel))
         return MDGW_CHANNEL_UNKNOWN;
     if (is_answer) {
-        bool is_started = receiver->epoch_phase == WATCHING || receiver->epoch_phase == VOUCHED;
-        reason = is_started ? filter_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
+        reason = has_believed_epoch(receiver) ? filter_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
     } else {
         bool is_held;
         reason = admit(receiver, &packet, line, data, length, now, &is_held);
@@ -2672,6 +2985,56 @@ mdgw_reason mdgw_receiver_accept(mdgw_receiver *receiver, unsigned line, unsigne
     mdgw_reason reason = is_line ? accept_datagram(receiver, line, service, data, length, now) : MDGW_SOURCE_UNEXPECTED;
     receiver->counts.refused[reason] += reason != MDGW_USED;
     return reason;
+}
+
+static mdgw_reason accept_from_group(mdgw_receiver *receiver, const uint8_t *data, size_t length, uint64_t now)
+{
+    mdgw_packet packet;
+    mdgw_reason reason = mdgw_parse_packet(data, length, &packet);
+    if (reason != MDGW_USED)
+        return reason;
+    if (packet.group != receiver->config.group)
+        return MDGW_CHANNEL_UNKNOWN;
+    /* Lines say which channels there are, and of which session. Most receivers need nothing of the group most of the time. */
+    channel *channel = find_channel(receiver, packet.channel);
+    if (!channel || !collects_group_image(channel))
+        return MDGW_USED;
+    if (length > receiver->config.packet_bytes_max + (packet.is_tagged ? MDGW_TAG_BYTES : 0))
+        return MDGW_PROTOCOL_MISMATCH;
+    reason = check_tag(receiver, NULL, data, length, packet.is_tagged);
+    image image;
+    uint32_t number;
+    mdgw_frame frame;
+    if (reason == MDGW_USED)
+        reason = parse_chunk(&packet, &image, &number, &frame);
+    /* A chunk does not raise the epoch of the lines: packets of the former leader may still wait in their sockets. */
+    if (reason == MDGW_USED)
+        reason = has_believed_epoch(receiver) ? check_epoch(receiver, packet.epoch) : MDGW_EPOCH_UNCONFIRMED;
+    if (reason == MDGW_USED && packet.epoch < receiver->group_epoch)
+        reason = MDGW_EPOCH_STALE;
+    if (reason != MDGW_USED)
+        return reason;
+    receiver->group_epoch = packet.epoch;
+    return accept_group_chunk(channel, &packet.session, &image, number, &frame, now);
+}
+
+mdgw_reason mdgw_receiver_accept_from_snapshot_group(mdgw_receiver *receiver, const uint8_t *data, size_t length, uint64_t now)
+{
+    mdgw_reason reason = accept_from_group(receiver, data, length, now);
+    receiver->counts.packets++;
+    receiver->counts.refused[reason] += reason != MDGW_USED;
+    return reason;
+}
+
+bool mdgw_receiver_needs_snapshot_group(const mdgw_receiver *receiver)
+{
+    const mdgw_config *config = &receiver->config;
+    if (!config->has_snapshot_group)
+        return false;
+    bool needs = receiver->channel_count == 0 && config->start == MDGW_START_SNAPSHOT && config->services == 0;
+    for (size_t i = 0; i < receiver->channel_count && !needs; i++)
+        needs = needs_group(&receiver->channels[i]);
+    return needs;
 }
 
 uint64_t mdgw_receiver_next_deadline(const mdgw_receiver *receiver)
@@ -3024,15 +3387,29 @@ size_t mdgw_describe(const mdgw_item *item, char *text, size_t bytes)
 
 /* --- Sockets ---------------------------------------------------------------------------------------------------------- */
 
+/* A line, or the snapshot group. */
+typedef struct group_address {
+    struct sockaddr_in address;
+    struct in_addr interface;
+} group_address;
+
+enum { SOCKETS_MAX = MDGW_LINES_MAX + MDGW_SERVICES_MAX + 1 };
+
 struct mdgw_subscriber {
     mdgw_receiver *receiver;
-    unsigned socket_count, line_count, undrained_rounds;
-    struct pollfd sockets[MDGW_LINES_MAX + MDGW_SERVICES_MAX];
-    bool checks_sender[MDGW_LINES_MAX];
+    unsigned line_count, service_count, undrained_rounds;
+    /* Lines, services, and the snapshot group: its descriptor is -1 while it is not joined. */
+    struct pollfd sockets[SOCKETS_MAX];
+    bool checks_sender[SOCKETS_MAX];
+    group_address group;
+    uint64_t group_retry_at;
     struct in_addr sources[SOURCES_MAX];
     size_t source_count, buffer_bytes;
+    int receive_buffer_bytes;
     uint8_t *buffer;
 };
+
+static unsigned group_index(const mdgw_subscriber *subscriber) { return subscriber->line_count + subscriber->service_count; }
 
 static uint64_t now_ns(void)
 {
@@ -3055,31 +3432,51 @@ static bool parse_address(const char *text, struct in_addr *address)
     return false;
 }
 
-/* Binds a socket to its line and joins the group. */
-static bool join_line(mdgw_subscriber *subscriber, unsigned number, int fd, const mdgw_line *line)
+static bool parse_line(const mdgw_line *line, group_address *parsed)
+{
+    *parsed = (group_address){{.sin_family = AF_INET, .sin_port = htons(line->port)}, {htonl(INADDR_ANY)}};
+    return parse_address(line->address, &parsed->address.sin_addr) &&
+           (!line->interface_address || parse_address(line->interface_address, &parsed->interface));
+}
+
+static void close_socket(struct pollfd *socket)
+{
+    if (socket->fd >= 0)
+        close(socket->fd);
+    socket->fd = -1;
+}
+
+static bool open_socket(mdgw_subscriber *subscriber, unsigned index)
+{
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    subscriber->sockets[index] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return fd >= 0 && set_option(fd, SOL_SOCKET, SO_RCVBUF, &subscriber->receive_buffer_bytes, sizeof(int));
+}
+
+/* Opens the socket of a line, or of the snapshot group, and joins the group. */
+static bool open_line(mdgw_subscriber *subscriber, unsigned index, const group_address *line)
 {
     const int yes = 1, no = 0;
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(line->port)};
-    struct in_addr interface = {htonl(INADDR_ANY)};
-    if (!parse_address(line->address, &address.sin_addr) ||
-        (line->interface_address && !parse_address(line->interface_address, &interface)))
+    if (!open_socket(subscriber, index))
         return false;
+    int fd = subscriber->sockets[index].fd;
     /* Several subscribers may run on one host. */
-    if (!set_option(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) || bind(fd, (struct sockaddr *)&address, sizeof address) != 0)
+    if (!set_option(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
+        bind(fd, (const struct sockaddr *)&line->address, sizeof line->address) != 0)
         return false;
-    if (!IN_MULTICAST(ntohl(address.sin_addr.s_addr))) {
+    if (!IN_MULTICAST(ntohl(line->address.sin_addr.s_addr))) {
         /* A line that is sent by unicast has no group in which the kernel filters. */
-        subscriber->checks_sender[number] = subscriber->source_count > 0;
+        subscriber->checks_sender[index] = subscriber->source_count > 0;
         return true;
     }
     /* Otherwise, groups that other processes joined on the same port would arrive here too. */
     if (!set_option(fd, IPPROTO_IP, IP_MULTICAST_ALL, &no, sizeof no))
         return false;
-    struct ip_mreq membership = {address.sin_addr, interface};
+    struct ip_mreq membership = {line->address.sin_addr, line->interface};
     if (subscriber->source_count == 0 && !set_option(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &membership, sizeof membership))
         return false;
     for (size_t i = 0; i < subscriber->source_count; i++) {
-        struct ip_mreq_source with_source = {address.sin_addr, interface, subscriber->sources[i]};
+        struct ip_mreq_source with_source = {line->address.sin_addr, line->interface, subscriber->sources[i]};
         if (!set_option(fd, IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, &with_source, sizeof with_source))
             return false;
     }
@@ -3087,10 +3484,31 @@ static bool join_line(mdgw_subscriber *subscriber, unsigned number, int fd, cons
 }
 
 /* Only the service's datagrams are accepted as answers. */
-static bool connect_service(int fd, const mdgw_service *service)
+static bool open_service(mdgw_subscriber *subscriber, unsigned index, const mdgw_service *service)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(service->port)};
-    return parse_address(service->address, &address.sin_addr) && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    return open_socket(subscriber, index) && parse_address(service->address, &address.sin_addr) &&
+           connect(subscriber->sockets[index].fd, (struct sockaddr *)&address, sizeof address) == 0;
+}
+
+/* Joins the snapshot group, or leaves it: most of the time nothing of it is needed. After a failure it is joined again a while later. */
+static bool join_group_if_needed(mdgw_subscriber *subscriber)
+{
+    unsigned index = group_index(subscriber);
+    if (!mdgw_receiver_needs_snapshot_group(subscriber->receiver)) {
+        close_socket(&subscriber->sockets[index]);
+        return true;
+    }
+    bool is_settled = subscriber->sockets[index].fd >= 0 || now_ns() < subscriber->group_retry_at;
+    return is_settled || open_line(subscriber, index, &subscriber->group);
+}
+
+/* The lines go on without the snapshot group. */
+static void group_failed(mdgw_subscriber *subscriber)
+{
+    subscriber->receiver->counts.snapshot_group_failures++;
+    close_socket(&subscriber->sockets[group_index(subscriber)]);
+    subscriber->group_retry_at = now_ns() + GROUP_RETRY_NS;
 }
 
 static bool draw_nonces(mdgw_config *config)
@@ -3109,20 +3527,17 @@ static bool draw_nonces(mdgw_config *config)
     return false;
 }
 
-static bool open_sockets(mdgw_subscriber *subscriber, const mdgw_config *config, const mdgw_line *lines,
-                         const mdgw_service *services, int receive_buffer_bytes)
+static bool open_sockets(mdgw_subscriber *subscriber, const mdgw_line *lines, const mdgw_service *services)
 {
-    for (unsigned i = 0; i < config->lines + config->services; i++) {
-        int fd = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd < 0)
+    group_address line;
+    for (unsigned i = 0; i < subscriber->line_count; i++)
+        if (!parse_line(&lines[i], &line) || !open_line(subscriber, i, &line))
             return false;
-        subscriber->sockets[subscriber->socket_count++] = (struct pollfd){.fd = fd, .events = POLLIN};
-        if (!set_option(fd, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof receive_buffer_bytes))
+    for (unsigned i = 0; i < subscriber->service_count; i++)
+        if (!open_service(subscriber, subscriber->line_count + i, &services[i]))
             return false;
-        if (i < config->lines ? !join_line(subscriber, i, fd, &lines[i]) : !connect_service(fd, &services[i - config->lines]))
-            return false;
-    }
-    return true;
+    return !subscriber->receiver->config.has_snapshot_group ||
+           (parse_line(&lines[subscriber->line_count], &subscriber->group) && join_group_if_needed(subscriber));
 }
 
 mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
@@ -3137,7 +3552,11 @@ mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line
     mdgw_subscriber *subscriber = calloc(1, sizeof *subscriber);
     if (!subscriber)
         return NULL;
+    for (unsigned i = 0; i < SOCKETS_MAX; i++)
+        subscriber->sockets[i].fd = -1;
     subscriber->line_count = config->lines;
+    subscriber->service_count = config->services;
+    subscriber->receive_buffer_bytes = receive_buffer_bytes;
     subscriber->source_count = source_count;
     /* One byte more than the maximum packet size, so that a truncated packet is too long and is refused. */
     subscriber->buffer_bytes = config->packet_bytes_max + MDGW_TAG_BYTES + 1;
@@ -3145,7 +3564,7 @@ mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line
     bool is_open = subscriber->buffer && draw_nonces(&drawn) && (subscriber->receiver = mdgw_receiver_new(&drawn, deliver, user));
     for (size_t i = 0; i < source_count && is_open; i++)
         is_open = parse_address(sources[i], &subscriber->sources[i]);
-    if (is_open && open_sockets(subscriber, config, lines, services, receive_buffer_bytes))
+    if (is_open && open_sockets(subscriber, lines, services))
         return subscriber;
     int error = errno;
     mdgw_subscriber_close(subscriber);
@@ -3159,8 +3578,8 @@ void mdgw_subscriber_close(mdgw_subscriber *subscriber)
 {
     if (!subscriber)
         return;
-    for (unsigned i = 0; i < subscriber->socket_count; i++)
-        close(subscriber->sockets[i].fd);
+    for (unsigned i = 0; i < SOCKETS_MAX; i++)
+        close_socket(&subscriber->sockets[i]);
     mdgw_receiver_free(subscriber->receiver);
     free(subscriber->buffer);
     free(subscriber);
@@ -3177,7 +3596,7 @@ static bool is_accepted_sender(const mdgw_subscriber *subscriber, const struct s
 /* Reads a socket until it is empty or its quota is used up. Returns the number of datagrams, -1 if the socket failed. */
 static int drain(mdgw_subscriber *subscriber, unsigned index)
 {
-    bool is_line = index < subscriber->line_count;
+    bool is_line = index < subscriber->line_count, is_group = index == group_index(subscriber);
     unsigned line = is_line ? index : MDGW_SERVICE_LINE, service = is_line ? 0 : index - subscriber->line_count;
     for (int count = 0; count < DATAGRAMS_PER_SOCKET_MAX; count++) {
         struct sockaddr_in sender;
@@ -3188,9 +3607,11 @@ static int drain(mdgw_subscriber *subscriber, unsigned index)
             continue;
         /* A service that is not running: the request is repeated. */
         if (length < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK || !is_line ? count : -1;
-        if (is_line && subscriber->checks_sender[index] && !is_accepted_sender(subscriber, &sender))
+            return errno == EAGAIN || errno == EWOULDBLOCK || (!is_line && !is_group) ? count : -1;
+        if (subscriber->checks_sender[index] && !is_accepted_sender(subscriber, &sender))
             subscriber->receiver->counts.refused[MDGW_SOURCE_UNEXPECTED]++;
+        else if (is_group)
+            mdgw_receiver_accept_from_snapshot_group(subscriber->receiver, subscriber->buffer, (size_t)length, now_ns());
         else
             mdgw_receiver_accept(subscriber->receiver, line, service, subscriber->buffer, (size_t)length, now_ns());
     }
@@ -3203,16 +3624,24 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
     uint64_t now = now_ns(), deadline = mdgw_receiver_next_deadline(receiver);
     uint64_t wait_ns = min_u64(timeout_ns, deadline > now ? deadline - now : 0);
     struct timespec wait = {.tv_sec = (time_t)(wait_ns / 1000000000), .tv_nsec = (long)(wait_ns % 1000000000)};
-    if (ppoll(subscriber->sockets, subscriber->socket_count, &wait, NULL) < 0 && errno != EINTR)
+    unsigned group = group_index(subscriber);
+    if (ppoll(subscriber->sockets, group + 1, &wait, NULL) < 0 && errno != EINTR)
         return -1;
     int total = 0;
     bool is_drained = true;
-    for (unsigned i = 0; i < subscriber->socket_count; i++) {
+    for (unsigned i = 0; i < group; i++) {
         int count = drain(subscriber, i);
         if (count < 0)
             return -1;
         is_drained &= count < DATAGRAMS_PER_SOCKET_MAX;
         total += count;
+    }
+    /* Behind the lines: what a chunk's position needs has then been read. The group's datagrams delay no deadline. */
+    if (is_drained && subscriber->sockets[group].fd >= 0) {
+        int count = drain(subscriber, group);
+        if (count < 0)
+            group_failed(subscriber);
+        total += count < 0 ? 0 : count;
     }
     /* Datagrams still in a socket are not missing: deadlines wait for them, but not for as long as anybody floods a line. */
     subscriber->undrained_rounds = is_drained ? 0 : subscriber->undrained_rounds + 1;
@@ -3225,6 +3654,8 @@ int mdgw_subscriber_poll(mdgw_subscriber *subscriber, uint64_t timeout_ns)
         ssize_t sent = send(subscriber->sockets[subscriber->line_count + service].fd, request, sizeof request, 0);
         (void)sent;
     }
+    if (!join_group_if_needed(subscriber))
+        group_failed(subscriber);
     if (mdgw_receiver_rivals(receiver)) {
         errno = EPROTO;
         return -1;

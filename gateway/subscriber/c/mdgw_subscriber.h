@@ -168,7 +168,8 @@ typedef enum mdgw_start {
     MDGW_START_SESSION, /* at the oldest message of the session in the services' logs */
     MDGW_START_DAY,     /* first the ended sessions of the trading date, then as above */
     MDGW_START_LIVE,    /* at the messages published now, after the definitions */
-    MDGW_START_SNAPSHOT /* with a snapshot of the session's state; as MDGW_START_SESSION where no service has one */
+    /* with a snapshot of the session's state, from a service or the snapshot group; as MDGW_START_SESSION where neither has one */
+    MDGW_START_SNAPSHOT
 } mdgw_start;
 
 typedef struct mdgw_config {
@@ -192,17 +193,25 @@ typedef struct mdgw_config {
     size_t start_bytes_max;     /* packets held at the start until a service names the epoch; at most 1 GiB */
     uint64_t sequence_jump_max; /* in messages, without confirmation by two more packets */
     size_t message_bytes_max;   /* of one message's records; at most 1 GiB */
-    /* Of a snapshot's records; at most 1 GiB. Allocated for each channel with MDGW_START_SNAPSHOT or rebuilds_books, so name the channels
-     * there, or lower channels_max. A larger snapshot is refused: a start then delivers the session from the logs, and suspect books stay
-     * suspect. */
+    /* Of a snapshot's records; at most 1 GiB. Allocated for each channel with MDGW_START_SNAPSHOT or rebuilds_books, once if there are
+     * services and once more with a snapshot group, so name the channels there, or lower channels_max. A larger snapshot is refused: a
+     * start then delivers the session from the logs, and suspect books stay suspect. */
     size_t snapshot_bytes_max;
-    /* Rebuilds suspect books from a snapshot while the stream goes on. Needs a service. MDGW_ITEM_BOOKS, MDGW_ITEM_SNAPSHOT and
-     * MDGW_ITEM_REPEATED are then delivered in the middle of a session. */
+    /* Rebuilds suspect books from a snapshot while the stream goes on. Needs a service or the snapshot group. MDGW_ITEM_BOOKS,
+     * MDGW_ITEM_SNAPSHOT and MDGW_ITEM_REPEATED are then delivered in the middle of a session. */
     bool rebuilds_books;
-    /* Of the messages kept while the books are suspect, to be delivered again behind the snapshot; at most 1 GiB. A message counts as 48
-     * bytes more than its records. Allocated for each channel with rebuilds_books. What is older than the messages kept needs a snapshot of
-     * a later position: the default, 32 MiB, holds 300,000 messages of one order each. */
+    /* Of the messages kept while the books are suspect, to be delivered again behind the snapshot, or while a start waits for the snapshot
+     * group; at most 1 GiB. A message counts as 48 bytes more than its records. Allocated for each channel with rebuilds_books, and for
+     * MDGW_START_SNAPSHOT with a snapshot group. What is older than the messages kept needs a snapshot of a later position: the default,
+     * 32 MiB, holds 300,000 messages of one order each. */
     size_t rebuild_bytes_max;
+    /* The snapshot group is received: by mdgw_receiver_accept_from_snapshot_group, or at the address behind the lines of
+     * mdgw_subscriber_open. MDGW_START_SNAPSHOT uses the group where there is no service or none has a snapshot, and delivers no message
+     * before the image is whole. With rebuilds_books suspect books are rebuilt from the group too. */
+    bool has_snapshot_group;
+    /* How long such a start waits for a whole image. Then a receiver with services reads the session from the logs, and one without
+     * begins with the oldest message kept. Longer than the group needs for one image of each of its channels. */
+    uint64_t snapshot_wait_ns_max;
     /* Answers must repeat these numbers, which nobody else may be able to guess. mdgw_subscriber_open draws them. With services,
      * epoch_nonce must be set. */
     uint64_t request_nonce, epoch_nonce;
@@ -221,6 +230,11 @@ void mdgw_receiver_free(mdgw_receiver *receiver);
  * that only goes forward. */
 mdgw_reason mdgw_receiver_accept(mdgw_receiver *receiver, unsigned line, unsigned service, const uint8_t *data, size_t length,
                                  uint64_t now);
+/* Processes a datagram of the snapshot group. A receiver that needs no snapshot ignores it. Read the lines before: a chunk needs the
+ * messages before its position. */
+mdgw_reason mdgw_receiver_accept_from_snapshot_group(mdgw_receiver *receiver, const uint8_t *data, size_t length, uint64_t now);
+/* Whether datagrams of the snapshot group are needed now. The group may be left while they are not. */
+bool mdgw_receiver_needs_snapshot_group(const mdgw_receiver *receiver);
 /* When mdgw_receiver_on_deadline must be called. */
 uint64_t mdgw_receiver_next_deadline(const mdgw_receiver *receiver);
 /* Read the sockets before: what is still in them is not missing. */
@@ -248,9 +262,10 @@ typedef struct mdgw_counts {
     uint64_t definitions_incomplete; /* starts at which a service did not send all of its definitions */
     uint64_t sessions_incomplete; /* sessions that were left although no service knew their end */
     uint64_t snapshots;             /* delivered */
-    uint64_t snapshots_unavailable; /* starts for which no service had one that this receiver accepts */
+    uint64_t snapshots_unavailable; /* starts for which neither a service nor the snapshot group had one that this receiver accepts */
     uint64_t books_rebuilt;         /* suspect books that a snapshot replaced */
     uint64_t rebuilds_refused;      /* queries for such a snapshot that ended without one: no answer, suspect books, or an image too old */
+    uint64_t snapshot_group_failures; /* times that a subscriber could not join or read the snapshot group; tried again a second later */
 } mdgw_counts;
 mdgw_counts mdgw_receiver_counts(const mdgw_receiver *receiver);
 
@@ -291,7 +306,8 @@ typedef struct mdgw_service {
 
 typedef struct mdgw_subscriber mdgw_subscriber;
 
-/* Opens the sockets. config->lines and config->services say how many there are; its nonces are drawn at random. `sources`: the
+/* Opens the sockets. config->lines and config->services say how many there are; with config->has_snapshot_group, `lines` has one more:
+ * the snapshot group, which is joined only while a snapshot is needed. The nonces are drawn at random. `sources`: the
  * gateways' addresses (at most 16); the groups are joined for these senders only (IGMPv3), and other packets are refused. NULL
  * with errno if that fails. */
 mdgw_subscriber *mdgw_subscriber_open(const mdgw_config *config, const mdgw_line *lines, const mdgw_service *services,
