@@ -120,7 +120,7 @@ function lastingAlarms(answer) {
     if (group.ineligible_lasting) add("not-eligible", `group ${group.group}`);
     if (group.details && group.details.fitness === "output-not-received") add("output-failing", `group ${group.group}`);
     for (const voter of list(group.voters)) {
-      if (!voter.answers) add("voter-silent", `group ${group.group}: ${voter.name}`);
+      if (voter.answers === false) add("voter-silent", `group ${group.group}: ${voter.name}`);
     }
     if (group.connection === "suspended" || group.connection === "lost") add("store-unreachable", `group ${group.group}`);
   }
@@ -134,14 +134,16 @@ function showHead(answer) {
   const groups = groupsOf(answer);
   const leads = groups.filter(group => group.has_leadership).length;
   const blocked = groups.some(group => group.ineligible_lasting);
+  const stalled = groups.some(group => group.election_stalled);
   let [role, className] = ["publishes alone", "good"];
   if (groups.length) {
     if (leads === groups.length) [role, className] = ["leads", "good"];
     else if (leads) [role, className] = [`leads ${leads} of ${groups.length} groups`, "good"];
+    else if (stalled) [role, className] = ["election thread stuck", "bad"];
     else if (blocked) [role, className] = ["not eligible", "bad"];
     else if (groups.every(group => group.role === "candidate")) [role, className] = ["standby", ""];
     else [role, className] = ["joining", "warn"];
-    if (leads && blocked) className = "warn";
+    if (leads && (blocked || stalled)) className = "warn";
   }
   setText($("name"), gateway.name || `gateway ${gateway.node}`);
   setText($("role"), role);
@@ -257,8 +259,10 @@ function gatewaysCard(answer, groups) {
   for (const group of groups) for (const voter of list(group.voters)) if (!names.has(voter.node)) voters.set(voter.node, voter);
   for (const voter of voters.values()) {
     const age = voter.answered_ms_ago;
-    const text = age === null ? "has not answered" : voter.answers ? "answers" : `last answered ${span(age / 1e3)} ago`;
-    const state = el("span", voter.answers ? "pill good" : "pill bad", text);
+    const [text, className] = voter.answers === null ? ["unknown: the election thread here is stuck", "warn"]
+      : voter.answers ? ["answers", "good"]
+      : [age === null ? "has not answered" : `last answered ${span(age / 1e3)} ago`, "bad"];
+    const state = el("span", `pill ${className}`, text);
     items.push(el("li", "", el("span", "", `${voter.name} (node ${voter.node}), votes only`), state));
   }
   return el("div", "gateways", el("div", "top", el("h3", "", "Gateways and voters"), el("span", "quiet", `backend ${answer.gateway.backend}`)), el("ul", "", ...items));
@@ -271,7 +275,8 @@ const ROLES = {
 function groupCard(answer, group) {
   const details = group.details || {};
   const connected = group.connection === "connected" || group.connection === "reconnected";
-  const [role, className] = group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"]
+  const [role, className] = group.election_stalled ? ["election thread stuck", "bad"]
+    : group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"]
     : group.role === "candidate" && !connected ? ["cannot take over", "bad"] : ROLES[group.role] || [group.role, "warn"];
   const facts = el("dl", "");
   const add = (name, value, style) => facts.append(el("dt", "", name), el("dd", style || "", value));
@@ -284,6 +289,7 @@ function groupCard(answer, group) {
   }
   if (joining && joining.content_mismatch_ms > 0) add("content", `differs from the peer's for ${span(joining.content_mismatch_ms / 1e3)}: books are suspect`, "bad-text");
   if (details.fitness && details.fitness !== "fit") add("fitness", `reduced: ${details.fitness}`, "warn-text");
+  if (group.election_stalled) add("caution", "the election thread here is stuck: what is shown of the group is old", "bad-text");
   add("connection", group.connection, connected ? "" : "warn-text");
   if (group.pinned) add("pinned", "no automatic moves", "warn-text");
   if (details.allows_split_brain) add("split brain", "allowed by this backend", "warn-text");
