@@ -492,6 +492,8 @@ impl Gateway {
             pair: self.pair_control(config),
             link: link.clone(),
             audit: self.audit().cloned(),
+            sentinel_lost: Arc::clone(&self.sentinel_lost),
+            stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let source = Arc::new(AdminSource {
             watch: self.watch(),
