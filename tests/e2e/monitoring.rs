@@ -7,7 +7,7 @@ use mdgw_runtime::gateway::sample_names;
 use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     elected_pair::ElectedPair,
-    gateway_fixture::{GatewayOptions, text},
+    gateway_fixture::{GatewayOptions, free_address, text},
     http::get_at,
     process::{self, wait_until},
     prometheus::{Prometheus, dashboard_queries, program_of, rules},
@@ -17,8 +17,8 @@ use mdgw_tests::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Panels that show nothing as long as nothing has happened.
-const MAY_BE_EMPTY: [&str; 2] = ["Firing alerts", "Refused by listeners"];
+/// Panels that show nothing as long as nothing has happened, and of a pair without voters.
+const MAY_BE_EMPTY: [&str; 3] = ["Firing alerts", "Refused by listeners", "Voters"];
 
 #[test]
 fn the_alert_rules_pass_their_own_tests() {
@@ -105,6 +105,34 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
             wait_until(&format!("panel {title}: {query}"), || !prometheus.query(&query).is_empty());
         }
     }
+}
+
+#[test]
+fn the_dashboard_shows_the_voters_of_a_quorum() {
+    let mut pair = ElectedPair::new(GatewayOptions::itch()).with_admin_listeners();
+    let at = |name| pair.gateways.fixture(1).path(name);
+    let voter = |node| format!("[[election.quorum.voter]]\nnode = {node}\naddress = \"{}\"\n", free_address());
+    let quorum = format!(
+        "[election.quorum]\nlisten = \"{}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n{}{}\n",
+        free_address(),
+        text(&at("key")),
+        text(&at("votes")),
+        voter(2),
+        voter(3)
+    );
+    let config = pair.config_text(1).replace("backend = \"file\"", "backend = \"quorum\"");
+    let (before, rest) = config.split_once("[election.file]").unwrap();
+    let (_, after) = rest.split_once("[election.link]").unwrap();
+    let config = format!("{before}{quorum}[election.link]{after}");
+    pair.gateways.start(1, &config);
+    let prometheus = Prometheus::start(&[pair.admin_address(1)]);
+    let queries = dashboard_queries();
+    let (_, voters) = queries.iter().find(|(title, _)| title == "Voters").unwrap();
+    // Neither of them runs.
+    wait_until("the panel shows both", || {
+        let shown = prometheus.query(voters);
+        shown.len() == 2 && shown.iter().all(|voter| voter["value"][1] == "0" && voter["metric"]["name"].is_string())
+    });
 }
 
 /// The declared names but those of the programs beside a gateway, which have listeners of their own, and of voters: only a

@@ -9,8 +9,9 @@ use mdgw_tests::{
     gateway_fixture::GatewayFixture,
     gateway_fixture::{GatewayOptions, free_address, text},
     http::{exchange, get_at},
-    process::{self, Signal},
+    process::{self, Signal, wait_until},
     skip::skip,
+    trading_day::{DATE, TradingDay},
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -69,6 +70,8 @@ fn the_page_shows_who_leads_a_gap_its_alarm_and_a_takeover() {
     browser.wait_for_text(&leader, "[data-alarm=gap-declared]", &["# Gap declared", "ops/runbooks/gap-declared.md"]);
     browser.evaluate(&leader, "document.querySelector('[data-alarm=gap-declared] summary').click()");
 
+    each_condition_is_an_alarm_that_lasts(&mut browser, &leader);
+    a_stuck_election_thread_blames_no_voter(&mut browser, &leader);
     text_of_a_gateway_stays_text(&mut browser, &leader);
     let pictures = Pictures::new();
     pictures.take_all(&mut browser, &leader);
@@ -91,31 +94,101 @@ fn the_page_shows_who_leads_a_gap_its_alarm_and_a_takeover() {
     }
 }
 
-/// Markup in anything that a gateway reports is shown as it is written.
-fn text_of_a_gateway_stays_text(browser: &mut Chromium, tab: &Tab) {
-    let hostile = "<img id=injected src=x onerror=alert(1)>";
-    let shown = browser.evaluate(
+/// The page as it shows an answer that this script has changed: what the second script then finds.
+fn with_answer(browser: &mut Chromium, tab: &Tab, change: &str, found: &str) -> Value {
+    browser.evaluate(
         tab,
         &format!(
             "(() => {{
-                const hostile = {hostile:?};
+                const kept = [last, before, earlier];
                 const answer = structuredClone(last);
-                const channel = answer.snapshot.channels[0];
-                Object.assign(answer.gateway, {{ name: hostile, version: hostile, backend: hostile }});
-                Object.assign(channel, {{ name: hostile, failed: hostile, drop_reasons: {{ [hostile]: 1 }}, silent_lines: [hostile] }});
-                Object.assign(answer.status.groups[0], {{ ineligible_reason: hostile, ineligible_lasting: true, connection: hostile }});
-                answer.status.groups[0].leader.name = hostile;
-                answer.snapshot.pools[0].name = hostile;
-                answer.alarms[0].about = hostile;
-                const kept = last;
+                const [channel] = answer.snapshot.channels;
+                const [group] = answer.status.groups;
+                {change}
                 accept(answer);
-                const text = document.body.innerText;
-                const found = document.querySelectorAll('#injected, img').length;
-                accept(kept);
-                return [found, text.split(hostile).length - 1];
+                const found = {found};
+                [last, before, earlier] = kept;
+                show();
+                return found;
             }})()"
         ),
+    )
+}
+
+/// Nothing lasts in the page's own list of conditions while all is well; with everything broken, every one of them does.
+fn each_condition_is_an_alarm_that_lasts(browser: &mut Chromium, tab: &Tab) {
+    let lasting = "(() => [
+        CONDITIONS.filter(([, , of]) => of(last).length).map(([alarm, metric]) => alarm + ' ' + metric),
+        [...document.querySelectorAll('[data-alarm]')].filter(item => item.querySelector('.pill').textContent === 'now')
+            .map(item => item.dataset.alarm),
+        document.querySelector('#summary').innerText,
+        document.querySelector('#channels').innerText,
+    ])()";
+    let well = "channel.input_incomplete = false;";
+    let shown = with_answer(browser, tab, well, lasting);
+    assert_eq!((&shown[0], &shown[1]), (&json!([]), &json!([])), "{shown}");
+    assert!(!shown.to_string().contains("suspect"), "{shown}");
+
+    let broken = "
+        const more = (name, change) => answer.snapshot.channels.push({ ...channel, id: name.length, name, ...change });
+        Object.assign(channel, { input_incomplete: true, late_starts: 1, silent_lines: ['A'] });
+        more('stale one', { state: 'stale' });
+        more('failed', { state: 'failed', failed: 'why' });
+        answer.links[0].is_up = false;
+        Object.assign(answer, { sentinel_lost: true, stalled_pool_threads: ['main-0'] });
+        answer.snapshot.clock_ns += 1e9;
+        answer.audit_failures += 2;
+        group.details.fitness = 'output-not-received';
+        Object.assign(group, { connection: 'lost', ineligible_lasting: true, leader: null });
+        group.voters = [{ node: 3, name: 'witness-3', answers: false, answered_ms_ago: 9000 }];
+        answer.status.groups.push({ ...group, group: 2, election_stalled: true });";
+    let all = browser.evaluate(
+        tab,
+        "[CONDITIONS.map(([alarm, metric]) => alarm + ' ' + metric), [...new Set(CONDITIONS.map(([alarm]) => alarm))]]",
     );
+    let shown = with_answer(browser, tab, broken, lasting);
+    assert_eq!(shown[0], all[0], "{shown}");
+    let sorted = |alarms: &Value| {
+        let mut alarms: Vec<_> = alarms.as_array().unwrap().iter().map(ToString::to_string).collect();
+        alarms.sort_unstable();
+        alarms
+    };
+    assert_eq!(sorted(&shown[1]), sorted(&all[1]), "{shown}");
+    let (summary, channels) = (shown[2].as_str().unwrap(), shown[3].as_str().unwrap());
+    assert!(summary.contains("0 of 3") && summary.contains("books suspect: 3"), "{summary}");
+    assert!(channels.contains("books suspect: messages of this session are missing here"), "{channels}");
+}
+
+/// It takes no answers, so whether the voters answer is unknown.
+fn a_stuck_election_thread_blames_no_voter(browser: &mut Chromium, tab: &Tab) {
+    let stuck = "Object.assign(group, {
+        election_stalled: true, has_leadership: false, leader: null,
+        voters: [{ node: 3, name: 'witness-3', answers: null, answered_ms_ago: 60000 }],
+    });";
+    let found = "[lastingAlarms(last).has('voter-silent'), document.querySelector('#pair').innerText, document.querySelector('header').innerText]";
+    let shown = with_answer(browser, tab, stuck, found);
+    let (pair, header) = (shown[1].as_str().unwrap(), shown[2].as_str().unwrap());
+    assert_eq!(shown[0], false, "{shown}");
+    assert!(pair.contains("unknown: the election thread here is stuck") && !pair.contains("last answered"), "{pair}");
+    assert!(header.contains("election thread stuck"), "{header}");
+}
+
+/// Markup in anything that a gateway reports is shown as it is written.
+fn text_of_a_gateway_stays_text(browser: &mut Chromium, tab: &Tab) {
+    let hostile = "<img id=injected src=x onerror=alert(1)>";
+    let change = format!(
+        "const hostile = {hostile:?};
+        Object.assign(answer.gateway, {{ name: hostile, version: hostile, backend: hostile }});
+        Object.assign(channel, {{ name: hostile, failed: hostile, drop_reasons: {{ [hostile]: 1 }}, silent_lines: [hostile] }});
+        Object.assign(group, {{ ineligible_reason: hostile, ineligible_lasting: true, connection: hostile }});
+        group.leader.name = hostile;
+        answer.snapshot.pools[0].name = hostile;
+        answer.stalled_pool_threads = [hostile];
+        answer.alarms[0].about = hostile;"
+    );
+    let found =
+        "[document.querySelectorAll('#injected, img').length, document.body.innerText.split(hostile).length - 1]";
+    let shown = with_answer(browser, tab, &change, found);
     assert_eq!(shown[0], 0, "markup became an element");
     assert!(shown[1].as_u64() > Some(6), "{shown}");
 }
@@ -150,11 +223,40 @@ impl Pictures {
             self.take(browser, tab, name);
         }
         // The guide's.
-        browser.screenshot_of_top(tab, 835, 0.75, &self.folder.join("page.png"));
+        browser.screenshot_of_top(tab, 874, 0.75, &self.folder.join("page.png"));
         let printed = self.folder.join("page.pdf");
         browser.print(tab, &printed);
         assert!(fs::read(printed).unwrap().starts_with(b"%PDF"));
     }
+}
+
+#[test]
+fn books_that_lack_the_begin_of_the_session_are_suspect_while_it_lasts() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 2_000);
+    let listen = free_address();
+    let options = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let path = fixture.path("with_page.toml");
+    fs::write(&path, format!("{}\n[admin]\nlisten = \"{listen}\"\n", fixture.config_text(&options))).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", DATE]);
+    gateway.wait_for_stderr("gateway running");
+    day.play_second_half(&fixture);
+    let channel = || {
+        let status: Value = serde_json::from_str(&get_at(listen, "/status.json").1).unwrap();
+        status["snapshot"]["channels"][0].clone()
+    };
+    wait_until("the status says so", || channel()["input_incomplete"] == true && channel()["late_starts"] == 1);
+    if chromium::is_installed() {
+        let mut browser = Chromium::start();
+        let tab = browser.open(&format!("http://{listen}/"));
+        browser.wait_for_text(&tab, "#alarms", &["late-start", "now", "one"]);
+        browser.wait_for_text(&tab, "#summary", &["0 of 1", "channel is well; books suspect: 1"]);
+        browser.wait_for_text(&tab, "#channels", &["books suspect: messages of this session are missing here"]);
+        browser.wait_for_text(&tab, "[data-filter=unwell]", &["not well (1)"]);
+    } else {
+        skip("suspect books in a browser", NOT_INSTALLED);
+    }
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Each runbook has an alert rule or a reason why it has none, each rule a test, and rules and dashboard name only metrics
-//! that a gateway exports.
+//! Each runbook has an alert rule or a reason why it has none, each rule a test, each rule over a state a condition on the page
+//! of the gateway, and rules and dashboard name only metrics that a gateway exports.
 
 use std::collections::BTreeSet;
 
@@ -12,6 +12,7 @@ const RULES: &str = "ops/prometheus/mdgw.rules.yml";
 const RULE_TESTS: &str = "ops/prometheus/mdgw.rules.test.yml";
 const README: &str = "ops/prometheus/README.md";
 const DASHBOARD: &str = "ops/grafana/mdgw.json";
+const PAGE: &str = "gateway/admin/src/page/page.js";
 
 #[test]
 fn each_runbook_has_an_alert_rule_or_a_reason() {
@@ -61,6 +62,73 @@ fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<S
     let named: BTreeSet<_> = rules.iter().map(|(rule, _)| *rule).filter(|rule| !alarms.contains(rule)).collect();
     found.extend(named.into_iter().map(|rule| format!("{rule}: no alarm")));
     found
+}
+
+/// Rules over states that the page does not show, by alarm and metric.
+const NOT_ON_THE_PAGE: [(&str, &str); 3] = [
+    // A page without answers says so at its top.
+    ("admin-listener-down", "up"),
+    // Other processes, which have no page.
+    ("journal-stopped", "mdgw_journal_writing"),
+    ("nats-unreachable", "mdgw_nats_failing"),
+];
+
+#[test]
+fn the_page_shows_each_state_that_a_rule_is_about() {
+    assert_none(page_differences(&read(RULES), &read(PAGE), &NOT_ON_THE_PAGE));
+
+    let rules = "  - alert: a\n    expr: >-\n      mdgw_a == 0 and mdgw_a_total > 0\n    labels: up\n\
+                 - alert: b\n    expr: >-\n      mdgw_b > 1 or increase(mdgw_b_total[15m]) > 0\n    labels: x\n\
+                 - alert: c\n    expr: >-\n      time() - mdgw_alarm_last_timestamp_seconds{alarm=\"c\"} < 900\n    labels: x\n\
+                 - alert: d\n    expr: >-\n      up{job=\"d\"} == 0\n    labels: x\n";
+    let page = "const CONDITIONS = [\n  [\"a\", \"mdgw_a\", x => x],\n  [\"c\", \"\", x => x],\n  [\"e\", \"mdgw_e\", x],\n];\n";
+    assert_eq!(
+        page_differences(rules, page, &[("d", "up"), ("a", "mdgw_a"), ("f", "mdgw_f")]),
+        [
+            "a: the page shows mdgw_a and is excused from it",
+            "b: the page does not show mdgw_b",
+            "e: no rule is about mdgw_e",
+            "f: no rule is about mdgw_f",
+        ]
+    );
+}
+
+fn page_differences(rules: &str, page: &str, excused: &[(&str, &str)]) -> Vec<String> {
+    let (states, shown) = (states_of_rules(rules), conditions_of_page(page));
+    assert!(!states.is_empty() && !shown.is_empty(), "{states:?} {shown:?}");
+    let mut found = BTreeSet::new();
+    for state @ (alarm, metric) in &states {
+        match (shown.contains(state), excused.contains(state)) {
+            (false, false) => found.insert(format!("{alarm}: the page does not show {metric}")),
+            (true, true) => found.insert(format!("{alarm}: the page shows {metric} and is excused from it")),
+            _ => false,
+        };
+    }
+    let without_rule = shown.iter().chain(excused).filter(|state| !states.contains(state));
+    found.extend(without_rule.map(|(alarm, metric)| format!("{alarm}: no rule is about {metric}")));
+    found.into_iter().collect()
+}
+
+/// Alarm and metric of each state that a rule is about: its gauges but for those that are times.
+fn states_of_rules(rules: &str) -> BTreeSet<(&str, &str)> {
+    let is_state = |word: &&str| {
+        let is_time = word.ends_with("_timestamp_seconds") || word.ends_with("start_time_seconds");
+        *word == "up" || word.starts_with("mdgw_") && !word.ends_with("_total") && !is_time
+    };
+    let of_rule = rules.split("- alert: ").skip(1).flat_map(|rule| {
+        let (alarm, rest) = rule.split_once('\n').expect("a rule has several lines");
+        let expression = rest.split("labels:").next().unwrap_or_default();
+        words(expression).filter(is_state).map(move |metric| (alarm, metric))
+    });
+    of_rule.collect()
+}
+
+/// Alarm and metric of each condition of the page that has a rule.
+fn conditions_of_page(page: &str) -> BTreeSet<(&str, &str)> {
+    let list = page.split("const CONDITIONS = [").nth(1).and_then(|rest| rest.split("\n];").next()).unwrap_or_default();
+    let rows = list.lines().filter_map(|line| line.trim().strip_prefix("[\"")?.split_once("\", \""));
+    let rows = rows.filter_map(|(alarm, rest)| Some((alarm, rest.split_once('"')?.0)));
+    rows.filter(|(_, metric)| !metric.is_empty()).collect()
 }
 
 #[test]
@@ -117,8 +185,11 @@ fn quoted_metrics(text: &str) -> BTreeSet<String> {
 }
 
 fn metrics(text: &str) -> BTreeSet<String> {
-    let words = text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_');
-    words.filter(|word| word.starts_with("mdgw_")).map(str::to_owned).collect()
+    words(text).filter(|word| word.starts_with("mdgw_")).map(str::to_owned).collect()
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_')
 }
 
 /// Values of the label `alarm`, with quotes as in YAML or as in JSON.

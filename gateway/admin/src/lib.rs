@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `/` | the page |
 //! | `/status.json`, `/history.json` | what the page shows |
-//! | `/runbooks/NAME.md` | a runbook |
+//! | `/runbooks/NAME.md` | a runbook; the table of all is `README` |
 //! | `/metrics` | all metrics |
 //! | `/live`, `/ready`, `/leader` | 200 or 503, with the reason as text |
 //!

@@ -53,6 +53,8 @@ pub(crate) struct GroupControl {
     pub admit: Option<Admit>,
     /// Requests leadership from the leader.
     pub request_leadership: RequestLeadership,
+    /// Whether the group's election thread makes no progress: what the election shows is old then.
+    pub is_stalled: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Further details for the status, such as positions of the group's channels.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
@@ -92,7 +94,11 @@ impl PairControl {
             .iter()
             .map(|(group, control)| {
                 let (view, has_leadership) = (control.latch.view(), control.latch.has_leadership());
-                let mut value = view_value(&view, self.voter_silence_ns);
+                let is_stalled = (control.is_stalled)();
+                // An election thread that is stuck takes no answers, so whether the voters answer is unknown.
+                let voter_silence_ns = (!is_stalled).then_some(self.voter_silence_ns);
+                let mut value = view_value(&view, voter_silence_ns);
+                value["election_stalled"] = json!(is_stalled);
                 value["group"] = json!(group.0);
                 value["has_leadership"] = json!(has_leadership);
                 // The election thread writes the view: with a stuck thread, or no store, it names this gateway longer than the
@@ -221,7 +227,8 @@ impl fmt::Debug for PairControl {
     }
 }
 
-fn view_value(view: &View, voter_silence_ns: u64) -> Value {
+/// `voter_silence_ns`: `None` if it is unknown whether voters answer.
+fn view_value(view: &View, voter_silence_ns: Option<u64>) -> Value {
     json!({
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
@@ -236,10 +243,10 @@ fn view_value(view: &View, voter_silence_ns: u64) -> Value {
     })
 }
 
-fn voter_value(node: NodeId, voter: &VoterView, silence_ns: u64) -> Value {
+fn voter_value(node: NodeId, voter: &VoterView, silence_ns: Option<u64>) -> Value {
     let now = mono_now();
     let answered_ms_ago = voter.answered_at.map(|at| now.since(at) / 1_000_000);
-    let answers = voter.answers(silence_ns, now);
+    let answers = silence_ns.map(|silence_ns| voter.answers(silence_ns, now));
     json!({ "node": node.0, "name": voter.name, "answers": answers, "answered_ms_ago": answered_ms_ago })
 }
 
@@ -292,7 +299,16 @@ mod tests {
         fn leading() -> Arc<Self> {
             let participants = [1, 2].map(|node| (NodeId(node), member(node).name)).into();
             let (epoch, leader) = (Epoch::new(5, 1), Some(member(1)));
-            Arc::new(Self(Mutex::new(View { role: Role::Leader, epoch, leader, participants, ..View::default() })))
+            // A witness that has not answered.
+            let voters = [(NodeId(3), VoterView { name: member(3).name, answered_at: None })].into();
+            Arc::new(Self(Mutex::new(View {
+                role: Role::Leader,
+                epoch,
+                leader,
+                participants,
+                voters,
+                ..View::default()
+            })))
         }
 
         fn with<T>(&self, change: impl FnOnce(&mut View) -> T) -> T {
@@ -358,7 +374,9 @@ mod tests {
                 });
                 node == NodeId(2)
             });
-            (GroupId(group), GroupControl { latch, admit: None, request_leadership, details })
+            // The election thread of the second group is stuck.
+            let is_stalled = Arc::new(move || group == 2);
+            (GroupId(group), GroupControl { latch, admit: None, request_leadership, is_stalled, details })
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
         let listeners = Arc::new(|| vec![ListenerSnapshot { name: "votes".to_owned(), ..ListenerSnapshot::default() }]);
@@ -397,6 +415,15 @@ mod tests {
         assert_eq!(refused(hand_over()), "this gateway is not the leader");
         let group = &ok(control.handle(Request::Status {}))["groups"][0];
         assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
+    }
+
+    #[test]
+    fn whether_voters_answer_is_unknown_while_the_election_thread_is_stuck() {
+        let control = control(2, None);
+        let groups = &ok(control.handle(Request::Status {}))["groups"];
+        let shown = |group: usize| (&groups[group]["election_stalled"], &groups[group]["voters"][0]["answers"]);
+        assert_eq!(shown(0), (&json!(false), &json!(false)));
+        assert_eq!(shown(1), (&json!(true), &json!(null)));
     }
 
     #[test]

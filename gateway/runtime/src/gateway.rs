@@ -492,6 +492,8 @@ impl Gateway {
             pair: self.pair_control(config),
             link: link.clone(),
             audit: self.audit().cloned(),
+            sentinel_lost: Arc::clone(&self.sentinel_lost),
+            stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let source = Arc::new(AdminSource {
             watch: self.watch(),
@@ -582,7 +584,9 @@ impl Gateway {
         let link_slot = Arc::clone(&self.link_slot);
         let request_leadership: RequestLeadership =
             Arc::new(move |node| link_slot.get().is_some_and(|handle| handle.request_leadership(node.0, group)));
-        GroupControl { latch, admit, request_leadership, details: Arc::new(details) }
+        let stalled_threads = Arc::clone(&self.stalled_threads);
+        let is_stalled = Arc::new(move || lock(&stalled_threads).contains(&HotThread::Election(group)));
+        GroupControl { latch, admit, request_leadership, is_stalled, details: Arc::new(details) }
     }
 
     /// Adds the event to the audit once for each group.

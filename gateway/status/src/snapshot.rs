@@ -167,6 +167,10 @@ pub struct ChannelSnapshot {
     pub drop_reasons: BTreeMap<String, u64>,
     /// Messages that contradict a book.
     pub book_faults: u64,
+    /// Sessions that began in their middle.
+    pub late_starts: u64,
+    /// Messages of the current session are missing here, so books are suspect.
+    pub input_incomplete: bool,
     /// Names of the lines that are silent.
     pub silent_lines: Vec<String>,
     /// Its lines over the last interval; of a replay, over the whole run.
@@ -343,6 +347,8 @@ mod tests {
             drops: 18,
             drop_reasons: BTreeMap::new(),
             book_faults: 19,
+            late_starts: 0,
+            input_incomplete: false,
             silent_lines: vec!["B".to_owned()],
             lines: vec![line],
             stages: vec![stage],

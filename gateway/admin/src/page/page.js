@@ -104,25 +104,45 @@ function perSecond(now, then) {
 
 // ---- conditions ----
 
-const isUnwell = channel => (SEVERITY[channel.state] ?? 1) > 0 || channel.silent_lines.length > 0 || channel.failed !== null;
+const isSuspect = channel => channel.input_incomplete === true;
+const isUnwell = channel => (SEVERITY[channel.state] ?? 1) > 0 || channel.silent_lines.length > 0 || channel.failed !== null || isSuspect(channel);
 const hasGaps = channel => channel.gaps > 0;
+const isConnected = group => group.connection === "connected" || group.connection === "reconnected";
 
-// Conditions that last now, by alarm: the same as in ops/prometheus.
+// What lasts now: an alarm, the metric of its rule in ops/prometheus if that rule is over a state, and what of an answer is in that state.
+// A test compares the list with the rules.
+const CONDITIONS = [
+  ["line-silent", "mdgw_channel_silent_lines_mask", answer => channelsWith(answer, channel => channel.silent_lines.length && channel.state !== "stale", channel => `: ${channel.silent_lines.join(", ")}`)],
+  ["line-silent", "mdgw_channel_state", answer => channelsWith(answer, channel => channel.state === "stale", () => ": all lines")],
+  ["late-start", "mdgw_channel_input_incomplete", answer => channelsWith(answer, channel => isSuspect(channel) && channel.late_starts > 0)],
+  ["channel-failed", "mdgw_channel_state", answer => channelsWith(answer, channel => channel.state === "failed")],
+  ["output-failing", "mdgw_group_fitness_reduced", answer => groupsWith(answer, group => group.details && group.details.fitness === "output-not-received")],
+  ["audit-failing", "", answer => (before && answer.audit_failures > before.audit_failures ? [`${plural(answer.audit_failures, "attempt", "attempts")} failed`] : [])],
+  ["pair-link-down", "mdgw_pair_link_up", answer => list(answer.links).filter(link => !link.is_up).map(link => `node ${link.node}`)],
+  ["no-sentinel", "mdgw_sentinel_lost", answer => (answer.sentinel_lost ? ["until the gateway's next start"] : [])],
+  ["store-unreachable", "mdgw_group_connected", answer => groupsWith(answer, group => !isConnected(group))],
+  ["voter-silent", "mdgw_group_voter_up", answer => groupsOf(answer).flatMap(group => list(group.voters)
+    .filter(voter => voter.answers === false && voter.node !== answer.gateway.node).map(voter => `group ${group.group}: ${voter.name}`))],
+  ["not-eligible", "mdgw_group_obstacle", answer => groupsWith(answer, group => group.ineligible_lasting)],
+  ["not-eligible", "mdgw_group_leader", answer => groupsWith(answer, group => !group.leader && !group.election_stalled, () => ": no leader is known here")],
+  ["election-thread-stall", "", answer => groupsWith(answer, group => group.election_stalled)],
+  ["pool-thread-stall", "", answer => list(answer.stalled_pool_threads)],
+];
+
+function channelsWith(answer, isSo, more = () => "") {
+  return answer.snapshot.channels.filter(isSo).map(channel => channel.name + more(channel));
+}
+
+function groupsWith(answer, isSo, more = () => "") {
+  return groupsOf(answer).filter(isSo).map(group => `group ${group.group}${more(group)}`);
+}
+
+// What lasts now, by alarm.
 function lastingAlarms(answer) {
   const lasting = new Map();
-  const add = (alarm, what) => lasting.set(alarm, [...(lasting.get(alarm) || []), what]);
-  for (const channel of answer.snapshot.channels) {
-    if (channel.silent_lines.length) add("line-silent", `${channel.name}: ${channel.silent_lines.join(", ")}`);
-    if (channel.state === "failed") add("channel-failed", channel.name);
-  }
-  for (const link of list(answer.links)) if (!link.is_up) add("pair-link-down", `node ${link.node}`);
-  for (const group of groupsOf(answer)) {
-    if (group.ineligible_lasting) add("not-eligible", `group ${group.group}`);
-    if (group.details && group.details.fitness === "output-not-received") add("output-failing", `group ${group.group}`);
-    for (const voter of list(group.voters)) {
-      if (!voter.answers) add("voter-silent", `group ${group.group}: ${voter.name}`);
-    }
-    if (group.connection === "suspended" || group.connection === "lost") add("store-unreachable", `group ${group.group}`);
+  for (const [alarm, , of] of CONDITIONS) {
+    const found = of(answer);
+    if (found.length) lasting.set(alarm, [...(lasting.get(alarm) || []), ...found]);
   }
   return lasting;
 }
@@ -134,14 +154,16 @@ function showHead(answer) {
   const groups = groupsOf(answer);
   const leads = groups.filter(group => group.has_leadership).length;
   const blocked = groups.some(group => group.ineligible_lasting);
+  const stalled = groups.some(group => group.election_stalled);
   let [role, className] = ["publishes alone", "good"];
   if (groups.length) {
     if (leads === groups.length) [role, className] = ["leads", "good"];
     else if (leads) [role, className] = [`leads ${leads} of ${groups.length} groups`, "good"];
+    else if (stalled) [role, className] = ["election thread stuck", "bad"];
     else if (blocked) [role, className] = ["not eligible", "bad"];
     else if (groups.every(group => group.role === "candidate")) [role, className] = ["standby", ""];
     else [role, className] = ["joining", "warn"];
-    if (leads && blocked) className = "warn";
+    if (leads && (blocked || stalled)) className = "warn";
   }
   setText($("name"), gateway.name || `gateway ${gateway.node}`);
   setText($("role"), role);
@@ -155,6 +177,7 @@ function showSummary(answer, lasting) {
   const { channels } = answer.snapshot;
   const groups = groupsOf(answer);
   const unwell = channels.filter(isUnwell).length;
+  const suspect = channels.filter(isSuspect).length;
   const lost = channels.reduce((sum, channel) => sum + channel.gap_messages, 0);
   const gaps = channels.reduce((sum, channel) => sum + channel.gaps, 0);
   const rate = channels.reduce((sum, channel) => sum + (rateOf(channel) || 0), 0);
@@ -169,9 +192,9 @@ function showSummary(answer, lasting) {
   else if (leader) leadership = [leader.name, `node ${leader.node}`, groups.length === 1 ? "leads" : `leads all ${groups.length} groups`, ""];
   const items = [
     leadership,
-    [recent ? count(recent) : "no", recent === 1 || !recent ? "alarm" : "alarms", "now or in the last 15 min", recent ? "bad-text" : "good-text"],
-    [`${channels.length - unwell} of ${channels.length}`, "", channels.length === 1 ? "channel is well" : "channels are well", unwell ? "warn-text" : "good-text"],
-    [before ? rateText(rate) : "–", "messages/s", "all channels together", ""],
+    [recent ? count(recent) : "no", recent === 1 || !recent ? "alarm" : "alarms", "now or in the last 15\u00a0min", recent ? "bad-text" : "good-text"],
+    [`${channels.length - unwell} of ${channels.length}`, "", (channels.length === 1 ? "channel is well" : "channels are well") + (suspect ? `; books suspect: ${count(suspect)}` : ""), unwell ? "warn-text" : "good-text"],
+    [before ? rateText(rate) : "–", "/s", "messages, all channels together", ""],
     [count(lost), lost === 1 ? "message" : "messages", `lost in ${plural(gaps, "gap", "gaps")} since the start`, lost ? "warn-text" : ""],
     [...(worst ? latency(worst.stage.p99_ns).split(" ") : ["–", ""]), worst ? `p99 wire to wire${channels.length > 1 ? `, worst channel: ${worst.channel.name}` : ""}` : "p99 wire to wire: no values", ""],
   ];
@@ -257,8 +280,10 @@ function gatewaysCard(answer, groups) {
   for (const group of groups) for (const voter of list(group.voters)) if (!names.has(voter.node)) voters.set(voter.node, voter);
   for (const voter of voters.values()) {
     const age = voter.answered_ms_ago;
-    const text = age === null ? "has not answered" : voter.answers ? "answers" : `last answered ${span(age / 1e3)} ago`;
-    const state = el("span", voter.answers ? "pill good" : "pill bad", text);
+    const [text, className] = voter.answers === null ? ["unknown: the election thread here is stuck", "warn"]
+      : voter.answers ? ["answers", "good"]
+      : [age === null ? "has not answered" : `last answered ${span(age / 1e3)} ago`, "bad"];
+    const state = el("span", `pill ${className}`, text);
     items.push(el("li", "", el("span", "", `${voter.name} (node ${voter.node}), votes only`), state));
   }
   return el("div", "gateways", el("div", "top", el("h3", "", "Gateways and voters"), el("span", "quiet", `backend ${answer.gateway.backend}`)), el("ul", "", ...items));
@@ -270,8 +295,9 @@ const ROLES = {
 
 function groupCard(answer, group) {
   const details = group.details || {};
-  const connected = group.connection === "connected" || group.connection === "reconnected";
-  const [role, className] = group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"]
+  const connected = isConnected(group);
+  const [role, className] = group.election_stalled ? ["election thread stuck", "bad"]
+    : group.role === "ineligible" && !group.ineligible_lasting ? ["not yet eligible", "warn"]
     : group.role === "candidate" && !connected ? ["cannot take over", "bad"] : ROLES[group.role] || [group.role, "warn"];
   const facts = el("dl", "");
   const add = (name, value, style) => facts.append(el("dt", "", name), el("dd", style || "", value));
@@ -284,6 +310,7 @@ function groupCard(answer, group) {
   }
   if (joining && joining.content_mismatch_ms > 0) add("content", `differs from the peer's for ${span(joining.content_mismatch_ms / 1e3)}: books are suspect`, "bad-text");
   if (details.fitness && details.fitness !== "fit") add("fitness", `reduced: ${details.fitness}`, "warn-text");
+  if (group.election_stalled) add("caution", "the election thread here is stuck: what is shown of the group is old", "bad-text");
   add("connection", group.connection, connected ? "" : "warn-text");
   if (group.pinned) add("pinned", "no automatic moves", "warn-text");
   if (details.allows_split_brain) add("split brain", "allowed by this backend", "warn-text");
@@ -340,7 +367,7 @@ function fillRow(row, channel) {
   const stage = stageOf(channel, WHOLE);
   setText(row.name, channel.name);
   setText(row.pill, channel.state);
-  setClass(row.pill, `pill ${channel.silent_lines.length && channel.state === "live" ? "warn" : STATE_CLASS[channel.state] ?? "warn"}`);
+  setClass(row.pill, `pill ${(channel.silent_lines.length || isSuspect(channel)) && channel.state === "live" ? "warn" : STATE_CLASS[channel.state] ?? "warn"}`);
   const rate = rateOf(channel);
   const values = [
     rate === null ? "–" : rateText(rate), leadText(channel), count(channel.gaps), count(channel.gap_messages), count(channel.drops),
@@ -351,10 +378,11 @@ function fillRow(row, channel) {
   for (const [index, value] of [[4, channel.gaps], [5, channel.gap_messages], [6, channel.drops]]) row.cells[index].classList.toggle("warn-text", value > 0);
   const reasons = [];
   if (channel.failed) reasons.push(`out of service: ${channel.failed}`);
+  if (isSuspect(channel)) reasons.push("books suspect: messages of this session are missing here");
   const drops = Object.entries(channel.drop_reasons).map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`);
   if (drops.length) reasons.push(`dropped: ${drops.join(", ")}`);
   setText(row.reasonCell, reasons.join("; "));
-  setClass(row.reasonCell, channel.failed ? "bad-text" : "quiet");
+  setClass(row.reasonCell, channel.failed ? "bad-text" : isSuspect(channel) ? "warn-text" : "quiet");
   row.reason.hidden = !reasons.length;
   row.node.classList.toggle("noted", reasons.length > 0);
   row.node.classList.toggle("attention", isUnwell(channel) || hasGaps(channel));
@@ -368,7 +396,7 @@ function isShown(channel) {
 
 function showChannels(answer) {
   const channels = [...answer.snapshot.channels];
-  const severity = channel => (channel.failed ? 7 : (SEVERITY[channel.state] ?? 1) || (channel.silent_lines.length ? 1 : 0));
+  const severity = channel => (channel.failed ? 7 : (SEVERITY[channel.state] ?? 1) || (channel.silent_lines.length || isSuspect(channel) ? 1 : 0));
   channels.sort((one, other) => severity(other) - severity(one) || one.id - other.id);
   const shown = channels.filter(isShown);
   for (const channel of channels) {

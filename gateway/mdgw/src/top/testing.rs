@@ -88,6 +88,8 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
         drops: if is_failed { 4 } else { 0 },
         drop_reasons: BTreeMap::new(),
         book_faults: 0,
+        late_starts: 0,
+        input_incomplete: is_recovering,
         silent_lines: if is_failed { vec!["B".to_owned()] } else { Vec::new() },
         lines: if is_failed { Vec::new() } else { vec![line("A", 75, 12_300), line("B", 25, 31_000)] },
         stages: if is_failed {

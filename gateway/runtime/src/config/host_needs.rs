@@ -179,7 +179,9 @@ fn voters(config: &Resolved, quorum: &QuorumConfig) -> Vec<Endpoint> {
         let answer: Result<(), NoAnswer> = match &queried {
             Ok(voters) => match voters.get(node) {
                 Some(answer) => answer.clone().map_err(|how| NoAnswer::Failed(format!("node {node} {how}"))),
-                None => Err(not_asked("the gateway that runs here does not know this voter".to_owned())),
+                None => {
+                    Err(not_asked("the gateway that runs here does not know whether this voter answers".to_owned()))
+                }
             },
             Err(reason) => Err(reason.clone()),
         };
@@ -206,16 +208,17 @@ fn voters_of_gateway(socket: Option<&Path>, listen: SocketAddrV4) -> Result<Vote
     Ok(voters_of_status(&status))
 }
 
-/// The voters of a gateway's status. A voter answers if it answers for each group.
+/// The voters of a gateway's status. A voter answers if it answers for each group. Groups whose election thread is stuck say nothing.
 fn voters_of_status(status: &Value) -> VoterAnswers {
     let mut answers = VoterAnswers::new();
     let groups = status["groups"].as_array().into_iter().flatten();
     for voter in groups.filter_map(|group| group["voters"].as_array()).flatten() {
         let Some(node) = voter["node"].as_u64().and_then(|node| u8::try_from(node).ok()) else { continue };
-        let answer = match (voter["answers"].as_bool(), voter["answered_ms_ago"].as_u64()) {
-            (Some(true), _) => Ok(()),
-            (_, Some(ms)) => Err(format!("last answered the gateway that runs here {} s ago", ms / 1_000)),
-            (_, None) => Err("has not answered the gateway that runs here".to_owned()),
+        let Some(has_answered) = voter["answers"].as_bool() else { continue };
+        let answer = match voter["answered_ms_ago"].as_u64() {
+            _ if has_answered => Ok(()),
+            Some(ms) => Err(format!("last answered the gateway that runs here {} s ago", ms / 1_000)),
+            None => Err("has not answered the gateway that runs here".to_owned()),
         };
         let known = answers.entry(NodeId(node)).or_insert(Ok(()));
         *known = known.clone().and(answer);
@@ -342,8 +345,9 @@ mod tests {
         let status = json!({ "groups": [{ "voters": [voter(true)] }, { "voters": [voter(false)] }, { "voters": [voter(true)] }] });
         let silent = Err("has not answered the gateway that runs here".to_owned());
         assert_eq!(voters_of_status(&status), [(NodeId(3), silent)].into());
-        for odd in [json!(null), json!({ "groups": 1 }), json!({ "groups": [{}, { "voters": [1, { "node": 300 }] }] })]
-        {
+        let unknown = json!({ "groups": [{ "voters": [{ "node": 3, "answers": null, "answered_ms_ago": 30_000 }] }] });
+        let odd = json!({ "groups": [{}, { "voters": [1, { "node": 300 }, { "node": 3 }] }] });
+        for odd in [json!(null), json!({ "groups": 1 }), odd, unknown] {
             assert!(voters_of_status(&odd).is_empty(), "{odd}");
         }
     }

@@ -38,11 +38,11 @@ fn markdown() -> String {
         - The [admin listener](metrics.md): all of them.\n\
         - The latency logs and `mdgw report`: the blocks named after the latency log.\n\
         - `mdgw ha status --json`: takeovers, in `details`; what listeners have refused, in `listeners`.\n\
-        - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`; snapshots of its books, in `book_snapshots`.\n\
+        - `mdgw top --json`: what listeners have refused, in `listeners`; drop reasons of each channel, in `drop_reasons`; `late_starts` and `input_incomplete` of each channel, also shown by the [page](metrics.md#the-page); snapshots of its books, in `book_snapshots`.\n\
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate` and `answer_unrequested`.\n\n\
         What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
         the heading of `mdgw top`, `kernel_drops` of `mdgw top --json`, `mdgw_kernel_drops_total` of the admin listener, and the table at the end of `mdgw run`.\n\n\
-        `expected_sequence` of a channel is `next_sequence` of the snapshot. `messages_refused`, `sessions`, `late_starts`, `input_incomplete` and `recovery_requests` are shown by the admin listener alone.\n"
+        `expected_sequence` of a channel is `next_sequence` of the snapshot. `messages_refused`, `sessions` and `recovery_requests` are shown by the admin listener alone.\n"
         .to_owned();
     let blocks = [
         ("Channel", "One block for each channel.", PipelineCounters::DESCRIPTORS),

@@ -1,7 +1,13 @@
 //! What the page of the admin listener shows. It discloses nothing of its own: the document consists of the control socket's
-//! answers for `mdgw ha status` and `mdgw top`, and of what the metrics have of alarms and links.
+//! answers for `mdgw ha status` and `mdgw top`, and of what metrics and health have of alarms, links, sentinel, audit and threads.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use mdgw_election::identity::NodeName;
 use mdgw_pair::pair_link::LinkHandle;
@@ -10,7 +16,11 @@ use mdgw_sys::alarm::Alarm;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{audit::AuditSender, control::PairControl};
+use super::{health::lock, thread_watch::HotThread};
+use crate::{
+    audit::{AuditCounts, AuditSender},
+    control::PairControl,
+};
 
 /// The sources of the page.
 pub(super) struct PageSource {
@@ -18,8 +28,12 @@ pub(super) struct PageSource {
     pub(super) pair: PairControl,
     /// The link to the gateways with these node numbers, if there is one.
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
-    /// Counts the lines of the history.
+    /// Counts the lines of the history, and failed writes.
     pub(super) audit: Option<AuditSender>,
+    /// Whether the sentinel was lost.
+    pub(super) sentinel_lost: Arc<AtomicBool>,
+    /// The hot threads that make no progress.
+    pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
 
 /// Which gateway the page shows.
@@ -55,6 +69,12 @@ struct Document<'a> {
     links: Option<Vec<LinkStatus>>,
     /// Lines written to the audit since the start; a change means that there is a new history. `None` without an audit file.
     audit_lines: Option<u64>,
+    /// As `mdgw_audit_failures_total`. `None` without an audit file.
+    audit_failures: Option<u64>,
+    /// As `mdgw_sentinel_lost`.
+    sentinel_lost: bool,
+    /// Names of the pools' threads that make no progress. Of election threads, `status` says so.
+    stalled_pool_threads: Vec<String>,
 }
 
 /// As `mdgw_alarms_total`.
@@ -90,6 +110,12 @@ impl PageSource {
         let links = self.link.as_ref().map(|(link, nodes)| {
             nodes.iter().map(|node| LinkStatus { node: *node, is_up: link.is_linked_to(*node) }).collect()
         });
+        let pool_thread = |thread: &HotThread| match thread {
+            HotThread::Pool(name) => Some(name.clone()),
+            HotThread::Election(_) => None,
+        };
+        let stalled_pool_threads = lock(&self.stalled_threads).iter().filter_map(pool_thread).collect();
+        let audit = self.audit.as_ref().map(AuditSender::counts);
         let document = Document {
             format: FORMAT,
             gateway: &self.identity,
@@ -97,7 +123,10 @@ impl PageSource {
             snapshot: (self.pair.snapshot)(),
             alarms: Alarm::ALL.iter().map(alarm).collect(),
             links,
-            audit_lines: self.audit.as_ref().map(|audit| audit.counts().written),
+            audit_lines: audit.map(|AuditCounts { written, .. }| written),
+            audit_failures: audit.map(|AuditCounts { failures, .. }| failures),
+            sentinel_lost: self.sentinel_lost.load(Ordering::Relaxed),
+            stalled_pool_threads,
         };
         serde_json::to_string(&document).unwrap_or_else(|_| unreachable!("names and numbers"))
     }

@@ -117,6 +117,8 @@ impl Watch {
                 .map(|(reason, count)| (reason.name().to_owned(), count))
                 .collect(),
             book_faults: counters.book_faults,
+            late_starts: counters.late_starts,
+            input_incomplete: counters.input_incomplete == 1,
             silent_lines: (0..8).filter(|line| silent >> line & 1 == 1).map(|line| Line(line).to_string()).collect(),
             lines: self.recent.lines(id),
             stages: self.recent.stages(id),

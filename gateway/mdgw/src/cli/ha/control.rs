@@ -138,6 +138,12 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
                 "       was the leader: the fence is closed, since its lease ended or its election thread is stuck"
             )?;
         }
+        if group["election_stalled"] == true {
+            writeln!(
+                text,
+                "       the election thread here is stuck: what is shown of the group is old, and whether its voters answer is unknown"
+            )?;
+        }
         if let Some(reason) = field(group, "ineligible_reason", "obstacle").as_str() {
             writeln!(text, "       not eligible: {reason}")?;
         }
@@ -377,10 +383,12 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_whose_fence_has_closed_is_none() {
+    fn a_leader_whose_fence_has_closed_is_none_and_its_voters_are_not_blamed() {
         let group = json!({
             "group": 1, "role": "leader", "has_leadership": false, "epoch": { "count": 7, "node": 1 }, "leader": null,
             "connection": "connected", "pinned": false, "details": { "channels": [], "fitness": "fit" },
+            "election_stalled": true,
+            "voters": [{ "node": 3, "name": "witness-3", "answers": null, "answered_ms_ago": 30_000 }],
         });
         let mut text = String::new();
         write_groups(&json!({ "node": 1, "groups": [group] }), &mut text).unwrap();
@@ -388,6 +396,7 @@ mod tests {
             group  leader                     epoch channels  here       connection
             1      none                           7        0  no lease   connected
                    was the leader: the fence is closed, since its lease ended or its election thread is stuck
+                   the election thread here is stuck: what is shown of the group is old, and whether its voters answer is unknown
         "#]]
         .assert_eq(&text);
     }

@@ -38,6 +38,8 @@ fn channel_snapshot(replayed: ReplayedChannel<'_>) -> ChannelSnapshot {
         gap_messages: counters.gap_messages,
         drops: channel.drops().unexpected() + channel.arbiter_drops().unexpected(),
         book_faults: channel.book_faults().total(),
+        late_starts: counters.late_starts,
+        input_incomplete: channel.has_missed_input(),
         lines: lines.into_iter().map(|line| line_snapshot(channel, line)).collect(),
         ..ChannelSnapshot::default()
     }
