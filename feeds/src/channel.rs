@@ -304,13 +304,13 @@ pub struct ChannelCounters {
     pub frames: u64,
     /// Records in these frames.
     pub records: u64,
-    /// Gaps declared.
+    /// Gaps declared, without the missing beginning of a late start.
     pub gaps: u64,
     /// Messages in these gaps.
     pub gap_messages: u64,
     /// Sessions begun.
     pub sessions: u64,
-    /// Sessions joined after their first message, without a request for the messages from there: books lack them.
+    /// Sessions joined after their first message, whose beginning was not requested, or no source had: books lack it.
     pub late_starts: u64,
     /// Messages accepted without a sequence of their own.
     pub unsequenced: u64,

@@ -8,10 +8,12 @@ use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayOptions, free_address, text},
+    held_thread::{HeldThreads, has_strace},
     http::get_at,
     process::{self, wait_until},
     prometheus::{Prometheus, dashboard_queries, program_of, rules},
     service_unit::ops,
+    skip::skip,
     tmpfs::TmpfsMount,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -206,6 +208,32 @@ fn a_lost_sentinel_and_an_audit_on_a_full_disk_fire_their_alerts() {
     let _done = pair.gateways.ha(1, &["drill"]).expect_code(0);
     wait_until("later changes are written", || numbers().len() > written.len());
     assert_eq!(value("mdgw_audit_failures_total"), before, "no attempt fails any more");
+    let _ = pair.gateways.stop(1);
+}
+
+/// The sentinel is a process of its own, without metrics.
+#[test]
+fn a_gateway_that_its_sentinel_may_not_kill_fires_the_alert() {
+    if !has_strace() {
+        return skip("a_gateway_that_its_sentinel_may_not_kill_fires_the_alert", "strace is not installed");
+    }
+    let mut pair = ElectedPair::new(GatewayOptions::itch()).with_admin_listeners();
+    let config = pair.config_text(1).replace("[election.link]\n", "[election.link]\nhang_limit_ms = 500\n");
+    pair.gateways.start(1, &config);
+    pair.wait_until_leads(1);
+    let address = pair.admin_address(1);
+    let prometheus = Prometheus::start(&[address]);
+    wait_until("the gateway is scraped", || prometheus.value("mdgw_sentinel_kill_refused") == Some(0.0));
+    let gateway = pair.gateways.running(1).unwrap();
+    let _refused = HeldThreads::refused(gateway.only_child(), "pidfd_send_signal", "EPERM");
+
+    gateway.signal(process::Signal::Stop);
+    gateway.wait_for_stderr("cannot kill the gateway: its death is announced when the process has ended");
+    gateway.signal(process::Signal::Continue);
+    gateway.wait_for_stderr("the sentinel could not kill this gateway");
+    wait_until("the gauge shows it", || prometheus.value("mdgw_sentinel_kill_refused") == Some(1.0));
+    wait_until("the alert fires", || firing(&prometheus, "kill-refused", address).is_some());
+    assert_eq!(prometheus.value("mdgw_alarms_total{alarm=\"kill-refused\"}"), Some(1.0));
     let _ = pair.gateways.stop(1);
 }
 

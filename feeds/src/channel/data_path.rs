@@ -49,6 +49,9 @@ pub(super) struct DataPath<C> {
     has_ended: bool,
     /// Input of this session was missed, so symbol mappings may be missing too.
     has_missed_input: bool,
+    /// Of a session that was joined late and is requested from its first message: a gap before any delivery that ends here
+    /// or earlier is the beginning that no source has.
+    beginning_until: Option<Sequence>,
     /// The newest session in which the other gateway has published a gap.
     peer_gap_session: Option<Session>,
     pub(super) has_failed: bool,
@@ -73,6 +76,7 @@ impl<C: FeedCore> DataPath<C> {
             end_sequence: None,
             has_ended: false,
             has_missed_input: false,
+            beginning_until: None,
             peer_gap_session: None,
             has_failed: false,
             published_state: ChannelState::Waiting,
@@ -346,8 +350,12 @@ impl<C: FeedCore> DataPath<C> {
             .config
             .log_position
             .filter(|(logged_session, next)| *logged_session == session && *next <= packet.first);
+        let is_whole = self.config.late_start == LateStart::WholeSession;
+        // Messages behind the log's end are missing for receivers too: a gap.
+        let log_end = log_position.map_or(SEQUENCE_END, |(_, next)| next);
+        self.beginning_until = (joins_late && is_whole).then_some(log_end);
         let expected = match log_position {
-            _ if self.config.late_start == LateStart::WholeSession => Some(Sequence(1)),
+            _ if is_whole => Some(Sequence(1)),
             Some((_, next)) if joins_late => Some(next),
             _ => (!joins_late).then_some(Sequence(1)),
         };
@@ -372,6 +380,7 @@ impl<C: FeedCore> DataPath<C> {
             rejected_packets,
             end_sequence,
             has_missed_input,
+            beginning_until,
             copying,
             ..
         } = self;
@@ -398,8 +407,12 @@ impl<C: FeedCore> DataPath<C> {
                 sink.covered_through(until);
             }
             Delivery::Gap(gap) => {
-                counters.gaps += 1;
-                counters.gap_messages += gap.count();
+                if counters.messages == 0 && beginning_until.is_some_and(|until| gap.next() <= until) {
+                    counters.late_starts += u64::from(!*has_missed_input);
+                } else {
+                    counters.gaps += 1;
+                    counters.gap_messages += gap.count();
+                }
                 core.on_gap();
                 *has_missed_input = true;
                 if let Some(copying) = copying {

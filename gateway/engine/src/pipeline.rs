@@ -298,7 +298,7 @@ counter_block! {
         gaps: Counter, None, "gaps declared";
         gap_messages: Counter, Messages, "messages in declared gaps";
         sessions: Counter, None, "sessions started";
-        late_starts: Counter, None, "sessions begun in their middle: books lack what came before";
+        late_starts: Counter, None, "sessions begun in their middle: books lack what came before, which is not counted as a gap";
         input_incomplete: Gauge, None, "1: messages of the current session are missing here, so books are suspect";
         duplicates: Counter, Messages, "messages that another line had delivered before";
         drops: Counter, None, "packets and messages dropped unexpectedly";

@@ -38,7 +38,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -106,7 +106,7 @@ use self::{
     placement::{PlacementInputs, PlacementThread},
     pool_channels::PoolChannels,
     readiness::ChannelReadiness,
-    sentinel_handle::{HeldSharedPage, SentinelHandle},
+    sentinel_handle::{HeldSharedPage, SentinelFaults, SentinelHandle},
     takeovers::TakeoverWatch,
     thread_watch::{HotThread, ProgressCounters, ThreadWatch},
     watch::{Watch, WatchedPool},
@@ -177,8 +177,7 @@ pub struct Gateway {
     admin: Option<AdminListener>,
     /// When [`Self::update_health`] was last called, for the admin listener.
     main_turned_at: Arc<AtomicU64>,
-    /// For the metrics: a sentinel that has died is not started again.
-    sentinel_lost: Arc<AtomicBool>,
+    sentinel_faults: Arc<SentinelFaults>,
 }
 
 /// Overrides of the configuration by the command line, for rehearsals.
@@ -377,7 +376,7 @@ impl Gateway {
             control: None,
             admin: None,
             main_turned_at: Arc::new(AtomicU64::new(mono_now().0)),
-            sentinel_lost: Arc::default(),
+            sentinel_faults: Arc::default(),
             groups,
             elections,
             logs,
@@ -503,7 +502,7 @@ impl Gateway {
             epoch_count: self.epoch().count(),
             started_ns,
             link,
-            sentinel_lost: Arc::clone(&self.sentinel_lost),
+            sentinel_faults: Arc::clone(&self.sentinel_faults),
             health: Arc::clone(self.health.newest()),
             voter_silence_ns: self.voter_silence_ns,
             audit: self.audit().cloned(),
@@ -733,15 +732,7 @@ impl Gateway {
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel, reason.to_string())).collect();
         self.alarms.check(&self.registry, &failed);
         self.refusal_log.check(&self.listeners, mono_now());
-        if let Some(fault) = self.sentinel.as_mut().and_then(SentinelHandle::fault) {
-            tracing::error!(
-                alarm = Alarm::NoSentinel.name(),
-                fault,
-                "sentinel lost: if this gateway dies, the peer waits for the lease to expire"
-            );
-            self.sentinel = None;
-            self.sentinel_lost.store(true, Ordering::Relaxed);
-        }
+        self.sentinel_faults.check(&mut self.sentinel);
     }
 
     /// Evaluates the health of each group and passes its fitness and eligibility to the group's election. To be called

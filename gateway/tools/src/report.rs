@@ -6,10 +6,12 @@
 mod chart;
 pub mod csv;
 mod difference;
+mod gaps;
 pub mod grouping;
 pub mod hgrm;
 pub mod html;
 pub mod json;
+mod leadership;
 mod lines;
 mod load;
 mod log;
@@ -23,7 +25,9 @@ pub mod week;
 
 pub use chart::escape;
 pub use difference::{Change, ChangeVerdict, Comparison, Difference, Group, Samples};
-pub use lines::{ChannelCounts, DeclaredGaps, LeadSlice, LineReport};
+pub use gaps::{AttributedGaps, DeclaredGaps, GapCounts};
+pub use leadership::Leadership;
+pub use lines::{ChannelCounts, LeadSlice, LineReport};
 pub use load::LoadBucket;
 pub use log::LogDamage;
 pub use statistics::LatencyStatistics;

@@ -98,6 +98,56 @@ fn a_late_start_begins_at_the_first_received_sequence_with_suspect_books() {
 }
 
 #[test]
+fn a_beginning_that_no_source_has_is_a_late_start_and_no_gap() {
+    // A gateway that joins a peer requests the whole session. The peer began late itself.
+    let joining = || {
+        let mut config = ChannelHarness::config(Feed::NasdaqItch, SchemaSet::MBO);
+        config.late_start = LateStart::WholeSession;
+        config
+    };
+    let late = || Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
+    let counted = |harness: &ChannelHarness| {
+        let counters = harness.channel.counters();
+        (counters.late_starts, counters.gaps, counters.gap_messages)
+    };
+    let (mut harness, mut stream) = (ChannelHarness::new(joining()), late());
+    harness.datagram(Line::A, &stream.packet(&[order(1)])).wait().expect_output(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        gap [1, 500)
+        500 delta 7000 suspect
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+    "#]]);
+    assert_eq!(counted(&harness), (1, 0, 0));
+    assert!(harness.channel.has_missed_input());
+    // A later loss is a gap as ever.
+    drop(stream.packet(&[order(2)]));
+    harness.datagram(Line::A, &stream.packet(&[order(3)])).wait();
+    assert_eq!(counted(&harness), (1, 1, 1));
+
+    // The gateway waited for the session: its first messages are lost.
+    let (mut harness, mut stream) = (ChannelHarness::new(joining()), Stream::new(Feed::NasdaqItch));
+    harness.datagram(Line::A, &stream.heartbeat());
+    drop(stream.packet(&[order(1)]));
+    harness.datagram(Line::A, &stream.packet(&[order(2)])).wait();
+    assert_eq!(counted(&harness), (0, 1, 1));
+
+    // A restarted gateway has published the session up to its log's end. Its books lack the beginning; receivers lack
+    // nothing, unless the beginning reaches behind that end.
+    let (mut first, stream) = (ChannelHarness::new(joining()), Stream::new(Feed::NasdaqItch));
+    first.datagram(Line::A, &stream.heartbeat());
+    let (session, _) = first.output.sessions[0];
+    for (log_end, expected) in [(500, (1, 0, 0)), (499, (0, 1, 499))] {
+        let log_position = Some((session, Sequence(log_end)));
+        let mut harness = ChannelHarness::new(ChannelConfig { log_position, ..joining() });
+        harness.datagram(Line::A, &late().packet(&[order(1)])).wait();
+        assert_eq!(counted(&harness), expected, "log to {log_end}");
+    }
+}
+
+#[test]
 fn a_gap_published_by_the_peer_marks_books_suspect_in_its_session() {
     let (mut before, mut stream) = itch();
     let first = stream.packet(&[order(1)]);

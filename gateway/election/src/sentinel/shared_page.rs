@@ -1,11 +1,11 @@
 //! The page that the gateway shares with its sentinel: one piece of shared memory, new for each incarnation.
 //!
 //! ```text
-//!  block 0            1        2 …                      66 …
-//!  | magic | closed | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
+//!  block 0                           1        2 …                      66 …
+//!  | magic | closed | kill refused | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
 //! ```
 //! One thread of the gateway holds the mutex for the life of the process. The listener of a group's leadership writes
-//! the group's atomics; each hot thread writes its own counter. The sentinel writes nothing.
+//! the group's atomics; each hot thread writes its own counter. The sentinel writes only that the kernel refused its kill.
 
 use std::{
     io,
@@ -108,6 +108,17 @@ impl SharedPage {
         self.memory.atomics()[CLOSED_AT].load(Acquire) == 1
     }
 
+    /// Reports to the gateway that the kernel refused to kill it.
+    pub(crate) fn report_kill_refused(&self) {
+        self.memory.atomics()[KILL_REFUSED_AT].store(1, Relaxed);
+    }
+
+    /// Whether the sentinel wanted to kill this gateway, and the kernel refused.
+    #[must_use]
+    pub fn is_kill_refused(&self) -> bool {
+        self.memory.atomics()[KILL_REFUSED_AT].load(Relaxed) != 0
+    }
+
     /// The shared atomics of the group with that index.
     ///
     /// # Panics
@@ -193,6 +204,8 @@ pub const THREADS_MAX: usize = 64;
 const BLOCK_U64S: usize = 16;
 const MAGIC_AT: usize = 0;
 const CLOSED_AT: usize = 1;
+/// 0 from a sentinel of an earlier version.
+const KILL_REFUSED_AT: usize = 2;
 const MUTEX_BLOCK: usize = 1;
 const GROUPS_BLOCK: usize = 2;
 const THREADS_BLOCK: usize = GROUPS_BLOCK + GROUPS_MAX;

@@ -251,9 +251,11 @@ impl GatewayWatch {
         Ok(SendsEnded)
     }
 
-    /// Both watching threads may find that the kill is refused; the alarm is logged once.
+    /// Both watching threads may find that the kill is refused; the alarm is logged once. The gateway exports it, since this
+    /// process has no metrics.
     fn log_refusal(&self, error: &io::Error) {
         if !self.is_refusal_logged.swap(true, Relaxed) {
+            self.page.report_kill_refused();
             tracing::error!(
                 alarm = Alarm::KillRefused.name(),
                 gateway = %self.registration.member,
@@ -464,6 +466,7 @@ mod tests {
             // Longer than a sentinel takes that only repeats the attempt, or announces nevertheless.
             thread::sleep(Duration::from_millis(50));
             assert!(!sentinel.is_finished(), "the process runs");
+            assert!(watch.page.is_kill_refused(), "the gateway can see it");
             assert_eq!(fixture.fence(), [0, 0, 1]);
             fixture.assert_nothing_announced();
             // Not waited for: the kernel refuses to signal a process that has ended as well.

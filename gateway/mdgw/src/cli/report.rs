@@ -8,7 +8,7 @@ use mdgw_feeds::{
     time::{TradingDate, UnixNs},
 };
 use mdgw_tools::report::{
-    Comparison, Group, LogDamage, Report, csv,
+    Comparison, Group, Leadership, LogDamage, Report, csv,
     grouping::{self, CompareBy, LogArgument, NamedLogs},
     hgrm, html, json, table,
     takeovers::{self, Takeover},
@@ -54,7 +54,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with_all = ["compare", "hgrm"])]
     week: bool,
     /// Audit file of a gateway (`gateway.audit_file`); repeat it for the other gateways of the pair. Its takeovers
-    /// are listed, and marked in the page's timelines.
+    /// are listed, and marked in the page's timelines. It also says whose declared gaps consumers saw.
     #[arg(long, value_name = "FILE", conflicts_with = "compare")]
     audit: Vec<PathBuf>,
 }
@@ -80,14 +80,15 @@ impl From<Compare> for CompareBy {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let (takeovers, mut damage_count) = read_takeovers(&args.audit)?;
+    let Audit { takeovers, leadership, mut damage_count } = read_audit(&args.audit)?;
     if args.week {
-        return week(args, &takeovers, damage_count);
+        let takeovers = (!args.audit.is_empty()).then_some(takeovers.as_slice());
+        return week(args, takeovers, &leadership, damage_count);
     }
     let mut groups = Vec::new();
     let mut problems = Vec::new();
     for named in grouping::groups(&args.logs, args.compare.map(CompareBy::from))? {
-        let mut report = read_report(&named, args)?;
+        let mut report = read_report(&named, args, &leadership)?;
         if report.end == UnixNs(0) {
             // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
@@ -116,7 +117,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 }
 
 /// Prints the last seven days.
-fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Result<Outcome> {
+fn week(
+    args: &Args,
+    takeovers: Option<&[Takeover]>,
+    leadership: &Leadership,
+    audit_damage: usize,
+) -> anyhow::Result<Outcome> {
     let mut reports = Vec::new();
     let mut undated = 0;
     // The days that the week shows are known before the logs are read.
@@ -133,7 +139,7 @@ fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Res
         }
     }
     for (date, named) in &days[days.len().saturating_sub(DAYS)..] {
-        reports.push((*date, read_report(named, args)?));
+        reports.push((*date, read_report(named, args, leadership)?));
     }
     let week = Week::of(reports, takeovers);
     if week.is_empty() {
@@ -157,20 +163,29 @@ fn week(args: &Args, takeovers: &[Takeover], audit_damage: usize) -> anyhow::Res
     refuse_damage(audit_damage + week.damage().len())
 }
 
-fn read_report(named: &NamedLogs, args: &Args) -> anyhow::Result<Report> {
+fn read_report(named: &NamedLogs, args: &Args, leadership: &Leadership) -> anyhow::Result<Report> {
     let mut files = Vec::new();
     for path in &named.logs {
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         files.push((path.clone(), bytes));
     }
-    let report = Report::of(&files, args.channel.map(ChannelId));
+    let report = Report::with_leadership(&files, args.channel.map(ChannelId), leadership);
     warn_of(&report.damage);
     Ok(report)
 }
 
-/// The takeovers of all audit files, and the number of damaged lines. A file that is named twice counts once.
-fn read_takeovers(paths: &[PathBuf]) -> anyhow::Result<(Vec<Takeover>, usize)> {
-    let (mut all, mut damage_count) = (Vec::new(), 0);
+/// Content of the audit files.
+#[derive(Default)]
+struct Audit {
+    takeovers: Vec<Takeover>,
+    leadership: Leadership,
+    /// Number of damaged lines.
+    damage_count: usize,
+}
+
+/// Reads the audit files. A file that is named twice counts once.
+fn read_audit(paths: &[PathBuf]) -> anyhow::Result<Audit> {
+    let mut audit = Audit::default();
     let mut files = BTreeSet::new();
     for path in paths {
         if !files.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
@@ -179,11 +194,12 @@ fn read_takeovers(paths: &[PathBuf]) -> anyhow::Result<(Vec<Takeover>, usize)> {
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         let (takeovers, damage) = takeovers::read(path, &bytes);
         warn_of(&damage);
-        damage_count += damage.len();
-        all.extend(takeovers);
+        audit.damage_count += damage.len();
+        audit.takeovers.extend(takeovers);
+        audit.leadership.add(&bytes);
     }
-    takeovers::complete(&mut all);
-    Ok((all, damage_count))
+    takeovers::complete(&mut audit.takeovers);
+    Ok(audit)
 }
 
 fn warn_of(damage: &[LogDamage]) {

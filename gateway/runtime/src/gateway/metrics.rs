@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
 };
 
@@ -48,6 +48,7 @@ use super::{
     log_maintenance::LogCounters,
     programs::{JOURNAL, JournalMetrics, LIVE, LiveMetrics, NATS, NatsMetrics},
     readiness::is_received,
+    sentinel_handle::SentinelFaults,
     takeovers::TakeoverCounters,
     thread_watch::HotThread,
     watch::{Watch, channel_state, state_name},
@@ -75,8 +76,7 @@ pub(super) struct AdminSource {
     pub(super) started_ns: u64,
     /// The link to the gateways with these node numbers, if there is one.
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
-    /// Whether the sentinel was lost.
-    pub(super) sentinel_lost: Arc<AtomicBool>,
+    pub(super) sentinel_faults: Arc<SentinelFaults>,
     /// The newest health of each group.
     pub(super) health: GroupHealthMap,
     /// A voter that has not answered for this time counts as silent, ns.
@@ -175,8 +175,9 @@ impl AdminSource {
         all.push(declared::RECEIVE_BUFFER_USED.with(one(highest.used_bytes.into())));
         all.push(declared::RECEIVE_BUFFER_LIMIT.with(one(highest.limit_bytes.into())));
         of_alarms(all);
-        let is_lost = self.sentinel_lost.load(Ordering::Relaxed);
-        all.push(declared::SENTINEL_LOST.with(one(is_lost.into())));
+        let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
+        all.push(declared::SENTINEL_LOST.with(one(is_lost.load(Ordering::Relaxed).into())));
+        all.push(declared::SENTINEL_KILL_REFUSED.with(one(is_kill_refused.load(Ordering::Relaxed).into())));
         if let Some(AuditCounts { written, failures, lost }) = self.audit.as_ref().map(AuditSender::counts) {
             all.push(declared::AUDIT_WRITTEN.with(one(written)));
             all.push(declared::AUDIT_FAILURES.with(one(failures)));

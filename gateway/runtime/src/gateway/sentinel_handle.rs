@@ -5,7 +5,11 @@ use std::{
     collections::BTreeMap,
     io,
     net::SocketAddr,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     thread::JoinHandle,
 };
 
@@ -24,7 +28,7 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_sys::{kernel_fence::KernelFence, memory::forbid_core_dumps, scheduler::spawn_short_slice};
+use mdgw_sys::{alarm::Alarm, kernel_fence::KernelFence, memory::forbid_core_dumps, scheduler::spawn_short_slice};
 
 use super::{GatewayError, election::record_place, thread_watch::hot_threads};
 use crate::config::{
@@ -83,7 +87,7 @@ impl Drop for HeldSharedPage {
 #[derive(Debug)]
 pub(super) struct SentinelHandle {
     /// Dropped first: the sentinel is notified of the end before its stream ends.
-    _page: HeldSharedPage,
+    page: HeldSharedPage,
     sentinel: SentinelConnection,
 }
 
@@ -136,12 +140,38 @@ impl SentinelHandle {
             }
         }
         tracing::info!("sentinel is watching; core dumps are disabled");
-        Ok(Self { _page: held, sentinel })
+        Ok(Self { page: held, sentinel })
     }
+}
 
-    /// Why the sentinel no longer watches.
-    pub(super) fn fault(&mut self) -> Option<String> {
-        self.sentinel.fault()
+/// What is wrong with the sentinel, for the metrics. Nothing of it ends before the gateway restarts.
+#[derive(Debug, Default)]
+pub(super) struct SentinelFaults {
+    /// The sentinel has died. No other one is started.
+    pub(super) is_lost: AtomicBool,
+    /// The kernel refused to let the sentinel kill this gateway.
+    pub(super) is_kill_refused: AtomicBool,
+}
+
+impl SentinelFaults {
+    /// Raises the alarm of each fault once, and drops a sentinel that no longer watches.
+    pub(super) fn check(&self, watching: &mut Option<SentinelHandle>) {
+        let Some(SentinelHandle { page, sentinel }) = watching else { return };
+        if page.shared_page.is_kill_refused() && !self.is_kill_refused.swap(true, Relaxed) {
+            tracing::error!(
+                alarm = Alarm::KillRefused.name(),
+                "the sentinel could not kill this gateway, of which a thread has ended or hung: its death is announced when the process has ended"
+            );
+        }
+        if let Some(fault) = sentinel.fault() {
+            tracing::error!(
+                alarm = Alarm::NoSentinel.name(),
+                fault,
+                "sentinel lost: if this gateway dies, the peer waits for the lease to expire"
+            );
+            *watching = None;
+            self.is_lost.store(true, Relaxed);
+        }
     }
 }
 

@@ -3,12 +3,13 @@
 use std::fmt::{self, Write};
 
 use super::{
-    ChannelCounts, ChannelReport, Comparison, Report,
-    week::{DayValues, Week, WeekChannel},
+    ChannelCounts, ChannelReport, Comparison, GapCounts, Report,
+    gaps::GapNotes,
+    week::{DayValues, TakeoverCosts, Week, WeekChannel},
 };
 
 /// Columns. `item` is a stage; in the tables of lines it is a line. `from` and `until` are nanoseconds since 1970 in
-/// the tables `timeline`, `gaps` and `lead_by_time` (in `lead_by_time` since midnight UTC if the report has several
+/// the tables `timeline`, `gaps`, `standby_gaps` and `lead_by_time` (in `lead_by_time` since midnight UTC if the report has several
 /// days). In the table `load` they are rates per second.
 pub const HEADER: &str = "group,table,channel,name,item,from,until,statistic,value";
 
@@ -58,7 +59,8 @@ pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result 
     Ok(())
 }
 
-/// Counts of the channel and its lines (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps (`gaps`).
+/// Counts of the channel and its lines (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps that consumers saw
+/// (`gaps`), and those that a standby alone declared (`standby_gaps`).
 fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
     let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = channel.counted;
     let begin = |table: &str| {
@@ -71,10 +73,15 @@ fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Re
             writeln!(out, "{},,,,{statistic},{value}", begin("channel"))?;
         }
     }
-    for gap in &channel.gaps {
-        for (statistic, value) in [("gaps", gap.gaps), ("messages", gap.messages)] {
-            writeln!(out, "{},,{},{},{statistic},{value}", begin("gaps"), gap.start.0, gap.end.0)?;
+    for (table, gaps) in [("gaps", &channel.gaps.seen), ("standby_gaps", &channel.gaps.of_standby)] {
+        for gap in gaps {
+            for (statistic, value) in [("gaps", gap.counts.gaps), ("messages", gap.counts.messages)] {
+                writeln!(out, "{},,{},{},{statistic},{value}", begin(table), gap.start.0, gap.end.0)?;
+            }
         }
+    }
+    for (statistic, value) in gap_rows(channel.gaps.leader_unknown, "leader_unknown") {
+        writeln!(out, "{},,,,{statistic},{value}", begin("channel"))?;
     }
     for line in &channel.lines {
         let item = format!("{},{}", begin("lines"), line.line);
@@ -99,6 +106,12 @@ fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Re
         }
     }
     Ok(())
+}
+
+/// Rows for gaps of that kind; none where there are none.
+fn gap_rows(counts: GapCounts, kind: &str) -> Vec<(String, u64)> {
+    let rows = [(format!("{kind}_gaps"), counts.gaps), (format!("{kind}_gap_messages"), counts.messages)];
+    rows.into_iter().filter(|_| !counts.is_none()).collect()
 }
 
 /// Writes all groups of a comparison, and the changes against the first group (table `difference`).
@@ -156,8 +169,20 @@ fn day_values(group: &str, channel: &WeekChannel, values: &DayValues, out: &mut 
     let begin = format!("{group},week,{},{}", channel.id.0, field(channel.name.as_deref().unwrap_or_default()));
     let ChannelCounts { datagrams, messages, gaps, gap_messages, drops } = values.counted;
     let counted = [("datagrams", datagrams), ("messages", messages), ("gaps", gaps), ("gap_messages", gap_messages)];
-    for (statistic, value) in counted.into_iter().chain([("drops", drops), ("takeovers", values.takeovers as u64)]) {
+    for (statistic, value) in counted.into_iter().chain([("drops", drops)]) {
         writeln!(out, "{begin},,,,{statistic},{value}")?;
+    }
+    let GapNotes { of_standby, leader_unknown } = values.gap_notes;
+    let of_gaps = [(of_standby, "standby"), (leader_unknown, "leader_unknown")];
+    for (statistic, value) in of_gaps.into_iter().flat_map(|(counts, kind)| gap_rows(counts, kind)) {
+        writeln!(out, "{begin},,,,{statistic},{value}")?;
+    }
+    if let Some(TakeoverCosts { count, blackout_max_ns, blackout_sum_ns }) = values.takeovers {
+        let costs = [("blackout_max_ns", blackout_max_ns), ("blackout_sum_ns", blackout_sum_ns)];
+        let known = costs.into_iter().filter_map(|(statistic, ns)| Some((statistic, ns?)));
+        for (statistic, value) in [("takeovers", count)].into_iter().chain(known) {
+            writeln!(out, "{begin},,,,{statistic},{value}")?;
+        }
     }
     writeln!(out, "{begin},,,,per_s_max,{:.1}", values.per_s_max)?;
     writeln!(out, "{begin},wire_to_wire,,,count,{}", values.latency.count)?;

@@ -352,7 +352,7 @@ mod tests {
             "<h2>Channel 1</h2>",
             "<tr><th scope=\"row\">Mon 2019-01-28</th><td>1,000</td><td>100</td><td>0</td>",
             "<td>5.00\u{a0}µs</td>",
-            "<tr><th scope=\"row\">Tue 2019-01-29</th><td class=\"text\" colspan=\"11\">no log</td></tr>",
+            "<tr><th scope=\"row\">Tue 2019-01-29</th><td class=\"text\" colspan=\"13\">no log</td></tr>",
             "<tr><th scope=\"row\">all</th><td>2,000</td>",
             "<td>1.20\u{a0}ms</td><td>4</td><td class=\"text\">process &lt;b&gt;died</td></tr>",
         ] {

@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    Change, ChannelCounts, Comparison, LatencyStatistics, LineReport, Report, StageReport, takeovers::Takeover,
+    Change, ChannelCounts, Comparison, DeclaredGaps, GapCounts, LatencyStatistics, LineReport, Report, StageReport,
+    takeovers::Takeover,
 };
 
 /// The report as the object that `mdgw report --json` prints.
@@ -15,19 +16,16 @@ pub fn value(report: &Report) -> Value {
         .map(|channel| {
             let stages: Vec<Value> = channel.stages.iter().map(stage_value).collect();
             let lines: Vec<Value> = channel.lines.iter().map(line_value).collect();
-            let gaps: Vec<Value> = channel
-                .gaps
-                .iter()
-                .map(|gap| {
-                    json!({ "from_ns": gap.start.0, "until_ns": gap.end.0, "gaps": gap.gaps, "messages": gap.messages })
-                })
-                .collect();
+            let gaps: Vec<Value> = channel.gaps.seen.iter().map(gap_value).collect();
+            let standby_gaps: Vec<Value> = channel.gaps.of_standby.iter().map(gap_value).collect();
+            let leader_unknown = gap_counts_value(channel.gaps.leader_unknown);
             let pauses: Vec<Value> =
                 channel.pauses.iter().map(|(from, until)| json!({ "from_ns": from.0, "until_ns": until.0 })).collect();
             let by_host: Map<String, Value> =
                 channel.counted_by_host.iter().map(|(host, counts)| (host.clone(), counted_value(counts))).collect();
             json!({ "id": channel.id.0, "name": channel.name, "stages": stages, "pauses": pauses, "rate_unit": channel.rate_unit.name(),
-                "counted": counted_value(&channel.counted), "counted_by_host": by_host, "gaps": gaps, "lines": lines })
+                "counted": counted_value(&channel.counted), "counted_by_host": by_host, "gaps": gaps,
+                "gaps_of_standby_only": standby_gaps, "gaps_with_leader_unknown": leader_unknown, "lines": lines })
         })
         .collect();
     let disclosures: Vec<Value> = report
@@ -124,6 +122,15 @@ fn stage_value(stage: &StageReport) -> Value {
     });
     fields.insert("load".to_owned(), load.collect());
     Value::Object(fields)
+}
+
+fn gap_value(gap: &DeclaredGaps) -> Value {
+    let GapCounts { messages, gaps } = gap.counts;
+    json!({ "from_ns": gap.start.0, "until_ns": gap.end.0, "gaps": gaps, "messages": messages })
+}
+
+pub(super) fn gap_counts_value(GapCounts { messages, gaps }: GapCounts) -> Value {
+    json!({ "gaps": gaps, "messages": messages })
 }
 
 pub(super) fn counted_value(counted: &ChannelCounts) -> Value {

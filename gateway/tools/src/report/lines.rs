@@ -47,22 +47,9 @@ pub struct LeadSlice {
     pub lead: LatencyStatistics,
 }
 
-/// Gaps declared within an interval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeclaredGaps {
-    /// Begin of the interval.
-    pub start: UnixNs,
-    /// End of the interval.
-    pub end: UnixNs,
-    /// Number of gaps.
-    pub gaps: u64,
-    /// Messages in them.
-    pub messages: u64,
-}
-
 /// Counts of a channel over the whole report; all 0 if the log has no counts. Gateways of a pair receive the same messages:
-/// where several hosts have counted at a time, datagrams and messages are those of one of them. Gaps and drops are those of
-/// all.
+/// where several hosts have counted at a time, datagrams and messages are those of one of them. Gaps are those that consumers
+/// saw. Drops are those of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelCounts {
     /// Datagrams of all lines.
@@ -102,6 +89,16 @@ impl<'a> Hosts<'a> {
         for (host, node) in self.0.values_mut().filter(|(host, _)| nodes[host].len() > 1) {
             *host = format!("{host} (node {node})");
         }
+    }
+
+    /// Number of hosts.
+    pub(super) fn count(&self) -> usize {
+        self.0.values().map(|(host, _)| host).collect::<BTreeSet<_>>().len()
+    }
+
+    /// Node number of the gateway that wrote that log, if the log has it.
+    pub(super) fn node_of(&self, log: &Path) -> Option<u8> {
+        self.0.get(log)?.1.parse().ok()
     }
 
     /// The host of that log; empty where the log does not name it.
@@ -153,28 +150,9 @@ impl ChannelInputs<'_> {
         self.counts.retain(|_| kept.next().unwrap_or(true));
     }
 
-    /// Declared gaps in time order.
-    pub(super) fn gaps(&self) -> Vec<DeclaredGaps> {
-        let with_gaps = self.of_channel().filter(|counts| counts.value(ChannelCount::gaps) > 0);
-        let mut gaps: Vec<DeclaredGaps> = with_gaps
-            .map(|counts| DeclaredGaps {
-                start: counts.start,
-                end: UnixNs(counts.start.0.saturating_add(counts.length_ns)),
-                gaps: counts.value(ChannelCount::gaps),
-                messages: counts.value(ChannelCount::gap_messages),
-            })
-            .collect();
-        gaps.sort_by_key(|gap| gap.start);
-        gaps
-    }
-
-    /// Intervals of the channel's own counts, with the index of their log.
+    /// Intervals of the channel's own counts, with the path of their log.
     pub(super) fn intervals(&self) -> impl Iterator<Item = (&Path, &Counts<'_>)> {
         self.counts.iter().filter(|(_, counts)| counts.tag.line.is_none()).map(|(path, counts)| (*path, counts))
-    }
-
-    fn of_channel(&self) -> impl Iterator<Item = &Counts<'_>> {
-        self.intervals().map(|(_, counts)| counts)
     }
 
     /// Summarises each line. `begin` and `end` are those of the whole report.
@@ -322,7 +300,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::report::{RateUnit, Report, html, table};
+    use crate::report::{AttributedGaps, DeclaredGaps, GapCounts, RateUnit, Report, html, table};
 
     const BEGIN: UnixNs = UnixNs(1_548_858_600_000_000_000);
 
@@ -365,8 +343,10 @@ mod tests {
         assert_eq!((a.slices.len(), b.slices.len()), (4, 1));
         let last = UnixNs(BEGIN.0 + 240 * NS_PER_SECOND);
         assert_eq!((a.lead_at(last).count, b.lead_at(last).count), (0, 400));
-        let gap = DeclaredGaps { start: last, end: UnixNs(last.0 + 60 * NS_PER_SECOND), gaps: 1, messages: 7 };
-        assert_eq!(channel.gaps, [gap]);
+        let counts = GapCounts { gaps: 1, messages: 7 };
+        let gap = DeclaredGaps { start: last, end: UnixNs(last.0 + 60 * NS_PER_SECOND), counts };
+        let gaps = AttributedGaps { seen: vec![gap], ..AttributedGaps::default() };
+        assert_eq!(channel.gaps, gaps, "nothing says who led, and there is one host");
     }
 
     #[test]

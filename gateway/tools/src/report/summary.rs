@@ -11,7 +11,9 @@ use mdgw_telemetry::{channel_metrics::ChannelCount, stages::Stage};
 
 use super::{
     difference::BATCH_COUNT,
-    lines::{ChannelCounts, ChannelInputs, DeclaredGaps, Hosts, LineReport},
+    gaps::{AttributedGaps, LeaderSources, attribute, total},
+    leadership::Leadership,
+    lines::{ChannelCounts, ChannelInputs, Hosts, LineReport},
     load::{ByLoad, LoadBucket, Rates},
     log::{Interval, Log, LogDamage},
     statistics::{LatencyStatistics, add, empty_histogram},
@@ -62,8 +64,8 @@ pub struct ChannelReport {
     pub counted: ChannelCounts,
     /// The counts of each host by its name, where several hosts wrote the logs.
     pub counted_by_host: BTreeMap<String, ChannelCounts>,
-    /// Intervals with declared gaps.
-    pub gaps: Vec<DeclaredGaps>,
+    /// Declared gaps, by whether consumers saw them.
+    pub gaps: AttributedGaps,
     /// One report per line of the channel.
     pub lines: Vec<LineReport>,
     /// Intervals without data that are long: from, until.
@@ -140,9 +142,15 @@ impl Report {
         self.end.0.saturating_sub(self.begin.0) > NS_PER_DAY
     }
 
-    /// From the content of logs; `only` selects one channel.
+    /// From the content of logs; `only` selects one channel. Only the logs say which gateway led.
     #[must_use]
     pub fn of(files: &[(PathBuf, Vec<u8>)], only: Option<ChannelId>) -> Self {
+        Self::with_leadership(files, only, &Leadership::default())
+    }
+
+    /// As [`Self::of`], with what audit files say of leadership.
+    #[must_use]
+    pub fn with_leadership(files: &[(PathBuf, Vec<u8>)], only: Option<ChannelId>, leadership: &Leadership) -> Self {
         let wanted = |channel: ChannelId| only.is_none_or(|only| only == channel);
         let mut report = Self {
             logs: files.iter().map(|(path, _)| path.clone()).collect(),
@@ -183,7 +191,14 @@ impl Report {
         hosts.tell_gateways_apart();
         report.begin = report.begin.min(report.end);
         for (id, channel) in &mut channels {
-            report.describe(*id, channel, &hosts);
+            let sent = [Stage::Publish, Stage::WireToWire].iter().filter_map(|stage| cells.get(&(*id, *stage)));
+            let sent = sent.flat_map(|cell| &cell.intervals).map(|(path, interval)| {
+                let start = interval.start.0;
+                (hosts.of(path), (start, start.saturating_add(interval.length_ns)))
+            });
+            let group = report.disclosures.iter().find_map(|disclosed| channel_group(&disclosed.entries, *id));
+            let sources = LeaderSources { leadership, group, sent: sent.collect() };
+            report.describe(*id, channel, &hosts, &sources);
         }
         // One cell after the other, so that only its own histograms are in memory.
         let mut channel_rates: Option<(ChannelId, Rates)> = None;
@@ -216,9 +231,16 @@ impl Report {
     }
 
     /// Adds counts and leads of a channel.
-    fn describe(&mut self, id: ChannelId, cell: &mut ChannelInputs<'_>, hosts: &Hosts<'_>) {
+    fn describe(
+        &mut self,
+        id: ChannelId,
+        cell: &mut ChannelInputs<'_>,
+        hosts: &Hosts<'_>,
+        sources: &LeaderSources<'_>,
+    ) {
         let by_host = cell.counts_by_host(hosts);
-        let gaps = cell.gaps();
+        let gaps = attribute(cell, hosts, sources);
+        let seen = total(&gaps.seen);
         if by_host.len() > 1 {
             cell.keep_one_host_at_a_time(hosts, &by_host);
         }
@@ -232,8 +254,8 @@ impl Report {
         channel.counted = ChannelCounts {
             datagrams: of_one(|counts| counts.datagrams),
             messages: of_one(|counts| counts.messages),
-            gaps: of_all(|counts| counts.gaps),
-            gap_messages: of_all(|counts| counts.gap_messages),
+            gaps: seen.gaps,
+            gap_messages: seen.messages,
             drops: of_all(|counts| counts.drops),
         };
         (channel.gaps, channel.lines) = (gaps, lines);
@@ -438,6 +460,12 @@ fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String
         let name = key.strip_prefix("config.channel.")?.strip_suffix(".id")?;
         Some(name.to_owned())
     })
+}
+
+/// Group of a channel, from the disclosure.
+fn channel_group(disclosure: &[(String, String)], id: ChannelId) -> Option<u16> {
+    let key = format!("config.channel.{}.group", channel_name(disclosure, id)?);
+    disclosure.iter().rev().find(|(known, _)| *known == key)?.1.parse().ok()
 }
 
 #[cfg(test)]

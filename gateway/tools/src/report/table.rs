@@ -107,6 +107,7 @@ fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         Count(gap_messages),
         Count(drops)
     )?;
+    channel.gaps.notes().lines().try_for_each(|note| writeln!(out, "    {note}"))?;
     for (host, counts) in &channel.counted_by_host {
         let ChannelCounts { messages, gaps, gap_messages, drops, .. } = *counts;
         let [messages, gaps, gap_messages, drops] = [messages, gaps, gap_messages, drops].map(Count);

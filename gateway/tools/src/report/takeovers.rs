@@ -62,11 +62,11 @@ impl Takeover {
 
 /// A line of an audit file, as far as it is needed here. Lines of all kinds have these fields.
 #[derive(Deserialize)]
-struct Line {
-    time_ns: u64,
-    group: u16,
-    node: u8,
-    event: String,
+pub(super) struct Line {
+    pub(super) time_ns: u64,
+    pub(super) group: u16,
+    pub(super) node: u8,
+    pub(super) event: String,
     cause: Option<String>,
     reason: Option<String>,
     #[serde(default)]
@@ -155,7 +155,7 @@ pub fn complete(takeovers: &mut Vec<Takeover>) {
 }
 
 /// A line whose checksum, where it has one, is that of the bytes before it.
-fn parse(text: &[u8]) -> Result<Line, String> {
+pub(super) fn parse(text: &[u8]) -> Result<Line, String> {
     const CHECKSUM: &[u8] = b",\"crc32c\":";
     if let Some(at) = text.windows(CHECKSUM.len()).rposition(|window| window == CHECKSUM) {
         let stated = text[at + CHECKSUM.len()..].strip_suffix(b"}").and_then(|digits| std::str::from_utf8(digits).ok());

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use super::{
     ChannelCounts, ChannelReport, LatencyStatistics, LogDamage, Report,
-    json::{counted_value, takeover_value},
+    gaps::GapNotes,
+    json::{counted_value, gap_counts_value, takeover_value},
     quantity::{Latency, TimeOfDay},
     statistics::{add, empty_histogram},
     table,
@@ -33,6 +34,12 @@ pub struct Week {
 
 /// Follows the first and the last day.
 pub(super) const NOTE: &str = "days in UTC; latencies are wire to wire";
+
+/// What the columns lack.
+pub(super) const LIMITS: [&str; 2] = [
+    "Latencies are those of packets that a leader sent as they came: no column of them has the time in which no gateway published, nor the catch-up of a new leader.",
+    "Blackouts are those of the takeovers in the audit files (–: none is known, or no audit file was given). An outage without a change of leadership is in no column.",
+];
 
 /// Days of a week.
 pub const DAYS: usize = 7;
@@ -63,11 +70,40 @@ pub(super) struct DayValues {
     pub(super) latency: LatencyStatistics,
     /// The slice of the day with the highest 99th percentile: begin, and that percentile, ns.
     pub(super) slowest: Option<(UnixNs, u64)>,
-    pub(super) takeovers: usize,
+    pub(super) gap_notes: GapNotes,
+    /// `None` without an audit file.
+    pub(super) takeovers: Option<TakeoverCosts>,
+}
+
+/// Takeovers of a channel, and what consumers waited for in them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TakeoverCosts {
+    pub(super) count: u64,
+    /// The longest blackout, ns, of those that are known.
+    pub(super) blackout_max_ns: Option<u64>,
+    /// All known blackouts together, ns.
+    pub(super) blackout_sum_ns: Option<u64>,
+}
+
+impl TakeoverCosts {
+    fn of<'t>(takeovers: impl Iterator<Item = &'t Takeover>, channel: ChannelId) -> Self {
+        takeovers.fold(Self::default(), |mut costs, takeover| {
+            let blackout_ns = takeover.blackout_ns(Some(channel));
+            costs.add(Self { count: 1, blackout_max_ns: blackout_ns, blackout_sum_ns: blackout_ns });
+            costs
+        })
+    }
+
+    fn add(&mut self, more: Self) {
+        self.count += more.count;
+        self.blackout_max_ns = self.blackout_max_ns.max(more.blackout_max_ns);
+        let sums = [self.blackout_sum_ns, more.blackout_sum_ns];
+        self.blackout_sum_ns = sums.into_iter().flatten().reduce(u64::saturating_add);
+    }
 }
 
 /// Heads of a row's cells, and the width of each in the terminal.
-pub(super) const COLUMNS: [(&str, usize); 11] = [
+pub(super) const COLUMNS: [(&str, usize); 13] = [
     ("messages", 16),
     ("peak/s", 10),
     ("gaps", 6),
@@ -79,12 +115,15 @@ pub(super) const COLUMNS: [(&str, usize); 11] = [
     ("max", 10),
     ("slowest", 10),
     ("takeovers", 11),
+    ("blackout max", 14),
+    ("sum", 10),
 ];
 
 impl Week {
-    /// From one report for each day on which logs begin, in order of the days, and all known takeovers.
+    /// From one report for each day on which logs begin, in order of the days, and all takeovers of the audit files; `None`
+    /// without an audit file.
     #[must_use]
-    pub fn of(reports: Vec<(TradingDate, Report)>, takeovers: &[Takeover]) -> Self {
+    pub fn of(reports: Vec<(TradingDate, Report)>, takeovers: Option<&[Takeover]>) -> Self {
         let last = reports.last().map(|(date, _)| *date);
         let reports: Vec<_> = reports
             .into_iter()
@@ -98,13 +137,15 @@ impl Week {
             _ => Vec::new(),
         };
         let is_within = |takeover: &&Takeover| days.iter().any(|day| day.date == TradingDate::in_utc(takeover.time));
-        let mut takeovers: Vec<Takeover> = takeovers.iter().filter(is_within).cloned().collect();
+        let has_audit = takeovers.is_some();
+        let mut takeovers: Vec<Takeover> = takeovers.unwrap_or_default().iter().filter(is_within).cloned().collect();
         takeovers.sort_by_key(|takeover| takeover.time);
+        let known = has_audit.then_some(takeovers.as_slice());
         let mut ids: Vec<ChannelId> =
             reports.iter().flat_map(|(_, report)| &report.channels).map(|channel| channel.id).collect();
         ids.sort_unstable();
         ids.dedup();
-        let channels = ids.into_iter().map(|id| WeekChannel::of(id, &days, &reports, &takeovers)).collect();
+        let channels = ids.into_iter().map(|id| WeekChannel::of(id, &days, &reports, known)).collect();
         let damage = reports.into_iter().flat_map(|(_, report)| report.damage).collect();
         Self { days, channels, takeovers, damage }
     }
@@ -140,8 +181,18 @@ impl Week {
                 }
             }
             channel.week.write("  all", out)?;
+            self.gap_notes(channel).try_for_each(|(day, note)| writeln!(out, "  {}  {note}", day.title()))?;
         }
+        writeln!(out)?;
+        LIMITS.iter().try_for_each(|limit| writeln!(out, "{limit}"))?;
         table::takeovers(&self.takeovers, out)
+    }
+
+    /// Each day of the channel with a note on its gaps.
+    pub(super) fn gap_notes<'w>(&'w self, channel: &'w WeekChannel) -> impl Iterator<Item = (&'w Day, String)> {
+        let days = self.days.iter().zip(&channel.days);
+        let notes = days.filter_map(|(day, values)| Some((day, values.as_ref()?.gap_notes)));
+        notes.flat_map(|(day, notes)| notes.lines().map(move |note| (day, note)))
     }
 
     /// The object that `mdgw report --week --json` prints. Times are nanoseconds.
@@ -179,7 +230,7 @@ impl Day {
 }
 
 impl WeekChannel {
-    fn of(id: ChannelId, days: &[Day], reports: &[(TradingDate, Report)], takeovers: &[Takeover]) -> Self {
+    fn of(id: ChannelId, days: &[Day], reports: &[(TradingDate, Report)], takeovers: Option<&[Takeover]>) -> Self {
         let (mut name, mut title) = (None, format!("channel {}", id.0));
         let (mut week, mut all) = (DayValues::default(), empty_histogram());
         let values = days.iter().map(|day| {
@@ -191,7 +242,7 @@ impl WeekChannel {
             }
             let mut values = DayValues::of(channel, &mut all);
             let of_day = |takeover: &&Takeover| TradingDate::in_utc(takeover.time) == day.date && takeover.concerns(id);
-            values.takeovers = takeovers.iter().filter(of_day).count();
+            values.takeovers = takeovers.map(|takeovers| TakeoverCosts::of(takeovers.iter().filter(of_day), id));
             week.add(&values);
             Some(values)
         });
@@ -214,7 +265,8 @@ impl DayValues {
             per_s_max: timeline.iter().map(|point| point.per_s_max).fold(0.0, f64::max),
             latency: stage.map(|stage| LatencyStatistics::of(&stage.histogram)).unwrap_or_default(),
             slowest: timeline.iter().max_by_key(|point| point.p99_ns).map(|point| (point.start, point.p99_ns)),
-            takeovers: 0,
+            gap_notes: channel.gaps.notes(),
+            takeovers: None,
         }
     }
 
@@ -225,8 +277,11 @@ impl DayValues {
         sum.gaps = sum.gaps.saturating_add(more.gaps);
         sum.gap_messages = sum.gap_messages.saturating_add(more.gap_messages);
         sum.drops = sum.drops.saturating_add(more.drops);
+        self.gap_notes = self.gap_notes + day.gap_notes;
         self.per_s_max = self.per_s_max.max(day.per_s_max);
-        self.takeovers += day.takeovers;
+        if let Some(costs) = day.takeovers {
+            self.takeovers.get_or_insert_default().add(costs);
+        }
     }
 
     /// The texts below [`COLUMNS`].
@@ -239,8 +294,25 @@ impl DayValues {
         let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, self.latency.max_ns]
             .map(|ns| if self.latency.count == 0 { "–".to_owned() } else { Latency(ns).to_string() });
         let slowest = self.slowest.map_or_else(|| "–".to_owned(), |(start, _)| TimeOfDay(start).to_string());
-        let takeovers = self.takeovers.to_string();
-        [messages, per_s, gaps, gap_messages, drops, p50, p99, p999, max, slowest, takeovers]
+        let takeovers = self.takeovers.map_or_else(|| "–".to_owned(), |costs| costs.count.to_string());
+        let costs = self.takeovers.unwrap_or_default();
+        let [blackout_max, blackout_sum] = [costs.blackout_max_ns, costs.blackout_sum_ns]
+            .map(|ns| ns.map_or_else(|| "–".to_owned(), |ns| Latency(ns).to_string()));
+        [
+            messages,
+            per_s,
+            gaps,
+            gap_messages,
+            drops,
+            p50,
+            p99,
+            p999,
+            max,
+            slowest,
+            takeovers,
+            blackout_max,
+            blackout_sum,
+        ]
     }
 
     fn write(&self, name: &str, out: &mut impl Write) -> fmt::Result {
@@ -258,7 +330,11 @@ impl DayValues {
             "count": self.latency.count,
             "wire_to_wire": latency,
             "slowest": self.slowest.map(|(start, p99_ns)| json!({ "from_ns": start.0, "p99_ns": p99_ns })),
-            "takeovers": self.takeovers,
+            "gaps_of_standby_only": gap_counts_value(self.gap_notes.of_standby),
+            "gaps_with_leader_unknown": gap_counts_value(self.gap_notes.leader_unknown),
+            "takeovers": self.takeovers.map(|costs| costs.count),
+            "blackout_max_ns": self.takeovers.and_then(|costs| costs.blackout_max_ns),
+            "blackout_sum_ns": self.takeovers.and_then(|costs| costs.blackout_sum_ns),
         })
     }
 }
@@ -367,7 +443,7 @@ pub(super) mod tests {
             (first, report(&[log(first, "gw1", 0..10, 0)])),
             (last, report(&[log(last, "gw1", 0..10, 2), log(last, "gw2", 0..10, 0)])),
         ];
-        Week::of(reports, &[takeover(last, 52_203), takeover(date(20_190_110), 52_203)])
+        Week::of(reports, Some(&[takeover(last, 52_203), takeover(date(20_190_110), 52_203)]))
     }
 
     #[test]
@@ -378,11 +454,15 @@ pub(super) mod tests {
         expect_test::expect![[r#"
             2019-01-28 to 2019-01-30, days in UTC; latencies are wire to wire
 
-            channel 1               messages    peak/s  gaps  (messages)     drops       p50       p99     p99.9       max   slowest  takeovers
-              Mon 2019-01-28           1,000       100     0           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          0
+            channel 1               messages    peak/s  gaps  (messages)     drops       p50       p99     p99.9       max   slowest  takeovers  blackout max       sum
+              Mon 2019-01-28           1,000       100     0           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          0             –         –
               Tue 2019-01-29  no log
-              Wed 2019-01-30           1,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          1
-              all                      2,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us         –          1
+              Wed 2019-01-30           1,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us  14:30:05          1       1.20 ms   1.20 ms
+              all                      2,000       100     2           0         0   5.00 us   90.0 us   90.0 us   90.0 us         –          1       1.20 ms   1.20 ms
+              Wed 2019-01-30  neither logs nor audits say which gateway led: 2 gaps (0 messages), the most that one gateway declared
+
+            Latencies are those of packets that a leader sent as they came: no column of them has the time in which no gateway published, nor the catch-up of a new leader.
+            Blackouts are those of the takeovers in the audit files (–: none is known, or no audit file was given). An outage without a change of leadership is in no column.
 
             takeovers (UTC)            group  node  blackout  republished  cause
               2019-01-30 14:30:03          1     2   1.20 ms            4  process <b>died
@@ -394,7 +474,31 @@ pub(super) mod tests {
         assert_eq!(days[2]["values"]["counted"]["messages"], 1_000);
         assert_eq!(json["channels"][0]["all"]["counted"]["messages"], 2_000);
         assert_eq!(json["takeovers"].as_array().unwrap().len(), 1);
-        assert!(Week::of(Vec::new(), &[]).is_empty());
+        assert!(Week::of(Vec::new(), None).is_empty());
+    }
+
+    #[test]
+    fn a_day_has_the_longest_and_the_sum_of_its_blackouts_where_an_audit_says_them() {
+        let day = date(20_190_130);
+        let outage = |second, blackout_ns| {
+            let mut outage = takeover(day, second);
+            outage.channels[0].blackout_ns = blackout_ns;
+            outage
+        };
+        let takeovers =
+            [outage(52_202, Some(6_900_000_000)), outage(52_209, Some(6_600_000_000)), outage(52_209, None)];
+        let week =
+            |takeovers: Option<&[Takeover]>| Week::of(vec![(day, report(&[log(day, "gw1", 0..10, 0)]))], takeovers);
+        let end_of_row = |week: &Week| week.channels[0].days[0].as_ref().unwrap().cells()[10..].join(" | ");
+        assert_eq!(end_of_row(&week(Some(&takeovers))), "3 | 6.90 s | 13.5 s");
+        assert_eq!(end_of_row(&week(Some(&takeovers[2..]))), "1 | – | –");
+        assert_eq!(end_of_row(&week(Some(&[]))), "0 | – | –");
+        assert_eq!(end_of_row(&week(None)), "– | – | –");
+        let values = week(Some(&takeovers)).json()["channels"][0]["days"][0]["values"].clone();
+        assert_eq!(
+            (&values["blackout_max_ns"], &values["blackout_sum_ns"]),
+            (&json!(6_900_000_000_u64), &json!(13_500_000_000_u64))
+        );
     }
 
     #[test]
@@ -416,7 +520,7 @@ pub(super) mod tests {
         added.extend_from_slice(b"#[mdgw config.channel.one.id = 1]\n");
         // The log of the last day was written without the name.
         let reports = vec![(first, report(&[added])), (last, report(&[log(last, "gw1", 0..10, 0)]))];
-        let week = Week::of(reports, &[]);
+        let week = Week::of(reports, None);
         assert_eq!((week.channels[0].name.as_deref(), &*week.channels[0].title), (Some("one"), "channel 1 one"));
     }
 

@@ -64,6 +64,7 @@ metrics! {
     ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
     SENTINEL_LOST = Declared::gauge("mdgw_sentinel_lost", "1: the sentinel has died, and this gateway starts no other one");
+    SENTINEL_KILL_REFUSED = Declared::gauge("mdgw_sentinel_kill_refused", "1: the kernel refused to let the sentinel kill this gateway, of which a thread had ended or hung");
     AUDIT_FAILURES = Declared::counter("mdgw_audit_failures", "attempts to write the audit file that failed; two a second while it cannot be written");
     AUDIT_WRITTEN = Declared::counter("mdgw_audit_written", "lines written to the audit file since the start");
     AUDIT_LOST = Declared::counter("mdgw_audit_lost", "lines that are not in the audit file: too many waited for a disk that did not accept them");

@@ -82,6 +82,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     }
     days(channel, out)?;
     leads(channel, out)?;
+    channel.gaps.notes().lines().try_for_each(|note| writeln!(out, "<p class=\"caption\">Gaps {note}.</p>"))?;
     queueing(channel, out)?;
     writeln!(out, "</section>")
 }

@@ -83,11 +83,16 @@ impl TimeSpan {
             until: at(point.end),
             note: format!("{} burst: {} {unit} a second", TimeOfDay(point.start), per_s(point.per_s_max)),
         });
-        let gaps = channel.gaps.iter().map(|gap| Band {
+        let gaps = channel.gaps.seen.iter().map(|gap| Band {
             kind: BandKind::Gap,
             from: at(gap.start),
             until: at(gap.start),
-            note: format!("{} gaps declared: {}, {} messages", TimeOfDay(gap.start), gap.gaps, Count(gap.messages)),
+            note: format!(
+                "{} gaps declared: {}, {} messages",
+                TimeOfDay(gap.start),
+                gap.counts.gaps,
+                Count(gap.counts.messages)
+            ),
         });
         let takeovers = report.takeovers.iter().filter(|takeover| takeover.concerns(channel.id)).map(|takeover| Band {
             kind: BandKind::Takeover,

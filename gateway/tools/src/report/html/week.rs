@@ -9,7 +9,7 @@ use crate::report::{
     chart::escape,
     quantity::Timestamp,
     takeovers::Takeover,
-    week::{COLUMNS, NOTE, Week, WeekChannel},
+    week::{COLUMNS, LIMITS, NOTE, Week, WeekChannel},
 };
 
 /// Writes the page.
@@ -24,6 +24,7 @@ pub fn write(week: &Week, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "</header>")?;
     damage_notice(&week.damage, out)?;
     week.channels.iter().try_for_each(|channel| section(week, channel, out))?;
+    LIMITS.iter().try_for_each(|limit| writeln!(out, "<p class=\"caption\">{limit}</p>"))?;
     takeovers(&week.takeovers, out)?;
     writeln!(out, "</body>\n</html>")
 }
@@ -50,7 +51,11 @@ fn section(week: &Week, channel: &WeekChannel, out: &mut impl Write) -> fmt::Res
         }
     }
     row("all", &channel.week.cells(), out)?;
-    writeln!(out, "</tbody>\n</table>\n</div>\n</section>")
+    writeln!(out, "</tbody>\n</table>\n</div>")?;
+    for (day, note) in week.gap_notes(channel) {
+        writeln!(out, "<p class=\"caption\">Gaps of {}: {note}.</p>", day.title())?;
+    }
+    writeln!(out, "</section>")
 }
 
 fn row(name: &str, cells: &[String], out: &mut impl Write) -> fmt::Result {
