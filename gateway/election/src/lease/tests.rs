@@ -3,6 +3,7 @@
 mod closing;
 mod moving;
 mod raising;
+mod view;
 
 use std::collections::BTreeMap;
 
@@ -205,22 +206,6 @@ fn the_first_record_is_created_after_one_wait() {
     assert_eq!(harness.opened(), Some(Epoch::new(1, 1)));
     let record = harness.stored.unwrap().record;
     assert!(record.is_held_by(&member(1, 1)));
-}
-
-#[test]
-fn the_view_says_until_when_another_leaders_lease_lasts() {
-    let mut harness = Harness::following(2, record(5, &member(1, 1)));
-    let leader = |harness: &Harness| {
-        let view = harness.core.view();
-        (view.leader, view.leader_until)
-    };
-    assert_eq!(leader(&harness), (Some(member(1, 1)), Some(harness.now.plus(WAIT_NS))));
-    harness.run(WAIT_NS / 2);
-    harness.put(Record { renewal: 1, ..record(5, &member(1, 1)) });
-    harness.changed();
-    assert_eq!(leader(&harness), (Some(member(1, 1)), Some(harness.now.plus(WAIT_NS))), "a renewal");
-    harness.run(WAIT_NS);
-    assert_eq!(leader(&harness), (Some(member(2, 1)), None));
 }
 
 #[test]
