@@ -14,7 +14,9 @@ use flate2::{Compression, write::GzEncoder};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, SESSION},
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
+    namespaces::Namespace,
     process::{self, ExitedProcess, Signal},
+    skip::skip,
 };
 
 #[test]
@@ -182,6 +184,44 @@ fn check_fails_where_run_would_not_start() {
         assert!(output, "{fault}: {}", checked.stdout);
         let _ = process::run(["run", text(&path)]).expect_code(1);
     }
+}
+
+#[test]
+fn check_warns_of_an_interface_that_carries_no_packets() {
+    let test = "check_warns_of_an_interface_that_carries_no_packets";
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(error) => return skip(test, &format!("no network namespaces here ({error})")),
+    };
+    namespace.run(|| {
+        let ip = |arguments: &str| {
+            let status = Command::new("ip").args(arguments.split_whitespace()).status();
+            status.is_ok_and(|status| status.success())
+        };
+        if !ip("link add feed0 type veth peer name feed1") {
+            return skip(test, "no veth interfaces here");
+        }
+        assert!(ip("address add 10.77.0.1/24 dev feed0"));
+        let fixture = GatewayFixture::new();
+        let path = fixture.path("gateway.toml");
+        let on = |interface: &str| {
+            let good = fixture.config_text(&GatewayOptions::itch());
+            fs::write(&path, good.replacen("interface = \"127.0.0.1\"", interface, 1)).unwrap();
+            process::run(["check", text(&path)]).expect_code(0).stdout
+        };
+        let is_down = "warning: interface feed0 is down, so it carries no packets: `ip link set feed0 up`\n";
+        for interface in ["interface = \"feed0\"", "interface = \"10.77.0.1\""] {
+            let checked = on(interface);
+            assert!(checked.contains(is_down), "{checked}");
+        }
+        // The other end of the cable is down.
+        assert!(ip("link set feed0 up"));
+        let checked = on("interface = \"feed0\"");
+        assert!(checked.contains("warning: interface feed0 has no carrier, so it carries no packets"), "{checked}");
+        assert!(ip("link set feed1 up"));
+        process::wait_until("the interface has a carrier", || !on("interface = \"feed0\"").contains("feed0 has no"));
+        assert!(!on("interface = \"feed0\"").contains("carries no packets"));
+    });
 }
 
 /// `mdgw live` needs the file and the gateway does not, so each error is a warning.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::Path,
     time::{Duration, Instant},
@@ -38,7 +38,7 @@ const FLAGS_AT: usize = 5;
 struct Forger {
     socket: UdpSocket,
     gateway: u8,
-    output: std::net::SocketAddrV4,
+    output: SocketAddrV4,
     known: Option<KnownEpochs>,
     /// Which packets this receiver believes.
     tags: TagPolicy,
@@ -81,6 +81,11 @@ impl Forger {
             accepted_at: Instant::now(),
             longest_silence: Duration::ZERO,
         }
+    }
+
+    /// From where its packets come.
+    fn address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.output.port())
     }
 
     /// Receives one packet, if one comes in time.
@@ -165,9 +170,18 @@ impl Forger {
 
 fn start_with(fixture: &GatewayFixture, options: &GatewayOptions, backend: &str, keys: &str) -> MdgwProcess {
     let election = format!("\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw1\"\n\n{keys}\n");
-    let path = fixture.path("gateway.toml");
-    fs::write(&path, fixture.config_text(options) + &election).expect("the configuration can be written");
+    let (path, audit) = (fixture.path("gateway.toml"), fixture.path("audit.jsonl"));
+    let audit_file = format!("[gateway]\naudit_file = \"{}\"\n", audit.display());
+    let config = fixture.config_text(options).replacen("[gateway]\n", &audit_file, 1);
+    fs::write(&path, config + &election).expect("the configuration can be written");
     process::start([Path::new("run"), &path])
+}
+
+/// Each line of the alarm names the address from which the forger sends.
+fn assert_names_sender(log: &str, alarm: &str, forger: &Forger) {
+    let (alarm, from) = (format!("alarm=\"{alarm}\""), format!(" from={} ", forger.address()));
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(&alarm)).collect();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains(&from)), "{lines:#?}");
 }
 
 fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwProcess) {
@@ -191,6 +205,7 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
     // On a crowded machine the leader may lose its lease, and open under the next epoch.
     assert!(forger.highest().node() == fixture.node && forger.highest().count() < before.count() + JUMP_MAX);
     gateway.wait_for_stderr("alarm=\"epoch-jump\"");
+    assert_names_sender(&gateway.stderr_so_far(), "epoch-jump", &forger);
     assert!(!gateway.stderr_so_far().contains("raised its epoch"), "{}", gateway.stderr_so_far());
 
     // Believed ones: the edges +1 and J, and random ones.
@@ -214,6 +229,12 @@ fn assert_output_goes_on(what: &str, fixture: &GatewayFixture, gateway: &MdgwPro
     assert_eq!(forger.republished, 0, "the leader went back to a forged position");
     assert!(forger.highest().count() > before.count() + 100 * FORGED_FOR.as_secs());
     gateway.wait_for_stderr("alarm=\"outranked\"");
+    assert_names_sender(&gateway.stderr_so_far(), "outranked", &forger);
+    let from = format!("\"from\":\"{}\"", forger.address());
+    process::wait_until("the audit names the sender", || {
+        let audit = fs::read_to_string(fixture.path("audit.jsonl")).unwrap_or_default();
+        audit.lines().any(|line| line.contains("\"event\":\"notice\"") && line.contains(&from))
+    });
     gateway.wait_for_stderr("raised its epoch and leads on");
     assert!(!gateway.stderr_so_far().contains("reason=Outranked"), "a raise is no end of a leadership");
     print_to_stderr(&format!(
@@ -279,6 +300,7 @@ fn with_tags_forged_epochs_change_nothing() {
     assert!(forger.tags_refused > 0 && forger.refused == 0, "{} {}", forger.tags_refused, forger.refused);
     assert_eq!(forger.highest().node(), fixture.node);
     gateway.wait_for_stderr("alarm=\"tag-refused\"");
+    assert_names_sender(&gateway.stderr_so_far(), "tag-refused", &forger);
     let stderr = gateway.stop_with(Signal::Terminate).expect_code(0).stderr;
     assert!(!stderr.contains("outranked") && !stderr.contains("epoch-jump"), "{stderr}");
 }

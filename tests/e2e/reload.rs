@@ -284,7 +284,8 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     let reason = running.refuse(&parts.text(&["one", "two", "three"], &[0]));
     assert!(reason.contains("channel.three: too few spare slots: pool \"main\" has 1 left"), "{reason}");
     let reason = running.refuse(&parts.text(&["two"], &[0]));
-    assert!(reason.contains("channel.one: it is the last channel of group 1"), "{reason}");
+    let advice = "channel.one: it is the last channel of group 1: add the new one by a reload first";
+    assert!(reason.contains(advice), "{reason}");
     let reason = running.refuse(&two.replacen("name = \"two\"\n", "name = \"two\"\ngroup = 7\n", 1));
     assert!(reason.contains("channel.two: group 7 has no channel yet"), "{reason}");
     let reason = running.refuse(&one.replacen("orders_max = 262144", "orders_max = 262145", 1));

@@ -238,6 +238,9 @@ pub struct View {
     pub epoch: Epoch,
     /// The leader, as far as known.
     pub leader: Option<Member>,
+    /// When the lease of another leader ends, as far as this gateway knows. `None`: this gateway leads, or the backend names a
+    /// leader only as long as it answers.
+    pub leader_until: Option<MonoNs>,
     /// The designated successor, as far as known.
     pub successor: Option<NodeId>,
     /// Gateways that may lead, this one included, with their names.

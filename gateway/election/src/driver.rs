@@ -19,6 +19,7 @@ mod thread;
 use std::{
     convert::Infallible,
     fmt, io,
+    net::SocketAddrV4,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -99,15 +100,16 @@ pub trait ElectionHooks: Send {
         let _ = epoch;
     }
 
-    /// Returns the highest credible epoch observed on the wire. The election asks at most once in
-    /// [`OBSERVATION_INTERVAL_NS`] after a change; [`Election::wake`] makes it ask sooner than at its next turn.
-    fn observed_epoch(&mut self) -> Option<Epoch> {
+    /// Returns the highest credible epoch observed on the wire, and who sent the packet, if a packet carried it. The
+    /// election asks at most once in [`OBSERVATION_INTERVAL_NS`] after a change; [`Election::wake`] makes it ask sooner
+    /// than at its next turn.
+    fn observed_epoch(&mut self) -> Option<(Epoch, Option<SocketAddrV4>)> {
         None
     }
 
-    /// The core has a notice for the operator.
-    fn on_notice(&mut self, notice: &Notice) {
-        let _ = notice;
+    /// The core has a notice for the operator. `from`: who sent the packet that the notice is about, if known.
+    fn on_notice(&mut self, notice: &Notice, from: Option<SocketAddrV4>) {
+        let _ = (notice, from);
     }
 
     /// The leader has raised its epoch `count` times since the last call, to `epoch` in the end. The first raise is reported

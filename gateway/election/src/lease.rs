@@ -679,6 +679,7 @@ impl Core for Lease {
 
     fn view(&self) -> View {
         let record = self.known_record.record();
+        let is_leading = matches!(self.phase, Phase::Leading(_));
         View {
             role: match &self.phase {
                 Phase::Leading(_) => Role::Leader,
@@ -687,10 +688,15 @@ impl Core for Lease {
                 Phase::Candidate | Phase::Leaving(_) => Role::Candidate,
             },
             epoch: self.leading_epoch().unwrap_or_else(|| self.known_record.highest_epoch()),
-            leader: match &self.phase {
-                Phase::Leading(_) => Some(self.config.member.clone()),
-                Phase::Candidate | Phase::Leaving(_) => record.and_then(|record| record.holder.clone()),
+            leader: if is_leading {
+                Some(self.config.member.clone())
+            } else {
+                record.and_then(|record| record.holder.clone())
             },
+            leader_until: record.filter(|_| !is_leading).map(|record| {
+                let lease_end = self.known_record.learned_at().plus(self.config.timing.wait_for_ns(record.lease_ns));
+                self.given_promise.as_ref().map_or(lease_end, |promise| lease_end.max(promise.until))
+            }),
             successor: record.and_then(|record| record.successor).map(|successor| successor.node),
             participants: record.map_or_else(|| self.config.candidates.clone(), |record| record.candidates.clone()),
             connection: self.connection,

@@ -102,9 +102,12 @@ impl PairControl {
                 value["group"] = json!(group.0);
                 value["has_leadership"] = json!(has_leadership);
                 // The election thread writes the view: with a stuck thread, or no store, it names this gateway longer than the
-                // fence is open.
-                if !has_leadership && view.leader.is_some_and(|leader| leader.node == self.node) {
-                    value["leader"] = Value::Null;
+                // fence is open. It names another leader until the next one: without an eligible gateway for ever.
+                let has_ended = |leader: &Member| {
+                    leader.node == self.node || view.leader_until.is_some_and(|until| mono_now() >= until)
+                };
+                if !has_leadership && view.leader.as_ref().is_some_and(has_ended) {
+                    value["last_leader"] = value["leader"].take();
                 }
                 value["details"] = (control.details)();
                 value
@@ -424,6 +427,27 @@ mod tests {
         let shown = |group: usize| (&groups[group]["election_stalled"], &groups[group]["voters"][0]["answers"]);
         assert_eq!(shown(0), (&json!(false), &json!(false)));
         assert_eq!(shown(1), (&json!(true), &json!(null)));
+    }
+
+    #[test]
+    fn a_leader_is_named_until_its_lease_has_ended_and_as_the_last_one_then() {
+        let (mut control, latch) = (control(1, None), FakeElection::leading());
+        let leader_until = |until| {
+            latch.with(|view| {
+                (view.role, view.leader, view.leader_until) = (Role::Ineligible, Some(member(2)), until);
+            });
+        };
+        control.groups.get_mut(&GroupId(1)).unwrap().latch = Arc::clone(&latch) as Arc<dyn LeaderLatch>;
+        let leaders = || {
+            let group = &control.status()["groups"][0];
+            [&group["leader"]["node"], &group["last_leader"]["node"]].map(Value::as_u64)
+        };
+        leader_until(None);
+        assert_eq!(leaders(), [Some(2), None], "the backend names a leader only as long as it answers");
+        leader_until(Some(mono_now().plus(60_000_000_000)));
+        assert_eq!(leaders(), [Some(2), None]);
+        leader_until(Some(mono_now()));
+        assert_eq!(leaders(), [None, Some(2)]);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct InterfaceAddress {
     pub index: u32,
     /// Address; `None` for an entry without an IPv4 address.
     pub address: Option<Ipv4Addr>,
+    /// Whether it is up (IFF_UP).
+    pub up: bool,
     /// Whether it is up and has a carrier.
     pub running: bool,
 }
@@ -79,10 +81,11 @@ fn entry(element: &libc::ifaddrs, socket: &OwnedFd) -> Option<InterfaceAddress> 
         Some(libc::AF_PACKET) => None,
         _ => return None,
     };
-    let on = (libc::IFF_UP | libc::IFF_RUNNING).unsigned_abs();
+    let flags = element.ifa_flags;
+    let [up, carrier] = [libc::IFF_UP, libc::IFF_RUNNING].map(|flag| flags & flag.unsigned_abs() != 0);
     // The look-up fails if the interface was removed in the meantime.
     let index = name_to_index(socket, &name).ok()?;
-    Some(InterfaceAddress { name: name.into_owned(), index, address, running: element.ifa_flags & on == on })
+    Some(InterfaceAddress { name: name.into_owned(), index, address, up, running: up && carrier })
 }
 
 #[cfg(test)]

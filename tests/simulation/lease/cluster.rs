@@ -717,7 +717,7 @@ impl LeaseCluster {
             return;
         }
         gateway.reported_epochs.record(epoch, now);
-        let observed = gateway.epochs.take_observed().unwrap_or_default();
+        let (observed, _) = gateway.epochs.take_observed().unwrap_or_default();
         let is_new = observed > std::mem::replace(&mut gateway.observed_by_report, observed);
         self.learn_epoch(to, epoch);
         if is_new && self.setup.counts_reported_epochs {

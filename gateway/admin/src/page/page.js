@@ -301,7 +301,8 @@ function groupCard(answer, group) {
     : group.role === "candidate" && !connected ? ["cannot take over", "bad"] : ROLES[group.role] || [group.role, "warn"];
   const facts = el("dl", "");
   const add = (name, value, style) => facts.append(el("dt", "", name), el("dd", style || "", value));
-  add("leader", group.leader ? gatewayText(group.leader) : "none", group.leader ? "" : "bad-text");
+  const noLeader = group.last_leader ? `none; the last one was ${gatewayText(group.last_leader)}` : "none";
+  add("leader", group.leader ? gatewayText(group.leader) : noLeader, group.leader ? "" : "bad-text");
   add("epoch", `${count(group.epoch.count)}, of node ${group.epoch.node}`);
   if (group.ineligible_reason) add("obstacle", group.ineligible_reason, group.ineligible_lasting ? "bad-text" : "warn-text");
   const joining = details.joining;

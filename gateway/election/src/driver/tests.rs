@@ -56,8 +56,8 @@ impl ElectionHooks for TestHooks {
         assert!(deadline.is_none() || epoch <= self.known, "an epoch is passed on before the fence opens under it");
     }
 
-    fn observed_epoch(&mut self) -> Option<Epoch> {
-        Some(*self.observed.lock().unwrap())
+    fn observed_epoch(&mut self) -> Option<(Epoch, Option<SocketAddrV4>)> {
+        Some((*self.observed.lock().unwrap(), None))
     }
 
     fn on_raised(&mut self, epoch: Epoch, count: u64) {

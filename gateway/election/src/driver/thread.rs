@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddrV4,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -32,8 +33,9 @@ pub(super) struct ElectionThread<C: Core, B> {
     /// The fence was closed, and sends may be outstanding.
     is_draining: bool,
     next_state_at: MonoNs,
-    /// The last epoch that the hooks reported as observed, and when they are asked again at the earliest.
+    /// The last epoch that the hooks reported as observed, who sent it, and when the hooks are asked again at the earliest.
     observed: Option<Epoch>,
+    observed_from: Option<SocketAddrV4>,
     observe_at: MonoNs,
     outranked: OutrankedAlarm,
     raises: RaiseSummary,
@@ -68,6 +70,7 @@ where
             is_draining: false,
             next_state_at: MonoNs(0),
             observed: None,
+            observed_from: None,
             observe_at: MonoNs(0),
             outranked: OutrankedAlarm::default(),
             raises: RaiseSummary::default(),
@@ -196,12 +199,12 @@ where
     /// A higher epoch is passed on at once, then none for a while: a flood of forged packets costs a bounded number of
     /// elections.
     fn read_observed_epoch(&mut self, now: MonoNs) {
-        let observed = self.hooks.observed_epoch();
-        if observed > self.observed {
-            (self.observed, self.observe_at) = (observed, now.plus(OBSERVATION_INTERVAL_NS));
-            if let Some(epoch) = observed {
-                self.handle(Input::ObservedEpoch(epoch));
-            }
+        if let Some((epoch, from)) = self.hooks.observed_epoch()
+            && Some(epoch) > self.observed
+        {
+            (self.observed, self.observed_from) = (Some(epoch), from);
+            self.observe_at = now.plus(OBSERVATION_INTERVAL_NS);
+            self.handle(Input::ObservedEpoch(epoch));
         }
     }
 
@@ -290,10 +293,16 @@ where
     }
 
     fn report(&mut self, notice: &Notice) {
+        // The epoch may be one of another gateway's messages instead.
+        let from = match notice {
+            Notice::HigherEpochObserved(epoch) => self.observed_from.filter(|_| self.observed == Some(*epoch)),
+            _ => None,
+        };
         match notice {
             Notice::HigherEpochObserved(_) => {
                 let Some(count) = self.outranked.record(mono_now()) else { return };
-                tracing::error!(alarm = Alarm::Outranked.name(), group = self.options.group, count, "{notice}");
+                let (alarm, group) = (Alarm::Outranked.name(), self.options.group);
+                tracing::error!(alarm, group, from = from.map(tracing::field::display), count, "{notice}");
             }
             Notice::RunsOnPromises => {
                 tracing::error!(alarm = Alarm::StoreUnreachable.name(), group = self.options.group, "{notice}")
@@ -306,7 +315,7 @@ where
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
         }
-        self.hooks.on_notice(notice);
+        self.hooks.on_notice(notice, from);
     }
 
     fn publish_view(&self) {

@@ -3,6 +3,7 @@
 mod closing;
 mod moving;
 mod raising;
+mod view;
 
 use std::collections::BTreeMap;
 

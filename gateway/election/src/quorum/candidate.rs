@@ -527,6 +527,7 @@ impl Core for Candidate {
                 _ => leader.as_ref().map_or(self.highest_known, |(epoch, _)| *epoch),
             },
             leader: leader.map(|(_, member)| member),
+            leader_until: self.voter.promise_until().filter(|_| role != Role::Leader),
             successor: None,
             participants: self.config.candidates.clone(),
             connection: self.connection,

@@ -53,7 +53,7 @@ received rival epochs at its start and no retransmission service named which of 
 
 Examples:
   mdgw tail gateway.toml
-  mdgw tail gateway.toml --group 2 --interface 10.1.0.7
+  mdgw tail gateway.toml --group 2 --interface eth1
   mdgw tail gateway.toml --source 10.1.0.5 --source 10.1.0.6
   mdgw tail gateway.toml --tag-key /etc/mdgw/output.key
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
@@ -65,9 +65,9 @@ pub(super) struct Args {
     /// Output line of the gateway (address:port); repeat for each line.
     #[arg(long = "line", value_name = "ADDR:PORT")]
     lines: Vec<SocketAddrV4>,
-    /// Address of the interface to join on. Default: the configured interface of each line, or the kernel's choice.
-    #[arg(long, value_name = "ADDR")]
-    interface: Option<Ipv4Addr>,
+    /// Interface to join on (name or address). Default: the configured interface of each line, or the kernel's choice.
+    #[arg(long, value_name = "INTERFACE")]
+    interface: Option<Interface>,
     /// Address of a gateway; repeat for each gateway. Other senders are not received (source-specific join, IGMPv3).
     /// Default: `source` of the configured lines, or any sender.
     #[arg(long = "source", value_name = "ADDR")]
@@ -208,15 +208,14 @@ impl Args {
         let configured = self.config.as_deref().map(|path| self.configured(path)).transpose()?;
         let Configured { group, lines: configured_lines, services, snapshot_group, sources, tags } =
             configured.unwrap_or_default();
+        let interface = self.interface.as_ref().map(address_of).transpose()?.unwrap_or(Ipv4Addr::UNSPECIFIED);
         let lines = if self.lines.is_empty() {
             configured_lines
         } else {
-            let interface = self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED);
             self.lines.iter().map(|address| LineAddress::new(*address, interface)).collect()
         };
-        let snapshot_group = self.snapshot_group.map_or(snapshot_group, |address| {
-            Some(LineAddress::new(address, self.interface.unwrap_or(Ipv4Addr::UNSPECIFIED)))
-        });
+        let snapshot_group =
+            self.snapshot_group.map_or(snapshot_group, |address| Some(LineAddress::new(address, interface)));
         let mut config = SubscriberConfig::new(lines);
         config.snapshot_group = snapshot_group.filter(|_| self.from_snapshot || self.rebuild);
         config.services = if self.retransmission.is_empty() { services } else { self.retransmission.clone() };
@@ -263,11 +262,8 @@ impl Args {
         sources.sort_unstable();
         sources.dedup();
         let address = |line: &OutputLine| {
-            let interface = match self.interface {
-                Some(interface) => interface,
-                None => address_of(&line.interface)?,
-            };
-            anyhow::Ok(LineAddress::new(line.address, interface))
+            let interface = self.interface.as_ref().unwrap_or(&line.interface);
+            anyhow::Ok(LineAddress::new(line.address, address_of(interface)?))
         };
         let snapshot_group = group_line.map(address).transpose()?;
         let lines = lines.iter().map(address);
@@ -308,13 +304,13 @@ impl Default for Configured {
     }
 }
 
-/// The address to join on; a configuration may name the interface instead.
+/// The address to join on. An address is taken as it is, a name is looked up.
 fn address_of(interface: &Interface) -> anyhow::Result<Ipv4Addr> {
     if let Interface::Address(address) = interface {
         return Ok(*address);
     }
-    let found = interface.lookup().context("tail: find the configured interface (--interface overrides it)")?;
-    found.address.with_context(|| format!("tail: interface {interface} has no IPv4 address"))
+    let found = interface.lookup().context("tail: find the interface (--interface overrides the configured one)")?;
+    found.address.with_context(|| format!("tail: interface {interface} has no IPv4 address to join on"))
 }
 
 fn parse_schema(text: &str) -> Result<SchemaSet, String> {
@@ -626,6 +622,10 @@ mod tests {
         let lines = ["239.66.1.1:31000", "239.66.1.2:31000"].map(|a| LineAddress::new(a.parse().unwrap(), interface));
         assert_eq!((config.lines.as_slice(), config.receiver.group), (&lines[..], GroupId(2)));
         assert_eq!(config.services, ["10.20.0.5:31100".parse().unwrap()]);
+        let by_name = subscription(&[&path, "--interface", "lo"]).unwrap().lines;
+        assert!(by_name.iter().all(|line| line.interface == Ipv4Addr::LOCALHOST), "{by_name:?}");
+        let missing = subscription(&["--line", "239.1.1.1:7", "--interface", "nosuch0"]).unwrap_err();
+        assert!(format!("{missing:#}").contains("no interface nosuch0; available: "), "{missing:#}");
 
         let config = subscription(&[&path, "--line", "239.1.1.1:7", "--retransmission", "10.0.0.9:8"]).unwrap();
         assert_eq!(config.lines, [LineAddress::new("239.1.1.1:7".parse().unwrap(), Ipv4Addr::UNSPECIFIED)]);

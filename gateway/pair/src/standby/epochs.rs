@@ -2,8 +2,9 @@
 
 use std::{
     fmt,
+    net::SocketAddrV4,
     sync::{
-        OnceLock,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{AcqRel, Relaxed},
@@ -25,7 +26,10 @@ use mdgw_wire::{drop_reason::DropReason, identity::Epoch};
 /// independent, except that the wake-up orders the observed epoch.
 pub struct KnownEpochs {
     authenticated: AtomicU64,
+    /// Written under the lock of `observed_from`, read without.
     observed: AtomicU64,
+    /// Who sent the packet of the highest observed epoch; `None`: a peer reported that epoch.
+    observed_from: Mutex<Option<SocketAddrV4>>,
     rejected_jumps: AtomicU64,
     jump_max: u64,
     waker: OnceLock<Waker>,
@@ -49,6 +53,7 @@ impl KnownEpochs {
         Self {
             authenticated: word(start.0),
             observed: word(0),
+            observed_from: Mutex::default(),
             rejected_jumps: word(0),
             jump_max,
             waker: OnceLock::new(),
@@ -70,15 +75,23 @@ impl KnownEpochs {
     /// has to go above it, as if it had received a packet of that epoch.
     pub(crate) fn record_above_leader(&self, epoch: Epoch) {
         self.record_authenticated(epoch);
-        self.raise_observed(epoch);
+        self.raise_observed(epoch, None);
     }
 
-    /// Observes the epoch of a received packet.
+    /// As [`Self::observe_from`], of a packet whose sender is not known.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn observe(&self, epoch: Epoch) -> Result<(), DropReason> {
+        self.observe_from(epoch, None)
+    }
+
+    /// Observes the epoch of a packet that was received from that address.
     ///
     /// # Errors
     /// - [`DropReason::EpochStale`]: a higher epoch was received before.
     /// - [`DropReason::EpochJump`]: too far above the received and the authenticated epochs; counted.
-    pub fn observe(&self, epoch: Epoch) -> Result<(), DropReason> {
+    pub fn observe_from(&self, epoch: Epoch, from: Option<SocketAddrV4>) -> Result<(), DropReason> {
         if epoch.0 < self.observed.load(Relaxed) {
             return Err(DropReason::EpochStale);
         }
@@ -86,12 +99,21 @@ impl KnownEpochs {
             self.rejected_jumps.fetch_add(1, Relaxed);
             return Err(DropReason::EpochJump);
         }
-        self.raise_observed(epoch);
+        self.raise_observed(epoch, from);
         Ok(())
     }
 
-    fn raise_observed(&self, epoch: Epoch) {
+    fn raise_observed(&self, epoch: Epoch, from: Option<SocketAddrV4>) {
+        // Most packets carry the epoch of the packet before, and take no lock.
+        if epoch.0 <= self.observed.load(Relaxed) {
+            return;
+        }
+        let mut observed_from = self.lock_observed_from();
         let is_higher = self.observed.fetch_max(epoch.0, Relaxed) < epoch.0;
+        if is_higher {
+            *observed_from = from;
+        }
+        drop(observed_from);
         if is_higher
             && let Some(waker) = self.waker.get()
             && !self.is_wake_pending.swap(true, AcqRel)
@@ -100,11 +122,11 @@ impl KnownEpochs {
         }
     }
 
-    /// As [`Self::highest_observed`], for the election. The next higher epoch wakes the election again.
-    pub fn take_observed(&self) -> Option<Epoch> {
+    /// As [`Self::highest_observed_from`], for the election. The next higher epoch wakes the election again.
+    pub fn take_observed(&self) -> Option<(Epoch, Option<SocketAddrV4>)> {
         // A packet whose epoch is not seen below finds `false`, and wakes.
         self.is_wake_pending.swap(false, AcqRel);
-        self.highest_observed()
+        self.highest_observed_from()
     }
 
     /// The highest epoch accepted from the network, or reported to this gateway while it led below. Receivers ignore a leader
@@ -112,6 +134,18 @@ impl KnownEpochs {
     #[must_use]
     pub fn highest_observed(&self) -> Option<Epoch> {
         Some(Epoch(self.observed.load(Relaxed))).filter(|epoch| epoch.0 > 0)
+    }
+
+    /// As [`Self::highest_observed`], and who sent the packet of that epoch; `None`: a peer reported the epoch.
+    #[must_use]
+    pub fn highest_observed_from(&self) -> Option<(Epoch, Option<SocketAddrV4>)> {
+        let from = self.lock_observed_from();
+        self.highest_observed().map(|epoch| (epoch, *from))
+    }
+
+    /// Held for a few instructions: the election thread takes it too.
+    fn lock_observed_from(&self) -> MutexGuard<'_, Option<SocketAddrV4>> {
+        self.observed_from.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The highest epoch known from any source: a new epoch must be above it.
@@ -129,7 +163,7 @@ impl KnownEpochs {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{net::Ipv4Addr, sync::Arc};
 
     use super::*;
 
@@ -169,7 +203,7 @@ mod tests {
             }
             assert_eq!(known.observe(known.highest()), Ok(()), "the same epoch again");
             assert_eq!(wakes.load(Relaxed), expected);
-            assert_eq!(known.take_observed(), Some(known.highest()));
+            assert_eq!(known.take_observed(), Some((known.highest(), None)));
         }
     }
 
@@ -185,7 +219,23 @@ mod tests {
         assert_eq!((known.take_observed(), wakes.load(Relaxed)), (None, 0), "a standby only believes it");
         // However far it is above the leader: the peer's messages are authenticated.
         known.record_above_leader(Epoch::new(400, 2));
-        assert_eq!((known.take_observed(), wakes.load(Relaxed)), (Some(Epoch::new(400, 2)), 1));
+        assert_eq!((known.take_observed(), wakes.load(Relaxed)), (Some((Epoch::new(400, 2), None)), 1));
+    }
+
+    #[test]
+    fn the_highest_observed_epoch_is_kept_with_the_sender_of_its_first_packet() {
+        let known = KnownEpochs::new(Epoch::new(5, 1), 10);
+        let sender = |host| Some(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, host), 4_000));
+        let epoch = |count| Epoch::new(count, 9);
+        assert_eq!(known.observe_from(epoch(6), sender(1)), Ok(()));
+        assert_eq!(known.observe_from(epoch(6), sender(2)), Ok(()), "the leader's packets may carry it later");
+        assert_eq!(known.observe_from(epoch(5), sender(3)), Err(DropReason::EpochStale));
+        assert_eq!(known.observe_from(epoch(900), sender(4)), Err(DropReason::EpochJump));
+        assert_eq!(known.take_observed(), Some((epoch(6), sender(1))));
+        assert_eq!(known.observe_from(epoch(8), sender(2)), Ok(()));
+        assert_eq!(known.highest_observed_from(), Some((epoch(8), sender(2))));
+        known.record_above_leader(epoch(9));
+        assert_eq!(known.highest_observed_from(), Some((epoch(9), None)), "the peer has sent no packet");
     }
 
     #[test]

@@ -611,8 +611,8 @@ impl Listener {
         let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
         for index in 0..self.sockets.len() {
             for _ in 0..DATAGRAMS_PER_SOCKET {
-                match self.sockets[index].joined_socket.socket.recv(&mut datagram) {
-                    Ok(length) => self.datagram(&datagram[..length], now),
+                match self.sockets[index].joined_socket.socket.recv_from(&mut datagram) {
+                    Ok((length, from)) => self.datagram(&datagram[..length], ipv4_of(from), now),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     // A socket that failed may fail again at once; the next turn retries.
                     Err(_) => break,
@@ -640,7 +640,7 @@ impl Listener {
         more
     }
 
-    fn datagram(&mut self, bytes: &[u8], now: MonoNs) {
+    fn datagram(&mut self, bytes: &[u8], from: Option<SocketAddrV4>, now: MonoNs) {
         if let Some(node) = probe::node_of(bytes) {
             if node == self.node {
                 self.status_table.probe_times().last_received_at = Some(now);
@@ -648,12 +648,12 @@ impl Listener {
             return;
         }
         self.counts.datagrams += 1;
-        if let Err(reason) = self.receive(bytes, now) {
+        if let Err(reason) = self.receive(bytes, from, now) {
             self.counts.drops.count(reason);
         }
     }
 
-    fn receive(&mut self, bytes: &[u8], now: MonoNs) -> Result<(), DropReason> {
+    fn receive(&mut self, bytes: &[u8], from: Option<SocketAddrV4>, now: MonoNs) -> Result<(), DropReason> {
         let packet = parse_packet(bytes)?;
         let meta = packet.meta;
         let is_of = |channel: &&mut Channel| (channel.status_table.group, channel.id) == (meta.group, meta.channel);
@@ -665,6 +665,7 @@ impl Listener {
                     alarm = Alarm::TagRefused.name(),
                     channel_id = channel.id.0,
                     reason = reason.name(),
+                    from = from.map(tracing::field::display),
                     count,
                     "packet of an output group dropped: its sender does not hold a key of this gateway"
                 );
@@ -677,7 +678,7 @@ impl Listener {
             channel.status_table.own_packets += 1;
             return Ok(());
         }
-        if let Err(reason) = channel.observe(meta.epoch, now) {
+        if let Err(reason) = channel.observe(meta.epoch, from, now) {
             if reason == DropReason::EpochJump
                 && let Some(count) = channel.epoch_alarm.on_refused(now)
             {
@@ -687,6 +688,7 @@ impl Listener {
                     channel_id = channel.id.0,
                     epoch = meta.epoch.count(),
                     node = meta.epoch.node(),
+                    from = from.map(tracing::field::display),
                     count,
                     "packet dropped: its epoch is too far above every known epoch"
                 );
@@ -739,14 +741,17 @@ impl Channel {
     }
 
     /// As a receiver, which has received this gateway's own output too.
-    fn observe(&mut self, epoch: Epoch, now: MonoNs) -> Result<(), DropReason> {
+    fn observe(&mut self, epoch: Epoch, from: Option<SocketAddrV4>, now: MonoNs) -> Result<(), DropReason> {
         let own = self.fence.epoch();
-        let outcome = if epoch < own { Err(DropReason::EpochStale) } else { self.epochs.observe(epoch) };
+        let outcome = if epoch < own { Err(DropReason::EpochStale) } else { self.epochs.observe_from(epoch, from) };
         match outcome {
             // A leader receives nothing of the highest epoch, which is its own.
             Err(DropReason::EpochStale) if !self.fence.is_open_at(now) => {
                 if let Some(packets) = self.outdated_leader.on_lower(now) {
-                    let highest = self.epochs.highest_observed().unwrap_or_default().max(own);
+                    let (observed, observed_from) = self.epochs.highest_observed_from().unwrap_or_default();
+                    let highest = observed.max(own);
+                    // The sender of the higher epoch is in question; the leader's packets are as they should be.
+                    let from = observed_from.filter(|_| observed == highest);
                     tracing::error!(
                         alarm = Alarm::Outranked.name(),
                         group = self.status_table.group.0,
@@ -755,6 +760,7 @@ impl Channel {
                         node = epoch.node(),
                         highest = highest.count(),
                         highest_node = highest.node(),
+                        from = from.map(tracing::field::display),
                         packets,
                         "the leader's packets are dropped: a higher epoch was received before, and nothing of that epoch comes"
                     );
@@ -836,6 +842,14 @@ impl RefusalAlarm {
         }
         self.next_at = now.plus(REFUSAL_ALARM_INTERVAL_NS);
         Some(self.count)
+    }
+}
+
+/// Sockets of output groups receive from IPv4 addresses alone.
+fn ipv4_of(address: SocketAddr) -> Option<SocketAddrV4> {
+    match address {
+        SocketAddr::V4(address) => Some(address),
+        SocketAddr::V6(_) => None,
     }
 }
 

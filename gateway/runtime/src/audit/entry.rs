@@ -92,6 +92,9 @@ pub enum AuditEvent {
     Notice {
         /// Text of the notice.
         text: String,
+        /// Address and port of the sender whose packet the notice is about, if known.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        from: Option<String>,
     },
     /// The line before this one is incomplete, because of a crash or a full disk.
     Torn {
@@ -214,7 +217,7 @@ mod tests {
             AuditEvent::Gained,
             AuditEvent::TookOver { cause: "nobody led".into(), channels },
             AuditEvent::Died { dead_node: 9, incarnation: 10 },
-            AuditEvent::Notice { text: "in words".to_owned() },
+            AuditEvent::Notice { text: "in words".to_owned(), from: None },
             AuditEvent::Torn { bytes: 11 },
         ];
         let reasons = [

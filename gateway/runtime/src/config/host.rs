@@ -20,6 +20,7 @@ use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     affinity::{pinnable_cores, usable_cores},
     disk_space::{free_bytes, is_disk_unwritable},
+    interfaces::InterfaceAddress,
     kernel_fence::KernelFence,
     memory, permissions,
     scheduler::set_fifo,
@@ -38,6 +39,8 @@ use super::{
 pub struct Host {
     /// The configured interfaces that the host has.
     pub interfaces: Vec<Interface>,
+    /// Those of them that are down or have no carrier.
+    pub not_running: Vec<InterfaceAddress>,
     /// The addresses from which the host sends on them, where they have one.
     pub addresses: Vec<(Interface, Ipv4Addr)>,
     /// Cores to which this process may pin a thread.
@@ -91,6 +94,7 @@ impl Host {
         not_yet_present.extend(local_sockets::ports_in_use(config));
         let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
         Self {
+            not_running: not_running(config),
             interfaces: interfaces(config).filter(|interface| interface.lookup().is_ok()).cloned().collect(),
             cores: pinnable_cores(),
             shared_cores: usable_cores(),
@@ -127,6 +131,15 @@ impl Host {
         missing.sort();
         missing.dedup();
         found.faults.append(&mut missing);
+        found.warnings.extend(self.not_running.iter().map(|InterfaceAddress { name, up, .. }| {
+            if *up {
+                format!(
+                    "interface {name} has no carrier, so it carries no packets: look at its cable and the switch port"
+                )
+            } else {
+                format!("interface {name} is down, so it carries no packets: `ip link set {name} up`")
+            }
+        }));
         for pool in &config.pools {
             let Threads::Pinned(cores) = &pool.threads else { continue };
             for core in cores.iter().filter(|core| !self.cores.contains(core)) {
@@ -260,6 +273,15 @@ impl fmt::Display for Findings {
 fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
     let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
     inputs.chain(config.outputs.iter().flat_map(|output| output.destinations()).map(|line| &line.interface))
+}
+
+/// The interfaces of a configuration that carry no packets, each once.
+fn not_running(config: &Resolved) -> Vec<InterfaceAddress> {
+    let found = interfaces(config).filter_map(|interface| interface.lookup().ok());
+    let mut not_running: Vec<InterfaceAddress> = found.filter(|interface| !interface.running).collect();
+    not_running.sort_by(|one, other| one.name.cmp(&other.name));
+    not_running.dedup_by(|one, other| one.name == other.name);
+    not_running
 }
 
 /// Whether the kernel may join for senders on this interface only by itself, without the switches' help.
@@ -763,6 +785,23 @@ mod tests {
             receive_buffer_bytes_max: Some(1 << 30),
             ..Host::default()
         }
+    }
+
+    #[test]
+    fn an_interface_that_carries_no_packets_is_a_warning_with_the_command() {
+        let config = Resolved::shipped();
+        let of =
+            |name: &str, up| InterfaceAddress { name: name.to_owned(), index: 1, address: None, up, running: false };
+        let host = Host { not_running: vec![of("eth1", false), of("eth2", true)], ..complete_host(&config) };
+        let Findings { faults, warnings } = host.findings(&config);
+        assert_eq!(faults, [""; 0], "it may come up later");
+        assert_eq!(
+            warnings,
+            [
+                "interface eth1 is down, so it carries no packets: `ip link set eth1 up`",
+                "interface eth2 has no carrier, so it carries no packets: look at its cable and the switch port",
+            ]
+        );
     }
 
     #[test]

@@ -169,6 +169,8 @@ impl Resolved {
 
         let (before, after): (BTreeMap<_, _>, BTreeMap<_, _>) =
             (old.settings().into_iter().collect(), new.settings().into_iter().collect());
+        let whole_outputs = refuse_outputs(old, new);
+        refused.extend(whole_outputs.iter().cloned());
         let service_stays = old.retransmission.is_some() == new.retransmission.is_some();
         if !service_stays {
             let reason = "to add or remove it needs a restart, since the listener is opened at the start";
@@ -180,7 +182,8 @@ impl Resolved {
                 || channel_of(key).is_some_and(|name| names.contains(name))
                 // Lines were compared above. A whole output has further keys.
                 || (key.starts_with("output.") && key.contains(".line["))
-                // It was refused as a whole.
+                // These were refused as a whole.
+                || whole_outputs.iter().any(|output| key.strip_prefix(&output.key).is_some_and(|rest| rest.starts_with('.')))
                 || (!service_stays && key.starts_with("retransmission."))
                 // Other processes read these tables.
                 || key.starts_with("live.")
@@ -225,7 +228,7 @@ fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
     let refuse = |reason: String| Some(Refused::table(format!("channel.{}", added.name), reason));
     if let Some(before) = old.channel(added.id) {
         return refuse(format!(
-            "its id {} is that of channel {:?}; remove that channel by a reload of its own first",
+            "its id {} is that of channel {:?}: give the new channel another id, or remove that one by a reload of its own first",
             added.id.0, before.name
         ));
     }
@@ -246,12 +249,33 @@ fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Opt
     let is_old = |channel: &ChannelSetup| old.channels.iter().any(|before| before.name == channel.name);
     let stays = |channel: &ChannelSetup| channel.group == removed.group && is_old(channel);
     if !new.channels.iter().any(stays) {
-        return refuse(format!(
-            "it is the last channel of group {}, and to end a group needs a restart",
-            removed.group.0
-        ));
+        let group = removed.group.0;
+        let takes_its_place =
+            |channel: &ChannelSetup| channel.group == removed.group && old.channel(channel.id).is_none();
+        return refuse(if new.channels.iter().any(takes_its_place) {
+            format!(
+                "it is the last channel of group {group}: add the new one by a reload first, then remove this one by the next"
+            )
+        } else {
+            format!(
+                "it is the last channel of group {group}: keep the channel, or restart the gateway to end the group"
+            )
+        });
     }
     None
+}
+
+/// Outputs that one of the configurations lacks. An output with other groups is another one.
+fn refuse_outputs(old: &Resolved, new: &Resolved) -> Vec<Refused> {
+    let lacking = |these: &Resolved, others: &Resolved, reason: &str| -> Vec<Refused> {
+        let is_lacked = |output: &&OutputConfig| others.outputs.iter().all(|other| other.groups != output.groups);
+        let lacked = these.outputs.iter().filter(is_lacked);
+        lacked.map(|output| Refused::table(format!("output.{}", output_name(output)), reason)).collect()
+    };
+    let mut refused =
+        lacking(old, new, "a reload neither removes an output nor changes its groups: restart the gateway for that");
+    refused.extend(lacking(new, old, "a new output, or one with other groups, needs a restart"));
+    refused
 }
 
 /// The pool of a channel may have a dispatch model that gives each channel to one thread at the start.

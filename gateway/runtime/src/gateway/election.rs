@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::SocketAddr,
+    net::{SocketAddr, SocketAddrV4},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -504,7 +504,7 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.epochs().record_authenticated(epoch);
     }
 
-    fn observed_epoch(&mut self) -> Option<Epoch> {
+    fn observed_epoch(&mut self) -> Option<(Epoch, Option<SocketAddrV4>)> {
         self.handle.epochs().take_observed()
     }
 
@@ -518,10 +518,10 @@ impl ElectionHooks for GroupElectionHooks {
         self.handle.epochs().record_authenticated(epoch);
     }
 
-    fn on_notice(&mut self, notice: &Notice) {
+    fn on_notice(&mut self, notice: &Notice, from: Option<SocketAddrV4>) {
         if let Some(sender) = &self.sender {
-            let text = notice.to_string();
-            sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text });
+            let (text, from) = (notice.to_string(), from.map(|from| from.to_string()));
+            sender.record(self.group, self.node, self.handle.epochs().highest(), AuditEvent::Notice { text, from });
         }
         if let Notice::RecordRolledBack { highest_seen: seen, now } = notice {
             tracing::error!(

@@ -486,7 +486,7 @@ impl Gateway {
         }
         for (group, text) in texts.into_iter().filter(|(group, _)| self.groups.contains_key(group)) {
             let text = format!("configuration reloaded: {}", text.join(", "));
-            sender.record(group, NodeId(self.node), self.epoch(), AuditEvent::Notice { text });
+            sender.record(group, NodeId(self.node), self.epoch(), AuditEvent::Notice { text, from: None });
         }
     }
 }

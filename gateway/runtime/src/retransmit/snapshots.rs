@@ -227,15 +227,40 @@ pub struct SnapshotTaker {
 #[derive(Debug)]
 struct TakenChannel {
     id: ChannelId,
+    name: String,
     state: ChannelState,
     record_bytes_max: usize,
     /// The log was not read to its end.
     is_behind: bool,
+    /// The log was once read to its end.
+    has_read: bool,
+    /// The last image was of suspect books.
+    is_suspect: bool,
+    readiness: Readiness,
     counts: SnapshotsTaken,
     counters: CounterWriter<SnapshotsTaken>,
 }
 
+/// Whether a channel has snapshots that every receiver can use. The log of the gateway has each change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Readiness {
+    /// As assumed before the first turn.
+    #[default]
+    Ready,
+    /// The log is read for the first time.
+    Reading,
+    /// Nothing is in the log.
+    Empty,
+    /// The last image was of suspect books.
+    Suspect,
+}
+
 impl SnapshotTaker {
+    #[cfg(test)]
+    pub(super) fn readiness(&self, channel: ChannelId) -> Option<Readiness> {
+        self.channels.iter().find(|other| other.id == channel).map(|channel| channel.readiness)
+    }
+
     /// Opens the logs. Counters are added to the registry.
     ///
     /// # Errors
@@ -285,8 +310,18 @@ impl SnapshotTaker {
         let record_bytes_max = served.frame_bytes_max.saturating_sub(CHUNK_OVERHEAD_BYTES);
         let counters = self.registry.register(&served.name);
         let counts = SnapshotsTaken::default();
-        let (id, is_behind) = (served.channel, true);
-        self.channels.push(TakenChannel { id, state, record_bytes_max, is_behind, counts, counters });
+        self.channels.push(TakenChannel {
+            id: served.channel,
+            name: served.name.clone(),
+            state,
+            record_bytes_max,
+            is_behind: true,
+            has_read: false,
+            is_suspect: false,
+            readiness: Readiness::default(),
+            counts,
+            counters,
+        });
         self.groups.iter_mut().for_each(|group| group.add(served, &self.registry));
         self.store.lock().insert(served.channel, ChannelImages::default());
         Ok(())
@@ -337,11 +372,45 @@ impl SnapshotTaker {
                 image.map_or(Taken::Early, Taken::Image)
             });
         }
+        for channel in channels {
+            if let Some(readiness) = channel.update_readiness() {
+                readiness.log(&channel.name);
+            }
+        }
         more
     }
 }
 
+impl Readiness {
+    fn log(self, channel: &str) {
+        match self {
+            Self::Ready => tracing::info!(channel, "snapshots of the channel are available"),
+            Self::Reading | Self::Empty => {
+                let reason = if self == Self::Empty { "nothing is in its log" } else { "its log is being read" };
+                tracing::info!(channel, reason, "no snapshot of the channel yet");
+            }
+            Self::Suspect => tracing::warn!(
+                channel,
+                reason = "its books are suspect",
+                "no sound snapshot of the channel: the snapshot group sends none, and requested ones are marked suspect"
+            ),
+        }
+    }
+}
+
 impl TakenChannel {
+    /// Returns the readiness if it has changed.
+    fn update_readiness(&mut self) -> Option<Readiness> {
+        self.has_read |= !self.is_behind;
+        let readiness = match self.state.position() {
+            _ if self.is_suspect => Readiness::Suspect,
+            _ if !self.has_read => Readiness::Reading,
+            Some(_) => Readiness::Ready,
+            None => Readiness::Empty,
+        };
+        (std::mem::replace(&mut self.readiness, readiness) != readiness).then_some(readiness)
+    }
+
     /// An image of the state, which is at that position, and how long it took, ns.
     fn take(&mut self, position: (SessionBytes, u64), next_image: &mut u32) -> (Image, u64) {
         *next_image = next_image.wrapping_add(1).max(1);
@@ -361,6 +430,7 @@ impl TakenChannel {
             snapshot_orders: totals.order_count,
         };
         self.counters.publish(&self.counts);
+        self.is_suspect = totals.is_suspect;
     }
 }
 

@@ -122,10 +122,10 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     let groups = value["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
     for group in groups {
         let channels = group["details"]["channels"].as_array().map_or(0, Vec::len);
-        let leader = leader(&group["leader"]);
+        let leader_name = leader(&group["leader"]);
         writeln!(
             text,
-            "{:<6} {leader:<24} {:>7} {channels:>8}  {:<10} {}{}",
+            "{:<6} {leader_name:<24} {:>7} {channels:>8}  {:<10} {}{}",
             plain_text(&group["group"]),
             plain_text(&group["epoch"]["count"]),
             if has_lost_lease(group) { "no lease".to_owned() } else { plain_text(&group["role"]) },
@@ -137,6 +137,17 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
                 text,
                 "       was the leader: the fence is closed, since its lease ended or its election thread is stuck"
             )?;
+        } else if group["last_leader"].is_object() {
+            let last = leader(&group["last_leader"]);
+            if group["last_leader"]["node"] == value["node"] {
+                writeln!(text, "       no leader: this gateway was the last one, and its fence is closed")?;
+            } else {
+                writeln!(
+                    text,
+                    "       no leader: the lease of {last}, the last one, has ended as far as this gateway knows; its \
+                     fence is closed or its state unknown"
+                )?;
+            }
         }
         if group["election_stalled"] == true {
             writeln!(
@@ -155,7 +166,7 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
             }
         }
         write_condition(&group["details"], text)?;
-        let load = loads.entry(leader).or_default();
+        let load = loads.entry(leader_name).or_default();
         *load = (load.0 + 1, load.1 + channels);
     }
     if groups.len() > 1 {
@@ -399,6 +410,28 @@ mod tests {
                    the election thread here is stuck: what is shown of the group is old, and whether its voters answer is unknown
         "#]]
         .assert_eq(&text);
+    }
+
+    #[test]
+    fn a_leader_whose_lease_has_ended_is_none_and_named_as_the_last_one() {
+        let group = json!({
+            "group": 1, "role": "ineligible", "has_leadership": false, "epoch": { "count": 7, "node": 2 }, "leader": null,
+            "last_leader": { "name": "gw2", "node": 2 }, "connection": "connected", "pinned": false,
+            "ineligible_reason": "the output is not received", "details": { "channels": [], "fitness": "fit" },
+        });
+        let shown = |node: u8| {
+            let mut text = String::new();
+            write_groups(&json!({ "node": node, "groups": [group] }), &mut text).unwrap();
+            text
+        };
+        assert!(shown(2).contains("no leader: this gateway was the last one, and its fence is closed\n"));
+        expect_test::expect![[r#"
+            group  leader                     epoch channels  here       connection
+            1      none                           7        0  ineligible connected
+                   no leader: the lease of gw2 (node 2), the last one, has ended as far as this gateway knows; its fence is closed or its state unknown
+                   not eligible: the output is not received
+        "#]]
+        .assert_eq(&shown(1));
     }
 
     #[test]

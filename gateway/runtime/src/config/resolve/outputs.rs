@@ -52,7 +52,8 @@ impl Resolver<'_> {
         }
         if output.line.is_empty() || output.line.len() > limits::OUTPUT_LINES_MAX {
             let (count, max) = (output.line.len(), limits::OUTPUT_LINES_MAX);
-            self.add_problem(&table, format!("{count} lines: must have 1 to {max} [[output.line]]"));
+            let advice = if count == 0 { "; without any, leave out the [[output]]" } else { "" };
+            self.add_problem(&table, format!("{count} lines: must have 1 to {max} [[output.line]]{advice}"));
         }
         let mut lines: Vec<OutputLine> = Vec::new();
         for written in &output.line {

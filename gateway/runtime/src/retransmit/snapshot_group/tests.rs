@@ -23,7 +23,10 @@ use mdgw_sys::{
 use zerocopy::IntoBytes as _;
 
 use super::*;
-use crate::{config::resolved::OutputLine, retransmit::snapshots::SnapshotTaker};
+use crate::{
+    config::resolved::OutputLine,
+    retransmit::snapshots::{Readiness, SnapshotTaker},
+};
 
 const GROUP: GroupId = GroupId(2);
 const OTHER_GROUP: GroupId = GroupId(3);
@@ -287,6 +290,7 @@ fn suspect_books_are_not_sent() {
     assert_eq!(harness.run(2_500), []);
     let counts = harness.counts(1);
     assert_eq!((counts.snapshot_group_suspect, counts.snapshot_group_images), (3, 0));
+    assert_eq!(harness.taker.readiness(ChannelId(1)), Some(Readiness::Suspect), "logged once, not for each image");
 }
 
 #[test]
@@ -296,8 +300,11 @@ fn a_channel_without_a_session_is_left_out() {
     harness.lead(5);
     assert_eq!(images(&harness.run(500)), [(2, 11)]);
     assert_eq!(harness.counts(1).snapshot_group_early, 1);
+    let readiness = |harness: &Harness| [1, 2].map(|channel| harness.taker.readiness(ChannelId(channel)).unwrap());
+    assert_eq!(readiness(&harness), [Readiness::Empty, Readiness::Ready]);
     one.orders(1..2);
     assert_eq!(images(&harness.run(1_000)), [(1, 12), (2, 13)]);
+    assert_eq!(readiness(&harness), [Readiness::Ready; 2]);
 }
 
 #[test]

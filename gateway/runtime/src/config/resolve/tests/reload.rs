@@ -84,7 +84,15 @@ fn a_reload_adds_and_removes_whole_channels() {
     renamed.channels[0].name = "other".to_owned();
     let refused = refusals(&one, &renamed);
     assert!(refused.iter().any(|text| text.contains("channel.other: its id")), "{refused:?}");
-    assert!(refused.iter().any(|text| text.contains("the last channel of group")), "{refused:?}");
+    let last = format!("it is the last channel of group {group}: ");
+    assert!(refused.iter().any(|text| text.contains(&format!("{last}keep the channel, or restart"))), "{refused:?}");
+    let mut replaced = two.clone();
+    replaced.channels.remove(0);
+    let reason = format!(
+        "channel.{}: {last}add the new one by a reload first, then remove this one by the next",
+        one.channels[0].name
+    );
+    assert_eq!(refusals(&one, &replaced), [reason]);
     let refused = refusals(&one, &load(&with_channel(id + 1, group + 1)).unwrap());
     assert_eq!(refused.len(), 1, "{refused:?}");
     assert!(refused[0].starts_with("channel.more: group") && refused[0].contains("needs a restart"), "{refused:?}");
@@ -119,7 +127,13 @@ fn a_reload_adds_and_removes_output_lines_but_changes_none() {
     assert!(refused[0].contains(".line[0].ttl: "), "{refused:?}");
     let mut other_group = one.clone();
     other_group.outputs[0].groups.push(GroupId(99));
-    assert!(!refusals(&one, &other_group).is_empty());
+    let refused = refusals(&one, &other_group);
+    let of = |prefix: &str| refused.iter().filter(|text| text.starts_with(prefix)).count();
+    assert_eq!(
+        (refused.len(), of("output.1: a reload neither removes"), of("output.1+99: a new output")),
+        (2, 1, 1),
+        "{refused:?}"
+    );
 }
 
 #[test]
