@@ -135,7 +135,7 @@ fn each_condition_is_an_alarm_that_lasts(browser: &mut Chromium, tab: &Tab) {
         more('stale one', { state: 'stale' });
         more('failed', { state: 'failed', failed: 'why' });
         answer.links[0].is_up = false;
-        Object.assign(answer, { sentinel_lost: true, stalled_pool_threads: ['main-0'] });
+        Object.assign(answer, { sentinel_lost: true, sentinel_kill_refused: true, stalled_pool_threads: ['main-0'] });
         answer.snapshot.clock_ns += 1e9;
         answer.audit_failures += 2;
         group.details.fitness = 'output-not-received';

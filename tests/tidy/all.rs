@@ -6,6 +6,7 @@ mod alarms;
 mod alert_rules;
 mod documents;
 mod files;
+mod formats;
 mod hot_logging;
 mod licences;
 mod modules;

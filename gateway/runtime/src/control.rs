@@ -93,7 +93,9 @@ impl PairControl {
             .groups
             .iter()
             .map(|(group, control)| {
-                let (view, has_leadership) = (control.latch.view(), control.latch.has_leadership());
+                let view = control.latch.view();
+                // The fence opens before the view says so. Until then its epoch and leader are those of the leadership before.
+                let has_leadership = view.role == Role::Leader && control.latch.has_leadership();
                 let is_stalled = (control.is_stalled)();
                 // An election thread that is stuck takes no answers, so whether the voters answer is unknown.
                 let voter_silence_ns = (!is_stalled).then_some(self.voter_silence_ns);
@@ -296,7 +298,11 @@ mod tests {
 
     /// An election of two gateways, in which the requester wins.
     #[derive(Debug, Default)]
-    struct FakeElection(Mutex<View>);
+    struct FakeElection {
+        view: Mutex<View>,
+        /// The fence is open already, though the view does not say so yet.
+        is_open: bool,
+    }
 
     impl FakeElection {
         fn leading() -> Arc<Self> {
@@ -304,18 +310,12 @@ mod tests {
             let (epoch, leader) = (Epoch::new(5, 1), Some(member(1)));
             // A witness that has not answered.
             let voters = [(NodeId(3), VoterView { name: member(3).name, answered_at: None })].into();
-            Arc::new(Self(Mutex::new(View {
-                role: Role::Leader,
-                epoch,
-                leader,
-                participants,
-                voters,
-                ..View::default()
-            })))
+            let view = View { role: Role::Leader, epoch, leader, participants, voters, ..View::default() };
+            Arc::new(Self { view: Mutex::new(view), is_open: false })
         }
 
         fn with<T>(&self, change: impl FnOnce(&mut View) -> T) -> T {
-            change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+            change(&mut self.view.lock().unwrap_or_else(PoisonError::into_inner))
         }
     }
 
@@ -330,7 +330,7 @@ mod tests {
         }
         fn close(&self) {}
         fn has_leadership(&self) -> bool {
-            self.with(|view| view.role == Role::Leader)
+            self.is_open || self.with(|view| view.role == Role::Leader)
         }
         fn await_leadership(&self) -> Result<Epoch, Closed> {
             Err(Closed)
@@ -448,6 +448,17 @@ mod tests {
         assert_eq!(leaders(), [Some(2), None]);
         leader_until(Some(mono_now()));
         assert_eq!(leaders(), [None, Some(2)]);
+    }
+
+    #[test]
+    fn a_leadership_is_not_reported_with_the_epoch_before() {
+        let view = View { epoch: Epoch::new(5, 2), leader: Some(member(2)), ..View::default() };
+        let mut control = control(1, None);
+        let latch = FakeElection { view: Mutex::new(view), is_open: true };
+        control.groups.get_mut(&GroupId(1)).unwrap().latch = Arc::new(latch);
+        let group = &ok(control.handle(Request::Status {}))["groups"][0];
+        let shown = (&group["has_leadership"], &group["leader"]["node"], &group["epoch"]["count"]);
+        assert_eq!(shown, (&json!(false), &json!(2), &json!(5)));
     }
 
     #[test]

@@ -491,7 +491,8 @@ impl Gateway {
             pair: self.pair_control(config),
             link: link.clone(),
             audit: self.audit().cloned(),
-            sentinel_lost: Arc::clone(&self.sentinel_lost),
+            sentinel_faults: Arc::clone(&self.sentinel_faults),
+            recent_history: Mutex::default(),
             stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let source = Arc::new(AdminSource {

@@ -120,6 +120,7 @@ const CONDITIONS = [
   ["audit-failing", "", answer => (before && answer.audit_failures > before.audit_failures ? [`${plural(answer.audit_failures, "attempt", "attempts")} failed`] : [])],
   ["pair-link-down", "mdgw_pair_link_up", answer => list(answer.links).filter(link => !link.is_up).map(link => `node ${link.node}`)],
   ["no-sentinel", "mdgw_sentinel_lost", answer => (answer.sentinel_lost ? ["until the gateway's next start"] : [])],
+  ["kill-refused", "mdgw_sentinel_kill_refused", answer => (answer.sentinel_kill_refused ? ["until the gateway's next start"] : [])],
   ["store-unreachable", "mdgw_group_connected", answer => groupsWith(answer, group => !isConnected(group))],
   ["voter-silent", "mdgw_group_voter_up", answer => groupsOf(answer).flatMap(group => list(group.voters)
     .filter(voter => voter.answers === false && voter.node !== answer.gateway.node).map(voter => `group ${group.group}: ${voter.name}`))],

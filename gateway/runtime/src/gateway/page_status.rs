@@ -3,10 +3,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, atomic::Ordering},
 };
 
 use mdgw_election::identity::NodeName;
@@ -16,7 +13,7 @@ use mdgw_sys::alarm::Alarm;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{health::lock, thread_watch::HotThread};
+use super::{health::lock, sentinel_handle::SentinelFaults, thread_watch::HotThread};
 use crate::{
     audit::{AuditCounts, AuditSender},
     control::PairControl,
@@ -30,8 +27,9 @@ pub(super) struct PageSource {
     pub(super) link: Option<(Arc<LinkHandle>, Vec<u8>)>,
     /// Counts the lines of the history, and failed writes.
     pub(super) audit: Option<AuditSender>,
-    /// Whether the sentinel was lost.
-    pub(super) sentinel_lost: Arc<AtomicBool>,
+    pub(super) sentinel_faults: Arc<SentinelFaults>,
+    /// The last history that was read, and how many lines were written to the audit by then.
+    pub(super) recent_history: Mutex<Option<(u64, String)>>,
     /// The hot threads that make no progress.
     pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
@@ -73,6 +71,8 @@ struct Document<'a> {
     audit_failures: Option<u64>,
     /// As `mdgw_sentinel_lost`.
     sentinel_lost: bool,
+    /// As `mdgw_sentinel_kill_refused`.
+    sentinel_kill_refused: bool,
     /// Names of the pools' threads that make no progress. Of election threads, `status` says so.
     stalled_pool_threads: Vec<String>,
 }
@@ -116,6 +116,7 @@ impl PageSource {
         };
         let stalled_pool_threads = lock(&self.stalled_threads).iter().filter_map(pool_thread).collect();
         let audit = self.audit.as_ref().map(AuditSender::counts);
+        let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
         let document = Document {
             format: FORMAT,
             gateway: &self.identity,
@@ -125,15 +126,24 @@ impl PageSource {
             links,
             audit_lines: audit.map(|AuditCounts { written, .. }| written),
             audit_failures: audit.map(|AuditCounts { failures, .. }| failures),
-            sentinel_lost: self.sentinel_lost.load(Ordering::Relaxed),
+            sentinel_lost: is_lost.load(Ordering::Relaxed),
+            sentinel_kill_refused: is_kill_refused.load(Ordering::Relaxed),
             stalled_pool_threads,
         };
         serde_json::to_string(&document).unwrap_or_else(|_| unreachable!("names and numbers"))
     }
 
-    /// The newest lines of the audit as JSON, as of `mdgw ha history --json`.
+    /// The newest lines of the audit as JSON, as of `mdgw ha history --json`. The file is read when there is a new line.
     pub(super) fn history(&self) -> Result<String, String> {
-        self.pair.recent_history(HISTORY_LINES).map(|history| history.to_string())
+        let mut recent = lock(&self.recent_history);
+        // Before the file is read: a line that is written meanwhile is read again.
+        let line_count = self.audit.as_ref().map_or(0, |audit| audit.counts().written);
+        if let Some((_, text)) = recent.as_ref().filter(|(read_at, _)| *read_at == line_count) {
+            return Ok(text.clone());
+        }
+        let text = self.pair.recent_history(HISTORY_LINES)?.to_string();
+        *recent = Some((line_count, text.clone()));
+        Ok(text)
     }
 }
 

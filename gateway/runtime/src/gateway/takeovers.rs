@@ -8,13 +8,14 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_election::{driver::Election, identity::NodeId, latch::LeaderLatch as _};
+use mdgw_election::{core::View, driver::Election, identity::NodeId, latch::LeaderLatch as _};
 use mdgw_engine::publish::FenceOpening;
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
     time::MonoNs,
 };
 use mdgw_pair::standby::StatusTable;
+use mdgw_sys::fence::Fence;
 use mdgw_telemetry::{
     counter_block,
     counters::{CounterWriter, Registry},
@@ -101,19 +102,7 @@ impl TakeoverWatch {
         sender: Option<AuditSender>,
         registry: &Registry,
     ) -> Self {
-        let watch = |group: GroupId| {
-            let blackouts = Histogram::new_with_bounds(1, BLACKOUT_NS_MAX, 3);
-            let blackouts = blackouts.unwrap_or_else(|_| unreachable!("sound bounds"));
-            let costs = GroupCosts { takeovers: 0, republished_packets: 0, blackouts };
-            let watch = GroupTakeovers {
-                epoch: Epoch::default(),
-                open: None,
-                had_leader_before: false,
-                counters: registry.register(&format!("group {}", group.0)),
-                costs: Arc::new(Mutex::new(costs)),
-            };
-            (group, watch)
-        };
+        let watch = |group: GroupId| (group, GroupTakeovers::new(group, registry));
         Self { groups: groups.map(watch).collect(), causes: GroupTakeoverCauses::default(), node, sender }
     }
 
@@ -136,22 +125,12 @@ impl TakeoverWatch {
         now: MonoNs,
     ) {
         let Some(watch) = self.groups.get_mut(&group) else { return };
-        let (view, has_leadership) = (election.view(), election.has_leadership());
-        let openings = handle.openings();
-        // A leadership that began and ended between two calls is detected by the result of its fence opening.
-        let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
-        let epoch = if has_leadership { view.epoch } else { opened };
-        if is_takeover(watch.epoch, epoch, handle.fence().leading_since()) {
-            let causes = lock(&self.causes).remove(&group).unwrap_or_default();
-            watch.open = Some((now, cause(causes, watch.had_leader_before, watch.epoch, now)));
-        }
-        watch.epoch = watch.epoch.max(epoch);
-        if !has_leadership {
-            watch.had_leader_before = view.leader.is_some_and(|leader| leader.node != self.node);
-        }
+        let causes = || lock(&self.causes).remove(&group).unwrap_or_default();
+        watch.detect(handle.fence(), &election.view(), self.node, causes, now);
         let Some((since, cause)) = watch.open else { return };
         let is_published = |opening: &FenceOpening| opening.epoch == watch.epoch && opening.first_content.is_some();
-        let is_early = has_leadership && now.since(since) < FIRST_MESSAGE_NS_MAX;
+        let is_early = election.has_leadership() && now.since(since) < FIRST_MESSAGE_NS_MAX;
+        let openings = handle.openings();
         if is_early && !openings.iter().all(|(_, opening)| is_published(opening)) {
             return;
         }
@@ -167,6 +146,38 @@ impl TakeoverWatch {
 }
 
 impl GroupTakeovers {
+    fn new(group: GroupId, registry: &Registry) -> Self {
+        let blackouts = Histogram::new_with_bounds(1, BLACKOUT_NS_MAX, 3);
+        let blackouts = blackouts.unwrap_or_else(|_| unreachable!("sound bounds"));
+        Self {
+            epoch: Epoch::default(),
+            open: None,
+            had_leader_before: false,
+            counters: registry.register(&format!("group {}", group.0)),
+            costs: Arc::new(Mutex::new(GroupCosts { takeovers: 0, republished_packets: 0, blackouts })),
+        }
+    }
+
+    /// Detects a leadership of `node`, this gateway, also one that has ended since the last call. The epoch is the fence's: an election
+    /// opens the fence first and publishes its view then, so `view` may have the epoch of the leadership before.
+    fn detect(
+        &mut self,
+        fence: &Fence,
+        view: &View,
+        node: NodeId,
+        causes: impl FnOnce() -> TakeoverCauses,
+        now: MonoNs,
+    ) {
+        let epoch = fence.epoch();
+        if is_takeover(self.epoch, epoch, fence.leading_since()) {
+            self.open = Some((now, cause(causes(), self.had_leader_before, self.epoch, now)));
+        }
+        self.epoch = self.epoch.max(epoch);
+        if !fence.is_open_at(now) {
+            self.had_leader_before = view.leader.as_ref().is_some_and(|leader| leader.node != node);
+        }
+    }
+
     fn count(&mut self, channels: &[ChannelTakeover]) {
         let republished = channels.iter().map(|channel| channel.republished_packets).sum();
         self.counters.add(TakeoverCounter::takeovers, 1);
@@ -226,6 +237,8 @@ const BLACKOUT_NS_MAX: u64 = 600_000_000_000;
 
 #[cfg(test)]
 mod tests {
+    use mdgw_election::identity::{Incarnation, Member, NodeName};
+
     use super::*;
 
     #[test]
@@ -244,6 +257,28 @@ mod tests {
             let observed = if observed == 0 { Epoch::default() } else { epoch(observed) };
             assert_eq!(is_takeover(observed, epoch(now), epoch(leading_since)), expected, "{observed:?} to {now}");
         }
+    }
+
+    #[test]
+    fn a_fence_that_opens_before_the_view_is_published_is_one_takeover_with_its_cause() {
+        let (own, other, now) = (NodeId(3), NodeId(1), MonoNs(100));
+        let view = |count, leader: NodeId| {
+            let name = NodeName::new("gw").unwrap();
+            let leader = Some(Member { node: leader, name, incarnation: Incarnation(1) });
+            View { epoch: Epoch::new(count, leader.as_ref().unwrap().node.0), leader, ..View::default() }
+        };
+        let registry = Registry::default();
+        let mut watch = GroupTakeovers::new(GroupId(2), &registry);
+        let fence = Fence::closed();
+        let handed_over = || TakeoverCauses { handed_over: Some(now), death: None };
+        watch.detect(&fence, &view(3, other), own, handed_over, now);
+        assert_eq!(watch.open, None);
+
+        fence.open(Epoch::new(4, 3), MonoNs(1_000));
+        watch.detect(&fence, &view(3, other), own, handed_over, now);
+        assert_eq!(watch.open, Some((now, "handed over")));
+        watch.detect(&fence, &view(4, own), own, || panic!("the same takeover"), MonoNs(200));
+        assert_eq!(watch.open, Some((now, "handed over")));
     }
 
     #[test]
