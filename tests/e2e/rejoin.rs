@@ -39,11 +39,18 @@ pub(crate) struct RejoinScenario {
 impl RejoinScenario {
     /// Starts the gateways in `started`, the reference and the feed.
     fn new(started: &[u8], rate: &str) -> Self {
-        Self::with_pair(ElectedPair::new(GatewayOptions::itch()), started, rate)
+        let consumer = |pair: &ElectedPair, joined| RecordingConsumer::open(pair.gateways.fixture(1), joined);
+        Self::with_pair(ElectedPair::new(GatewayOptions::itch()), started, rate, consumer)
     }
 
-    /// Like [`Self::new`], with a given pair whose gateways are not started yet.
-    pub(crate) fn with_pair(mut pair: ElectedPair, started: &[u8], rate: &str) -> Self {
+    /// Like [`Self::new`], with a given pair whose gateways are not started yet, and a consumer that is opened when that many
+    /// receivers have joined.
+    pub(crate) fn with_pair(
+        mut pair: ElectedPair,
+        started: &[u8],
+        rate: &str,
+        consumer: impl FnOnce(&ElectedPair, u32) -> RecordingConsumer,
+    ) -> Self {
         for node in started {
             pair.start(*node);
         }
@@ -53,7 +60,7 @@ impl RejoinScenario {
         let reference = InProcessGateway::start_with(reference_fixture, &GatewayOptions::itch(), StartMode::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
-        let consumer = RecordingConsumer::open(pair.gateways.fixture(1), joined);
+        let consumer = consumer(&pair, joined);
         let requests = first.requests.to_string();
         let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
         // No message is lost on both lines: on a crowded machine the server's answers could come too late.

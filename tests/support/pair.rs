@@ -384,6 +384,24 @@ impl RecordingConsumer {
         config.receiver.group = GROUP;
         config.receiver.tags = tags;
         config.services = vec![fixture.retransmission];
+        Self::open_with_config(config, fixture, members)
+    }
+
+    /// A consumer that requests missing messages from both gateways, as ops/guide/upgrade.md asks for: each log may lack what was
+    /// published while its gateway was stopped.
+    ///
+    /// # Panics
+    /// When it can't.
+    #[must_use]
+    pub fn open_with_both_services(fixtures: [&GatewayFixture; 2], members: u32) -> Self {
+        let [first, second] = fixtures;
+        let mut config = SubscriberConfig::new(vec![LineAddress::new(first.output, Ipv4Addr::LOCALHOST)]);
+        config.receiver.group = GROUP;
+        config.services = vec![first.retransmission, second.retransmission];
+        Self::open_with_config(config, first, members)
+    }
+
+    fn open_with_config(config: SubscriberConfig, fixture: &GatewayFixture, members: u32) -> Self {
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(fixture.output, members);
         Self { subscriber, deliveries: Vec::new() }
