@@ -63,8 +63,24 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
     let empty = pair.gateways.fixture(1).path("empty.hlog");
     fs::write(&empty, "").unwrap();
     let skipped = process::run(["report", text(first), text(&empty), "--week", "--json"]).expect_code(2);
-    assert!(skipped.stderr.contains("empty.hlog: skipped") && skipped.stderr.contains("1 log without a day skipped"));
+    let stderr = &skipped.stderr;
+    assert!(stderr.contains("empty.hlog: no time in it") && stderr.contains("report: 1 log skipped"), "{stderr}");
     assert_eq!(skipped.json()["channels"][0]["all"]["counted"]["messages"], of_first);
+    // A log of a host whose clock was wrong hides no other one.
+    let future = pair.gateways.fixture(1).path("future.hlog");
+    let newest = fs::read_dir(first).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    let log = fs::read_to_string(newest).unwrap();
+    let (_, base) = log.split_once("BaseTime: ").unwrap();
+    let (seconds, _) = base.split_once('.').unwrap();
+    fs::write(&future, log.replacen(&format!("BaseTime: {seconds}."), "BaseTime: 2079388800.", 1)).unwrap();
+    let week = |more: &[&str]| {
+        process::run([["report", text(first), text(&future), "--week", "--json"].as_slice(), more].concat())
+    };
+    let skipped = week(&[]).expect_code(2);
+    assert!(skipped.stderr.contains("future.hlog: it begins on 2035-11-23, after today"), "{}", skipped.stderr);
+    assert_eq!(skipped.json()["channels"][0]["all"]["counted"]["messages"], of_first);
+    let later = week(&["--until", "2035-11-24"]).expect_code(0).json();
+    assert_eq!(later["channels"][0]["days"].as_array().unwrap().len(), 1, "{later}");
     let table = with(&["--week"]).stdout;
     assert!(table.contains("days in UTC; latencies are wire to wire") && table.contains("  all "), "{table}");
 }

@@ -31,6 +31,6 @@ pub use lines::{ChannelCounts, LeadSlice, LineReport};
 pub use load::LoadBucket;
 pub use log::LogDamage;
 pub use statistics::LatencyStatistics;
-pub use summary::{ChannelReport, LogDisclosure, RateUnit, Report, StageReport};
+pub use summary::{ChannelReport, ForeignChannel, LogDisclosure, RateUnit, Report, StageReport};
 pub(crate) use timeline::BURST_FACTOR;
 pub use timeline::TimelinePoint;

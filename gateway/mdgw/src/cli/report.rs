@@ -7,6 +7,7 @@ use mdgw_feeds::{
     identity::ChannelId,
     time::{TradingDate, UnixNs},
 };
+use mdgw_sys::clock::unix_now;
 use mdgw_tools::report::{
     Comparison, Group, Leadership, LogDamage, Report, csv,
     grouping::{self, CompareBy, LogArgument, NamedLogs},
@@ -53,6 +54,9 @@ pub(super) struct Args {
     /// Print a row for each day and channel: the last seven days (UTC) up to the last log.
     #[arg(long, conflicts_with_all = ["compare", "hgrm"])]
     week: bool,
+    /// Last day of the week (YYYY-MM-DD). Without it logs that begin after today are skipped: their clock was wrong.
+    #[arg(long, value_name = "DATE", requires = "week")]
+    until: Option<TradingDate>,
     /// Audit file of a gateway (`gateway.audit_file`); repeat it for the other gateways of the pair. Its takeovers
     /// are listed, and marked in the page's timelines. It also says whose declared gaps consumers saw.
     #[arg(long, value_name = "FILE", conflicts_with = "compare")]
@@ -80,14 +84,18 @@ impl From<Compare> for CompareBy {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let Audit { takeovers, leadership, mut damage_count } = read_audit(&args.audit)?;
+    let Audit { takeovers, leadership, damage_count } = read_audit(&args.audit)?;
+    let mut skipped = Skipped { lines: damage_count, logs: 0 };
     if args.week {
         let takeovers = (!args.audit.is_empty()).then_some(takeovers.as_slice());
-        return week(args, takeovers, &leadership, damage_count);
+        return week(args, takeovers, &leadership, skipped);
     }
     let mut groups = Vec::new();
     let mut problems = Vec::new();
-    for named in grouping::groups(&args.logs, args.compare.map(CompareBy::from))? {
+    let mut unreadable = Vec::new();
+    let found = grouping::groups(&args.logs, args.compare.map(CompareBy::from), &mut unreadable)?;
+    skipped.add_logs(&unreadable);
+    for named in found {
         let mut report = read_report(&named, args, &leadership)?;
         if report.end == UnixNs(0) {
             // Without an interval the report has no time span.
@@ -107,13 +115,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if groups.is_empty() {
         bail!("report: {}", problems.join("; "));
     }
-    problems.iter().for_each(|problem| warn(&format!("{problem}: skipped")));
-    damage_count += problems.len() + groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
+    skipped.add_logs(&problems);
+    skipped.lines += groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
     match groups.len() {
         1 => groups.iter().try_for_each(|group| show(args, group))?,
         _ => show_comparison(args, &Comparison::of(groups))?,
     }
-    refuse_damage(damage_count)
+    skipped.outcome()
 }
 
 /// Prints the last seven days.
@@ -121,21 +129,37 @@ fn week(
     args: &Args,
     takeovers: Option<&[Takeover]>,
     leadership: &Leadership,
-    audit_damage: usize,
+    mut skipped: Skipped,
 ) -> anyhow::Result<Outcome> {
     let mut reports = Vec::new();
-    let mut undated = 0;
+    let mut unreadable = Vec::new();
+    let found = grouping::by_day(&args.logs, &mut unreadable)?;
+    skipped.add_logs(&unreadable);
+    let today = TradingDate::in_utc(unix_now());
     // The days that the week shows are known before the logs are read.
     let mut days: Vec<(TradingDate, NamedLogs)> = Vec::new();
-    for named in grouping::by_day(&args.logs)? {
-        match named.name.parse() {
-            Ok(date) => days.push((date, named)),
-            Err(_) => {
-                for log in &named.logs {
-                    warn(&format!("{}: skipped, since no time in it says of which day it is", log.display()));
-                }
-                undated += named.logs.len();
-            }
+    for named in found {
+        let date = named.name.parse::<TradingDate>();
+        match date {
+            Ok(date) if date <= args.until.unwrap_or(today) => days.push((date, named)),
+            // As asked for.
+            Ok(_) if args.until.is_some() => {}
+            Ok(date) => skipped.add_logs(
+                &named
+                    .logs
+                    .iter()
+                    .map(|log| {
+                        format!("{}: it begins on {date}, after today (--until {date} includes it)", log.display())
+                    })
+                    .collect::<Vec<_>>(),
+            ),
+            Err(_) => skipped.add_logs(
+                &named
+                    .logs
+                    .iter()
+                    .map(|log| format!("{}: no time in it says of which day it is", log.display()))
+                    .collect::<Vec<_>>(),
+            ),
         }
     }
     for (date, named) in &days[days.len().saturating_sub(DAYS)..] {
@@ -156,11 +180,8 @@ fn week(
     }
     write_page(args, |page| html::write_week(&week, page))?;
     print(&text)?;
-    if undated > 0 {
-        let logs = if undated == 1 { "log" } else { "logs" };
-        bail!("report: {undated} {logs} without a day skipped");
-    }
-    refuse_damage(audit_damage + week.damage().len())
+    skipped.lines += week.damage().len();
+    skipped.outcome()
 }
 
 fn read_report(named: &NamedLogs, args: &Args, leadership: &Leadership) -> anyhow::Result<Report> {
@@ -170,6 +191,9 @@ fn read_report(named: &NamedLogs, args: &Args, leadership: &Leadership) -> anyho
         files.push((path.clone(), bytes));
     }
     let report = Report::with_leadership(&files, args.channel.map(ChannelId), leadership);
+    if let Some(foreign) = report.foreign_channel() {
+        bail!("report: {foreign}");
+    }
     warn_of(&report.damage);
     Ok(report)
 }
@@ -206,13 +230,32 @@ fn warn_of(damage: &[LogDamage]) {
     damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
 }
 
-/// What could be read was printed; the exit code says that it was not all.
-fn refuse_damage(damage_count: usize) -> anyhow::Result<Outcome> {
-    if damage_count > 0 {
-        let lines = if damage_count == 1 { "line" } else { "lines" };
-        bail!("report: {damage_count} damaged {lines} skipped");
+/// What the report lacks.
+struct Skipped {
+    lines: usize,
+    logs: usize,
+}
+
+impl Skipped {
+    /// Adds logs, each with its reason.
+    fn add_logs(&mut self, reasons: &[impl fmt::Display]) {
+        reasons.iter().for_each(|reason| warn(&format!("{reason}: skipped")));
+        self.logs += reasons.len();
     }
-    Ok(Outcome::Done)
+
+    /// What could be read was printed; the exit code says that it was not all.
+    fn outcome(&self) -> anyhow::Result<Outcome> {
+        let count = |count: usize, one: &str, many: &str| {
+            (count > 0).then(|| format!("{count} {}", if count == 1 { one } else { many }))
+        };
+        let parts = [count(self.lines, "damaged line", "damaged lines"), count(self.logs, "log", "logs")]
+            .map(Option::into_iter);
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if !parts.is_empty() {
+            bail!("report: {} skipped", parts.join(" and "));
+        }
+        Ok(Outcome::Done)
+    }
 }
 
 fn show(args: &Args, Group { name, report }: &Group) -> anyhow::Result<()> {

@@ -96,11 +96,16 @@ pub enum GroupingError {
     },
 }
 
-/// Finds the logs and groups them: groups in order of first appearance, days in chronological order.
+/// Finds the logs and groups them: groups in order of first appearance, days in chronological order. What a directory or a pattern has
+/// and cannot be read is left out, and added to `unreadable`.
 ///
 /// # Errors
 /// See [`GroupingError`].
-pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
+pub fn groups(
+    arguments: &[LogArgument],
+    by: Option<CompareBy>,
+    unreadable: &mut Vec<GroupingError>,
+) -> Result<Vec<NamedLogs>, GroupingError> {
     let is_named = arguments.iter().any(|argument| argument.group.is_some());
     if let Some(unnamed) = arguments.iter().find(|argument| is_named && argument.group.is_none()) {
         return Err(GroupingError::Unnamed { path: unnamed.path.clone() });
@@ -108,7 +113,7 @@ pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<Na
     if is_named && by.is_some() {
         return Err(GroupingError::NamedAndCompared);
     }
-    let mut groups = logs_by(arguments, by)?;
+    let mut groups = logs_by(arguments, by, unreadable)?;
     match (by, groups.as_slice()) {
         (Some(by), [only]) => Err(GroupingError::OneGroup { what: by.text(), name: only.name.clone() }),
         (Some(CompareBy::Day), _) => {
@@ -119,25 +124,29 @@ pub fn groups(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<Na
     }
 }
 
-/// The logs of each day (UTC) on which they begin, in order of the days. One day is enough.
+/// The logs of each day (UTC) on which they begin, in order of the days. One day is enough. `unreadable` as in [`groups`].
 ///
 /// # Errors
 /// See [`GroupingError`].
-pub fn by_day(arguments: &[LogArgument]) -> Result<Vec<NamedLogs>, GroupingError> {
+pub fn by_day(arguments: &[LogArgument], unreadable: &mut Vec<GroupingError>) -> Result<Vec<NamedLogs>, GroupingError> {
     if arguments.iter().any(|argument| argument.group.is_some()) {
         return Err(GroupingError::NamedAndCompared);
     }
-    let mut days = logs_by(arguments, Some(CompareBy::Day))?;
+    let mut days = logs_by(arguments, Some(CompareBy::Day), unreadable)?;
     days.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(days)
 }
 
 /// Finds the logs, grouped by that property or else by the names that were given, in order of first appearance.
-fn logs_by(arguments: &[LogArgument], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
+fn logs_by(
+    arguments: &[LogArgument],
+    by: Option<CompareBy>,
+    unreadable: &mut Vec<GroupingError>,
+) -> Result<Vec<NamedLogs>, GroupingError> {
     let mut groups: Vec<NamedLogs> = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     for LogArgument { group, path } in arguments {
-        for log in logs_at(path)? {
+        for log in logs_at(path, unreadable)? {
             let real = log.canonicalize().map_err(|source| GroupingError::Read { path: log.clone(), source })?;
             if seen.contains(&real) {
                 return Err(GroupingError::DuplicateLog { path: log });
@@ -180,7 +189,7 @@ impl CompareBy {
 }
 
 /// The log at a path, all logs of a directory, or those that match a pattern; sorted by name.
-fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
+fn logs_at(path: &Path, unreadable: &mut Vec<GroupingError>) -> Result<Vec<PathBuf>, GroupingError> {
     let pattern = path.file_name().unwrap_or_default().to_string_lossy();
     let (directory, pattern) = match (path.is_dir(), path.exists(), pattern.contains('*')) {
         (true, ..) => (path, "*.hlog"),
@@ -200,7 +209,20 @@ fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
         return Err(GroupingError::NoLog { path: path.to_owned() });
     }
     found.sort();
+    // A log that was named must be there. Of those that were found, one without permission or a dangling link hides no other.
+    found.retain(|log| match read_one_byte(log) {
+        Ok(()) => true,
+        Err(source) => {
+            unreadable.push(GroupingError::Read { path: log.clone(), source });
+            false
+        }
+    });
     Ok(found)
+}
+
+/// A directory can be opened, but not read.
+fn read_one_byte(path: &Path) -> io::Result<()> {
+    File::open(path)?.read(&mut [0]).map(drop)
 }
 
 /// Whether `name` matches `pattern`, in which each `*` matches any text.
@@ -250,7 +272,9 @@ mod tests {
             fs::write(folder.path().join(name), sample_log("main-0", 1, 1)).unwrap();
         }
         let at = folder.path().display();
-        let of = |texts: &[String]| groups(&texts.iter().map(|text| arguments(text)).collect::<Vec<_>>(), None);
+        let of = |texts: &[String]| {
+            groups(&texts.iter().map(|text| arguments(text)).collect::<Vec<_>>(), None, &mut Vec::new())
+        };
         let all = ["a.hlog", "b.hlog", "odd=name.hlog"].map(str::to_owned).to_vec();
         assert_eq!(names(&of(&[format!("{at}")]).unwrap()), [("", all.clone())]);
         assert_eq!(names(&of(&[format!("x={at}")]).unwrap()), [("x", all)]);
@@ -271,6 +295,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_directory_has_and_cannot_be_read_hides_no_other_log() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("b.hlog"), sample_log("main-0", 1, 1)).unwrap();
+        fs::create_dir(folder.path().join("a.hlog")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("gone"), folder.path().join("c.hlog")).unwrap();
+        let mut unreadable = Vec::new();
+        let found = by_day(&[arguments(&folder.path().display().to_string())], &mut unreadable).unwrap();
+        assert_eq!(names(&found), [("2019-01-30", vec!["b.hlog".to_owned()])]);
+        let texts: Vec<String> = unreadable.iter().map(ToString::to_string).collect();
+        assert!(
+            matches!(&texts[..], [a, c] if a.contains("a.hlog: Is a directory") && c.contains("c.hlog: No such file")),
+            "{texts:?}"
+        );
+    }
+
+    #[test]
     fn logs_are_grouped_by_log_host_or_day() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, log: &[u8]| fs::write(folder.path().join(name), log).unwrap();
@@ -278,13 +318,13 @@ mod tests {
         write("1.hlog", log.as_bytes());
         write("0.hlog", log.replace(": 1548858600.000 (", ": 1548945000.000 (").as_bytes());
         let paths = [arguments(&folder.path().display().to_string())];
-        let by = |by| groups(&paths, Some(by));
+        let by = |by| groups(&paths, Some(by), &mut Vec::new());
         let one = |name: &str| vec![name.to_owned()];
         assert_eq!(names(&by(CompareBy::Day).unwrap()), [("2019-01-30", one("1.hlog")), ("2019-01-31", one("0.hlog"))]);
         assert_eq!(names(&by(CompareBy::Log).unwrap()), [("0", one("0.hlog")), ("1", one("1.hlog"))]);
         let error = by(CompareBy::Host).unwrap_err().to_string();
         assert!(error.contains("all logs have the same host"), "{error}");
         let named = [arguments(&format!("x={}", folder.path().display()))];
-        assert!(matches!(groups(&named, Some(CompareBy::Day)), Err(GroupingError::NamedAndCompared)));
+        assert!(matches!(groups(&named, Some(CompareBy::Day), &mut Vec::new()), Err(GroupingError::NamedAndCompared)));
     }
 }

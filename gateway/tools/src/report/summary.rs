@@ -49,6 +49,16 @@ pub struct LogDisclosure {
     pub entries: Vec<(String, String)>,
 }
 
+/// Names of a channel number in the logs of gateways that are no pair.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("channel {} is {} in {} and {} in {}: gateways that are no pair, so report their logs apart", channel.0, logs[0].0, logs[0].1.display(), logs[1].0, logs[1].1.display())]
+pub struct ForeignChannel {
+    /// The number.
+    pub channel: ChannelId,
+    /// The two names, each with a log that has it.
+    pub logs: [(String, PathBuf); 2],
+}
+
 /// One channel.
 #[derive(Debug, Default)]
 pub struct ChannelReport {
@@ -221,6 +231,32 @@ impl Report {
             Some(known) => known.logs.push(path.to_owned()),
             None => self.disclosures.push(LogDisclosure { logs: vec![path.to_owned()], entries }),
         }
+    }
+
+    /// Two logs of different gateways that have another channel under one number: these gateways are no pair, and their values must not
+    /// be added. `None` if there are none.
+    #[must_use]
+    pub fn foreign_channel(&self) -> Option<ForeignChannel> {
+        let gateway_of = |disclosed: &LogDisclosure| {
+            (host_of(&disclosed.entries).to_owned(), node_of(&disclosed.entries).to_owned())
+        };
+        self.channels.iter().find_map(|channel| {
+            let named = self.disclosures.iter().filter_map(|disclosed| {
+                let name = channel_name(&disclosed.entries, channel.id)?;
+                Some((disclosed, name))
+            });
+            let named: Vec<_> = named.collect();
+            let (first, name) = named.first()?;
+            let is_other = |(other, of_other): &&(&LogDisclosure, String)| {
+                of_other != name && gateway_of(other) != gateway_of(first)
+            };
+            let (second, other_name) = named.iter().find(is_other)?;
+            let place = |disclosed: &LogDisclosure| disclosed.logs.first().cloned().unwrap_or_default();
+            Some(ForeignChannel {
+                channel: channel.id,
+                logs: [(name.clone(), place(first)), (other_name.clone(), place(second))],
+            })
+        })
     }
 
     /// Marks the takeovers that lie within the time of the report.
@@ -551,6 +587,27 @@ pub(super) mod tests {
         let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
         assert_ne!(text, next_day);
         Report::of(&[(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())], None)
+    }
+
+    /// Groups and channels have the same numbers in each pair.
+    #[test]
+    fn logs_of_gateways_that_are_no_pair_are_named() {
+        let log = String::from_utf8(sample_log("main-0", 1, 1)).unwrap();
+        let of = |logs: &[String]| {
+            let files =
+                (0..).zip(logs).map(|(index, log)| (PathBuf::from(format!("{index}.hlog")), log.clone().into()));
+            Report::of(&files.collect::<Vec<_>>(), None)
+        };
+        let host = |name: &str| {
+            let (before, after) = log.split_once("#[mdgw host = ").unwrap();
+            let (_, after) = after.split_once(']').unwrap();
+            format!("{before}#[mdgw host = {name}]{after}")
+        };
+        let renamed = |log: &str| log.replace("config.channel.nasdaq.id", "config.channel.arca.id");
+        assert_eq!(of(&[host("gw1"), host("gw2")]).foreign_channel(), None, "a pair");
+        assert_eq!(of(&[host("gw1"), renamed(&host("gw1"))]).foreign_channel(), None, "a channel was replaced");
+        let foreign = of(&[host("gw1"), renamed(&host("gw9"))]).foreign_channel().unwrap().to_string();
+        assert!(foreign.starts_with("channel 1 is nasdaq in 0.hlog and arca in 1.hlog"), "{foreign}");
     }
 
     #[test]

@@ -66,7 +66,7 @@ pub(super) struct DayValues {
     pub(super) counted: ChannelCounts,
     /// Highest rate of messages (of packets, where messages were not counted) in an interval, per second.
     pub(super) per_s_max: f64,
-    /// All values of `wire_to_wire`, or of the last stage that was recorded.
+    /// All values of `wire_to_wire`: none for a gateway that stood by.
     pub(super) latency: LatencyStatistics,
     /// The slice of the day with the highest 99th percentile: begin, and that percentile, ns.
     pub(super) slowest: Option<(UnixNs, u64)>,
@@ -255,14 +255,16 @@ impl WeekChannel {
 impl DayValues {
     /// Adds the values to `all`.
     fn of(channel: &ChannelReport, all: &mut Histogram<u64>) -> Self {
-        let stage = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
+        let stage = channel.stage(Stage::WireToWire);
         let timeline = stage.map_or(&[][..], |stage| &stage.timeline);
+        // The rates of all stages are the channel's.
+        let rates = stage.or_else(|| channel.stages.last()).map_or(&[][..], |stage| &stage.timeline);
         if let Some(stage) = stage {
             add(all, &stage.histogram);
         }
         Self {
             counted: channel.counted,
-            per_s_max: timeline.iter().map(|point| point.per_s_max).fold(0.0, f64::max),
+            per_s_max: rates.iter().map(|point| point.per_s_max).fold(0.0, f64::max),
             latency: stage.map(|stage| LatencyStatistics::of(&stage.histogram)).unwrap_or_default(),
             slowest: timeline.iter().max_by_key(|point| point.p99_ns).map(|point| (point.start, point.p99_ns)),
             gap_notes: channel.gaps.notes(),
@@ -415,6 +417,20 @@ pub(super) mod tests {
             lost_after_ns: None,
             channels: vec![cost],
         }
+    }
+
+    /// Its percentiles would be those of another stage.
+    #[test]
+    fn a_gateway_that_sent_nothing_has_no_latencies() {
+        let day = date(20_190_130);
+        let standby = String::from_utf8(log(day, "gw2", 0..10, 0)).unwrap().replace("wire_to_wire", "decode_and_book");
+        assert!(standby.contains("decode_and_book"));
+        let week = Week::of(vec![(day, report(&[standby.into_bytes()]))], None);
+        let values = &week.channels[0].week;
+        assert_eq!((values.latency.count, values.counted.messages), (0, 1_000));
+        assert!((values.per_s_max - 100.0).abs() < 1.0);
+        let of_day = week.channels[0].days[0].as_ref().unwrap();
+        assert_eq!((of_day.latency.count, of_day.slowest), (0, None));
     }
 
     #[test]
