@@ -71,6 +71,49 @@ fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<S
     found
 }
 
+#[test]
+fn each_alert_of_a_gateway_links_the_runbook_that_the_gateway_serves() {
+    assert_none(link_differences(&read(RULES)));
+
+    let link = |name: &str| format!("    runbook_url: \"http://{{{{ $labels.instance }}}}/runbooks/{name}.md\"\n");
+    let rule = |name: &str, rest: &str| format!("  - alert: {name}\n    labels: x\n{rest}");
+    let rules = [
+        rule("good", &link("good")),
+        rule("bad", &link("good")),
+        rule("none", ""),
+        rule("group", "    labels: {scope: group}\n"),
+        rule("nats-hole", ""),
+        rule("journal-hole", &link("journal-hole")),
+        rule("admin-listener-down", ""),
+    ];
+    assert_eq!(
+        link_differences(&rules.concat()),
+        [
+            "bad: no link to its runbook",
+            "none: no link to its runbook",
+            "journal-hole: a link to a page that nothing serves"
+        ]
+    );
+}
+
+fn link_differences(rules: &str) -> Vec<String> {
+    let of_rule = rules.split("- alert: ").skip(1).filter_map(|rule| {
+        let (name, rest) = rule.split_once('\n').expect("a rule has several lines");
+        let link = format!("runbook_url: \"http://{{{{ $labels.instance }}}}/runbooks/{name}.md\"\n");
+        // A group has no instance. The programs beside a gateway serve no pages.
+        let is_served = !rest.contains("scope: group") && !SERVES_NO_PAGE.iter().any(|start| name.starts_with(start));
+        match (is_served, rest.contains("runbook_url: ")) {
+            (true, _) if !rest.contains(&link) => Some(format!("{name}: no link to its runbook")),
+            (false, true) => Some(format!("{name}: a link to a page that nothing serves")),
+            _ => None,
+        }
+    });
+    of_rule.collect()
+}
+
+/// How the names of alarms begin whose alerts come from no listener of a gateway.
+const SERVES_NO_PAGE: [&str; 3] = ["admin-listener-down", "journal-", "nats-"];
+
 /// Rules over states that the page does not show, by alarm and metric.
 const NOT_ON_THE_PAGE: [(&str, &str); 3] = [
     // A page without answers says so at its top.
