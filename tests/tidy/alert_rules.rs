@@ -115,7 +115,10 @@ fn link_differences(rules: &str) -> Vec<String> {
 const SERVES_NO_PAGE: [&str; 3] = ["admin-listener-down", "journal-", "nats-"];
 
 /// Rules over states that the page does not show, by alarm and metric.
-const NOT_ON_THE_PAGE: [(&str, &str); 3] = [
+const NOT_ON_THE_PAGE: [(&str, &str); 5] = [
+    // The rules take only for how long the metric has been there, whatever its value.
+    ("gap-declared", "mdgw_channel_state"),
+    ("log-behind", "mdgw_channel_state"),
     // A page without answers says so at its top.
     ("admin-listener-down", "up"),
     // Other processes, which have no page.
