@@ -59,6 +59,9 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
     let alert = firing("line-silent").unwrap();
     assert_eq!(alert["labels"]["channel"], "one", "{alert}");
     assert_eq!(alert["annotations"]["runbook"], "ops/runbooks/line-silent.md", "{alert}");
+    let link = format!("http://{}/runbooks/line-silent.md", pair.admin_address(1));
+    assert_eq!(alert["annotations"]["runbook_url"], link, "{alert}");
+    assert_eq!(get_at(pair.admin_address(1), "/runbooks/line-silent.md").0, 200);
     assert_eq!(prometheus.value(&format!("mdgw_alarms_total{{{instance}, alarm=\"line-silent\"}}")), Some(2.0));
     assert!(firing("channel-failed").is_none());
     let queries = dashboard_queries();

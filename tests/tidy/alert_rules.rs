@@ -20,12 +20,14 @@ fn each_runbook_has_an_alert_rule_or_a_reason() {
     assert_none(differences(&names, &read(RULES), &read(RULE_TESTS), &read(README)));
 
     let rules = "  - alert: good\n    runbook: ops/runbooks/good.md\n  - alert: bad\n    runbook: ops/runbooks/good.md\n  \
+                 - alert: named\n    runbook: ops/runbooks/named.md\n  \
                  - alert: untested\n    runbook: ops/runbooks/untested.md\n";
-    let tests = "alertname: good\n  exp_alerts:\nalertname: bad\n  exp_alerts:\nalertname: untested, exp_alerts: []\n";
+    let tests = "alertname: good\n  exp_alerts:\nalertname: bad\n  exp_alerts:\nalertname: untested, exp_alerts: []\n\
+                 alertname: named\n  exp_alerts: &named\n";
     let reasons = "| [reason](../runbooks/reason.md) | no metric |\n| [good](../runbooks/good.md) | both |\n\
                    | [empty](../runbooks/empty.md) |  |\n";
     assert_eq!(
-        differences(&["good", "bad", "untested", "reason", "empty", "neither"], rules, tests, reasons),
+        differences(&["good", "bad", "named", "untested", "reason", "empty", "neither"], rules, tests, reasons),
         [
             "good: a rule and a reason why there is none",
             "bad: the rule does not name its runbook",
@@ -34,7 +36,10 @@ fn each_runbook_has_an_alert_rule_or_a_reason() {
             "neither: neither a rule nor a reason",
         ]
     );
-    assert_eq!(differences(&[], rules, tests, ""), ["bad: no alarm", "good: no alarm", "untested: no alarm"]);
+    assert_eq!(
+        differences(&[], rules, tests, ""),
+        ["bad: no alarm", "good: no alarm", "named: no alarm", "untested: no alarm"]
+    );
 }
 
 fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<String> {
@@ -42,7 +47,9 @@ fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<S
         rules.split("- alert: ").skip(1).map(|rule| rule.split_once('\n').expect("a rule has several lines")).collect();
     let fires = |name: &str| {
         let mut of_rule = tests.split("alertname: ").skip(1);
-        of_rule.any(|test| test.starts_with(&format!("{name}\n")) && test.contains("exp_alerts:\n"))
+        // The list of alerts may have an anchor, by which later evaluations name the list.
+        let expects_alerts = |test: &str| test.contains("exp_alerts:\n") || test.contains("exp_alerts: &");
+        of_rule.any(|test| test.starts_with(&format!("{name}\n")) && expects_alerts(test))
     };
     let mut found = Vec::new();
     for name in alarms {
@@ -64,8 +71,54 @@ fn differences(alarms: &[&str], rules: &str, tests: &str, readme: &str) -> Vec<S
     found
 }
 
+#[test]
+fn each_alert_of_a_gateway_links_the_runbook_that_the_gateway_serves() {
+    assert_none(link_differences(&read(RULES)));
+
+    let link = |name: &str| format!("    runbook_url: \"http://{{{{ $labels.instance }}}}/runbooks/{name}.md\"\n");
+    let rule = |name: &str, rest: &str| format!("  - alert: {name}\n    labels: x\n{rest}");
+    let rules = [
+        rule("good", &link("good")),
+        rule("bad", &link("good")),
+        rule("none", ""),
+        rule("group", "    labels: {scope: group}\n"),
+        rule("nats-hole", ""),
+        rule("journal-hole", &link("journal-hole")),
+        rule("admin-listener-down", ""),
+    ];
+    assert_eq!(
+        link_differences(&rules.concat()),
+        [
+            "bad: no link to its runbook",
+            "none: no link to its runbook",
+            "journal-hole: a link to a page that nothing serves"
+        ]
+    );
+}
+
+fn link_differences(rules: &str) -> Vec<String> {
+    let of_rule = rules.split("- alert: ").skip(1).filter_map(|rule| {
+        let (name, rest) = rule.split_once('\n').expect("a rule has several lines");
+        let link = format!("runbook_url: \"http://{{{{ $labels.instance }}}}/runbooks/{name}.md\"\n");
+        // A group has no instance. The programs beside a gateway serve no pages.
+        let is_served = !rest.contains("scope: group") && !SERVES_NO_PAGE.iter().any(|start| name.starts_with(start));
+        match (is_served, rest.contains("runbook_url: ")) {
+            (true, _) if !rest.contains(&link) => Some(format!("{name}: no link to its runbook")),
+            (false, true) => Some(format!("{name}: a link to a page that nothing serves")),
+            _ => None,
+        }
+    });
+    of_rule.collect()
+}
+
+/// How the names of alarms begin whose alerts come from no listener of a gateway.
+const SERVES_NO_PAGE: [&str; 3] = ["admin-listener-down", "journal-", "nats-"];
+
 /// Rules over states that the page does not show, by alarm and metric.
-const NOT_ON_THE_PAGE: [(&str, &str); 3] = [
+const NOT_ON_THE_PAGE: [(&str, &str); 5] = [
+    // The rules take only for how long the metric has been there, whatever its value.
+    ("gap-declared", "mdgw_channel_state"),
+    ("log-behind", "mdgw_channel_state"),
     // A page without answers says so at its top.
     ("admin-listener-down", "up"),
     // Other processes, which have no page.
