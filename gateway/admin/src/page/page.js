@@ -204,7 +204,7 @@ function showSummary(answer, lasting) {
   replace($("summary"), items, () => items.map(([value, unit, label, className]) => el("li", "", el("b", className, value, el("small", "", unit && ` ${unit}`)), el("span", "", label))));
 }
 
-const isRecent = (answer, alarm) => alarm.count > 0 && (answer.snapshot.time_ns - alarm.last_ns) / 1e9 < RECENT_S;
+const isRecent = (answer, alarm) => alarm.count > 0 && Math.abs(answer.snapshot.time_ns - alarm.last_ns) / 1e9 < RECENT_S;
 
 function showAlarms(answer, lasting) {
   const shown = answer.alarms.filter(alarm => alarm.count > 0 || lasting.has(alarm.alarm));

@@ -107,7 +107,7 @@ impl Replay {
         }
     }
 
-    /// The next item.
+    /// Takes the next item, in the order of the logs.
     ///
     /// # Errors
     /// When there is none so far. Disconnected without [`ReplayItem::Joined`]: a log could not be read, or another session needed the

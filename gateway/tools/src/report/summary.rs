@@ -53,7 +53,7 @@ pub struct LogDisclosure {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("channel {} is {} in {} and {} in {}: gateways that are no pair, so report their logs apart", channel.0, logs[0].0, logs[0].1.display(), logs[1].0, logs[1].1.display())]
 pub struct ForeignChannel {
-    /// The number.
+    /// Number that both gateways use.
     pub channel: ChannelId,
     /// The two names, each with a log that has it.
     pub logs: [(String, PathBuf); 2],
