@@ -61,7 +61,9 @@ fn a_full_disk_ends_the_latency_log_and_a_new_one_begins_when_there_is_room() {
     mounted.fill();
     let before = fs::read_dir(mounted.path()).unwrap().count();
     let config = fixture.config(&options);
-    let audit = format!("[gateway]\naudit_file = \"{}\"\n", text(&mounted.path().join("audit.jsonl")));
+    let audit = mounted.path().join("audit.jsonl");
+    fs::write(&audit, "").unwrap();
+    let audit = format!("[gateway]\naudit_file = \"{}\"\n", text(&audit));
     fs::write(&config, fs::read_to_string(&config).unwrap().replacen("[gateway]\n", &audit, 1)).unwrap();
     let checked = process::run(["check", text(&config)]).expect_code(0);
     for owner in ["latency logs", "audit"] {

@@ -17,7 +17,7 @@ use std::{
 use hdrhistogram::Histogram;
 use mdgw_feeds::{
     identity::{ChannelId, Line},
-    time::{MonoNs, TradingDate, UnixNs},
+    time::{TradingDate, UnixNs},
 };
 use mdgw_status::{
     disclosure::Disclosure,
@@ -253,13 +253,13 @@ impl ThreadControl {
     }
 
     /// Waits for the end of the interval that began at `begin`, for tasks or for the stop.
-    fn wait(&self, begin: MonoNs) -> WaitEnd {
+    fn wait(&self, begin: ClockPair) -> WaitEnd {
         let mut control = self.lock();
         loop {
             if std::mem::take(&mut control.has_tasks) {
                 return WaitEnd::Tasks;
             }
-            let left_ns = begin.plus(control.interval_ns).since(mono_now());
+            let left_ns = begin.mono.plus(interval_left_ns(begin.wall, control.interval_ns)).since(mono_now());
             if control.stop {
                 return WaitEnd::Stop;
             }
@@ -270,6 +270,14 @@ impl ThreadControl {
             control = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
+
+/// How long an interval lasts that begins at that time, ns. Intervals end at whole multiples of their length in UTC, so those of the
+/// gateways of a pair are the same, and a report that has both counts no message twice at the edges of its traffic.
+fn interval_left_ns(begin: UnixNs, interval_ns: u64) -> u64 {
+    let left_ns = interval_ns - begin.0 % interval_ns.max(1);
+    // Not an interval of nothing, where the clock is a little behind the end of the one before.
+    if left_ns < interval_ns / 4 { left_ns + interval_ns } else { left_ns }
 }
 
 struct Writer {
@@ -290,7 +298,7 @@ struct Writer {
 
 impl Writer {
     fn run(mut self, shared: &ThreadControl) -> io::Result<LatencyResult> {
-        let mut begin = mono_now();
+        let mut begin = ClockPair::read();
         loop {
             match shared.wait(begin) {
                 WaitEnd::Stop => break,
@@ -298,7 +306,7 @@ impl Writer {
                 WaitEnd::Interval => {
                     let written = self.tick();
                     self.report(written);
-                    begin = mono_now();
+                    begin = ClockPair::read();
                 }
             }
         }
@@ -598,6 +606,13 @@ mod tests {
         let collected = latency.stop().expect("the last values are in a log");
         assert_eq!(collected.totals.cells[&(ChannelId(7), Stage::Publish)].histogram.len(), 1);
         assert_eq!(collected.logs.last(), logs().first());
+    }
+
+    #[test]
+    fn intervals_end_at_whole_multiples_of_their_length() {
+        for (begin, expected) in [(7_000, 1_000), (7_300, 700), (7_750, 250), (7_751, 1_249), (7_999, 1_001)] {
+            assert_eq!(interval_left_ns(UnixNs(begin), 1_000), expected, "{begin}");
+        }
     }
 
     #[test]

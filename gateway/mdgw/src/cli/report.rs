@@ -97,6 +97,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     skipped.add_logs(&unreadable);
     for named in found {
         let mut report = read_report(&named, args, &leadership)?;
+        if let Some(foreign) = report.foreign_channel() {
+            bail!("report: {foreign}");
+        }
         if report.end == UnixNs(0) {
             // Without an interval the report has no time span.
             let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
@@ -113,7 +116,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         groups.push(Group { name: named.name, report });
     }
     if groups.is_empty() {
-        bail!("report: {}", problems.join("; "));
+        bail!("report: {}", if problems.is_empty() { "no log can be read".to_owned() } else { problems.join("; ") });
     }
     skipped.add_logs(&problems);
     skipped.lines += groups.iter().map(|group| group.report.damage.len()).sum::<usize>();
@@ -163,7 +166,17 @@ fn week(
         }
     }
     for (date, named) in &days[days.len().saturating_sub(DAYS)..] {
-        reports.push((*date, read_report(named, args, leadership)?));
+        let report = read_report(named, args, leadership)?;
+        match report.foreign_channel() {
+            Some(foreign) => skipped.add_logs(
+                &named
+                    .logs
+                    .iter()
+                    .map(|log| format!("{}: of {date}, when {foreign}", log.display()))
+                    .collect::<Vec<_>>(),
+            ),
+            None => reports.push((*date, report)),
+        }
     }
     let week = Week::of(reports, takeovers);
     if week.is_empty() {
@@ -191,9 +204,6 @@ fn read_report(named: &NamedLogs, args: &Args, leadership: &Leadership) -> anyho
         files.push((path.clone(), bytes));
     }
     let report = Report::with_leadership(&files, args.channel.map(ChannelId), leadership);
-    if let Some(foreign) = report.foreign_channel() {
-        bail!("report: {foreign}");
-    }
     warn_of(&report.damage);
     Ok(report)
 }

@@ -110,11 +110,17 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let fault = loop {
         asked.read_signals();
         let mut reload = |asked: &mut Asked| {
-            let mut reloading =
-                Reloading { args, start_files: &start_files, log: &log, asked, periodic: &mut periodic };
+            let mut reloading = Reloading {
+                args,
+                start_files: &start_files,
+                log: &log,
+                asked,
+                periodic: &mut periodic,
+                handed_over_at: None,
+            };
             service.reload(|service| reloading.run(&mut config, &mut gateway, service))
         };
-        if std::mem::take(&mut asked.has_reload) {
+        if !asked.has_stop && std::mem::take(&mut asked.has_reload) {
             // The log has the result.
             let _ = reload(&mut asked);
         }
@@ -166,6 +172,9 @@ fn outcome_of_run(failure: Option<String>) -> Outcome {
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval at which alarms are checked.
 const ALARM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of further tries to hand over during a reload, where no other gateway was eligible.
+const HAND_OVER_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which readiness and the status line are evaluated.
 const READINESS_INTERVAL: Duration = Duration::from_millis(250);
@@ -230,6 +239,8 @@ struct Reloading<'r> {
     log: &'r Log,
     asked: &'r mut Asked,
     periodic: &'r mut Periodic,
+    /// When this gateway last tried to hand over, since a signal asked for the stop.
+    handed_over_at: Option<Instant>,
 }
 
 impl Reloading<'_> {
@@ -286,11 +297,14 @@ impl Reloading<'_> {
     /// A channel with large books may take longer to build than a service manager waits for the stop. So the other gateway leads
     /// as soon as the stop is asked for, whatever this one still does.
     fn tick(&mut self, gateway: &mut Gateway, config: &Resolved, service: &mut ServiceManager) {
-        let was_stopping = self.asked.has_stop;
         self.asked.read_signals();
-        if self.asked.has_stop && !was_stopping {
-            service.stopping("stopping after a reload", Gateway::stop_limit(config));
+        let is_due = self.handed_over_at.is_none_or(|at| at.elapsed() >= HAND_OVER_INTERVAL);
+        if self.asked.has_stop && is_due {
+            if self.handed_over_at.is_none() {
+                service.stopping("stopping after a reload", Gateway::stop_limit(config));
+            }
             gateway.hand_over();
+            self.handed_over_at = Some(Instant::now());
         }
         // The loop after the reload meets the fault of a gateway that has stopped again.
         let _ = self.periodic.turn(gateway, config, service);

@@ -320,9 +320,6 @@ struct Refusals {
     not_yet_present: Vec<String>,
 }
 
-/// What a gateway runs without while its disk cannot be written.
-const MAY_BEGIN_LATER: [&str; 2] = ["latency logs", "audit"];
-
 impl Refusals {
     /// Of what the start would do, by the gateway's user.
     fn of_attempts() -> Self {
@@ -381,8 +378,15 @@ impl Refusals {
         ];
         let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
         let of_election = config.election.as_ref().and_then(|with| election::directory(&with.backend));
+        // An audit file that exists can be opened, and is written when there is room.
+        let has_audit = |audit: &PathBuf| File::options().append(true).open(audit).is_ok();
         for (owner, directory) in places.chain(of_election) {
-            self.directory(owner, directory);
+            let may_begin_later = match owner {
+                "latency logs" => true,
+                "audit" => gateway.audit_file.as_ref().is_some_and(has_audit),
+                _ => false,
+            };
+            self.directory(owner, directory, may_begin_later);
         }
         self.log_group(gateway);
         if let Err(error) = StateFile::check(&gateway.state_file) {
@@ -446,8 +450,9 @@ impl Refusals {
         }
     }
 
-    /// Whether the gateway can make files in a directory, and no other user can replace them.
-    fn directory(&mut self, owner: &str, directory: &Path) {
+    /// Whether the gateway can make files in a directory, and no other user can replace them. `may_begin_later`: whether it runs without
+    /// them while the disk cannot be written.
+    fn directory(&mut self, owner: &str, directory: &Path, may_begin_later: bool) {
         let writable = if self.tries {
             check_writable(directory)
         } else {
@@ -459,7 +464,7 @@ impl Refusals {
                 directory.display(),
                 place.display()
             );
-            if MAY_BEGIN_LATER.contains(&owner) && is_disk_unwritable(&error) {
+            if may_begin_later && is_disk_unwritable(&error) {
                 self.not_yet_present.push(format!("{text}. The gateway would run without, and try again"));
             } else {
                 self.refused(&error, text);

@@ -29,8 +29,10 @@ impl Add for GapCounts {
 }
 
 impl GapCounts {
+    /// What is left. Messages that are left are in a gap, also where the other gateway declared fewer of them in more gaps.
     fn saturating_sub(self, other: Self) -> Self {
-        Self { messages: self.messages.saturating_sub(other.messages), gaps: self.gaps.saturating_sub(other.gaps) }
+        let messages = self.messages.saturating_sub(other.messages);
+        Self { messages, gaps: self.gaps.saturating_sub(other.gaps).max(u64::from(messages > 0)) }
     }
 
     pub(super) fn is_none(&self) -> bool {

@@ -233,29 +233,23 @@ impl Report {
         }
     }
 
-    /// Two logs of different gateways that have another channel under one number: these gateways are no pair, and their values must not
-    /// be added. `None` if there are none.
+    /// A channel number that two gateways never gave to the same name: they are no pair, and their values must not be added. `None` if
+    /// there is none.
     #[must_use]
     pub fn foreign_channel(&self) -> Option<ForeignChannel> {
-        let gateway_of = |disclosed: &LogDisclosure| {
-            (host_of(&disclosed.entries).to_owned(), node_of(&disclosed.entries).to_owned())
-        };
         self.channels.iter().find_map(|channel| {
-            let named = self.disclosures.iter().filter_map(|disclosed| {
-                let name = channel_name(&disclosed.entries, channel.id)?;
-                Some((disclosed, name))
-            });
-            let named: Vec<_> = named.collect();
-            let (first, name) = named.first()?;
-            let is_other = |(other, of_other): &&(&LogDisclosure, String)| {
-                of_other != name && gateway_of(other) != gateway_of(first)
-            };
-            let (second, other_name) = named.iter().find(is_other)?;
-            let place = |disclosed: &LogDisclosure| disclosed.logs.first().cloned().unwrap_or_default();
-            Some(ForeignChannel {
-                channel: channel.id,
-                logs: [(name.clone(), place(first)), (other_name.clone(), place(second))],
-            })
+            // A channel may have been renamed while the logs were written.
+            let mut gateways: BTreeMap<(&str, &str), BTreeMap<String, PathBuf>> = BTreeMap::new();
+            for LogDisclosure { logs, entries } in &self.disclosures {
+                let (Some(name), Some(log)) = (channel_name(entries, channel.id), logs.first()) else { continue };
+                let names = gateways.entry((host_of(entries), node_of(entries))).or_default();
+                names.entry(name).or_insert_with(|| log.clone());
+            }
+            let mut gateways = gateways.into_values();
+            let first = gateways.next()?;
+            let other = gateways.find(|names| names.keys().all(|name| !first.contains_key(name)))?;
+            let logs = [first.into_iter().next()?, other.into_iter().next()?];
+            Some(ForeignChannel { channel: channel.id, logs })
         })
     }
 
@@ -606,6 +600,8 @@ pub(super) mod tests {
         let renamed = |log: &str| log.replace("config.channel.nasdaq.id", "config.channel.arca.id");
         assert_eq!(of(&[host("gw1"), host("gw2")]).foreign_channel(), None, "a pair");
         assert_eq!(of(&[host("gw1"), renamed(&host("gw1"))]).foreign_channel(), None, "a channel was replaced");
+        let both_renamed = [host("gw1"), renamed(&host("gw1")), renamed(&host("gw2")), host("gw2")];
+        assert_eq!(of(&both_renamed).foreign_channel(), None, "on both gateways of a pair");
         let foreign = of(&[host("gw1"), renamed(&host("gw9"))]).foreign_channel().unwrap().to_string();
         assert!(foreign.starts_with("channel 1 is nasdaq in 0.hlog and arca in 1.hlog"), "{foreign}");
     }

@@ -82,13 +82,13 @@ impl AlarmLimiter {
     fn in_order(&mut self, mut events: Vec<LogEvent>, now: Instant) -> Vec<LogEvent> {
         for written in self.alarms.values_mut() {
             let must_be_first =
-                |held: &LogEvent| events.iter().any(|event| held.is_other_state_of(event) && held.time <= event.time);
+                |held: &LogEvent| events.iter().any(|event| held.is_other_state_of(event) && held.at <= event.at);
             if let Some(held) = written.held.take_if(|(held, _)| must_be_first(held)) {
                 events.insert(0, with_count(held));
                 written.at = now;
             }
         }
-        events.sort_by(|one, other| one.time.cmp(&other.time));
+        events.sort_by_key(|event| event.at);
         events
     }
 
@@ -96,7 +96,7 @@ impl AlarmLimiter {
     pub(super) fn take_all(&mut self) -> Vec<LogEvent> {
         let held = std::mem::take(&mut self.alarms).into_values().filter_map(|written| written.held);
         let mut events: Vec<_> = held.map(with_count).collect();
-        events.sort_by(|one, other| one.time.cmp(&other.time));
+        events.sort_by_key(|event| event.at);
         events
     }
 

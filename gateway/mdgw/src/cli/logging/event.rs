@@ -1,6 +1,9 @@
 //! An event as it waits to be written: values, not yet lines.
 
-use std::fmt::{self, Debug};
+use std::{
+    fmt::{self, Debug},
+    time::Instant,
+};
 
 use serde_json::Value;
 use tracing::{
@@ -17,6 +20,8 @@ use tracing_subscriber::fmt::{
 pub(super) struct LogEvent {
     /// UTC, as RFC 3339 writes it, with microseconds.
     pub(super) time: String,
+    /// The same moment, for the order of events: the wall clock may step.
+    pub(super) at: Instant,
     pub(super) level: Level,
     /// The module that logged the event.
     pub(super) target: &'static str,
@@ -70,12 +75,14 @@ impl LogEvent {
         let mut values = Values::default();
         event.record(&mut values);
         let Values { message, fields } = values;
-        Self { time: time_now(), level: *metadata.level(), target: metadata.target(), message, fields }
+        let level = *metadata.level();
+        Self { time: time_now(), at: Instant::now(), level, target: metadata.target(), message, fields }
     }
 
     /// An event with a message alone.
     pub(super) fn plain(level: Level, message: &str) -> Self {
-        Self { time: time_now(), level, target: "mdgw", message: message.to_owned(), fields: Vec::new() }
+        let (message, fields) = (message.to_owned(), Vec::new());
+        Self { time: time_now(), at: Instant::now(), level, target: "mdgw", message, fields }
     }
 
     pub(super) fn field(&self, name: &str) -> Option<&FieldValue> {

@@ -95,7 +95,7 @@ struct JsonLine<'a> {
 const JSON_KEYS: [&str; 4] = ["time", "level", "target", "message"];
 
 fn json_line(event: &LogEvent) -> String {
-    let LogEvent { time, level, target, message, fields } = event;
+    let LogEvent { time, level, target, message, fields, at: _ } = event;
     let key = |name: &str| if JSON_KEYS.contains(&name) { format!("field_{name}") } else { name.to_owned() };
     let fields = fields.iter().map(|(name, value)| (key(name), value.json())).collect();
     let level = level.as_str().to_lowercase();

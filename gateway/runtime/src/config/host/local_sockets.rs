@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{TcpListener, UdpSocket},
+    net::{SocketAddrV4, TcpListener, UdpSocket},
     path::Path,
 };
 
@@ -10,7 +10,7 @@ use mdgw_publog::has_writer;
 use mdgw_status::control::check_socket_path;
 
 use super::{
-    super::resolved::{AdminListen, Resolved},
+    super::resolved::{AdminListen, ChannelSetup, Resolved},
     Refusals, election,
 };
 
@@ -45,9 +45,12 @@ pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
 
 /// The configured ports that are in use, and not by a gateway of this configuration.
 pub(super) fn ports_in_use(config: &Resolved) -> Vec<String> {
-    let is_running =
-        config.channels.iter().any(|channel| has_writer(&config.gateway.log_directory(channel.id)).unwrap_or(false));
-    if is_running {
+    // What cannot be found out is no reason for a warning: another user's log.
+    let may_run = |channel: &ChannelSetup| match has_writer(&config.gateway.log_directory(channel.id)) {
+        Ok(is_written) => is_written,
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    };
+    if config.channels.iter().any(may_run) {
         return Vec::new();
     }
     let is_in_use = |error: io::Error| error.kind() == io::ErrorKind::AddrInUse;
@@ -63,7 +66,12 @@ pub(super) fn ports_in_use(config: &Resolved) -> Vec<String> {
     let retransmission = config.retransmission.iter().map(|service| ("retransmission".to_owned(), service.listen));
     let of_election = config.election.iter().flat_map(election::addresses);
     let needed = retransmission.chain(of_election.map(|(owner, listen)| (format!("election.{owner}"), listen)));
-    let needed = needed.filter(|(_, listen)| UdpSocket::bind(listen).is_err_and(is_in_use)).map(|(owner, listen)| {
+    // The pair link listens for both.
+    let is_taken = |(owner, listen): &(String, SocketAddrV4)| {
+        UdpSocket::bind(listen).is_err_and(is_in_use)
+            || owner == "election.link" && TcpListener::bind(listen).is_err_and(is_in_use)
+    };
+    let needed = needed.filter(is_taken).map(|(owner, listen)| {
         format!(
             "{owner}.listen {listen} is in use by another process: the gateway will not start until the port is free"
         )
