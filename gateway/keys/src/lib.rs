@@ -90,10 +90,14 @@ pub fn read_owner_only(kind: SecretFile, path: &Path, bytes_max: u64) -> Result<
 /// # Errors
 /// When it is no regular file, or the operating system refuses.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    File::open(path)
+    let refuse_other = |found: fs::Metadata| {
+        if found.is_file() { Ok(()) } else { Err(io::Error::other("not a regular file")) }
+    };
+    refuse_other(fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    // Its name may refer to another file by now.
+    refuse_other(file.metadata()?)?;
+    Ok(file)
 }
 
 impl fmt::Debug for KeyBytes {

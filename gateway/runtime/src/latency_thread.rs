@@ -273,7 +273,7 @@ impl ThreadControl {
 }
 
 /// How long an interval lasts that begins at that time, ns. Intervals end at whole multiples of their length in UTC, so those of the
-/// gateways of a pair are the same, and a report that has both counts no message twice at the edges of its traffic.
+/// gateways of a pair are the same: a report that has both takes each interval from one of them.
 fn interval_left_ns(begin: UnixNs, interval_ns: u64) -> u64 {
     let left_ns = interval_ns - begin.0 % interval_ns.max(1);
     // Not an interval of nothing, where the clock is a little behind the end of the one before.

@@ -142,39 +142,20 @@ fn week(
     // The days that the week shows are known before the logs are read.
     let mut days: Vec<(TradingDate, NamedLogs)> = Vec::new();
     for named in found {
-        let date = named.name.parse::<TradingDate>();
-        match date {
+        match named.name.parse::<TradingDate>() {
             Ok(date) if date <= args.until.unwrap_or(today) => days.push((date, named)),
             // As asked for.
             Ok(_) if args.until.is_some() => {}
-            Ok(date) => skipped.add_logs(
-                &named
-                    .logs
-                    .iter()
-                    .map(|log| {
-                        format!("{}: it begins on {date}, after today (--until {date} includes it)", log.display())
-                    })
-                    .collect::<Vec<_>>(),
-            ),
-            Err(_) => skipped.add_logs(
-                &named
-                    .logs
-                    .iter()
-                    .map(|log| format!("{}: no time in it says of which day it is", log.display()))
-                    .collect::<Vec<_>>(),
-            ),
+            Ok(date) => {
+                skipped.add_all(&named, format!("it begins on {date}, after today (--until {date} includes it)"));
+            }
+            Err(_) => skipped.add_all(&named, "no time in it says of which day it is"),
         }
     }
     for (date, named) in &days[days.len().saturating_sub(DAYS)..] {
         let report = read_report(named, args, leadership)?;
         match report.foreign_channel() {
-            Some(foreign) => skipped.add_logs(
-                &named
-                    .logs
-                    .iter()
-                    .map(|log| format!("{}: of {date}, when {foreign}", log.display()))
-                    .collect::<Vec<_>>(),
-            ),
+            Some(foreign) => skipped.add_all(named, format!("of {date}, when {foreign}")),
             None => reports.push((*date, report)),
         }
     }
@@ -251,6 +232,12 @@ impl Skipped {
     fn add_logs(&mut self, reasons: &[impl fmt::Display]) {
         reasons.iter().for_each(|reason| warn(&format!("{reason}: skipped")));
         self.logs += reasons.len();
+    }
+
+    /// Adds these logs, all for that reason.
+    fn add_all(&mut self, named: &NamedLogs, reason: impl fmt::Display) {
+        let reasons: Vec<String> = named.logs.iter().map(|log| format!("{}: {reason}", log.display())).collect();
+        self.add_logs(&reasons);
     }
 
     /// What could be read was printed; the exit code says that it was not all.

@@ -368,25 +368,24 @@ impl Refusals {
             Some(AdminListen::Unix(path)) => parent(&Some(path.clone())),
             _ => None,
         };
+        // An audit file that exists can be opened, and is written when there is room. A pipe would block.
+        let has_audit = |audit: &PathBuf| audit.is_file() && File::options().append(true).open(audit).is_ok();
+        let audit_may_begin_later = gateway.audit_file.as_ref().is_some_and(has_audit);
+        let (of_election, election_directory) =
+            config.election.as_ref().and_then(|with| election::directory(&with.backend)).unzip();
         let places = [
-            ("state file", Some(state_directory)),
-            ("publication logs", Some(&gateway.log_dir)),
-            ("latency logs", latency_directory),
-            ("audit", audit_directory.as_deref()),
-            ("control socket", control_directory.as_deref()),
-            ("admin socket", admin_directory.as_deref()),
+            ("state file", Some(state_directory), false),
+            ("publication logs", Some(&gateway.log_dir), false),
+            ("latency logs", latency_directory, true),
+            ("audit", audit_directory.as_deref(), audit_may_begin_later),
+            ("control socket", control_directory.as_deref(), false),
+            ("admin socket", admin_directory.as_deref(), false),
+            (of_election.unwrap_or_default(), election_directory, false),
         ];
-        let places = places.into_iter().filter_map(|(owner, directory)| Some((owner, directory?)));
-        let of_election = config.election.as_ref().and_then(|with| election::directory(&with.backend));
-        // An audit file that exists can be opened, and is written when there is room.
-        let has_audit = |audit: &PathBuf| File::options().append(true).open(audit).is_ok();
-        for (owner, directory) in places.chain(of_election) {
-            let may_begin_later = match owner {
-                "latency logs" => true,
-                "audit" => gateway.audit_file.as_ref().is_some_and(has_audit),
-                _ => false,
-            };
-            self.directory(owner, directory, may_begin_later);
+        for (owner, directory, may_begin_later) in places {
+            if let Some(directory) = directory {
+                self.directory(owner, directory, may_begin_later);
+            }
         }
         self.log_group(gateway);
         if let Err(error) = StateFile::check(&gateway.state_file) {

@@ -1,8 +1,8 @@
 //! Limits how often each alarm is written: at most once in an interval for each text and thing that it names. The last one that was
 //! held back is written when the interval ends, with the number of those before it. So the log shows how the condition
 //! began and how it is now, however often it is raised. The same holds for what ends an alarm (field `ends`), and for other warnings about a
-//! channel, which are written each second as long as their counter grows. An end does not overtake its alarm: what is held back of the
-//! alarm is written before it.
+//! channel, which are written each second as long as their counter grows. An end does not overtake its alarm, nor an alarm its end: what
+//! is held back of the other one is written before it.
 
 use std::{
     collections::BTreeMap,
