@@ -372,6 +372,14 @@ static void totals_beyond_the_memory_are_refused(void)
     CHECK(send_chunk(larger, 0) == MDGW_USED && send_chunk(larger, 1) == MDGW_WINDOW_FULL);
     send_pass((image){.number = 6, .next = 10});
     EXPECT("session s10/6.0 s10/6.1 s10/6.2 m10 ");
+    /* Such a chunk replaces no image that is being collected. */
+    begin_with(&config);
+    publish(10, 11);
+    send_chunk((image){.number = 5, .next = 10}, 0);
+    CHECK(send_chunk((image){.number = 6, .next = 10, .record_bytes = (1 << 10) + 8}, 0) == MDGW_WINDOW_FULL);
+    send_chunk((image){.number = 5, .next = 10}, 1);
+    send_chunk((image){.number = 5, .next = 10}, 2);
+    EXPECT("session s10/5.0 s10/5.1 s10/5.2 m10 ");
 }
 
 static void many_images_never_mix(void)

@@ -235,6 +235,19 @@ def too_large_an_image_is_refused():
     assert not harness.channel.group_image.chunks
 
 
+def an_image_too_large_to_collect_replaces_none():
+    small = len(record(0)) * PER_CHUNK * CHUNKS
+    harness = Harness(snapshot_bytes_max=small)
+    harness.publish(10, 12)
+    harness.image(5, 11, [0, 1])
+    oversized = bytearray(chunk(6, 11, 0))
+    offset = mdgw.PACKET_HEADER.size + mdgw.FRAME_HEADER.size + 24
+    oversized[offset : offset + 8] = (small + 1).to_bytes(8, "little")
+    assert harness.group(bytes(oversized)) == "window_full"
+    harness.image(5, 11, [2])
+    harness.expect("session", image_items(5, 11), messages(11, 12))
+
+
 def a_session_from_its_first_message_needs_no_image():
     harness = Harness()
     assert harness.receiver.needs_snapshot_group, "its first packet may come at any time"
@@ -497,6 +510,7 @@ a_damaged_and_a_suspect_image_are_not_used()
 losses_discard_images_from_before_them()
 messages_are_kept_within_a_bound()
 too_large_an_image_is_refused()
+an_image_too_large_to_collect_replaces_none()
 a_session_from_its_first_message_needs_no_image()
 state_and_end_come_behind_the_messages()
 a_new_session_ends_the_wait()

@@ -289,8 +289,8 @@ impl RetransmissionClient {
         self.0.send(request.to_packet().as_bytes()).unwrap();
     }
 
-    fn is_answered_within(&self, patience: Duration) -> bool {
-        self.0.set_read_timeout(Some(patience)).unwrap();
+    fn is_answered_within(&self, limit: Duration) -> bool {
+        self.0.set_read_timeout(Some(limit)).unwrap();
         let mut datagram = [0; 2_048];
         match self.0.recv(&mut datagram) {
             Ok(length) => {

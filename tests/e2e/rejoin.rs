@@ -19,10 +19,11 @@ use mdgw_pair::pair_link::{
 use mdgw_runtime::gateway::StartMode;
 use mdgw_tests::{
     elected_pair::ElectedPair,
-    gateway_fixture::{GatewayFixture, GatewayOptions},
-    pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, log_entries, messages_of},
-    process::{MdgwProcess, Signal, TEST_TIMEOUT},
+    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, has_gap, log_entries, messages_of},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
     stalling_relay::StallingRelay,
+    trading_day::TradingDay,
 };
 
 const MESSAGES: &str = "60000";
@@ -234,4 +235,31 @@ fn a_gateway_started_alone_leads() {
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     let stderr = pair.gateways.stop(1);
     assert!(stderr.contains("leads"), "{stderr}");
+}
+
+/// Neither gateway nor the venue has the session's beginning. The second one requests it from the first one.
+#[test]
+fn two_gateways_that_begin_late_raise_late_start_and_count_no_gap() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    let day = TradingDay::of(pair.gateways.fixture(1), 2_000);
+    pair.start(1);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    pair.wait_until_eligible(2);
+    day.play_second_half(pair.gateways.fixture(1));
+    for node in [1, 2] {
+        let gateway = pair.gateways.running(node).unwrap();
+        let _alarm = gateway.wait_for_stderr("alarm=\"late-start\"");
+        let socket = pair.gateways.fixture(node).path("control");
+        let top = process::run(["top", "--once", "--json", "--interval", "1ms", "--socket", text(&socket)]);
+        let top = top.expect_code(0).json();
+        let channel = &top["channels"][0];
+        assert_eq!((&channel["late_starts"], &channel["gaps"]), (&1.into(), &0.into()), "gateway {node}: {channel}");
+    }
+    // The standby stops first, so that neither takes over.
+    let stderr = [pair.gateways.stop(2), pair.gateways.stop(1)];
+    assert!(stderr.iter().all(|lines| !lines.contains("gap-declared")), "{stderr:?}");
+    // The second gateway has asked: its log says what its peer does not have.
+    let have_gaps = [1, 2].map(|node| has_gap(&log_entries(pair.gateways.fixture(node))));
+    assert_eq!(have_gaps, [false, true]);
 }

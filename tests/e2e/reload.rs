@@ -1,7 +1,7 @@
 //! A running gateway whose configuration changes: channels and output lines come and go under load.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, net::UdpSocket, path::PathBuf};
+use std::{fs, net::UdpSocket, path::PathBuf, process::Command};
 
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined, write_key, write_key_of},
@@ -324,7 +324,8 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     let fixtures = [GatewayFixture::new(), GatewayFixture::new()];
     let options = GatewayOptions::itch();
     let plain = ConfigParts::of(&fixtures, &options, 1);
-    let parts = with_observers(&plain, &fixtures[0], &free_address().to_string());
+    let mut parts = with_observers(&plain, &fixtures[0], &free_address().to_string());
+    parts.after += &format!("[journal]\ndirectory = \"{}\"\n", text(&fixtures[0].path("journal")));
     let path = fixtures[0].path("reload.toml");
     let one = parts.text(&["one"], &[0]);
     let running = Reloading::start(path.clone(), &one);
@@ -340,8 +341,12 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     let changed = reload(&[text(&path)]).expect_code(0).stdout;
     assert!(changed.contains("\n  channel.two: added\n"), "{changed}");
     assert!(changed.contains("\n  retransmission.requests_per_second: 10000 -> 5000\n"), "{changed}");
-    assert_eq!(changed.lines().count(), 3, "{changed}");
+    let restart = changed.lines().last().unwrap();
+    assert_eq!(restart, "restart mdgw journal: it does not know an added channel before");
+    assert_eq!(changed.lines().count(), 4, "{changed}");
     assert_eq!(shown(&socket), ["one", "two"]);
+    let in_log = "mdgw journal does not know an added channel before its next start";
+    let _line = running.gateway.wait_for_stderr(in_log);
 
     // All that is refused, each with its reason, and nothing of what could be applied.
     write(&one.replace("threads = 2", "threads = 3").replace("[gateway]", "[gateway]\nlock_memory = false"));
@@ -365,9 +370,18 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     let other = reload(&[text(&copy)]).expect_code(1);
     assert!(other.stderr.contains("copy.toml") && other.stderr.contains("runs with"), "{}", other.stderr);
 
+    // To open a pipe would hold up the gateway.
+    fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let refused = reload(&["--socket", text(&socket)]).expect_code(1);
+    assert!(refused.stderr.contains("is not a regular file"), "{}", refused.stderr);
+    fs::remove_file(&path).unwrap();
+
     write(&slower);
     let json = reload(&["--json", text(&path)]).expect_code(0).json();
     assert_eq!(json["changed"], serde_json::json!([]), "{json}");
+    // Both signals may be pending at once.
+    running.gateway.signal(Signal::HangUp);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 
     let unanswered = reload(&[text(&path)]).expect_code(2);

@@ -520,6 +520,8 @@ fn a_leader_with_a_witness_a_sentinel_and_the_kernel_fence_runs_under_the_units(
     let own = read(&Path::new("/proc").join(gateway.id().to_string()).join("cgroup"));
     assert!(own.lines().any(|line| line.ends_with(&format!("/mdgw-fence-{}", gateway.id()))), "{own}");
 
+    // A service that a signal for a reload ends is not started again.
+    sentinel.signal(Signal::HangUp);
     gateway.signal(Signal::Kill);
     let announced = sentinel.wait_for_stderr("gateway died: remaining threads killed, death announced");
     assert!(announced.contains("refused=0"), "{announced}");

@@ -197,6 +197,13 @@ impl LogEntry {
     }
 }
 
+/// Whether the log says of any messages that they are missing.
+#[must_use]
+pub fn has_gap(entries: &[LogEntry]) -> bool {
+    let mut frames = entries.iter().flat_map(|entry| Frames::of_body(&entry.payload));
+    frames.any(|(header, _)| header.kind == FrameKind::Gap as u8)
+}
+
 /// All entries of a gateway's publication log.
 #[must_use]
 pub fn log_entries(fixture: &GatewayFixture) -> Vec<LogEntry> {

@@ -1711,11 +1711,16 @@ static bool is_same_image(const image *a, const image *b)
 
 static size_t chunks_max(const mdgw_config *config) { return config->snapshot_bytes_max / CHUNK_BYTES_MIN + 1; }
 
+static bool is_too_large(const mdgw_config *config, const image *image)
+{
+    return image->record_bytes > config->snapshot_bytes_max || image->chunk_count > chunks_max(config);
+}
+
 /* Discards what was collected, and begins with that image if it is not too large. */
 static mdgw_reason begin_assembly(const mdgw_config *config, assembly *assembly, const image *image)
 {
     assembly->has_image = false;
-    if (image->record_bytes > config->snapshot_bytes_max || image->chunk_count > chunks_max(config))
+    if (is_too_large(config, image))
         return MDGW_WINDOW_FULL;
     if (++assembly->generation == 0) {
         memset(assembly->chunks, 0, chunks_max(config) * sizeof *assembly->chunks);
@@ -1816,6 +1821,9 @@ static mdgw_reason add_group_chunk(channel *channel, const image *image, uint32_
         /* A complete image needs nothing more. Another image has another number. */
         if (group->is_complete || image->number == assembly->image.number)
             return MDGW_ANSWER_UNREQUESTED;
+        /* An image that can never be collected must not discard one that can. */
+        if (is_too_large(&channel->receiver->config, image))
+            return MDGW_WINDOW_FULL;
         leave_group_image(group);
     }
     mdgw_reason reason = assembly->has_image ? MDGW_USED : begin_assembly(&channel->receiver->config, assembly, image);

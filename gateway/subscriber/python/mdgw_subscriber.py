@@ -855,10 +855,14 @@ class _Assembly:
         self.chunks: dict = {}
         self.record_bytes = self.record_count = 0
 
-    def choose(self, image):
-        """Collects this image from now on. Raises `Refused`: it is too large."""
+    def check_size(self, image):
+        """Raises `Refused`: the image's records are beyond the limit."""
         if image[4] > self.bytes_max:
             raise Refused("window_full")
+
+    def choose(self, image):
+        """Collects this image from now on. Raises `Refused`: it is too large."""
+        self.check_size(image)
         self.image = image
 
     def add(self, image, chunk, frame):
@@ -910,7 +914,7 @@ class _Snapshot(_Assembly):
         """Discards everything. A rebuild needs an image without suspect books at `rebuilt_from` or later, a start (None) any."""
         self.rebuilt_from: Optional[int] = rebuilt_from
         self.restart()
-        # How often an image was begun, a service asked for patience, and an image was left for another one.
+        # How often an image was begun, a service was about to take one, and an image was left for another one.
         self.attempts = self.waits = self.images_left = 0
         # The answer to the last request is such an image.
         self.leaves_image = False
@@ -1033,6 +1037,8 @@ class _GroupImage(_Assembly):
             # A complete image needs nothing more. Another image has another number.
             if self.complete_until is not None or image[0] == self.image[0]:
                 raise Refused("answer_unrequested")
+            # An image that can never be collected must not discard one that can.
+            self.check_size(image)
             self.leave()
         if self.image is None:
             self.choose(image)

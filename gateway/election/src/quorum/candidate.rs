@@ -457,8 +457,8 @@ impl Candidate {
     fn forget(&mut self, now: MonoNs) {
         let keep_ns = self.config.timing.lease_ns;
         self.pending.retain(|_, sent| now.since(sent.at) < keep_ns);
-        let patience_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
-        self.configurations.retain(|_, (_, received_at)| now.since(*received_at) < patience_ns);
+        let retained_ns = self.config.timing.wait_ns().saturating_mul(CONFIG_MISMATCH_WAIT_LEASES);
+        self.configurations.retain(|_, (_, received_at)| now.since(*received_at) < retained_ns);
     }
 }
 

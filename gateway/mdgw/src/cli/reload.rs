@@ -104,7 +104,23 @@ fn text(answer: &Value) -> anyhow::Result<String> {
             }
         }
     }
+    // A gateway of an earlier version does not say.
+    for program in answer["restart"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        writeln!(text, "restart {program}: it does not know an added channel before")?;
+    }
     Ok(text)
+}
+
+/// The programs beside this gateway that know the channels of their own start only, if a channel was added.
+pub(super) fn to_restart(changed: &[Changed], config: &Resolved) -> Vec<&'static str> {
+    let is_added = |changed: &Changed| changed.old.is_none() && changed.new.as_deref() == Some(WHOLE_CHANNEL);
+    let programs = [
+        ("mdgw live", config.live.is_some()),
+        ("mdgw journal", config.journal.is_some()),
+        ("mdgw nats", config.nats.is_some()),
+    ];
+    let configured = programs.into_iter().filter(|(_, is_configured)| *is_configured && changed.iter().any(is_added));
+    configured.map(|(program, _)| program).collect()
 }
 
 /// The gateway reads no table of another process, so it cannot refuse a change there.
@@ -144,13 +160,14 @@ mod tests {
             ("live.listen", None, value("127.0.0.1:13000")),
         ]
         .map(|(key, old, new)| Changed { key: key.to_owned(), old, new });
-        let answer = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": changed });
+        let answer = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": changed, "restart": ["mdgw journal"] });
         expect_test::expect![[r"
             reloaded /etc/mdgw/mdgw.toml:
               channel.two: added
               channel.three: removed
               latency.interval_ms: 1000 -> 100
               live.listen: unset -> 127.0.0.1:13000 (for the next start of mdgw live)
+            restart mdgw journal: it does not know an added channel before
         "]]
         .assert_eq(&text(&answer).unwrap());
         let same = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": [] });

@@ -24,6 +24,7 @@ use super::{
     Outcome, error_chain,
     logging::{self, Log},
     print, protect_secrets,
+    reload::to_restart,
     service_manager::ServiceManager,
     warn,
 };
@@ -280,8 +281,12 @@ impl Reloading<'_> {
                 self.log.set(&new.log);
                 let changed = Resolved::changed_settings(config, &new);
                 tracing::info!(config = %path, changed = changed_keys(&changed), "configuration reloaded");
+                let restart = to_restart(&changed, &new);
+                for program in &restart {
+                    tracing::warn!("{program} does not know an added channel before its next start");
+                }
                 *config = new;
-                Ok(json!({ "config": self.args.config, "changed": changed }))
+                Ok(json!({ "config": self.args.config, "changed": changed, "restart": restart }))
             }
             Err(refused) => {
                 for refused in &refused {

@@ -195,6 +195,12 @@ impl Host {
                 ));
             }
         }
+        if self.receive_buffer_bytes_max.is_none() {
+            found.warnings.push(
+                "net.core.rmem_max cannot be read, so whether the kernel grants receive_buffer_bytes is not known"
+                    .to_owned(),
+            );
+        }
         let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
         for channel in &config.channels {
             for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
@@ -578,7 +584,7 @@ const STICKY: u32 = 0o1000;
 
 #[cfg(test)]
 mod tests {
-    use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _};
+    use std::{net::Ipv4Addr, os::unix::fs::PermissionsExt as _, process::Command};
 
     use super::*;
 
@@ -610,6 +616,12 @@ mod tests {
         );
         assert_eq!(warnings.len(), 4);
         assert!(warnings[0].contains("limits receive buffers to 208 KiB"), "{warnings:?}");
+        let unreadable = Host { receive_buffer_bytes_max: None, ..host };
+        let warnings = unreadable.findings(&Resolved::shipped()).warnings;
+        assert!(
+            matches!(&warnings[..], [text] if text.starts_with("net.core.rmem_max cannot be read")),
+            "{warnings:?}"
+        );
     }
 
     #[test]
@@ -716,6 +728,12 @@ mod tests {
         assert_eq!(host.findings(&config).faults, [expected]);
         config.gateway.audit_file = Some("/dev/full".into());
         assert!(refusals(&config).contains(&"audit file /dev/full is not a regular file".to_owned()));
+        // Opening it would block.
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("audit");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        config.gateway.audit_file = Some(pipe.clone());
+        assert!(refusals(&config).contains(&format!("audit file {} is not a regular file", pipe.display())));
     }
 
     #[test]

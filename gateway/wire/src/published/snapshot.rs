@@ -243,6 +243,11 @@ impl SnapshotAssembly {
         self.parts.as_ref().map(|parts| &parts.image)
     }
 
+    /// Whether the image's records are within `bytes_max`.
+    pub(crate) fn can_hold(&self, image: &SnapshotImage) -> bool {
+        image.record_bytes <= self.bytes_max
+    }
+
     /// Adds a chunk. The first one decides which image it is.
     ///
     /// # Errors
@@ -250,15 +255,10 @@ impl SnapshotAssembly {
     /// - [`DropReason::AnswerUnrequested`]: a chunk of another image, or with other totals.
     /// - [`DropReason::Duplicate`]: the chunk is there.
     pub fn add(&mut self, chunk: &SnapshotChunk<'_>) -> Result<ChunkOutcome, DropReason> {
-        let parts = match &mut self.parts {
-            Some(parts) => parts,
-            None => {
-                if chunk.image.record_bytes > self.bytes_max {
-                    return Err(DropReason::WindowFull);
-                }
-                self.parts.insert(Parts::new(chunk.image))
-            }
-        };
+        if self.parts.is_none() && !self.can_hold(&chunk.image) {
+            return Err(DropReason::WindowFull);
+        }
+        let parts = self.parts.get_or_insert_with(|| Parts::new(chunk.image));
         parts.add(chunk)?;
         if parts.chunks.len() as u64 != u64::from(parts.image.chunk_count) {
             return Ok(ChunkOutcome::Added);

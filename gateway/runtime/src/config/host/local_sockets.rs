@@ -125,4 +125,25 @@ mod tests {
         drop((listener, datagrams));
         assert_eq!(ports_in_use(&config), [""; 0]);
     }
+
+    #[test]
+    fn the_pair_link_needs_its_port_for_streams_and_for_datagrams() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = include_str!("../../../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        config.gateway.log_dir = folder.path().to_owned();
+        let mut listens_at = |address| {
+            let Ok(SocketAddr::V4(listen)) = address else { panic!("{address:?}") };
+            config.election.as_mut().unwrap().link.as_mut().unwrap().listen = listen;
+            let found = ports_in_use(&config);
+            found.iter().any(|text| text.starts_with(&format!("election.link.listen {listen} is in use")))
+        };
+        let streams = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(listens_at(streams.local_addr()));
+        let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(listens_at(datagrams.local_addr()));
+        let free = datagrams.local_addr();
+        drop(datagrams);
+        assert!(!listens_at(free));
+    }
 }

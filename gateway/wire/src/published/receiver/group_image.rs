@@ -59,6 +59,10 @@ impl GroupImage {
             if self.complete_until.is_some() || collected.image == image.image {
                 return Err(DropReason::AnswerUnrequested);
             }
+            // An image that can never be collected must not discard one that can.
+            if !self.assembly.can_hold(image) {
+                return Err(DropReason::WindowFull);
+            }
             self.left = Some(*collected);
             self.assembly.clear();
         }

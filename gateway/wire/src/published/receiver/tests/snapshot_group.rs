@@ -224,6 +224,20 @@ fn another_image_replaces_one_that_is_incomplete() {
     assert_eq!(harness.take_items(), image(6, 13).items());
 }
 
+/// A chunk of an image that is beyond the limit, be it forged.
+#[test]
+fn an_image_too_large_to_collect_replaces_none() {
+    let mut harness = Harness::with(|config| config.snapshot_bytes_max = 1 << 10);
+    harness.publish(10..13);
+    harness.chunks(image(5, 11), [0, 2]);
+    let mut oversized = image(6, 13).chunk(0);
+    // The image's bytes of records, in the chunk's frame.
+    oversized[64 + 32 + 24..][..8].copy_from_slice(&((1 << 10) + 1_u64).to_le_bytes());
+    assert_eq!(harness.group(&oversized), Err(DropReason::WindowFull));
+    harness.chunks(image(5, 11), [1]);
+    assert_eq!(harness.take_items(), [words("session"), image(5, 11).items(), messages(11..13)].concat());
+}
+
 #[test]
 fn suspect_images_are_left() {
     let mut harness = Harness::new();
