@@ -12,7 +12,7 @@ use mdgw_feeds::published::{packet::parse_packet, snapshot::SnapshotChunk};
 use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined, write_key},
-    order_books::{ConsumerBooks, FileContent},
+    order_books::{ConsumerBooks, FileContent, symbols_of_file},
     process::{self, MdgwProcess, Signal, wait_until},
     relay::LossyRelay,
     trading_day::TradingDay,
@@ -46,7 +46,11 @@ fn check_books(day: &TradingDay, tail: MdgwProcess, out: &Path) -> FileContent {
     let tail = tail.expect_code(code);
     assert!(!tail.stderr.contains("lost [") && !tail.stderr.contains("gap ["), "{}", tail.stderr);
     let (expected, whole) = ConsumerBooks::of_file(&day.expected);
-    let (found, content) = ConsumerBooks::of_file(&fs::read(out).unwrap());
+    let recorded = fs::read(out).unwrap();
+    let (found, content) = ConsumerBooks::of_file(&recorded);
+    let symbols = symbols_of_file(&day.expected);
+    assert_eq!(symbols_of_file(&recorded), symbols);
+    assert!(!symbols.is_empty());
     assert!(!expected.orders.is_empty() && content.snapshot_records > 0, "{content:?}");
     assert!(content.live_records < whole.live_records, "{content:?} of {whole:?}");
     assert_eq!(content.suspect_records, 0, "{content:?}");

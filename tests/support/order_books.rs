@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dbn::{
     MboMsg, Mbp10Msg,
-    decode::{DecodeRecordRef, dbn::Decoder},
+    decode::{DbnMetadata as _, DecodeRecordRef, dbn::Decoder},
     flags,
 };
 
@@ -26,6 +26,17 @@ pub struct FileContent {
     pub suspect_records: usize,
     /// Other records.
     pub live_records: usize,
+}
+
+/// The symbols that a file's metadata names, with the instrument of each.
+///
+/// # Panics
+/// If the file is no DBN.
+#[must_use]
+pub fn symbols_of_file(file: &[u8]) -> BTreeMap<String, String> {
+    let metadata = Decoder::new(file).expect("a DBN file").metadata().clone();
+    let of_symbol = |mapping: dbn::SymbolMapping| Some((mapping.raw_symbol, mapping.intervals.last()?.symbol.clone()));
+    metadata.mappings.into_iter().filter_map(of_symbol).collect()
 }
 
 impl ConsumerBooks {

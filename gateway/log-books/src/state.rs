@@ -21,9 +21,7 @@ use crate::{
 };
 
 /// Follows the log of a channel and keeps its state: the books by order, if it publishes mbo, and the latest record of mbp-10, mbp-1
-/// and status of each instrument.
-///
-/// Definitions and symbol mappings are not part of it: the retransmission service keeps those of the whole session anyway.
+/// and status of each instrument. Beside the state it keeps the latest symbol mapping and definition of each instrument.
 #[derive(Debug)]
 pub struct ChannelState {
     reader: Reader,
@@ -40,6 +38,8 @@ struct Contents {
     /// Instruments that had an order in the session.
     ordered: BTreeSet<u32>,
     latest: BTreeMap<(u32, u8), Latest>,
+    /// Of each instrument of the session: its symbol mapping, then, with `true`, its definition.
+    names: BTreeMap<(u32, bool), Vec<u8>>,
     /// Records of the message in progress, of which not all parts were read.
     message: Vec<u8>,
     session: Option<SessionBytes>,
@@ -63,7 +63,8 @@ struct Latest {
 /// The state at one position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StateSnapshot {
-    /// DBN records, back to back: the books by order, each after a clear; then the latest records, by instrument.
+    /// DBN records, back to back: the books by order, each after a clear; then the latest records, by instrument. Before all of them
+    /// symbol mappings and definitions, if they were asked for.
     pub records: Vec<u8>,
     /// How many of them are resting orders.
     pub order_count: u64,
@@ -100,6 +101,7 @@ impl ChannelState {
             books: None,
             ordered: BTreeSet::new(),
             latest: BTreeMap::new(),
+            names: BTreeMap::new(),
             message: Vec::new(),
             session: None,
             next_entry: 0,
@@ -135,20 +137,31 @@ impl ChannelState {
     /// The state at [`Self::position`].
     #[must_use]
     pub fn snapshot(&self) -> StateSnapshot {
-        self.contents.snapshot()
+        self.contents.snapshot(false)
+    }
+
+    /// As [`Self::snapshot`], with the symbol mapping and the definition of each instrument that the log has.
+    #[must_use]
+    pub fn snapshot_with_names(&self) -> StateSnapshot {
+        self.contents.snapshot(true)
     }
 }
 
 impl Contents {
-    fn snapshot(&self) -> StateSnapshot {
+    fn snapshot(&self, has_names: bool) -> StateSnapshot {
         let mut snapshot = StateSnapshot { ts_recv: self.ts_recv, ..Default::default() };
         let out = &mut snapshot.records;
         let mut instruments: BTreeSet<u32> = self.latest.keys().map(|(instrument, _)| *instrument).collect();
+        if has_names {
+            instruments.extend(self.names.keys().map(|(instrument, _)| *instrument));
+            self.names.values().for_each(|record| out.extend_from_slice(record));
+        }
         if let Some(books) = &self.books {
+            let begin = out.len();
             out.reserve((books.order_count() + instruments.len()) * size_of::<dbn::MboMsg>());
             let is_suspect = |instrument| self.is_incomplete || self.suspect.contains(&instrument);
             books.append_all(&self.ordered, &self.head, is_suspect, out);
-            let (records, _) = out.as_chunks::<{ size_of::<dbn::MboMsg>() }>();
+            let (records, _) = out[begin..].as_chunks::<{ size_of::<dbn::MboMsg>() }>();
             instruments.extend(records.iter().map(|record| record::instrument_id(record)));
             snapshot.order_count = books.order_count() as u64;
             snapshot.is_suspect = !self.suspect.is_empty();
@@ -216,6 +229,7 @@ impl Contents {
         }
         self.ordered.clear();
         self.latest.clear();
+        self.names.clear();
         self.message.clear();
         self.suspect.clear();
         (self.next, self.is_incomplete) = (FIRST_SEQUENCE, false);
@@ -270,6 +284,7 @@ impl Contents {
                     }
                 }
                 rtype::MBP_1 | rtype::MBP_10 | rtype::STATUS => self.keep_latest(kind, record, is_suspect),
+                rtype::SYMBOL_MAPPING | rtype::INSTRUMENT_DEF => self.keep_name(kind, record),
                 _ => {}
             }
         }
@@ -321,6 +336,13 @@ impl Contents {
         }
     }
 
+    fn keep_name(&mut self, kind: u8, record: &[u8]) {
+        let key = (record::instrument_id(record), kind == rtype::INSTRUMENT_DEF);
+        if self.names.len() < NAME_KINDS * self.limits.instruments_max as usize || self.names.contains_key(&key) {
+            self.names.insert(key, record.to_vec());
+        }
+    }
+
     fn keep_latest(&mut self, kind: u8, record: &[u8], is_suspect: bool) {
         // The levels of a trade are those before its effect, and nobody must count the trade again.
         let action = record.get(offset_of!(dbn::Mbp1Msg, action));
@@ -365,6 +387,8 @@ fn flags_offset(kind: u8) -> Option<usize> {
 const FIRST_SEQUENCE: u64 = 1;
 /// Kinds of records of which the latest is kept.
 const RECORD_KINDS: usize = 3;
+/// Symbol mappings and definitions.
+const NAME_KINDS: usize = 2;
 
 #[cfg(test)]
 mod tests;

@@ -43,6 +43,12 @@ impl TestLog {
         self.entry(SESSION, (sequence, sequence + 1), &frame(sequence, flags, 0, records));
     }
 
+    fn gap(&mut self, first: u64, next: u64) {
+        let meta = FrameMeta::control(FrameKind::Gap, Sequence(first), Sequence(next));
+        let body = GapBody { first: U64::new(first), next: U64::new(next) };
+        self.entry(SESSION, (first, next), &[meta.header(0, body.as_bytes()).as_bytes(), body.as_bytes()].concat());
+    }
+
     fn state(&self) -> ChannelState {
         let limits = BookLimits { orders_max: 100, levels_max: 100, instruments_max: 100, ..BookLimits::default() };
         ChannelState::open(self.directory.path(), ChannelId(1), limits).unwrap()
@@ -175,11 +181,7 @@ fn a_message_in_parts_is_applied_as_a_whole() {
 
 #[test]
 fn books_that_may_lack_orders_are_marked_until_the_next_session() {
-    let gap = |log: &mut TestLog| {
-        let meta = FrameMeta::control(FrameKind::Gap, Sequence(2), Sequence(4));
-        let body = GapBody { first: U64::new(2), next: U64::new(4) };
-        log.entry(SESSION, (2, 4), &[meta.header(0, body.as_bytes()).as_bytes(), body.as_bytes()].concat());
-    };
+    let gap = |log: &mut TestLog| log.gap(2, 4);
     let hole = |log: &mut TestLog| log.message(4, WHOLE, &[mbo(b'A', 6, 9, 10, 7, true).as_ref()]);
     let undecoded = |log: &mut TestLog| log.message(2, WHOLE.with(FrameFlags::SUSPECT), &[]);
     let lose: [&dyn Fn(&mut TestLog); 3] = [&gap, &hole, &undecoded];
@@ -239,4 +241,39 @@ fn a_copy_of_the_peers_books_fills_what_the_log_lacks() {
         while state.follow(1) {}
         assert_eq!(texts(&state.snapshot()), expected, "{next} {is_suspect}");
     }
+}
+
+#[test]
+fn names_come_first_if_asked_for_and_are_those_of_the_session() {
+    let name = |instrument: u32, symbol: u8| {
+        let hd = RecordHeader::new::<dbn::SymbolMappingMsg>(rtype::SYMBOL_MAPPING, 2, instrument, 1);
+        let mut mapping = dbn::SymbolMappingMsg { hd, ..Default::default() };
+        mapping.stype_out_symbol[0] = c_char_of(symbol);
+        mapping
+    };
+    let hd = RecordHeader::new::<dbn::InstrumentDefMsg>(rtype::INSTRUMENT_DEF, 2, 5, 1);
+    let definition = dbn::InstrumentDefMsg { hd, ..Default::default() };
+    let mut log = TestLog::new();
+    log.message(1, WHOLE, &[definition.as_ref(), name(5, b'A').as_ref(), mbo(b'A', 5, 1, 10, 7, true).as_ref()]);
+    log.message(2, WHOLE, &[name(4, b'B').as_ref(), mbp_1(b'A', 4, 11).as_ref()]);
+    log.message(3, WHOLE, &[name(7, b'C').as_ref()]);
+    log.message(4, WHOLE, &[name(5, b'D').as_ref()]);
+    let snapshots = |log: &TestLog| {
+        let mut state = log.state();
+        while state.follow(1) {}
+        (state.snapshot(), state.snapshot_with_names())
+    };
+    let (books, whole) = snapshots(&log);
+    let names: Vec<u8> =
+        [name(4, b'B').as_ref(), name(5, b'D').as_ref(), definition.as_ref(), name(7, b'C').as_ref()].concat();
+    assert_eq!(whole.records, [names, books.records.clone()].concat());
+    assert_eq!(texts(&books), ["R5", "A5 7@10 #1", "0x1 4 11"]);
+    assert_eq!((books.instrument_count, whole.instrument_count), (2, 3));
+    assert_eq!((whole.order_count, whole.is_suspect, whole.ts_recv), (1, false, books.ts_recv));
+    // A gap makes books suspect, and no name wrong. The next session has names of its own.
+    log.gap(5, 6);
+    let (books, whole) = snapshots(&log);
+    assert_eq!(whole.records.len() - books.records.len(), 3 * size_of_val(&name(4, 0)) + size_of_val(&definition));
+    log.entry([8; 16], (1, 2), &frame(1, WHOLE, 0, &[name(9, b'E').as_ref()]));
+    assert_eq!(snapshots(&log).1.records, name(9, b'E').as_ref());
 }

@@ -87,6 +87,8 @@ pub(crate) const TTL: Bound = bound(0, 255, 1, "hops");
 /// UDP payload of an unfragmented Ethernet packet. The minimum holds the largest single record, a definition of 520 bytes, with the headers
 /// of frame and packet and the tag.
 pub(crate) const PAYLOAD_BYTES_MAX: Bound = bound(632, PUBLISHED_BYTES_MAX, 1_472, "bytes");
+/// With a snapshot group: a definition in a chunk has the head of the chunk too.
+pub(crate) const PAYLOAD_BYTES_WITH_SNAPSHOTS_MIN: usize = 712;
 /// The largest packet that a gateway can be configured to publish: the UDP payload of a jumbo frame of 9,000 bytes.
 pub const PUBLISHED_BYTES_MAX: i64 = 8_972;
 /// Heartbeat interval: the longest time that an idle channel publishes nothing.

@@ -97,12 +97,15 @@ fn books_bytes(channel: &ChannelSetup) -> usize {
 fn snapshots_bytes(channel: &ChannelSetup, images: u64) -> u64 {
     let BookLimits { orders_max, instruments_max, .. } = channel.book;
     let orders = if channel.feed.is_by_order() { u64::from(orders_max) * size_of::<dbn::MboMsg>() as u64 } else { 0 };
+    let names = u64::from(instruments_max) * NAMES_BYTES;
     let latest = u64::from(instruments_max) * LATEST_RECORDS_BYTES;
-    books_bytes(channel) as u64 + images * (orders + latest)
+    books_bytes(channel) as u64 + names + images * (orders + latest + names)
 }
 
 /// The latest records of one instrument: mbp-10, mbp-1 and status.
 const LATEST_RECORDS_BYTES: u64 = 368 + 80 + 40;
+/// The symbol mapping and the definition of one instrument.
+const NAMES_BYTES: u64 = (size_of::<dbn::SymbolMappingMsg>() + size_of::<dbn::InstrumentDefMsg>()) as u64;
 
 /// Bytes of the price levels. Each side of an instrument has a chunk of hot levels. The other levels are in trees of
 /// chunks, which are half full in the worst case.

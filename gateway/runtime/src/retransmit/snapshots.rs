@@ -357,7 +357,7 @@ impl SnapshotTaker {
             };
             // Without the lock: a million orders take a while.
             let Some(position) = position.filter(|_| is_wanted) else { continue };
-            let (image, duration_ns) = channel.take(position, next_image);
+            let (image, duration_ns) = channel.take(position, next_image, ChannelState::snapshot);
             if let Some(of_channel) = store.lock().get_mut(&channel.id) {
                 of_channel.is_wanted = false;
                 // Its age counts from here: an image that took longer than it stays fresh would never be offered.
@@ -368,7 +368,9 @@ impl SnapshotTaker {
             group.turn(now, &mut |id| {
                 let channel = channels.iter_mut().find(|channel| channel.id == id && !channel.is_behind);
                 let positioned = channel.and_then(|channel| Some((channel.state.position()?, channel)));
-                let image = positioned.map(|(position, channel)| channel.take(position, next_image).0);
+                // Its receivers cannot ask for names.
+                let state = ChannelState::snapshot_with_names;
+                let image = positioned.map(|(position, channel)| channel.take(position, next_image, state).0);
                 image.map_or(Taken::Early, Taken::Image)
             });
         }
@@ -412,10 +414,15 @@ impl TakenChannel {
     }
 
     /// An image of the state, which is at that position, and how long it took, ns.
-    fn take(&mut self, position: (SessionBytes, u64), next_image: &mut u32) -> (Image, u64) {
+    fn take(
+        &mut self,
+        position: (SessionBytes, u64),
+        next_image: &mut u32,
+        state: fn(&ChannelState) -> StateSnapshot,
+    ) -> (Image, u64) {
         *next_image = next_image.wrapping_add(1).max(1);
         let begin = mono_now();
-        let image = Image::new(*next_image, position, self.state.snapshot(), self.record_bytes_max);
+        let image = Image::new(*next_image, position, state(&self.state), self.record_bytes_max);
         let duration_ns = mono_now().since(begin);
         self.count(&image.totals, duration_ns);
         (image, duration_ns)

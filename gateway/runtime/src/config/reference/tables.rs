@@ -250,7 +250,11 @@ pub(super) const TABLES: [Table; 24] = [
                 "list of group numbers",
                 "Which groups are published here. A group belongs to one output.",
             ),
-            number("payload_bytes_max", limits::PAYLOAD_BYTES_MAX, "Largest UDP payload; 1472 fits an Ethernet frame."),
+            number(
+                "payload_bytes_max",
+                limits::PAYLOAD_BYTES_MAX,
+                "Largest UDP payload; 1472 fits an Ethernet frame. At least 712 beside `[output.snapshots]`.",
+            ),
             number("heartbeat_ms", limits::HEARTBEAT_MS, "Interval of heartbeats on idle channels."),
             optional(
                 "tag_key_files",

@@ -76,10 +76,22 @@ impl Resolver<'_> {
             }
             snapshots
         });
+        let payload_bytes_max: usize = self.number(&output.payload_bytes_max, limits::PAYLOAD_BYTES_MAX);
+        if let (Some(written), Some(_)) = (&output.payload_bytes_max, &snapshots)
+            && payload_bytes_max < limits::PAYLOAD_BYTES_WITH_SNAPSHOTS_MIN
+        {
+            let min = limits::PAYLOAD_BYTES_WITH_SNAPSHOTS_MIN;
+            self.add_problem(
+                &written.span(),
+                format!(
+                    "{payload_bytes_max} bytes: at least {min} with a snapshot group, whose chunks hold definitions"
+                ),
+            );
+        }
         OutputConfig {
             groups,
             lines,
-            payload_bytes_max: self.number(&output.payload_bytes_max, limits::PAYLOAD_BYTES_MAX),
+            payload_bytes_max,
             heartbeat_ns: self.number::<u64>(&output.heartbeat_ms, limits::HEARTBEAT_MS) * NS_PER_MS,
             tag_key_files: self.tag_key_files(output),
             accept_untagged: output.accept_untagged.as_ref().is_some_and(|written| *written.get_ref()),

@@ -1,5 +1,7 @@
 //! `[output.snapshots]`
 
+use mdgw_feeds::published::snapshot::CHUNK_OVERHEAD_BYTES;
+
 use super::*;
 
 #[test]
@@ -32,5 +34,25 @@ fn a_snapshot_group_has_an_address_of_its_own_and_the_senders_of_the_lines() {
             2 problems
             x.toml:26:11: output[0].snapshots.address: 233.54.12.111:26477: is also line A of channel "nasdaq"; the gateway would receive its own output
             x.toml:28:10: output[0].snapshots.passes: 0: must be between 1 and 16 (passes)"#]],
+    );
+}
+
+#[test]
+fn a_packet_holds_a_chunk_with_a_definition() {
+    let with = |payload_bytes_max: u32| {
+        let keys = format!(
+            "payload_bytes_max = {payload_bytes_max}\n[output.snapshots]\naddress = \"239.1.1.2:31000\"\ninterface = \"lo\"\n\
+             [[output.line]]"
+        );
+        with_edit("[[output.line]]", &keys)
+    };
+    let smallest = load(&with(712)).unwrap();
+    let chunk_bytes = CHUNK_OVERHEAD_BYTES + size_of::<dbn::InstrumentDefMsg>();
+    assert_eq!(smallest.outputs[0].frame_bytes_max(), chunk_bytes);
+    refused(
+        &with(711),
+        expect![
+            "x.toml:21:21: output[0].payload_bytes_max: 711 bytes: at least 712 with a snapshot group, whose chunks hold definitions"
+        ],
     );
 }
