@@ -24,14 +24,14 @@ use databento::{
 };
 use mdgw_tests::{
     captures::print_to_stderr,
-    feeds,
+    feeds::{self, MIDNIGHT_NS},
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::{self, Signal, TEST_TIMEOUT, wait_until},
     trading_day::{self, DATE, TradingDay},
 };
 use time::OffsetDateTime;
 
-use super::{KEY, LivePair, replay_offline, serve_whole_day, start_live_with};
+use super::{KEY, LivePair, replay_offline, serve_whole_day, start_live, start_live_with};
 
 /// The schemas, each with the type of its records.
 const SCHEMAS: [(Schema, u8); 7] = [
@@ -83,6 +83,51 @@ fn a_rust_client_gets_every_schema_as_offline_replay_makes_it() {
     assert_eq!(received.mapped, symbols);
     assert_eq!(received.records.iter().map(|record| instrument(record)).collect::<BTreeSet<_>>().len(), 2);
     assert_same_records(&received.records, &wanted.into_iter().cloned().collect::<Vec<_>>());
+
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The gateway ends a session when the venue begins another one. That is not the day's end.
+#[test]
+fn a_client_stays_while_the_venue_begins_its_session_anew() {
+    let fixture = GatewayFixture::new();
+    let sessions = (0..).zip([*b"MDGWSIM001", *b"MDGWSIM002", *b"MDGWSIM003"]);
+    let packets: Vec<_> = sessions
+        .flat_map(|(number, name)| {
+            feeds::itch_packets(feeds::itch_day(3_000, 8 + number), name, MIDNIGHT_NS + number * 60_000_000_000_000)
+        })
+        .collect();
+    let capture = fixture.path("three.pcap");
+    feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
+    let file = fixture.path("expected.dbn");
+    let offline = ["replay", "--offline", text(&capture), "--feed", "nasdaq-itch-5.0", "--date", DATE];
+    let _ = process::run(offline.iter().chain(&["--schema", "mbo", "--ts-recv", "none", "-o", text(&file)]));
+    let expected = records_of(&file);
+
+    let wanted = GatewayOptions { has_recovery: false, ..GatewayOptions::itch() };
+    let gateway = fixture.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    let (live, address) = start_live(&fixture);
+    let (has_begun, wait_for_begin) = mpsc::channel();
+    let received = thread::scope(|scope| {
+        let subscriptions = [Schema::Mbo, Schema::Ohlcv1D].map(|schema| subscription(schema, Symbols::All, 0));
+        let client = scope.spawn(move || {
+            run(Session::until_closed(&[address], subscriptions.to_vec(), |count| {
+                if count == 1 {
+                    has_begun.send(()).unwrap();
+                }
+            }))
+        });
+        let line = fixture.lines[0].to_string();
+        let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
+        let _ = process::run(replay).expect_code(0);
+        wait_for_begin.recv_timeout(TEST_TIMEOUT).unwrap();
+        client.join().unwrap().records
+    });
+    let (bars, orders): (Vec<_>, Vec<_>) = received.into_iter().partition(|record| record[1] == rtype::OHLCV_1D);
+    assert_same_records(&orders, &expected);
+    let instruments: BTreeSet<_> = bars.iter().map(|bar| instrument(bar)).collect();
+    assert!(!bars.is_empty() && instruments.len() == bars.len(), "more than one bar of an instrument and its day");
 
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);

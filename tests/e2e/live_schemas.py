@@ -61,27 +61,23 @@ def level(record: object) -> tuple:
 
 
 def bars(length_ns: int) -> list:
-    """Start, instrument, open, high, low, close and volume of each bar, by session."""
-    found = []
-    for session in sessions():
-        of_session = defaultdict(list)
-        found.append([])
-        for clock, record in session:
-            if record.action == "T" and record.price != UNDEF_PRICE:
-                start = clock // length_ns * length_ns
-                of_session[start, record.instrument_id].append((record.price, record.size))
-        for key, trades in sorted(of_session.items()):
-            prices = [price for price, _ in trades]
-            volume = sum(size for _, size in trades)
-            found[-1].append((*key, prices[0], max(prices), min(prices), prices[-1], volume))
+    """Start, instrument, open, high, low, close and volume of each bar. The venue's numbering may begin again within one."""
+    found, of_bar = [], defaultdict(list)
+    for clock, record in BEST_LEVELS:
+        if record.action == "T" and record.price != UNDEF_PRICE:
+            of_bar[clock // length_ns * length_ns, record.instrument_id].append((record.price, record.size))
+    for key, trades in sorted(of_bar.items()):
+        prices = [price for price, _ in trades]
+        volume = sum(size for _, size in trades)
+        found.append((*key, prices[0], max(prices), min(prices), prices[-1], volume))
     return found
 
 
 def samples(length_ns: int) -> list:
-    """Interval end, instrument, event time, last trade, sequence, flags and best level of each sample, by session."""
-    found = []
+    """Interval end, instrument, event time, last trade, sequence, flags and best level of each sample. Books of a session begin empty."""
+    trades, found = {}, {}
     for session in sessions():
-        trades, levels, of_session = {}, {}, {}
+        levels = {}
         for clock, record in session:
             instrument = record.instrument_id
             if record.action == "T":
@@ -89,15 +85,14 @@ def samples(length_ns: int) -> list:
             else:
                 levels[instrument] = level(record)
             end = (clock // length_ns + 1) * length_ns
-            of_session[end, instrument] = (
+            found[end, instrument] = (
                 record.ts_event,
                 *trades.get(instrument, (UNDEF_PRICE, UNDEF_ORDER_SIZE, "N")),
                 record.sequence,
                 LAST | int(record.flags) & MAYBE_BAD_BOOK,
                 levels.get(instrument, (UNDEF_PRICE, UNDEF_PRICE, 0, 0, 0, 0)),
             )
-        found.append([(*key, *sample) for key, sample in sorted(of_session.items())])
-    return found
+    return [(*key, *sample) for key, sample in sorted(found.items())]
 
 
 def expected(schema: str) -> list:
@@ -108,10 +103,9 @@ def expected(schema: str) -> list:
         return [bytes(record) for record in offline(schema)]
     length_ns = SECONDS[length] * 1_000_000_000
     found = bars(length_ns) if kind == "ohlcv" else samples(length_ns)
-    rows = [row for session in found[:-1] for row in session]
     open_from = max(record.ts_event for record in offline("all")) // length_ns * length_ns
     open_from += 0 if kind == "ohlcv" else length_ns
-    return rows + [row for row in found[-1] if HAS_ENDED or row[0] < open_from]
+    return [row for row in found if HAS_ENDED or row[0] < open_from]
 
 
 def fields(record: object) -> tuple:

@@ -394,9 +394,10 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
     let text = |error: io::Error| Refusal::of_peer(error.to_string());
     let own = |error: io::Error| Refusal::of_server(error.to_string());
     stream.set_nodelay(true).map_err(own)?;
-    // A client whose host is gone before it starts its session is noticed by nothing else.
+    // A client whose host is gone: before it starts its session, and, since heartbeats that nobody acknowledges hold the probes back, after.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
     SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(own)?;
+    SockRef::from(stream).set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX)).map_err(own)?;
     let challenge = auth::new_challenge().map_err(own)?;
     write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(|_| Refusal::of_health_check())?;
     let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
@@ -563,6 +564,8 @@ impl ServerState {
 /// Silence of a client's host after which the kernel asks whether it is still there, and how often then.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a client may acknowledge nothing of what was sent, or take nothing more.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(90);
 const FAILURE_PERIOD: Duration = Duration::from_secs(60);
 
 async fn read_some(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {

@@ -140,14 +140,20 @@ impl Books {
 
     /// Appends the snapshot of the wanted instruments as mbo records: for each a clear, then its orders, bids and asks, best
     /// price first, by priority within a price. The last record of an instrument carries LAST.
-    pub fn append_snapshot(&self, instruments: &[u32], head: &SnapshotHead, is_suspect: bool, out: &mut Vec<u8>) {
+    pub fn append_snapshot(
+        &self,
+        instruments: &[u32],
+        head: &SnapshotHead,
+        is_suspect: impl Fn(u32) -> bool,
+        out: &mut Vec<u8>,
+    ) {
         let wanted: BTreeSet<u32> = instruments.iter().copied().collect();
         let orders = self.0.orders_where(|index| wanted.contains(&index.0));
         let mut rest = orders.as_slice();
         for instrument in &wanted {
             let (own, others) = rest.split_at(rest.partition_point(|order| order.instrument.0 <= *instrument));
             rest = others;
-            append_book(*instrument, own, head, is_suspect, out);
+            append_book(*instrument, own, head, is_suspect(*instrument), out);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mdgw_log_books::books::Books;
@@ -14,7 +14,7 @@ use mdgw_wire::{
     published::packet::{Frames, PacketFlags},
 };
 
-use self::state::{ChannelState, Derivation, StreamOutput};
+use self::state::{ChannelState, Derivation, StreamOutput, trading_day};
 use super::{
     chunk::Chunk,
     intervals::Intervals,
@@ -29,6 +29,17 @@ mod state;
 pub use source::ChannelSource;
 pub(crate) use state::marked;
 
+/// How far the end of a channel's session is.
+#[derive(Debug)]
+enum SessionEnd {
+    /// The session goes on.
+    None,
+    /// The log said at that time that the session ended. The venue may begin another one on the same day, which goes on with its bars.
+    Announced(Instant),
+    /// Its bars are closed.
+    Over,
+}
+
 /// The next records of a channel.
 #[derive(Debug)]
 pub(crate) struct ChannelStream {
@@ -39,7 +50,7 @@ pub(crate) struct ChannelStream {
     session: Option<SessionBytes>,
     /// Whether the oldest record was not of the beginning of its session.
     began_incomplete: bool,
-    has_ended: bool,
+    end: SessionEnd,
     /// Number of the entry behind the last one read.
     next_entry: u64,
     /// First sequence of the session that no entry has covered so far.
@@ -79,7 +90,7 @@ impl ChannelStream {
             state: ChannelState::new(source),
             session: None,
             began_incomplete: false,
-            has_ended: false,
+            end: SessionEnd::None,
             next_entry: 0,
             next_sequence: FIRST_SEQUENCE,
             id: source.id,
@@ -200,14 +211,33 @@ impl ChannelStream {
         self.journals.as_ref().map_or((0, 0), |journals| (journals.step_count(), journals.begun_count()))
     }
 
-    /// Whether the venue has ended the session of the last entry.
+    /// Whether the session of the last entry is over.
     pub(crate) fn has_ended(&self) -> bool {
-        self.has_ended
+        matches!(self.end, SessionEnd::Over)
     }
 
-    /// Whether the log lacks messages of the session so far.
-    pub(crate) fn is_incomplete(&self) -> bool {
-        self.state.is_incomplete
+    /// Ends a session whose end was announced that long ago, and appends what ends with it.
+    pub(crate) fn end_session(&mut self, wait: Duration, wanted: Schemas, chunk: &mut Chunk) {
+        if let SessionEnd::Announced(at) = self.end
+            && at.elapsed() >= wait
+        {
+            self.end = SessionEnd::Over;
+            self.state.intervals.finish(wanted, chunk);
+        }
+    }
+
+    /// Whether the next entry begins another day, behind a session that is to be ended before.
+    pub(crate) fn begins_next_day(&mut self) -> bool {
+        if !matches!(self.end, SessionEnd::Announced(_)) || self.run.is_some() {
+            return false;
+        }
+        let ended = self.session.as_ref().and_then(trading_day);
+        self.reader.peek().is_some_and(|entry| trading_day(&entry.session) != ended)
+    }
+
+    /// Whether the book by order of that instrument may be wrong: the log lacks messages of the session, or the gateway says so.
+    pub(crate) fn is_suspect(&self, instrument: u32) -> bool {
+        self.state.is_incomplete || self.state.suspect.contains(&instrument)
     }
 
     /// Whether messages of the session are missing behind its beginning.
@@ -275,7 +305,7 @@ impl ChannelStream {
                 self.state.note_hole(&mut output);
             }
             self.session = Some(entry.session);
-            self.has_ended = false;
+            self.end = SessionEnd::None;
             self.next_sequence = entry.next;
         } else if has_hole {
             self.state.note_hole(&mut output);
@@ -284,6 +314,9 @@ impl ChannelStream {
         let session = Session::from_bytes(entry.session);
         for (header, body) in Frames::of_body(entry.payload) {
             let flags = FrameFlags(header.flags);
+            if header.kind == FrameKind::Gap as u8 {
+                self.state.note_gap(&mut output);
+            }
             if header.kind != FrameKind::Message as u8 || flags.contains(FrameFlags::LATE_FILL) {
                 continue;
             }
@@ -310,8 +343,7 @@ impl ChannelStream {
         let behind = session.map(|session| PartName { session, sequence: entry.next, part: 0 });
         self.place = self.place.filter(|place| Some(place.session) == session).max(behind);
         if entry.flags & u16::from(PacketFlags::END_OF_SESSION.0) != 0 {
-            self.has_ended = true;
-            self.state.intervals.finish(output.wanted, output.chunk);
+            self.end = SessionEnd::Announced(Instant::now());
         }
         true
     }
@@ -332,7 +364,7 @@ impl ChannelStream {
             self.state.flush(&mut output);
             self.state.begin(self.session, session, first, &mut output);
             self.began_incomplete |= self.session.is_none() && first > FIRST_SEQUENCE;
-            (self.session, self.has_ended) = (Some(session), false);
+            (self.session, self.end) = (Some(session), SessionEnd::None);
             self.next_sequence = FIRST_SEQUENCE;
         } else if let Journaled::Hole { whole_through, .. } = item {
             let behind = PartName { sequence: self.state.sequence.saturating_add(1), part: 0, ..name };
@@ -361,8 +393,7 @@ impl ChannelStream {
             }
             Journaled::End(_) => {
                 self.state.flush(&mut output);
-                self.has_ended = true;
-                self.state.intervals.finish(output.wanted, output.chunk);
+                self.end = SessionEnd::Announced(Instant::now());
                 self.place = Some(name);
             }
         }

@@ -16,6 +16,8 @@ use super::{
 
 /// How long the feeder sleeps when the logs have nothing new: a fraction of what a client's network takes.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
+/// How long after the end of a session another one of the same day is taken for a restart of the venue, which ends no client's session.
+const RESTART_WAIT: Duration = Duration::from_secs(1);
 /// How long the feeder waits before it tries again to open a log.
 const OPEN_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -37,6 +39,11 @@ fn run(dataset: &Dataset) {
         dataset.set_produced(wanted);
         let entries = reader.read(wanted, None, &mut chunk);
         let is_behind = chunk.is_full() || entries >= ENTRIES_MAX;
+        if entries == 0 {
+            // A day that was over before is over.
+            let wait = if *dataset.is_current.borrow() { RESTART_WAIT } else { Duration::ZERO };
+            reader.end_sessions(wait, wanted, &mut chunk);
+        }
         append(dataset, &reader, chunk);
         if dataset.stop.load(Relaxed) {
             // A read that was stopped is not at the end of the logs.

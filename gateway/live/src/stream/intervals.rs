@@ -35,6 +35,8 @@ pub(crate) struct Intervals {
     is_one_of_several: bool,
     /// Ends to be announced when all channels have come to them, with the index of the interval's length.
     closed: Vec<(usize, u64, Schemas)>,
+    /// How often the venue has begun again on the day.
+    restarts: u32,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +44,9 @@ struct Instrument {
     publisher_id: u16,
     /// Price, size and side of the last trade of the session.
     last_trade: Option<(i64, u32, u8)>,
+    /// After the last event, which came after that many restarts of the venue.
     top: BidAskPair,
+    restarts: u32,
     ts_event: u64,
     sequence: u32,
     flags: u8,
@@ -106,11 +110,9 @@ impl Intervals {
         *self = Self { is_one_of_several: self.is_one_of_several, closed, ..Self::default() };
     }
 
-    /// The venue has begun again on the same day: its books are empty, and the bars go on.
+    /// The venue has begun again on the same day: its books are empty from an instrument's next event on, and the bars go on.
     pub(crate) fn forget_books(&mut self) {
-        for instrument in self.instruments.values_mut() {
-            instrument.top = BidAskPair::default();
-        }
+        self.restarts += 1;
     }
 
     /// A trade becomes part of the open bars and samples.
@@ -144,6 +146,9 @@ impl Intervals {
 
     fn touch(&mut self, event: &Mbo, extra_flags: u8) -> &mut Instrument {
         let instrument = self.instruments.entry(event.instrument_id).or_default();
+        if std::mem::replace(&mut instrument.restarts, self.restarts) != self.restarts {
+            instrument.top = BidAskPair::default();
+        }
         instrument.publisher_id = event.publisher_id;
         instrument.ts_event = event.ts_event;
         instrument.sequence = event.sequence;

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 use mdgw_publog::LogError;
@@ -47,11 +48,10 @@ impl DatasetReader {
         self.channels.iter_mut().fold(false, |has_lost, channel| channel.take_lost_journal() | has_lost)
     }
 
-    /// Reads entries until the chunk is full, `until` is reached in each channel, or nothing further is committed.
-    /// Returns the number of entries.
+    /// Reads entries until the chunk is full, `until` is reached in each channel, a day ends, or nothing further is committed.
+    /// Returns the number of entries and of ends.
     pub(crate) fn read(&mut self, wanted: Schemas, until: Option<&[LogPlace]>, chunk: &mut Chunk) -> usize {
         chunk.first_places = self.next_places();
-        let had_ended = self.has_ended();
         let mut entries = 0;
         while !chunk.is_full() && entries < ENTRIES_MAX {
             let next =
@@ -59,14 +59,28 @@ impl DatasetReader {
                     Some((channel.peek(until.and_then(|until| until.get(index)))?, index))
                 });
             let Some((_, index)) = next.min() else { break };
+            if self.channels[index].begins_next_day() {
+                self.channels[index].end_session(Duration::ZERO, wanted, chunk);
+                entries += 1;
+                chunk.is_end_of_session = self.has_ended();
+                if chunk.is_end_of_session {
+                    break;
+                }
+            }
             if !self.channels[index].read(wanted, chunk) {
                 break;
             }
             self.announce_ends(index, chunk);
             entries += 1;
         }
-        chunk.is_end_of_session = !had_ended && self.has_ended();
         entries
+    }
+
+    /// Ends sessions whose end was announced that long ago: the venue has begun no other one on the same day since.
+    pub(crate) fn end_sessions(&mut self, wait: Duration, wanted: Schemas, chunk: &mut Chunk) {
+        let had_ended = self.has_ended();
+        self.channels.iter_mut().for_each(|channel| channel.end_session(wait, wanted, chunk));
+        chunk.is_end_of_session |= !had_ended && self.has_ended();
     }
 
     /// Announces the ends of intervals that all channels have come to since that channel moved. A channel that is silent for long is
@@ -113,7 +127,10 @@ mod tests {
     use dbn::enums::rtype;
 
     use super::*;
-    use crate::{control, stream::channel::tests::TestLog};
+    use crate::{
+        control,
+        stream::channel::tests::{TestLog, restarted},
+    };
 
     /// A client that takes the announcement of the faster channel for the end would miss the bars of the slower one.
     #[test]
@@ -142,5 +159,45 @@ mod tests {
         reader.read(Schemas::OHLCV_1S, None, &mut chunk);
         let announced = chunk.records().filter(|record| record.bytes[1] == rtype::SYSTEM).count();
         assert!(announced > 80 && reader.open_ends.len() < 20, "{announced} {}", reader.open_ends.len());
+    }
+
+    /// The gateway announces the end of a session when the venue begins another one. Sessions of clients that ended with it would not
+    /// come back on the same day.
+    #[test]
+    fn a_restart_of_the_venue_ends_no_day_and_cuts_no_bar() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let mut reader = DatasetReader::open(std::slice::from_ref(&log.source), &Arc::default()).unwrap();
+        let mut read = |wait| {
+            let mut chunk = Chunk::default();
+            let entries = reader.read(Schemas::OHLCV_1D, None, &mut chunk);
+            if entries == 0 {
+                reader.end_sessions(wait, Schemas::OHLCV_1D, &mut chunk);
+            }
+            let bars = chunk.records().filter(|record| record.bytes[1] == rtype::OHLCV_1D);
+            let at = core::mem::offset_of!(dbn::OhlcvMsg, volume);
+            let volumes: Vec<u64> = bars.map(|bar| control::u64_at(bar.bytes, at)).collect();
+            (entries, volumes, chunk.is_end_of_session)
+        };
+        let long = Duration::from_secs(3_600);
+        let mut sequence = 1;
+        for restart in 7..9 {
+            log.add_trade_of(restarted(restart), 1, sequence);
+            log.end_session(restart, 2);
+            sequence += 1;
+            assert_eq!(read(long), (2, vec![], false));
+            assert_eq!(read(long), (0, vec![], false), "the venue may begin again");
+        }
+        assert_eq!(read(Duration::ZERO), (0, vec![6], true));
+        assert_eq!(read(Duration::ZERO), (0, vec![], false), "a day ends once");
+
+        // It begins again after all, and another day follows at once.
+        log.add_trade_of(restarted(9), 1, sequence);
+        log.end_session(9, 2);
+        let mut next_day = restarted(9);
+        next_day[4] = 8;
+        log.add_trade_of(next_day, 1, 86_400_000_000_000);
+        assert_eq!(read(long), (3, vec![3], true), "the next day is in a chunk of its own");
+        assert_eq!(read(long), (1, vec![], false));
     }
 }

@@ -216,6 +216,13 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
         }
         // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
         if dataset.ring.is_close(target.chunk) {
+            if target.is_ended {
+                let mut chunk = Chunk::default();
+                reader.end_sessions(Duration::ZERO, wanted(), &mut chunk);
+                if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start: true }) {
+                    return;
+                }
+            }
             let has_hole = reader.channels().iter().any(ChannelStream::has_hole);
             hand_over(ReplayItem::Joined { position: target, has_hole });
             return;

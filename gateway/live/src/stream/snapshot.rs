@@ -16,7 +16,7 @@ pub(crate) fn records(channels: &[ChannelStream], instruments: &[u32]) -> Vec<u8
         let own: Vec<u32> = instruments.iter().copied().filter(is_own).collect();
         let head = SnapshotHead { publisher_id, ts_event: channel.ts_event() };
         let mut records = Vec::new();
-        books.append_snapshot(&own, &head, channel.is_incomplete(), &mut records);
+        books.append_snapshot(&own, &head, |id| channel.is_suspect(id), &mut records);
         of_channels.push(records);
     }
     match of_channels.len() {

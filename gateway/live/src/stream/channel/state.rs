@@ -35,6 +35,8 @@ pub(super) struct ChannelState {
     pub(super) is_incomplete: bool,
     /// Whether messages of the session are missing between those that were read: books that a client keeps of the mbo records are wrong.
     pub(super) has_hole: bool,
+    /// Instruments whose latest mbo record says that their book may be wrong.
+    pub(super) suspect: BTreeSet<u32>,
     pub(super) ts_event: u64,
     pub(super) publisher_id: u16,
     /// Instruments that were named on the day of the session.
@@ -82,6 +84,7 @@ impl ChannelState {
             sequence: 0,
             is_incomplete: false,
             has_hole: false,
+            suspect: BTreeSet::new(),
             ts_event: 0,
             publisher_id: 0,
             instruments: BTreeSet::new(),
@@ -109,6 +112,7 @@ impl ChannelState {
             Derivation::Quotes | Derivation::Trades | Derivation::Nothing => {}
         }
         self.message.clear();
+        self.suspect.clear();
         (self.is_incomplete, self.has_hole) = (first > FIRST_SEQUENCE, false);
     }
 
@@ -120,6 +124,13 @@ impl ChannelState {
         }
         self.message.clear();
         (self.is_incomplete, self.has_hole) = (true, true);
+    }
+
+    /// The gateway declared that messages are missing. It marks what depends on them, except for the books that are kept here.
+    pub(super) fn note_gap(&mut self, output: &mut StreamOutput<'_>) {
+        if matches!(self.derivation, Derivation::Orders(_)) {
+            self.note_hole(output);
+        }
     }
 
     /// A message begins or goes on: what a former one brought is complete.
@@ -157,7 +168,7 @@ impl ChannelState {
     /// A published record.
     pub(super) fn record(&mut self, kind: u8, bytes: &[u8], output: &mut StreamOutput<'_>) {
         let extra_flags = self.extra_flags();
-        let Self { derivation, intervals, message, .. } = self;
+        let Self { derivation, intervals, message, suspect, .. } = self;
         let StreamOutput { wanted, derived, chunk } = output;
         let (wanted, derived) = (*wanted, *derived);
         self.ts_event = control::ts_event(bytes).max(self.ts_event);
@@ -172,7 +183,15 @@ impl ChannelState {
             }
         }
         match derivation {
-            Derivation::Orders(_) if kind == rtype::MBO => message.extend(Mbo::read(bytes)),
+            Derivation::Orders(_) if kind == rtype::MBO => {
+                let Some(mbo) = Mbo::read(bytes) else { return };
+                if mbo.flags & dbn::flags::MAYBE_BAD_BOOK == 0 {
+                    suspect.remove(&mbo.instrument_id);
+                } else {
+                    suspect.insert(mbo.instrument_id);
+                }
+                message.push(mbo);
+            }
             Derivation::Quotes if kind == rtype::MBP_1 => {
                 if let Some(event) = &trade {
                     derive_trade(event, derived, chunk);
@@ -201,7 +220,7 @@ impl ChannelState {
 }
 
 /// Feed and date of a session: two sessions of one day differ in their restart counts.
-fn trading_day(session: &SessionBytes) -> Option<&[u8]> {
+pub(super) fn trading_day(session: &SessionBytes) -> Option<&[u8]> {
     session.get(..8)
 }
 

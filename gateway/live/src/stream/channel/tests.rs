@@ -3,7 +3,7 @@ use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
 use mdgw_log_books::record::c_char_of;
 use mdgw_publog::{LogOptions, Writer, open};
 use mdgw_wire::{
-    frame::FrameMeta,
+    frame::{FrameMeta, GapBody},
     identity::{Feed, Sequence},
     time::UnixNs,
 };
@@ -85,8 +85,29 @@ fn order(sequence: u64) -> MboMsg {
 }
 
 impl TestLog {
+    /// An entry that ends the session of [`SESSION`]'s day with that restart number.
+    pub(crate) fn end_session(&mut self, restart: u8, next: u64) {
+        self.writer.begin(restarted(restart), next);
+        let _ = self.writer.commit(next, 0, u16::from(PacketFlags::END_OF_SESSION.0), next).unwrap();
+    }
+
+    /// An entry with a gap.
+    fn add_gap(&mut self, first: u64, next: u64) {
+        let meta = FrameMeta::control(FrameKind::Gap, Sequence(first), Sequence(next));
+        let body = GapBody { first: first.into(), next: next.into() };
+        self.writer.begin(SESSION, first);
+        assert!(self.writer.append(meta.header(0, body.as_bytes()).as_bytes()));
+        assert!(self.writer.append(body.as_bytes()));
+        let _ = self.writer.commit(next, 1, 0, first).unwrap();
+    }
+
     /// An entry with one trade at that event time.
     pub(crate) fn add_trade(&mut self, sequence: u64, ts_event: u64) {
+        self.add_trade_of(SESSION, sequence, ts_event);
+    }
+
+    /// The same, of that session.
+    pub(crate) fn add_trade_of(&mut self, session: SessionBytes, sequence: u64, ts_event: u64) {
         let trade = MboMsg {
             hd: RecordHeader::new::<MboMsg>(rtype::MBO, 2, 5, ts_event),
             price: 1_000_000_000,
@@ -94,8 +115,15 @@ impl TestLog {
             action: c_char_of(b'T'),
             ..MboMsg::default()
         };
-        self.add(SESSION, sequence, trade.as_ref());
+        self.add(session, sequence, trade.as_ref());
     }
+}
+
+/// The session that the venue began with that restart on the day of [`SESSION`].
+pub(crate) fn restarted(restart: u8) -> SessionBytes {
+    let mut session = SESSION;
+    session[8] = restart;
+    session
 }
 
 /// As a reader of all channels does.
@@ -172,7 +200,7 @@ fn derived_records_behind_messages_that_the_log_lacks_are_marked() {
     let at = core::mem::offset_of!(Mbp1Msg, flags);
     let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
     assert_eq!(marked, [false, false, true, true]);
-    assert!(stream.is_incomplete() && !stream.began_incomplete());
+    assert!(stream.is_suspect(5) && !stream.began_incomplete());
 }
 
 /// The orders of the missing messages are in no client's book.
@@ -189,4 +217,29 @@ fn mbo_records_behind_messages_that_the_log_lacks_are_marked() {
     let at = core::mem::offset_of!(MboMsg, flags);
     let marked: Vec<_> = chunk.records().map(|record| record.bytes[at] & dbn::flags::MAYBE_BAD_BOOK != 0).collect();
     assert_eq!(marked, [false, false, true, true], "a log that begins late has no hole");
+}
+
+/// A snapshot has the marks that the gateway's own records carry.
+#[test]
+fn books_behind_a_gap_and_books_that_the_gateway_marks_are_suspect() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut log = TestLog::new(&directory);
+    log.add_order(1);
+    let mut stream = ChannelStream::open(&log.source, &Arc::default()).unwrap();
+    let mut suspects = |_: &TestLog| {
+        while read(&mut stream, Schemas::MBO, &mut Chunk::default()) {}
+        [5, 6].map(|instrument| stream.is_suspect(instrument))
+    };
+    assert_eq!(suspects(&log), [false, false]);
+    let suspect = MboMsg { flags: FlagSet::new(dbn::flags::LAST | dbn::flags::MAYBE_BAD_BOOK), ..order(2) };
+    log.add(SESSION, 2, suspect.as_ref());
+    assert_eq!(suspects(&log), [true, false], "the gateway marks one");
+    log.add_order(3);
+    assert_eq!(suspects(&log), [false, false]);
+    log.add_gap(4, 6);
+    assert_eq!(suspects(&log), [true, true]);
+    log.add_order(6);
+    assert_eq!(suspects(&log), [true, true]);
+    log.add_order_of(restarted(8), 1);
+    assert_eq!(suspects(&log), [false, false], "the venue has begun again");
 }
