@@ -117,9 +117,21 @@ fn a_snapshot_has_the_orders_that_the_session_left() {
 #[test]
 fn a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_was_killed() {
     const TEST: &str = "a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_was_killed";
-    let Some(python) = python(TEST) else { return };
+    python_client_fails_over(TEST, LivePair::kill_first_and_play_second_half);
+}
+
+/// What served it still runs, and must accept no connection: clients take the first address that does.
+#[test]
+fn a_python_client_goes_on_at_the_other_gateway_although_its_own_live_server_still_runs() {
+    const TEST: &str = "a_python_client_goes_on_at_the_other_gateway_although_its_own_live_server_still_runs";
+    python_client_fails_over(TEST, LivePair::kill_first_gateway_and_play_second_half);
+}
+
+/// `kill` kills the gateway whose address comes first.
+fn python_client_fails_over(test: &str, kill: impl FnOnce(&mut LivePair)) {
+    let Some(python) = python(test) else { return };
     if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
-        return skip(TEST, "no right to make a mount namespace, for a host name of the test's own");
+        return skip(test, "no right to make a mount namespace, for a host name of the test's own");
     }
     let mut pair = LivePair::start(["127.0.0.2", "127.0.0.3"]);
     let hosts = pair.first_fixture().path("hosts");
@@ -132,7 +144,7 @@ fn a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_w
     let client = process::spawn(command);
     pair.play_first_half();
     client.wait_for_stderr("a third received");
-    pair.kill_first_and_play_second_half();
+    kill(&mut pair);
     let _ = client.end().expect_code(0);
     pair.stop();
 }
@@ -174,8 +186,13 @@ impl LivePair {
 
     /// The host of the leader dies: the gateway, and what serves its clients. The day goes on when the other leads.
     fn kill_first_and_play_second_half(&mut self) {
-        self.pair.gateways.kill(1);
         let _ = self.live[0].take().unwrap().stop_with(Signal::Kill);
+        self.kill_first_gateway_and_play_second_half();
+    }
+
+    /// The leader alone dies. The day goes on when the other leads.
+    fn kill_first_gateway_and_play_second_half(&mut self) {
+        self.pair.gateways.kill(1);
         self.pair.wait_until_leads(2);
         self.day.play_second_half(self.first_fixture());
     }

@@ -18,12 +18,16 @@ HOST, PORT, DATASET = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 
 
 def session(start: int) -> Iterator[databento.MBOMsg]:
-    """The mbo records from that event time on."""
+    """The mbo records from that event time on. A session is over when the gateway's replay is, if the day was over before it began."""
     for record in records(PORT, DATASET, "mbo", host=HOST, start=start):
         if isinstance(record, databento.ErrorMsg):
+            if record.err == "The gateway has ended":
+                return
             sys.exit(f"error record: {record.err}")
         if isinstance(record, databento.MBOMsg):
             yield record
+        elif isinstance(record, databento.SystemMsg) and "replay" in record.msg and len(received) == len(expected):
+            return
 
 
 expected = [bytes(record) for record in databento.DBNStore.from_file(sys.argv[4])]

@@ -203,7 +203,7 @@ impl LiveServer {
         let (accepting, receiver) = (Arc::clone(&shared), stop.subscribe());
         runtime.spawn(async move {
             match TcpListener::from_std(listener) {
-                Ok(listener) => accept(&accepting, &listener, receiver).await,
+                Ok(listener) => accept(&accepting, listener, receiver).await,
                 Err(error) => tracing::error!(%error, "live: cannot accept"),
             }
         });
@@ -272,6 +272,8 @@ impl LiveServer {
 
 /// How long sessions have to take their last bytes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// How often the server looks whether the gateway runs.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Addresses with failed authentications that are remembered.
 const FAILURES_MAX: usize = 1_024;
 
@@ -290,11 +292,35 @@ fn datasets(config: &LiveConfig) -> Vec<Arc<Dataset>> {
     groups.into_iter().map(|(name, sources)| Arc::new(Dataset::new(name, sources, ring_bytes, replays_max))).collect()
 }
 
-async fn accept(shared: &Arc<ServerState>, listener: &TcpListener, mut stop: watch::Receiver<bool>) {
+/// Accepts connections while the gateway runs. Clients take the first address that accepts: while nothing is served here, the kernel
+/// refuses them, and they go on at the other gateway.
+async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
+    let Ok(address) = listener.local_addr() else { return };
+    let mut listener = Some(listener);
     let mut second = (Instant::now(), 0);
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    let mut is_failing = false;
     loop {
+        if shared.datasets.iter().all(|dataset| dataset.is_closed.load(Relaxed)) {
+            listener = None;
+        } else if listener.is_none() {
+            match TcpListener::bind(address).await {
+                Ok(open) => (listener, is_failing) = (Some(open), false),
+                Err(error) if !std::mem::replace(&mut is_failing, true) => {
+                    tracing::error!(%error, %address, "live: cannot listen again, trying on");
+                }
+                Err(_) => {}
+            }
+        }
+        let next = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => std::future::pending().await,
+            }
+        };
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = next => accepted,
+            _ = looks.tick() => continue,
             _ = stop.changed() => return,
         };
         let (stream, peer) = match accepted {
@@ -397,7 +423,9 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
     // A client whose host is gone: before it starts its session, and, since heartbeats that nobody acknowledges hold the probes back, after.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
     SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(own)?;
-    SockRef::from(stream).set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX)).map_err(own)?;
+    // It ends a client that takes nothing, too: later than the session does, which says why.
+    let unacknowledged_max = Duration::from_nanos(shared.config.limits.stall_ns) + KEEPALIVE_INTERVAL;
+    SockRef::from(stream).set_tcp_user_timeout(Some(unacknowledged_max)).map_err(own)?;
     let challenge = auth::new_challenge().map_err(own)?;
     write_all(stream, protocol::greeting(&challenge).as_bytes()).await.map_err(|_| Refusal::of_health_check())?;
     let mut lines = LineBuffer::new(shared.config.limits.line_bytes_max);
@@ -564,8 +592,6 @@ impl ServerState {
 /// Silence of a client's host after which the kernel asks whether it is still there, and how often then.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a client may acknowledge nothing of what was sent, or take nothing more.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(90);
 const FAILURE_PERIOD: Duration = Duration::from_secs(60);
 
 async fn read_some(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {

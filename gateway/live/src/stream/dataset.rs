@@ -35,6 +35,8 @@ pub(crate) struct Dataset {
     pub(crate) is_current: watch::Sender<bool>,
     /// Whether the gateway that wrote the logs has ended in the middle of the day.
     pub(crate) is_abandoned: watch::Sender<bool>,
+    /// Whether that is so, or will be in a moment: clients are to connect elsewhere.
+    pub(crate) is_closed: AtomicBool,
     pub(crate) replays: ReplayPlaces,
     pub(crate) oldest_event: OldestEvent,
     /// Set when the server stops: reads of files end.
@@ -163,6 +165,7 @@ impl Dataset {
             snapshots: Mutex::default(),
             is_current: watch::Sender::new(false),
             is_abandoned: watch::Sender::new(false),
+            is_closed: AtomicBool::new(false),
         }
     }
 

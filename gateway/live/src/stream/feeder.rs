@@ -11,7 +11,7 @@ use super::{
     dataset::{Dataset, Snapshot, SnapshotRequest},
     reader::{DatasetReader, ENTRIES_MAX},
     snapshot,
-    writer_watch::WriterWatch,
+    writer_watch::{Presence, WriterWatch},
 };
 
 /// How long the feeder sleeps when the logs have nothing new: a fraction of what a client's network takes.
@@ -56,7 +56,10 @@ fn run(dataset: &Dataset) {
         if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
             // After the day's end a log is served as it is.
-            let is_lost = writer.is_lost(&dataset.sources, Instant::now()) && !dataset.ring.end().is_ended;
+            let is_over = dataset.ring.end().is_ended;
+            let presence = writer.presence(&dataset.sources, Instant::now());
+            dataset.is_closed.store(presence != Presence::Present && !is_over, Relaxed);
+            let is_lost = presence == Presence::Lost && !is_over;
             dataset.is_abandoned.send_if_modified(|is_abandoned| std::mem::replace(is_abandoned, is_lost) != is_lost);
             thread::sleep(POLL_INTERVAL);
         }

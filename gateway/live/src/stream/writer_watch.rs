@@ -17,14 +17,18 @@ pub(crate) struct WriterWatch {
 
 impl WriterWatch {
     /// Whether the writer has ended and has not come back: a gateway that is restarted goes on with its logs.
-    pub(crate) fn is_lost(&mut self, sources: &[ChannelSource], now: Instant) -> bool {
+    pub(crate) fn presence(&mut self, sources: &[ChannelSource], now: Instant) -> Presence {
         if self.looked_at.is_none_or(|looked_at| now.duration_since(looked_at) >= INTERVAL) {
             self.looked_at = Some(now);
             // What cannot be read says nothing about the writer.
             let has_writer = sources.first().is_none_or(|source| has_writer(&source.log_directory).unwrap_or(true));
             self.look(has_writer, now);
         }
-        self.absent_since.is_some_and(|since| now.duration_since(since) >= ABSENCE_MAX)
+        match self.absent_since.map(|since| now.duration_since(since)) {
+            Some(absence) if absence >= ABSENCE_MAX => Presence::Lost,
+            Some(absence) if absence >= ABSENCE_MAX - CLOSING => Presence::Closing,
+            _ => Presence::Present,
+        }
     }
 
     fn look(&mut self, has_writer: bool, now: Instant) {
@@ -33,10 +37,23 @@ impl WriterWatch {
     }
 }
 
+/// Whether the gateway is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// It is, or may come back.
+    Present,
+    /// Its clients are about to be sent elsewhere: none may come any more, since they would come back here.
+    Closing,
+    /// Its clients are sent elsewhere.
+    Lost,
+}
+
 /// Time between two looks at the lock.
 const INTERVAL: Duration = Duration::from_millis(250);
 /// How long a gateway may take for its restart before its clients are sent elsewhere.
 const ABSENCE_MAX: Duration = Duration::from_secs(5);
+/// How long before that the port is closed.
+const CLOSING: Duration = Duration::from_millis(500);
 
 #[cfg(test)]
 mod tests {
@@ -49,11 +66,15 @@ mod tests {
             let now = start + Duration::from_secs(seconds);
             watch.look(has_writer, now);
             watch.looked_at = Some(now);
-            watch.is_lost(&[], now)
+            watch.presence(&[], now) == Presence::Lost
         };
         assert!(!looks(false, 0) && !looks(false, 100), "nobody has written yet");
         assert!(!looks(true, 101) && !looks(false, 102) && !looks(true, 106) && !looks(false, 110));
         assert!(!looks(false, 114) && looks(false, 115), "five seconds without");
         assert!(!looks(true, 116), "it is back");
+        assert!(!looks(false, 117));
+        watch.looked_at = Some(start + Duration::from_secs(200));
+        let presence = watch.presence(&[], start + Duration::from_secs(117) + Duration::from_millis(4_500));
+        assert_eq!(presence, Presence::Closing);
     }
 }
