@@ -3,7 +3,9 @@
 use std::{
     collections::HashMap,
     hash::Hash,
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// Counts what is open: in all, and for each owner.
@@ -80,6 +82,43 @@ impl<K: Eq + Hash> Drop for Admission<K> {
     }
 }
 
+/// Connections of one second. An address may have half of them: the others are left to other addresses.
+#[derive(Debug)]
+pub(crate) struct ConnectionRate {
+    max: u32,
+    began: Instant,
+    admitted: u32,
+    refused: u32,
+    by_address: HashMap<IpAddr, u32>,
+}
+
+impl ConnectionRate {
+    /// Admits that many in a second.
+    pub(crate) fn new(max: u32) -> Self {
+        Self { max, began: Instant::now(), admitted: 0, refused: 0, by_address: HashMap::new() }
+    }
+
+    /// Begins another second if this one is over. Returns how many connections were refused in it, if any.
+    pub(crate) fn advance(&mut self, now: Instant) -> Option<u32> {
+        if now.saturating_duration_since(self.began) < Duration::from_secs(1) {
+            return None;
+        }
+        (self.began, self.admitted) = (now, 0);
+        self.by_address.clear();
+        Some(std::mem::take(&mut self.refused)).filter(|refused| *refused > 0)
+    }
+
+    /// Counts a connection of that address. Returns whether it is admitted.
+    pub(crate) fn admit(&mut self, address: IpAddr) -> bool {
+        let of_address = self.by_address.entry(address).or_default();
+        let is_admitted = self.admitted < self.max && *of_address < self.max.div_ceil(2);
+        let count = if is_admitted { &mut self.admitted } else { &mut self.refused };
+        *count = count.saturating_add(1);
+        *of_address += u32::from(is_admitted);
+        is_admitted
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,5 +137,22 @@ mod tests {
         drop((of_b, again));
         assert_eq!(admissions.count(), 0);
         assert!(admissions.open().is_empty(), "no owner is kept");
+    }
+
+    /// An address that connects and leaves at once, as often as it can, needs no permit for long.
+    #[test]
+    fn one_address_leaves_half_of_the_connections_of_a_second_to_others() {
+        let mut rate = ConnectionRate::new(10);
+        let [one, other] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+        let began = rate.began;
+        let mut admitted = |address, count| (0..count).filter(|_| rate.admit(address)).count();
+        assert_eq!(admitted(one, 1_000), 5);
+        assert_eq!(admitted(other, 3), 3);
+        assert_eq!(admitted(one, 1), 0);
+        assert_eq!(admitted(IpAddr::from([127, 0, 0, 3]), 9), 2, "ten in all");
+        assert_eq!(rate.advance(began + Duration::from_millis(999)), None);
+        assert_eq!(rate.advance(began + Duration::from_secs(1)), Some(995 + 1 + 7));
+        assert!(rate.admit(one));
+        assert_eq!(rate.advance(began + Duration::from_secs(2)), None, "nothing was refused");
     }
 }

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    admissions::{Admission, Admissions, NoRoom},
+    admissions::{Admission, Admissions, ConnectionRate, NoRoom},
     connection::{self, Connection, ConnectionLimits},
     keys::ClientKeys,
     open_sessions::{Entry, OpenSessions, SessionProgress, SessionStatus, SessionTotals},
@@ -297,7 +297,7 @@ fn datasets(config: &LiveConfig) -> Vec<Arc<Dataset>> {
 async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
     let Ok(address) = listener.local_addr() else { return };
     let mut listener = Some(listener);
-    let mut second = (Instant::now(), 0);
+    let mut rate = ConnectionRate::new(shared.config.limits.handshakes_per_second);
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     let mut is_failing = false;
     loop {
@@ -333,11 +333,8 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
             }
         };
         shared.counters.connections.fetch_add(1, Relaxed);
-        if second.0.elapsed() >= Duration::from_secs(1) {
-            if second.1 > shared.config.limits.handshakes_per_second {
-                tracing::warn!(%peer, connections = second.1, "live: too many connections in a second");
-            }
-            second = (Instant::now(), 0);
+        if let Some(refused) = rate.advance(std::time::Instant::now()) {
+            tracing::warn!(%peer, refused, "live: too many connections in a second");
         }
         // What is refused for its address alone does not count towards the limit of a second: others would be refused for it.
         if shared.is_blocked(peer.ip()) {
@@ -347,10 +344,8 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
         }
         let of_address_max = shared.config.limits.handshakes_max.div_ceil(2);
         let permit = shared.handshakes.admit(peer.ip(), of_address_max);
-        if !matches!(permit, Err(NoRoom::OfOwner(_))) {
-            second.1 += 1;
-        }
-        let (true, Ok(permit)) = (second.1 <= shared.config.limits.handshakes_per_second, permit) else {
+        let is_within_rate = matches!(permit, Err(NoRoom::OfOwner(_))) || rate.admit(peer.ip());
+        let (true, Ok(permit)) = (is_within_rate, permit) else {
             shared.counters.refused_rate.fetch_add(1, Relaxed);
             refuse(&stream, "Too many connections: try again");
             continue;

@@ -5,9 +5,12 @@
 
 #[cfg(all(test, feature = "loom"))]
 use loom::sync::atomic::{AtomicU64, fence};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 #[cfg(not(all(test, feature = "loom")))]
 use std::sync::atomic::{AtomicU64, fence};
+use std::sync::{
+    OnceLock,
+    atomic::Ordering::{Acquire, Relaxed, Release},
+};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_publog::Position;
@@ -38,6 +41,9 @@ impl ReceiveWatermark {
 /// State shared by the publisher of one channel and cold threads.
 #[derive(Debug, Default)]
 pub struct TakeoverShared {
+    /// Input, before the start: the messages that this gateway's log lacks since the gateway began with a copy of its peer's state,
+    /// from the first one to the one behind the last.
+    pub log_hole: OnceLock<(StreamPosition, StreamPosition)>,
     /// Input: receive watermark of another gateway's output.
     pub received_through: ReceiveWatermarkShared,
     /// Output: how far this gateway's log has been sent.

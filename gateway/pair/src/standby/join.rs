@@ -17,6 +17,9 @@ pub struct JoinSample {
     pub fitness: (Fitness, Fitness),
     /// Compared windows of messages so far, for each channel of the group.
     pub windows: Vec<WindowCounts>,
+    /// The gateway began with a copy of its peer's state, and has not received the output up to there on every channel. It has no
+    /// records to publish from before the copy.
+    pub is_ahead_of_output: bool,
 }
 
 /// Counts of one channel's windows.
@@ -104,7 +107,7 @@ impl JoinWatch {
         let is_less_fit = self.less_fit_since.is_some_and(|since| now.since(since) >= LESS_FIT_NS);
         let is_caught_up = channels_missing == 0 && behind_messages <= LAG_MESSAGES_MAX && !is_less_fit;
         if is_caught_up {
-            self.compare(&sample.windows, now);
+            self.compare(&sample.windows, sample.is_ahead_of_output, now);
         } else {
             self.caught_up = None;
         }
@@ -128,7 +131,10 @@ impl JoinWatch {
     /// A gateway that has caught up is eligible after a while in which no channel differs. If the peer reports windows
     /// of a channel and none of them is equal, the peer's books of that channel are better. A later silence of the
     /// channel does not make this gateway's books better.
-    fn compare(&mut self, windows: &[WindowCounts], now: MonoNs) {
+    ///
+    /// While the gateway is ahead of the output, the peer has messages that this one could not publish: the peer is to lead first. Only
+    /// for a while, since the peer's output may be dead.
+    fn compare(&mut self, windows: &[WindowCounts], is_ahead_of_output: bool, now: MonoNs) {
         let (since, before) = self.caught_up.get_or_insert_with(|| (now, windows.to_vec()));
         let (since, is_period_over) = (*since, now.since(*since) >= CAUGHT_UP_NS);
         for (channel, (before, windows)) in before.iter().zip(windows).enumerate() {
@@ -148,7 +154,9 @@ impl JoinWatch {
             self.mismatched_since.get_or_insert(since);
         }
         if is_period_over && self.mismatched.is_empty() {
-            self.eligibility = Eligibility::Eligible;
+            if !is_ahead_of_output || now.since(since) >= AHEAD_OF_OUTPUT_NS_MAX {
+                self.eligibility = Eligibility::Eligible;
+            }
         } else if is_period_over || is_different {
             // Count from this sample on: the comparison of a window is known a moment after the peer reported it.
             self.caught_up = Some((now, windows.to_vec()));
@@ -166,6 +174,8 @@ impl Default for JoinWatch {
 /// differ on a busy channel.
 const LAG_MESSAGES_MAX: u64 = 10_000;
 const CAUGHT_UP_NS: u64 = 2_000_000_000;
+/// How long a gateway that is ahead of the output lets its peer lead first, ns.
+const AHEAD_OF_OUTPUT_NS_MAX: u64 = 6_000_000_000;
 /// How long a gateway must be less fit than its peer to count as less fit, ns. A short wait for the other line does not
 /// count.
 const LESS_FIT_NS: u64 = 250_000_000;
@@ -219,6 +229,28 @@ mod tests {
         assert_eq!(watch.update(&caught_up((3, 2, 0)), MonoNs(3 * S - 1)).eligibility, Eligibility::Joining);
         assert_eq!(watch.update(&caught_up((3, 2, 0)), MonoNs(3 * S)).eligibility, Eligibility::Eligible);
         assert_eq!(watch.update(&sample(None, at(0, 1), (9, 0, 9)), MonoNs(4 * S)).eligibility, Eligibility::Eligible);
+    }
+
+    #[test]
+    fn a_gateway_that_could_not_publish_what_its_copy_contains_waits_for_the_output_but_not_for_long() {
+        let mut watch = JoinWatch::new();
+        let mut at_second = |second, is_ahead_of_output| {
+            let caught_up = sample(at(0, 50_000), at(0, 50_001), (second, second, 0));
+            watch.update(&JoinSample { is_ahead_of_output, ..caught_up }, MonoNs(second * S)).eligibility
+        };
+        for second in 1..7 {
+            assert_eq!(at_second(second, true), Eligibility::Joining, "after {second} s");
+        }
+        assert_eq!(at_second(7, true), Eligibility::Eligible, "the peer's output may be dead");
+        let mut watch = JoinWatch::new();
+        let caught_up = |windows| sample(at(0, 50_000), at(0, 50_001), windows);
+        let ahead = JoinSample { is_ahead_of_output: true, ..caught_up((1, 0, 0)) };
+        assert_eq!(watch.update(&ahead, MonoNs(S)).eligibility, Eligibility::Joining);
+        assert_eq!(watch.update(&caught_up((3, 2, 0)), MonoNs(3 * S)).eligibility, Eligibility::Eligible);
+        // Nobody else has the messages.
+        let mut alone = JoinWatch::new();
+        let sample = JoinSample { has_peer: false, is_ahead_of_output: true, ..JoinSample::default() };
+        assert_eq!(alone.update(&sample, MonoNs(0)).eligibility, Eligibility::Eligible);
     }
 
     #[test]

@@ -158,6 +158,14 @@ impl ChannelBuilder<'_> {
         let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed } =
             self.open_log(setup, output, stored, start_position, replays_whole_session)?;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
+        if let Some(ShutdownPosition { session, next, .. }) = start_position {
+            let of_session = logged.filter(|(logged, _)| *logged == session);
+            let first = of_session.map_or(Sequence(1), |(_, logged_next)| logged_next);
+            if first < next {
+                let hole = (StreamPosition::at(session, first), StreamPosition::at(session, next));
+                takeover_shared.log_hole.get_or_init(|| hole);
+            }
+        }
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
             tracing::info!(channel = setup.name, "replaying the session from the venue's server to rebuild the books");

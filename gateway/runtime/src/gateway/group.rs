@@ -36,6 +36,9 @@ pub struct GroupHandle {
     status_table: Option<Arc<StatusTable>>,
 }
 
+/// Messages that a log lacks: the first one, and the one behind the last.
+pub(crate) type LogHole = (StreamPosition, StreamPosition);
+
 /// A channel of the group, and the pool that processes it.
 #[derive(Clone, Debug)]
 struct GroupChannel {
@@ -68,9 +71,12 @@ impl GroupHandle {
         self.all().iter().map(|channel| channel.id).collect()
     }
 
-    /// The result of the last opening of the fence, channel by channel.
-    pub(crate) fn openings(&self) -> Vec<(ChannelId, FenceOpening)> {
-        self.all().iter().map(|channel| (channel.id, channel.takeover_shared.opening.get())).collect()
+    /// The result of the last opening of the fence, channel by channel, with the [hole](TakeoverShared::log_hole) in the channel's log.
+    pub(crate) fn openings(&self) -> Vec<(ChannelId, FenceOpening, Option<LogHole>)> {
+        let of = |shared: &TakeoverShared| (shared.opening.get(), shared.log_hole.get().copied());
+        let channels = self.all();
+        let openings = channels.iter().map(|channel| (channel.id, of(&channel.takeover_shared)));
+        openings.map(|(id, (opening, hole))| (id, opening, hole)).collect()
     }
 
     /// A channel was inserted into that slot of that pool.

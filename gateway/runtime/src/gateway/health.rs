@@ -133,11 +133,14 @@ impl HealthMonitor {
         let windows = inputs.windows(handle);
         let different = windows.iter().map(|windows| windows.different).sum();
         election.set_output_mismatch(watch.has_recent_mismatch(different, now));
+        let is_ahead_of_output = is_ahead_of_output(handle, &channels);
+        let peer_may_lead = is_ahead_of_output && inputs.is_linked() && now.since(begun) < PEER_LEADS_NS_MAX;
         let sample = JoinSample {
-            has_peer: is_early || has_leader,
+            has_peer: is_early || has_leader || peer_may_lead,
             channels: channels.iter().map(|channel| (channel.own.logged_through, channel.theirs)).collect(),
             fitness: (fitness, inputs.fittest_peer(group)),
             windows,
+            is_ahead_of_output,
         };
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.update(&sample, now) };
         watch.log_eligibility(group, joining, now);
@@ -305,6 +308,20 @@ struct ChannelObservation {
     theirs: Option<StreamPosition>,
     /// Whether a leader's output is received, or a peer reports that it publishes the channel.
     leader_is_observed: bool,
+}
+
+/// Whether a channel's log has a hole before a copy of the peer's state, and the output up to the copy was not received: should this
+/// gateway lead now, it would publish nothing of the hole.
+fn is_ahead_of_output(handle: &GroupHandle, channels: &[ChannelObservation]) -> bool {
+    let holes = handle.openings().into_iter().filter_map(|(channel, _, hole)| Some((channel, hole?)));
+    let mut of_channels = holes.filter_map(|(channel, (_, next))| {
+        let observed = channels.iter().find(|observation| observation.sample.channel == channel)?;
+        Some((observed.own, next))
+    });
+    of_channels.any(|(own, next)| {
+        let is_present = own.logged_through.is_none_or(|logged| logged.session == next.session);
+        is_present && own.received.received_through.is_none_or(|received| received < next)
+    })
 }
 
 impl HealthInputs<'_> {
@@ -482,6 +499,9 @@ const SILENCE_NS_MIN: u64 = 1_000_000_000;
 const SILENCE_NS_MAX: u64 = 5_000_000_000;
 /// Timeout of the query for a peer's positions, which takes a few milliseconds on one network.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// For how long after its start a gateway that is ahead of the output waits for a peer that does not lead yet, ns.
+const PEER_LEADS_NS_MAX: u64 = 20_000_000_000;
 
 #[cfg(test)]
 mod tests {

@@ -12,17 +12,18 @@ use mdgw_election::{core::View, driver::Election, identity::NodeId, latch::Leade
 use mdgw_engine::publish::FenceOpening;
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
+    published::position::StreamPosition,
     time::MonoNs,
 };
 use mdgw_pair::standby::StatusTable;
-use mdgw_sys::fence::Fence;
+use mdgw_sys::{alarm::Alarm, fence::Fence};
 use mdgw_telemetry::{
     counter_block,
     counters::{CounterWriter, Registry},
 };
 use serde_json::{Value, json};
 
-use super::{GroupHandle, health::lock};
+use super::{GroupHandle, group::LogHole, health::lock};
 use crate::audit::{
     AuditSender,
     entry::{AuditEvent, AuditPosition, ChannelTakeover},
@@ -55,6 +56,8 @@ struct GroupTakeovers {
     epoch: Epoch,
     /// A takeover whose cost is not recorded yet: when it was observed, and its cause.
     open: Option<(MonoNs, &'static str)>,
+    /// Whether that is the first takeover since the start.
+    is_first: bool,
     /// Whether another gateway led at the last observation before this gateway led.
     had_leader_before: bool,
     counters: CounterWriter<TakeoverCounters>,
@@ -130,13 +133,27 @@ impl TakeoverWatch {
         let Some((since, cause)) = watch.open else { return };
         let is_published = |opening: &FenceOpening| opening.epoch == watch.epoch && opening.first_content.is_some();
         let is_early = election.has_leadership() && now.since(since) < FIRST_MESSAGE_NS_MAX;
-        let openings = handle.openings();
-        if is_early && !openings.iter().all(|(_, opening)| is_published(opening)) {
+        let mut openings = handle.openings();
+        if is_early && !openings.iter().all(|(_, opening, _)| is_published(opening)) {
             return;
         }
         watch.open = None;
-        let costs = openings.into_iter().filter(|(_, opening)| opening.epoch == watch.epoch);
-        let channels: Vec<_> = costs.map(|(channel, opening)| takeover(channel, &opening, status_table)).collect();
+        openings.retain(|(_, opening, _)| opening.epoch == watch.epoch);
+        // A gateway that has led since its start is past the hole.
+        for (channel, opening, hole) in openings.iter().filter(|_| watch.is_first) {
+            if let Some((first, next)) = hole.and_then(|hole| skipped(opening, hole)) {
+                tracing::error!(
+                    alarm = Alarm::GapDeclared.name(),
+                    group = group.0,
+                    channel_id = channel.0,
+                    first,
+                    next,
+                    "messages skipped: this gateway leads behind a copy of its peer's state, and has received no output with them"
+                );
+            }
+        }
+        let channels: Vec<_> =
+            openings.iter().map(|(channel, opening, _)| takeover(*channel, opening, status_table)).collect();
         watch.count(&channels);
         if let Some(sender) = &self.sender {
             let change = AuditEvent::TookOver { cause: Cow::Borrowed(cause), channels };
@@ -152,6 +169,7 @@ impl GroupTakeovers {
         Self {
             epoch: Epoch::default(),
             open: None,
+            is_first: true,
             had_leader_before: false,
             counters: registry.register(&format!("group {}", group.0)),
             costs: Arc::new(Mutex::new(GroupCosts { takeovers: 0, republished_packets: 0, blackouts })),
@@ -171,6 +189,7 @@ impl GroupTakeovers {
         let epoch = fence.epoch();
         if is_takeover(self.epoch, epoch, fence.leading_since()) {
             self.open = Some((now, cause(causes(), self.had_leader_before, self.epoch, now)));
+            self.is_first = self.epoch == Epoch::default();
         }
         self.epoch = self.epoch.max(epoch);
         if !fence.is_open_at(now) {
@@ -207,6 +226,22 @@ fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTab
     }
 }
 
+/// The messages `[first, next)` of a hole in this gateway's log that no output brought either: it leads behind them, so it does not
+/// publish them.
+fn skipped(opening: &FenceOpening, (first, next): LogHole) -> Option<(u64, u64)> {
+    let is_present = |position: &StreamPosition| position.session == next.session;
+    if !opening.committed_through.as_ref().is_some_and(is_present) {
+        return None;
+    }
+    let received = match opening.received_through {
+        Some(received) if received.session > next.session => return None,
+        Some(received) if is_present(&received) => received.sequence.0,
+        _ => 0,
+    };
+    let first = first.sequence.0.max(received);
+    (first < next.sequence.0).then_some((first, next.sequence.0))
+}
+
 /// Whether a higher epoch than the last observed one is that of a new leadership. A leader that raises its epoch goes on.
 fn is_takeover(observed: Epoch, epoch: Epoch, leading_since: Epoch) -> bool {
     epoch > observed && leading_since > observed
@@ -238,6 +273,10 @@ const BLACKOUT_NS_MAX: u64 = 600_000_000_000;
 #[cfg(test)]
 mod tests {
     use mdgw_election::identity::{Incarnation, Member, NodeName};
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
 
     use super::*;
 
@@ -257,6 +296,34 @@ mod tests {
             let observed = if observed == 0 { Epoch::default() } else { epoch(observed) };
             assert_eq!(is_takeover(observed, epoch(now), epoch(leading_since)), expected, "{observed:?} to {now}");
         }
+    }
+
+    #[test]
+    fn messages_of_a_hole_that_no_output_brought_are_skipped() {
+        let session = |restart| Session {
+            feed: Feed::NasdaqItch,
+            date: TradingDate::from_yyyymmdd(20_190_130).unwrap(),
+            restart,
+        };
+        let at = |sequence| StreamPosition::at(session(1), Sequence(sequence));
+        let hole = (at(100), at(400));
+        let opening = |received_through, committed_through| FenceOpening {
+            received_through,
+            committed_through: Some(committed_through),
+            ..FenceOpening::default()
+        };
+        for (received, expected) in [
+            (None, Some((100, 400))),
+            (Some(at(50)), Some((100, 400))),
+            (Some(at(150)), Some((150, 400))),
+            (Some(at(400)), None),
+            (Some(StreamPosition::at(session(0), Sequence(900))), Some((100, 400))),
+            (Some(StreamPosition::at(session(2), Sequence(1))), None),
+        ] {
+            assert_eq!(skipped(&opening(received, at(500)), hole), expected, "{received:?}");
+        }
+        let next_session = StreamPosition::at(session(2), Sequence(5));
+        assert_eq!(skipped(&opening(None, next_session), hole), None);
     }
 
     #[test]

@@ -378,7 +378,11 @@ pub(super) const TABLES: [Table; 24] = [
                 limits::LIVE_HANDSHAKES_MAX,
                 "Not authenticated yet, at a time; of one address at most half of them. Further ones are closed at once.",
             ),
-            number("handshakes_per_second", limits::LIVE_HANDSHAKES_PER_SECOND, "Further ones are closed at once."),
+            number(
+                "handshakes_per_second",
+                limits::LIVE_HANDSHAKES_PER_SECOND,
+                "Further ones are closed at once. An address may have half of them.",
+            ),
             number(
                 "handshake_timeout_ms",
                 limits::LIVE_HANDSHAKE_TIMEOUT_MS,
