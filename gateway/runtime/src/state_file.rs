@@ -133,6 +133,11 @@ impl StateFile {
     }
 
     fn read(path: &Path) -> Result<State, StateError> {
+        // Opening a pipe would block.
+        if path.metadata().is_ok_and(|found| !found.is_file()) {
+            let source = io::Error::other("not a regular file");
+            return Err(StateError::Io { act: "read", path: path.to_owned(), source });
+        }
         match fs::read(path) {
             Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.to_owned(), reason }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(State::default()),
@@ -692,6 +697,19 @@ pub(crate) mod tests {
         }
         fs::write(&path, older).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().session(ChannelId(1)), Some(known(1)));
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        for refused in [StateFile::check(&path), StateFile::open(&path).map(drop)] {
+            assert!(
+                matches!(&refused, Err(StateError::Io { source, .. }) if source.to_string().contains("regular")),
+                "{refused:?}"
+            );
+        }
     }
 
     /// Asserts that the file is refused and not changed, and returns the error.
