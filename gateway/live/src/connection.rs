@@ -27,7 +27,7 @@ use crate::{
         answer::Answer,
         channel::marked,
         chunk::{CHUNK_BYTES, Chunk},
-        dataset::{Dataset, Snapshot},
+        dataset::{Dataset, Snapshot, SnapshotRecords},
         replay::{self, Replay, ReplayItem},
         ring::{RingPosition, RingRead},
     },
@@ -147,7 +147,7 @@ enum PendingSnapshot {
     /// Waits for the session to reach the snapshot's position.
     Taken(SubscribeRequest, Vec<u32>, Snapshot),
     /// Records from that offset on are still to be sent.
-    Sending(Vec<u8>, usize),
+    Sending(SnapshotRecords, usize),
     /// After skipped records: taken and sent again, without another subscription.
     Resync(Answer<Snapshot>),
     ResyncTaken(Snapshot),
@@ -186,6 +186,9 @@ struct Served {
     progress: Arc<SessionProgress>,
 }
 
+/// How long a session that takes nothing may hold a snapshot while others wait for theirs, and how often that is looked at.
+const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(5);
+const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
 /// Requests that wait for the start or for a snapshot.
 const WAITING_MAX: usize = 1_024;
 /// Bytes that are collected before a write.
@@ -262,6 +265,12 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
             () = tokio::time::sleep_until(last_sent + limits.stall), if has_unsent => {
                 reset(&stream);
                 return Ending::TooSlow;
+            }
+            () = tokio::time::sleep(SNAPSHOT_INTERVAL), if has_unsent && served.holds_snapshot() => {
+                if last_sent.elapsed() >= SNAPSHOT_HELD_MAX && served.dataset.has_waiting_snapshot() {
+                    let reason = "Slow reading: other sessions waited for a snapshot";
+                    return served.close(&stream, Some(reason), Ending::TooSlow).await;
+                }
             }
         }
     }
@@ -442,6 +451,11 @@ impl Served {
             return self.request_snapshot(request, mapped);
         }
         self.activate(&request);
+    }
+
+    fn holds_snapshot(&self) -> bool {
+        use PendingSnapshot::{ResyncTaken, Sending, Taken};
+        matches!(self.snapshot, Some(Taken(..) | Sending(..) | ResyncTaken(_)))
     }
 
     fn request_snapshot(&mut self, request: SubscribeRequest, mapped: Vec<u32>) {

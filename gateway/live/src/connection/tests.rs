@@ -101,7 +101,7 @@ fn answer_snapshot(dataset: &Dataset, order_id: u64, next_chunk: u64) -> Vec<u32
     let request = dataset.take_snapshot_request().expect("a snapshot was requested");
     let orders = request.instruments.iter().map(|id| order(*id, order_id));
     let records = orders.flat_map(|order| order.as_ref().to_vec()).collect();
-    request.reply.send(Snapshot { next_chunk, records }).unwrap();
+    request.reply.send(Snapshot { next_chunk, records: dataset.hold(records) }).unwrap();
     request.instruments
 }
 

@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    ops::Deref,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{
-            AtomicBool, AtomicU16,
+            AtomicBool, AtomicU16, AtomicUsize,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -31,6 +32,9 @@ pub(crate) struct Dataset {
     /// Schemas of which every chunk has the records that is appended from now on.
     produced: AtomicU16,
     snapshots: Mutex<VecDeque<SnapshotRequest>>,
+    /// Bytes of snapshots that sessions still hold, and how many they may hold while others wait.
+    snapshot_bytes: Arc<AtomicUsize>,
+    snapshot_bytes_max: usize,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
     /// Whether the gateway that wrote the logs has ended in the middle of the day.
@@ -141,7 +145,28 @@ pub(crate) struct Snapshot {
     /// Number of the chunk that follows the snapshot.
     pub(crate) next_chunk: u64,
     /// mbo records.
-    pub(crate) records: Vec<u8>,
+    pub(crate) records: SnapshotRecords,
+}
+
+/// Records of a snapshot. They count until they are dropped.
+#[derive(Debug)]
+pub(crate) struct SnapshotRecords {
+    records: Vec<u8>,
+    held: Arc<AtomicUsize>,
+}
+
+impl Deref for SnapshotRecords {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.records
+    }
+}
+
+impl Drop for SnapshotRecords {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.records.len(), Relaxed);
+    }
 }
 
 impl Dataset {
@@ -163,6 +188,8 @@ impl Dataset {
             oldest_event: OldestEvent::default(),
             stop: Arc::default(),
             snapshots: Mutex::default(),
+            snapshot_bytes: Arc::default(),
+            snapshot_bytes_max: ring_bytes_max.saturating_mul(SNAPSHOT_RINGS_MAX),
             is_current: watch::Sender::new(false),
             is_abandoned: watch::Sender::new(false),
             is_closed: AtomicBool::new(false),
@@ -254,14 +281,34 @@ impl Dataset {
         Some(receiver)
     }
 
+    fn has_room_for_snapshot(&self) -> bool {
+        self.snapshot_bytes.load(Relaxed) < self.snapshot_bytes_max
+    }
+
+    /// Whether a session waits for a snapshot since others hold too many.
+    pub(crate) fn has_waiting_snapshot(&self) -> bool {
+        !self.has_room_for_snapshot() && !self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Counts the records of a snapshot.
+    pub(crate) fn hold(&self, records: Vec<u8>) -> SnapshotRecords {
+        self.snapshot_bytes.fetch_add(records.len(), Relaxed);
+        SnapshotRecords { records, held: Arc::clone(&self.snapshot_bytes) }
+    }
+
     /// The oldest request for a snapshot.
     pub(crate) fn take_snapshot_request(&self) -> Option<SnapshotRequest> {
+        if !self.has_room_for_snapshot() {
+            return None;
+        }
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 }
 
 /// Symbols of one dataset: more than any venue lists.
 const SYMBOLS_MAX: usize = 1 << 20;
+/// Snapshots that sessions hold may have so many times the bytes of the ring, and one snapshot more.
+const SNAPSHOT_RINGS_MAX: usize = 4;
 /// Snapshots that may wait for the feeder.
 const SNAPSHOTS_WAITING_MAX: usize = 1_024;
 
@@ -307,5 +354,24 @@ mod tests {
         dataset.map(3, "A");
         assert_eq!((dataset.id_of("A"), dataset.symbol_of(1).as_deref()), (Some(3), Some("B")));
         assert_eq!(dataset.instruments().len(), 2);
+    }
+
+    /// Sessions that do not read would otherwise hold a copy of all orders each.
+    #[test]
+    fn snapshots_wait_while_sessions_hold_too_many_bytes_of_them() {
+        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 10, 1);
+        let _receivers: Vec<_> = (0..3).map(|id| dataset.request_snapshot(vec![id]).unwrap()).collect();
+        let take = || dataset.take_snapshot_request().map(|request| request.instruments);
+        assert_eq!(take(), Some(vec![0]));
+        let first = dataset.hold(vec![0; 39]);
+        assert!(!dataset.has_waiting_snapshot());
+        assert_eq!(take(), Some(vec![1]), "one byte is left");
+        let second = dataset.hold(vec![0; 1_000]);
+        assert!(dataset.has_waiting_snapshot());
+        assert_eq!(take(), None);
+        drop(first);
+        assert_eq!(take(), None);
+        drop(second);
+        assert_eq!(take(), Some(vec![2]));
     }
 }

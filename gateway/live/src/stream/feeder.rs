@@ -101,5 +101,5 @@ fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
 fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
     let records = snapshot::records(reader.channels(), &request.instruments);
     // A client that has left does not need the snapshot.
-    let _ = request.reply.send(Snapshot { next_chunk: dataset.ring.end().chunk, records });
+    let _ = request.reply.send(Snapshot { next_chunk: dataset.ring.end().chunk, records: dataset.hold(records) });
 }
