@@ -23,10 +23,13 @@ use databento::{
     },
     live::Subscription,
 };
+use mdgw_feeds::identity::Sequence;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS},
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    order_books::symbols_of_file,
+    pair::log_entries,
     process::{self, Signal, TEST_TIMEOUT, wait_until},
     trading_day::{self, DATE, TradingDay},
 };
@@ -130,6 +133,36 @@ fn a_client_stays_while_the_venue_begins_its_session_anew() {
     let instruments: BTreeSet<_> = bars.iter().map(|bar| instrument(bar)).collect();
     assert!(!bars.is_empty() && instruments.len() == bars.len(), "more than one bar of an instrument and its day");
 
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The log has lost the session's beginning, and with it the names of most instruments.
+#[test]
+fn symbols_that_the_log_has_lost_come_from_the_gateways_service() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 120_000);
+    let options = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 2 << 20, ..GatewayOptions::itch() };
+    let gateway = day.gateway(&fixture, &options);
+    day.play_first_half(&fixture);
+    wait_until("the log has lost its beginning", || {
+        log_entries(&fixture).first().is_some_and(|entry| entry.first > Sequence(1))
+    });
+    let (live, address) = start_live(&fixture);
+    let symbols = symbols_of_file(&day.expected);
+    let (symbol, instrument_of_symbol) = symbols.iter().next().unwrap();
+    let [all, one] = [Symbols::All, Symbols::Symbols(vec![symbol.clone()])].map(|symbols| {
+        let subscription = Subscription::builder().symbols(symbols).schema(Schema::Mbo).build();
+        thread::spawn(move || run(Session::until_closed(&[address], vec![subscription], |_| ())))
+    });
+    wait_until("both clients are served", || live.stderr_so_far().matches("live: session peer").count() == 2);
+    day.play_second_half(&fixture);
+    // A record before its mapping would fail the client.
+    let [all, one] = [all, one].map(|client| client.join().unwrap());
+    assert!(!all.records.is_empty() && !one.records.is_empty());
+    let named: BTreeMap<String, String> = all.mapped.into_iter().map(|(id, symbol)| (symbol, id.to_string())).collect();
+    assert_eq!(named, symbols);
+    assert!(one.records.iter().all(|record| instrument(record).to_string() == *instrument_of_symbol));
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }

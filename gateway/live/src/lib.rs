@@ -22,4 +22,4 @@ pub mod server;
 mod stream;
 mod subscriptions;
 
-pub use stream::{channel::ChannelSource, journals::JournalSource};
+pub use stream::{channel::ChannelSource, journals::JournalSource, names::NamesService};

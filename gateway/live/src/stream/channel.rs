@@ -19,6 +19,7 @@ use super::{
     chunk::Chunk,
     intervals::Intervals,
     journals::{self, JournalReader, JournalRun, Journaled},
+    names::NamesService,
     place::{LogPlace, PartName},
 };
 use crate::{control, schema::Schemas};
@@ -58,6 +59,7 @@ pub(crate) struct ChannelStream {
     id: ChannelId,
     /// Set when the reader's owner ends.
     stop: Arc<AtomicBool>,
+    names: Option<Arc<NamesService>>,
     /// Name of the part that is read next: behind all that was read.
     place: Option<PartName>,
     /// How far the journals were read, while nothing is read out of them.
@@ -95,6 +97,7 @@ impl ChannelStream {
             next_sequence: FIRST_SEQUENCE,
             id: source.id,
             stop: Arc::clone(stop),
+            names: source.names.clone(),
             place: None,
             journals,
             run: None,
@@ -301,6 +304,13 @@ impl ChannelStream {
             self.state.flush(&mut output);
             self.state.begin(self.session, entry.session, entry.first, &mut output);
             self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
+            if entry.first > FIRST_SEQUENCE
+                && let Some(names) = &self.names
+            {
+                for (id, symbol) in &*names.of_session(entry.session) {
+                    self.state.mapping(*id, symbol, &mut output);
+                }
+            }
             if is_behind_hole && self.session.is_some() && entry.first > FIRST_SEQUENCE {
                 self.state.note_hole(&mut output);
             }

@@ -3,12 +3,13 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use mdgw_live::{
-    ChannelSource, JournalSource,
+    ChannelSource, JournalSource, NamesService,
     open_sessions::{SessionPhase, SessionStatus},
     server::{LiveConfig, LiveCounts, LiveLimits, LiveMonitor, LiveServer},
 };
@@ -244,6 +245,10 @@ fn server_config(config: &Resolved, live: &LiveSettings) -> LiveConfig {
         log_directory: config.gateway.log_directory(channel.id),
         books: channel.book,
         journals: journals.clone(),
+        names: config
+            .retransmission
+            .as_ref()
+            .map(|service| Arc::new(NamesService::new(service.listen, channel.group, channel.id))),
     });
     LiveConfig {
         listen: SocketAddr::V4(live.listen),

@@ -1,11 +1,11 @@
 //! A channel whose log is served: what it publishes, and what follows from that.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
 use mdgw_wire::identity::{ChannelId, Feed};
 
-use super::super::journals::JournalSource;
+use super::super::{journals::JournalSource, names::NamesService};
 use crate::schema::Schemas;
 
 /// A channel of a dataset.
@@ -23,6 +23,8 @@ pub struct ChannelSource {
     pub books: BookLimits,
     /// Journals that hold what the log no longer has, if there are any on this host.
     pub journals: Option<JournalSource>,
+    /// What knows the symbols whose mappings the log no longer has.
+    pub names: Option<Arc<NamesService>>,
 }
 
 impl ChannelSource {

@@ -35,6 +35,7 @@ impl TestLog {
             log_directory,
             books: BookLimits::default(),
             journals: None,
+            names: None,
         };
         Self { source, writer: open(options, 0).unwrap().writer }
     }
