@@ -113,11 +113,21 @@ fn a_stalled_pool_thread_starves_the_watchdog() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
-/// Its channel's state and counters are those from before.
 #[test]
 fn a_stalled_pool_thread_is_shown_without_a_service_manager() {
+    held_pool_thread_is_shown("a_stalled_pool_thread_is_shown_without_a_service_manager", "sendmmsg");
+}
+
+/// It counts as idle, although packets wait for it.
+#[test]
+fn a_pool_thread_that_is_held_while_it_waits_is_shown_too() {
+    held_pool_thread_is_shown("a_pool_thread_that_is_held_while_it_waits_is_shown_too", "/^epoll_p?wait2?$");
+}
+
+/// The state and the counters of the thread's channel are those from before.
+fn held_pool_thread_is_shown(test: &str, system_call: &str) {
     if !has_strace() {
-        return skip("a_stalled_pool_thread_is_shown_without_a_service_manager", "no strace");
+        return skip(test, "no strace");
     }
     let (fixture, listen) = (GatewayFixture::new(), free_address());
     let path = fixture.path("with_admin.toml");
@@ -128,7 +138,7 @@ fn a_stalled_pool_thread_is_shown_without_a_service_manager() {
     let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let is = |code: u16, path: &str| get_at(listen, path).0 == code;
     wait_until("the channel is live", || is(200, "/live") && is(200, "/ready"));
-    let held = HeldThreads::named(gateway.id(), "main-0", "sendmmsg");
+    let held = HeldThreads::named(gateway.id(), "main-0", system_call);
     let line = gateway.wait_for_stderr("makes no progress");
     assert!(line.contains("alarm=\"pool-thread-stall\"") && line.contains("thread=\"main-0\""), "{line}");
     wait_until("no probe says that it works", || is(503, "/live") && is(503, "/ready"));

@@ -130,6 +130,7 @@ impl Gateway {
         for setup in changes.removed.iter().filter_map(|id| old.channel(*id)) {
             self.remove_channel(setup.id, &setup.name, tick);
         }
+        self.thread_watch.set_heartbeats(new);
         self.record_reload(old, new, changes);
         Ok(())
     }

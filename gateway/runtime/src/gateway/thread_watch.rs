@@ -2,15 +2,18 @@
 //!
 //! Each hot thread has a progress counter, which it writes with plain stores. A thread that waits for work is idle, however
 //! long it waits. A thread that works and whose count stays the same over several checks has stalled.
+//!
+//! A pool is never idle for long: each channel with an output has a timer for its heartbeats, be it the leader or not. If no thread of a
+//! pool moves for several heartbeats, the one that waits for packets and timers is held, and all of the pool's threads count as stalled.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, ops::Range, time::Duration};
 
-use mdgw_election::sentinel::hang::{FenceState, HangDetector};
+use mdgw_election::sentinel::hang::{CHECKS_UNTIL_HANG, FenceState, HangDetector};
 use mdgw_feeds::{identity::GroupId, time::MonoNs};
 use mdgw_sys::{alarm::Alarm, progress::ProgressCounter};
 
 use super::sentinel_handle::HeldSharedPage;
-use crate::config::Resolved;
+use crate::config::{Resolved, resolved::ChannelSetup};
 
 /// A hot thread, by its task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +81,7 @@ impl ProgressCounters {
 #[derive(Debug)]
 pub(super) struct ThreadWatch {
     threads: Vec<WatchedThread>,
+    pools: Vec<WatchedPool>,
     interval_ns: u64,
     next_at: MonoNs,
 }
@@ -90,11 +94,43 @@ struct WatchedThread {
     has_stalled: bool,
 }
 
+/// The threads of a pool together.
+#[derive(Debug)]
+struct WatchedPool {
+    threads: Range<usize>,
+    /// Checks without any progress after which the pool is held; `None`: no channel has a timer.
+    unchanged_max: Option<u32>,
+    progress: u64,
+    unchanged: u32,
+}
+
 impl ThreadWatch {
     /// Watches all threads that have a counter. A thread has stalled when it works without progress for `limit`.
     pub(super) fn new(config: &Resolved, progress: &ProgressCounters, limit: Duration) -> Self {
         let threads = hot_threads(config).into_iter().zip(progress.counters.iter().copied());
-        Self::of(threads.collect(), limit)
+        let mut watch = Self::of(threads.collect(), limit);
+        let mut next = progress.election_count;
+        for pool in &config.pools {
+            let threads = next..next + pool.threads.count();
+            next = threads.end;
+            watch.pools.push(WatchedPool { threads, unchanged_max: None, progress: 0, unchanged: 0 });
+        }
+        watch.set_heartbeats(config);
+        watch
+    }
+
+    /// Takes the channels of the pools, and the heartbeats of their outputs, from this configuration.
+    pub(super) fn set_heartbeats(&mut self, config: &Resolved) {
+        for (index, pool) in self.pools.iter_mut().enumerate() {
+            let of_pool = config.channels.iter().filter(|channel| channel.pool == index);
+            let output =
+                |channel: &ChannelSetup| config.outputs.iter().find(|output| output.groups.contains(&channel.group));
+            let heartbeat_ns = of_pool.filter_map(output).map(|output| output.heartbeat_ns).min();
+            pool.unchanged_max = heartbeat_ns.map(|heartbeat_ns| {
+                let checks = heartbeat_ns.saturating_mul(HEARTBEATS_MISSED_MAX).div_ceil(self.interval_ns.max(1));
+                u32::try_from(checks).unwrap_or(u32::MAX).max(CHECKS_UNTIL_HANG)
+            });
+        }
     }
 
     fn of(threads: Vec<(HotThread, ProgressCounter)>, limit: Duration) -> Self {
@@ -105,7 +141,7 @@ impl ThreadWatch {
             has_stalled: false,
         });
         let interval_ns = u64::try_from(HangDetector::interval(limit).as_nanos()).unwrap_or(u64::MAX);
-        Self { threads: watched.collect(), interval_ns, next_at: MonoNs(0) }
+        Self { threads: watched.collect(), pools: Vec::new(), interval_ns, next_at: MonoNs(0) }
     }
 
     /// Checks the threads if a check is due, and logs which of them stall or work again. Returns those that neither make
@@ -113,16 +149,33 @@ impl ThreadWatch {
     pub(super) fn check(&mut self, now: MonoNs) -> Vec<HotThread> {
         if now >= self.next_at {
             self.next_at = now.plus(self.interval_ns);
-            self.threads.iter_mut().for_each(WatchedThread::check);
+            let mut is_held = vec![false; self.threads.len()];
+            for pool in &mut self.pools {
+                let threads = self.threads.get(pool.threads.clone()).unwrap_or_default();
+                let progress = threads.iter().map(|watched| watched.counter.count()).fold(0, u64::wrapping_add);
+                if pool.is_held(progress) {
+                    is_held.get_mut(pool.threads.clone()).unwrap_or_default().fill(true);
+                }
+            }
+            self.threads.iter_mut().zip(is_held).for_each(|(watched, is_held)| watched.check(is_held));
         }
         self.threads.iter().filter(|watched| watched.has_stalled).map(|watched| watched.thread.clone()).collect()
     }
 }
 
+impl WatchedPool {
+    /// Takes the sum of the threads' counts. Returns whether it has stayed the same for too long.
+    fn is_held(&mut self, progress: u64) -> bool {
+        self.unchanged = if progress == self.progress { self.unchanged.saturating_add(1) } else { 0 };
+        self.progress = progress;
+        self.unchanged_max.is_some_and(|max| self.unchanged >= max)
+    }
+}
+
 impl WatchedThread {
-    fn check(&mut self) {
+    fn check(&mut self, is_held: bool) {
         // As if the fence were open: a standby with a stalled thread could not take over.
-        let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some();
+        let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some() || is_held;
         if has_stalled == self.has_stalled {
             return;
         }
@@ -152,9 +205,12 @@ impl WatchedThread {
     }
 }
 
+/// Heartbeats after which a pool without any progress is held.
+const HEARTBEATS_MISSED_MAX: u64 = 4;
+
 #[cfg(test)]
 mod tests {
-    use mdgw_election::sentinel::hang::CHECKS_UNTIL_HANG;
+    use std::path::Path;
 
     use super::*;
 
@@ -192,6 +248,33 @@ mod tests {
             election.mark_busy();
             assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), [], "{second}");
         }
+    }
+
+    /// A debugger holds it while it waits for packets, for instance: it counts as idle, and misses the timers of its channels.
+    #[test]
+    fn a_pool_that_misses_the_heartbeats_of_its_channels_stalls() {
+        let (mut watch, [_, pool]) = watched();
+        let text = include_str!("../../../../ops/config/mdgw.toml");
+        let mut config = Resolved::from_text(Path::new("mdgw.toml"), text).unwrap();
+        config.channels.truncate(1);
+        watch.pools = vec![WatchedPool { threads: 1..2, unchanged_max: None, progress: 0, unchanged: 0 }];
+        config.channels[0].pool = 0;
+        config.outputs[0].heartbeat_ns = 2 * INTERVAL_NS;
+        watch.set_heartbeats(&config);
+        let mut stalled = |seconds: Range<u64>| {
+            seconds.map(|second| watch.check(MonoNs(second * INTERVAL_NS)).len()).collect::<Vec<_>>()
+        };
+        pool.mark_busy();
+        pool.mark_idle();
+        // The first check takes the count; then four heartbeats of two seconds.
+        assert_eq!(stalled(0..10), [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        pool.mark_busy();
+        pool.mark_idle();
+        assert_eq!(stalled(10..12), [0, 0]);
+        // A reload has removed the last channel.
+        config.channels.clear();
+        watch.set_heartbeats(&config);
+        assert_eq!((12..40).map(|second| watch.check(MonoNs(second * INTERVAL_NS)).len()).max(), Some(0));
     }
 
     #[test]
