@@ -681,7 +681,7 @@ impl Served {
             }
             Source::Replay(replay) => match replay.take() {
                 Ok(ReplayItem::Chunk { chunk, is_past_start }) => {
-                    let phase = if is_past_start { Phase::ReplayPastStart } else { Phase::Replay };
+                    let phase = if is_past_start { Phase::Live } else { Phase::Replay };
                     self.append(&chunk, phase);
                     Ok(true)
                 }
@@ -693,7 +693,6 @@ impl Served {
                 Ok(ReplayItem::Joined { position, has_hole }) => {
                     self.is_behind_hole = has_hole;
                     self.source = Source::Ring(position.chunk);
-                    self.subscriptions.end_replay();
                     let now = now_ns();
                     for schema in std::mem::take(&mut self.replays) {
                         self.outgoing.push(control::replay_completed(now, schema).as_ref(), now);
