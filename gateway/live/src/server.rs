@@ -446,7 +446,7 @@ async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) 
     let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
     let refusal = if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
         Some(Refusal::of_server("The gateway is still reading its log: try again"))
-    } else if *admitted.dataset.is_abandoned.borrow() {
+    } else if admitted.dataset.logs.borrow().is_abandoned {
         Some(Refusal::of_server("The gateway does not run: try again, or try the other gateway"))
     } else if shared.keys().find(&admitted.challenge, &admitted.auth.auth).is_none() {
         // The key was taken away while the client waited.
