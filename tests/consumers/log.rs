@@ -98,6 +98,43 @@ fn readers_in_rust_and_c_resume_alike_at_any_name() {
     }
 }
 
+/// Somebody removes the log while its gateway is down, and the next start makes a new one.
+#[test]
+fn readers_in_rust_and_c_go_on_with_the_log_that_takes_the_place_of_a_removed_one() {
+    let test = "readers_in_rust_and_c_go_on_with_the_log_that_takes_the_place_of_a_removed_one";
+    let Some(mut setup) = Setup::new(test) else { return };
+    setup.writer.write(&mut setup.gateway, 20);
+    let c = setup.start_c(&["--start", "oldest"]);
+    let mut reader = setup.reader(None, LogStart::Oldest);
+    let mut lines = Vec::new();
+    while read(&mut reader, &mut lines) > 0 {}
+    c.wait_for(&lines);
+
+    let Setup { gateway, mut writer, folder: _folder, .. } = setup;
+    let directory = gateway.directory().to_owned();
+    drop(gateway);
+    assert!(!directory.exists());
+    let look = Duration::from_millis(1);
+    assert_eq!(reader.poll(look, &mut |_| panic!("there is no log")).unwrap().entries, 0);
+    // The example looks for another log every 50 ms.
+    thread::sleep(Duration::from_millis(200));
+
+    let mut named = tempfile::Builder::new();
+    named.prefix(directory.file_name().unwrap()).rand_bytes(0);
+    let again = named.tempdir_in(directory.parent().unwrap()).unwrap();
+    let mut gateway = VirtualGateway::in_directory(again, CHANNEL, 600, SEGMENT_BYTES);
+    gateway.begin_session(0);
+    let before = lines.len();
+    writer.write(&mut gateway, 20);
+    wait_until("the reader in Rust finds the new log", || {
+        reader.poll(look, &mut |output| lines.push(text::item(&output))).unwrap().entries > 0
+    });
+    while read(&mut reader, &mut lines) > 0 {}
+    assert!(lines.len() > before + 10, "{lines:?}");
+    c.wait_for(&lines);
+    c.stop();
+}
+
 /// Damage anywhere: both deliver the same, and none of them reads outside its memory.
 #[test]
 fn readers_in_rust_and_c_find_the_same_in_damaged_files() {

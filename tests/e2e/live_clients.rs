@@ -113,6 +113,29 @@ fn a_snapshot_has_the_orders_that_the_session_left() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+#[test]
+fn a_client_goes_on_with_the_log_that_takes_the_place_of_a_removed_one() {
+    let Some(python) = python("a_client_goes_on_with_the_log_that_takes_the_place_of_a_removed_one") else { return };
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 20_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    let (live, address) = start_live(&fixture);
+    day.play_first_half(&fixture);
+    let mut command = Command::new(&python);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_new_log.py"));
+    command.args([&address.port().to_string(), "XNAS.ITCH"]);
+    let client = process::spawn(command);
+    client.wait_for_stderr("an order received");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    fs::remove_dir_all(fixture.path("log")).unwrap();
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_second_half(&fixture);
+    let _ = client.end().expect_code(0);
+    let log = live.stop_with(Signal::Terminate).expect_code(0).stderr;
+    assert!(log.contains("live: the publication log was replaced, opening it again"), "{log}");
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// The client knows one name, which resolves to both gateways of the pair.
 #[test]
 fn a_python_client_goes_on_at_the_other_gateway_of_its_host_name_after_its_own_was_killed() {

@@ -77,7 +77,7 @@ pub(crate) enum Ending {
     LineTooLong,
     /// More requests at a time than a session may have, or answers to them that exceed the session's queue.
     TooManyRequests,
-    /// The gateway that writes the log has ended: the client shall try the other one.
+    /// The gateway that writes the log has ended, or has begun a new log: the client shall come back, or try the other gateway.
     GatewayEnded,
     /// Something failed here.
     Failed,
@@ -202,7 +202,8 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
     let Ok(outgoing) = Outgoing::new(auth.compression, auth.ts_out) else { return Ending::Failed };
     let heartbeat = Duration::from_secs(auth.heartbeat_interval_s.into());
     let mut chunks = dataset.ring.subscribe();
-    let mut is_abandoned = dataset.is_abandoned.subscribe();
+    let mut logs = dataset.logs.subscribe();
+    let began = *logs.borrow();
     let mut served = Served::new(dataset, auth, limits, outgoing, progress);
     let mut last_sent = Instant::now();
     let mut received = [0; 4 << 10];
@@ -226,8 +227,9 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
         if *stop.borrow() {
             return served.close(&stream, Some("Gateway is stopping"), Ending::Stopping).await;
         }
-        if *is_abandoned.borrow_and_update() {
-            return served.close(&stream, Some("The gateway has ended"), Ending::GatewayEnded).await;
+        let logs_state = *logs.borrow_and_update();
+        if let Some(reason) = logs_state.end_of(began) {
+            return served.close(&stream, Some(reason), Ending::GatewayEnded).await;
         }
         chunks.mark_unchanged();
         if let Err((ending, reason)) = served.fill() {
@@ -258,7 +260,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
             }
             () = served.wait(&mut chunks), if !has_unsent => {}
             _ = stop.changed() => {}
-            _ = is_abandoned.changed() => {}
+            _ = logs.changed() => {}
             () = tokio::time::sleep_until(last_sent + heartbeat), if !has_unsent && protocol.has_started() => {
                 served.outgoing.push(control::heartbeat(now_ns()).as_ref(), now_ns());
             }
@@ -695,7 +697,7 @@ impl Served {
             }
             Source::Replay(replay) => match replay.take() {
                 Ok(ReplayItem::Chunk { chunk, is_past_start }) => {
-                    let phase = if is_past_start { Phase::ReplayPastStart } else { Phase::Replay };
+                    let phase = if is_past_start { Phase::Live } else { Phase::Replay };
                     self.append(&chunk, phase);
                     Ok(true)
                 }
@@ -707,7 +709,6 @@ impl Served {
                 Ok(ReplayItem::Joined { position, has_hole }) => {
                     self.is_behind_hole = has_hole;
                     self.source = Source::Ring(position.chunk);
-                    self.subscriptions.end_replay();
                     let now = now_ns();
                     for schema in std::mem::take(&mut self.replays) {
                         self.outgoing.push(control::replay_completed(now, schema).as_ref(), now);

@@ -301,7 +301,7 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     let mut is_failing = false;
     loop {
-        if shared.datasets.iter().all(|dataset| dataset.is_closed.load(Relaxed)) {
+        if shared.datasets.iter().all(|dataset| dataset.logs.borrow().is_closed) {
             listener = None;
         } else if listener.is_none() {
             match TcpListener::bind(address).await {
@@ -470,7 +470,7 @@ async fn welcome(shared: &ServerState, stream: &TcpStream, admitted: &Admitted) 
     let limit = Duration::from_nanos(shared.config.limits.handshake_timeout_ns);
     let refusal = if !matches!(timeout(limit, is_current.wait_for(|is_current| *is_current)).await, Ok(Ok(_))) {
         Some(Refusal::of_server("The gateway is still reading its log: try again"))
-    } else if *admitted.dataset.is_abandoned.borrow() {
+    } else if admitted.dataset.logs.borrow().is_abandoned {
         Some(Refusal::of_server("The gateway does not run: try again, or try the other gateway"))
     } else if shared.keys().find(&admitted.challenge, &admitted.auth.auth).is_none() {
         // The key was taken away while the client waited.

@@ -44,60 +44,57 @@ impl Instrument {
     }
 
     fn is_unused(&self) -> bool {
-        self.both().into_iter().all(|wanted| wanted.schemas.is_empty())
+        self.both().into_iter().all(Wanted::is_empty)
     }
 }
 
-/// Schemas, and where the replay of some of them begins.
+/// Schemas, by where their records begin. A schema may be in both.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
-    schemas: Schemas,
-    /// Schemas that are replayed, with the first event time. Others begin with the session.
+    /// Schemas that begin with the session.
+    live: Schemas,
+    /// Schemas that begin at an event time, which may be past, or still to come.
     starts: Vec<(Schemas, u64)>,
 }
 
 /// Which records of a stream a session gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// All of its subscriptions.
-    Live,
-    /// Those from before the session, for subscriptions that are replayed, by event time.
+    /// Those from before the session: for subscriptions with a start alone.
     Replay,
-    /// Those of a replay that has passed the session's start: also subscriptions that are not replayed.
-    ReplayPastStart,
+    /// Those since the session's start.
+    Live,
 }
 
 impl Wanted {
     fn add(&mut self, schema: Schemas, start: Option<u64>) {
-        self.schemas = self.schemas.with(schema);
-        let Some(start) = start else { return };
-        match self.starts.iter_mut().find(|(replayed, _)| *replayed == schema) {
+        let Some(start) = start else {
+            self.live = self.live.with(schema);
+            return;
+        };
+        match self.starts.iter_mut().find(|(started, _)| *started == schema) {
             Some((_, first)) => *first = start.min(*first),
-            // A subscription that began with the session and is repeated with a start is replayed from then on.
             None => self.starts.push((schema, start)),
         }
     }
 
     fn remove(&mut self, schema: Schemas) {
-        self.schemas = self.schemas.without(schema);
-        self.starts.retain(|(replayed, _)| *replayed != schema);
+        self.live = self.live.without(schema);
+        self.starts.retain(|(started, _)| *started != schema);
     }
 
+    fn schemas(&self) -> Schemas {
+        self.starts.iter().fold(self.live, |schemas, (started, _)| schemas.with(*started))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.starts.is_empty()
+    }
+
+    /// A start holds for as long as the subscription: it may lie in the future, and records of one time may come after later ones.
     fn passes(&self, schemas: Schemas, ts_event: u64, phase: Phase) -> bool {
-        let wanted = self.schemas.and(schemas);
-        if wanted.is_empty() || phase == Phase::Live {
-            return !wanted.is_empty();
-        }
-        let mut others = wanted;
-        for (replayed, start) in &self.starts {
-            if wanted.contains(*replayed) {
-                if ts_event >= *start {
-                    return true;
-                }
-                others = others.without(*replayed);
-            }
-        }
-        phase == Phase::ReplayPastStart && !others.is_empty()
+        phase == Phase::Live && !self.live.and(schemas).is_empty()
+            || self.starts.iter().any(|(started, start)| schemas.contains(*started) && ts_event >= *start)
     }
 }
 
@@ -133,7 +130,7 @@ impl Subscriptions {
         for wanted in self.by_symbol.values_mut().map(|entry| &mut entry.wanted).chain(instruments) {
             wanted.remove(schema);
         }
-        self.by_symbol.retain(|_, entry| !entry.wanted.schemas.is_empty());
+        self.by_symbol.retain(|_, entry| !entry.wanted.is_empty());
         self.by_id.retain(|_, instrument| !instrument.is_unused());
     }
 
@@ -141,7 +138,7 @@ impl Subscriptions {
     pub(crate) fn remove_symbol(&mut self, symbol: &str, schema: Schemas) {
         let Some(entry) = self.by_symbol.get_mut(symbol) else { return };
         entry.wanted.remove(schema);
-        let (id, is_unused) = (entry.id, entry.wanted.schemas.is_empty());
+        let (id, is_unused) = (entry.id, entry.wanted.is_empty());
         if is_unused {
             self.by_symbol.remove(symbol);
         }
@@ -166,7 +163,7 @@ impl Subscriptions {
 
     /// Symbols and ids subscribed to.
     pub(crate) fn count(&self) -> usize {
-        let ids = self.by_id.values().filter(|instrument| !instrument.of_id.schemas.is_empty());
+        let ids = self.by_id.values().filter(|instrument| !instrument.of_id.is_empty());
         self.by_symbol.len() + ids.count()
     }
 
@@ -177,25 +174,25 @@ impl Subscriptions {
 
     /// Whether all instruments of some schema are subscribed to.
     pub(crate) fn has_all_of_any(&self) -> bool {
-        !self.all.schemas.is_empty()
+        !self.all.is_empty()
     }
 
     /// Whether all instruments of any of the schemas are subscribed to.
     pub(crate) fn has_all(&self, schema: Schemas) -> bool {
-        self.all.schemas.contains(schema)
+        self.all.schemas().contains(schema)
     }
 
     /// Instruments subscribed to one by one with that schema.
     pub(crate) fn instruments(&self, schema: Schemas) -> Vec<u32> {
         let has_schema =
-            |instrument: &Instrument| instrument.both().into_iter().any(|wanted| wanted.schemas.contains(schema));
+            |instrument: &Instrument| instrument.both().into_iter().any(|wanted| wanted.schemas().contains(schema));
         self.by_id.iter().filter(|(_, instrument)| has_schema(instrument)).map(|(id, _)| *id).collect()
     }
 
     /// A symbol's id became known or changed. Returns how the client asked for the instrument, if it did.
     pub(crate) fn map(&mut self, id: u32, symbol: &str) -> Option<SymbolType> {
         // The id belongs to another symbol from now on.
-        if self.by_id.get(&id).is_some_and(|instrument| !instrument.of_symbol.schemas.is_empty())
+        if self.by_id.get(&id).is_some_and(|instrument| !instrument.of_symbol.is_empty())
             && self.by_symbol.get(symbol).is_none_or(|entry| entry.id != Some(id))
             && let Some(former) = self.by_symbol.values_mut().find(|entry| entry.id == Some(id))
         {
@@ -203,8 +200,8 @@ impl Subscriptions {
             self.change(id, |instrument| instrument.of_symbol = Wanted::default());
         }
         let Some(entry) = self.by_symbol.get_mut(symbol) else {
-            let has_id = self.by_id.get(&id).is_some_and(|instrument| !instrument.of_id.schemas.is_empty());
-            return if !self.all.schemas.is_empty() {
+            let has_id = self.by_id.get(&id).is_some_and(|instrument| !instrument.of_id.is_empty());
+            return if !self.all.is_empty() {
                 Some(SymbolType::RawSymbol)
             } else {
                 has_id.then_some(SymbolType::InstrumentId)
@@ -232,15 +229,6 @@ impl Subscriptions {
         }
         let instrument = self.by_id.get(&record.instrument_id);
         instrument.is_some_and(|instrument| instrument.passes(record.schemas, ts_event, phase))
-    }
-
-    /// The replay has caught up: all subscriptions are live from now on.
-    pub(crate) fn end_replay(&mut self) {
-        let symbols = self.by_symbol.values_mut().map(|entry| &mut entry.wanted);
-        let instruments = self.by_id.values_mut().flat_map(Instrument::both_mut);
-        for wanted in symbols.chain(instruments).chain([&mut self.all]) {
-            wanted.starts = Vec::new();
-        }
     }
 }
 
@@ -315,8 +303,27 @@ mod tests {
         subscriptions.add_all(Schemas::TRADES, None);
         let at = |schema, ts_event, phase| passes(&subscriptions, 1, schema, ts_event, phase);
         assert!(!at(Schemas::MBO, 99, Phase::Replay) && at(Schemas::MBO, 100, Phase::Replay));
-        assert!(!at(Schemas::TRADES, 200, Phase::Replay) && at(Schemas::TRADES, 50, Phase::ReplayPastStart));
-        assert!(!at(Schemas::MBO, 99, Phase::ReplayPastStart));
-        assert!(at(Schemas::MBO, 99, Phase::Live));
+        assert!(!at(Schemas::TRADES, 200, Phase::Replay) && at(Schemas::TRADES, 50, Phase::Live));
+    }
+
+    /// A start in the future, or of a client that comes from a gateway that was ahead.
+    #[test]
+    fn records_before_the_start_of_a_subscription_do_not_pass_after_its_replay() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_all(Schemas::OHLCV_1S, Some(100));
+        subscriptions.add_symbol("A".into(), None, Schemas::MBO, Some(200));
+        subscriptions.map(1, "A");
+        let live =
+            |subscriptions: &Subscriptions, schema, ts_event| passes(subscriptions, 1, schema, ts_event, Phase::Live);
+        assert!(!live(&subscriptions, Schemas::OHLCV_1S, 99) && live(&subscriptions, Schemas::OHLCV_1S, 100));
+        assert!(!live(&subscriptions, Schemas::MBO, 199) && live(&subscriptions, Schemas::MBO, 200));
+        assert!(!live(&subscriptions, Schemas::MBO, 199), "another channel may be behind");
+        // The same schema once more, from the session's start on.
+        subscriptions.add_id(1, Schemas::MBO, None);
+        assert!(live(&subscriptions, Schemas::MBO, 5));
+        subscriptions.remove_id(1, Schemas::MBO);
+        assert!(!live(&subscriptions, Schemas::MBO, 5) && live(&subscriptions, Schemas::MBO, 200));
+        subscriptions.remove_symbol("A", Schemas::MBO);
+        assert!(!live(&subscriptions, Schemas::MBO, 200));
     }
 }

@@ -33,7 +33,8 @@ enum {
     EMPTY_SEGMENTS_MAX = 16, /* segments can be sealed without an entry; there are never more than a few of them in a row */
     ENTRIES_PER_TURN = 64,
     LOOKS_PER_CLOCK_READ = 256,
-    PATH_BYTES = 4096
+    PATH_BYTES = 4096,
+    SEGMENT_PATH_BYTES = PATH_BYTES + 32
 };
 _Static_assert((int)ENTRY_HEADER_BYTES == MDGW_PACKET_HEADER_BYTES, "the packet is made in place");
 #define SEALED UINT64_MAX
@@ -173,11 +174,16 @@ static const char *read_header(const mdgw_log *log, segment *segment)
     return NULL;
 }
 
+static void segment_path(const mdgw_log *log, uint64_t number, char path[SEGMENT_PATH_BYTES])
+{
+    snprintf(path, SEGMENT_PATH_BYTES, "%s/%016" PRIu64 ".segment", log->directory, number);
+}
+
 /* Maps segment `number`. Returns 1, 0 if it does not exist or is being used again, or -1. */
 static int open_segment(mdgw_log *log, uint64_t number, segment *opened)
 {
-    char path[PATH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/%016" PRIu64 ".segment", log->directory, number);
+    char path[SEGMENT_PATH_BYTES];
+    segment_path(log, number, path);
     segment segment = {.fd = open(path, O_RDONLY | O_CLOEXEC)};
     if (segment.fd < 0)
         return errno == ENOENT ? 0 : fail_at(log, number, strerror(errno));
@@ -654,13 +660,31 @@ static void relax(void)
 #endif
 }
 
-/* Somebody removed the log, and the gateway made it anew: it is read from its beginning. What was delivered is not delivered again. */
-static int reopen_if_abandoned(mdgw_log *log)
+/* Whether the segment being read still has its name, as far as this process can see. */
+static bool has_name(const mdgw_log *log)
 {
+    char path[SEGMENT_PATH_BYTES];
+    struct stat at, own;
+    segment_path(log, log->segment.number, path);
+    if (stat(path, &at) != 0)
+        return errno != ENOENT;
+    return fstat(log->segment.fd, &own) != 0 || (at.st_dev == own.st_dev && at.st_ino == own.st_ino);
+}
+
+/* Somebody removed the log or renamed its directory, and the gateway made it anew: it is read from its beginning. What was delivered is
+ * not delivered again. A sealed segment can be removed from a log that goes on. */
+static int reopen_if_replaced(mdgw_log *log)
+{
+    uint64_t number;
     struct stat status;
-    if (!log->segment.map || fstat(log->segment.fd, &status) != 0 || status.st_nlink != 0 ||
-        copy_entry(log, &log->segment, log->offset) != UNCOMMITTED)
+    if (!log->segment.map || has_name(log) || copy_entry(log, &log->segment, log->offset) != UNCOMMITTED)
         return 0;
+    /* Until the gateway has made the new log, there is nothing to go to. */
+    if (stat(log->directory, &status) != 0 && errno == ENOENT)
+        return 0;
+    int found = find_number(log, 0, false, &number);
+    if (found <= 0)
+        return found;
     log->is_after_loss = true;
     return seek_oldest(log);
 }
@@ -686,7 +710,7 @@ int mdgw_log_poll(mdgw_log *log, uint64_t timeout_ns)
         }
         passed = now_ns() - begin;
     }
-    return reopen_if_abandoned(log);
+    return reopen_if_replaced(log);
 }
 
 const char *mdgw_log_error(const mdgw_log *log) { return log->error; }

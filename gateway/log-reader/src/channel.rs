@@ -94,13 +94,13 @@ impl ChannelReader {
 
     /// Somebody removed the log, and the gateway made it anew: reads it from its beginning. What was delivered is not delivered again.
     #[cold]
-    pub(crate) fn reopen_if_abandoned(&mut self) -> Result<(), LogReaderError> {
-        if !self.reader.is_abandoned() {
-            return Ok(());
-        }
+    pub(crate) fn reopen_if_replaced(&mut self) -> Result<(), LogReaderError> {
         let channel = self.id();
-        self.reader.seek_oldest().map_err(|source| LogReaderError { channel, source })?;
-        self.is_after_loss = true;
+        let error = |source| LogReaderError { channel, source };
+        if self.reader.is_replaced().map_err(error)? {
+            self.is_after_loss = true;
+            self.reader.seek_oldest().map_err(error)?;
+        }
         Ok(())
     }
 

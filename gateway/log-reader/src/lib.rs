@@ -229,7 +229,7 @@ impl LogReader {
             }
         }
         for channel in &mut self.channels {
-            channel.reopen_if_abandoned()?;
+            channel.reopen_if_replaced()?;
         }
         Ok(Polled::default())
     }

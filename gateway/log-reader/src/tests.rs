@@ -224,6 +224,7 @@ fn a_log_that_was_removed_and_made_anew_is_followed_and_nothing_comes_twice() {
     assert_eq!(read(&mut reader), "session 27/0, 1..6");
     gateway.log = None;
     fs::remove_dir_all(gateway.channel().directory).unwrap();
+    assert_eq!(read(&mut reader), "", "the gateway is still down");
     gateway.start();
     // The venue repeats the session from message 4 on.
     gateway.next = 4;

@@ -105,6 +105,11 @@ impl LogError {
         move |source| Self::Io { action, path: path.into(), source }
     }
 
+    /// Whether the file or directory does not exist.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Whether the cause was lack of space.
     #[cfg(feature = "writer")]
     pub(crate) fn is_no_space(&self) -> bool {

@@ -762,21 +762,32 @@ fn a_log_of_a_reader_group_is_open_to_that_group_alone() {
 }
 
 #[test]
-fn a_log_that_was_removed_is_abandoned_and_read_from_its_new_beginning() {
-    for root in directories() {
+fn a_log_that_took_the_place_of_a_removed_or_renamed_one_is_read_from_its_beginning() {
+    for (root, is_renamed) in directories().into_iter().zip([true, false]) {
         let directory = root.path().join("log");
         let mut log = open(options(&directory), NOW_NS).unwrap();
         WrittenEntry::with_sequence(1).write(&mut log);
         let mut reader = Reader::open(&directory, CHANNEL).unwrap();
+        let nothing_follows = |reader: &mut Reader| {
+            let (entries, error) = read_all_copied(reader);
+            entries.is_empty() && error.is_none()
+        };
         assert_eq!(read_all_copied(&mut reader).0.len(), 1);
-        assert!(!reader.is_abandoned());
+        assert!(!reader.is_replaced().unwrap());
         drop(log);
-        fs::remove_dir_all(&directory).unwrap();
+        if is_renamed {
+            fs::rename(&directory, root.path().join("kept")).unwrap();
+        } else {
+            fs::remove_dir_all(&directory).unwrap();
+        }
+        assert!(nothing_follows(&mut reader) && !reader.is_replaced().unwrap(), "there is no other log yet");
+        fs::create_dir(&directory).unwrap();
+        assert!(nothing_follows(&mut reader) && !reader.is_replaced().unwrap(), "its directory is there first");
         let mut log = open(options(&directory), NOW_NS).unwrap();
         WrittenEntry::with_sequence(9).write(&mut log);
-        assert!(read_all_copied(&mut reader).0.is_empty() && reader.is_abandoned());
+        assert!(nothing_follows(&mut reader) && reader.is_replaced().unwrap());
         reader.seek_oldest().unwrap();
         assert_eq!(read_all_copied(&mut reader).0, [WrittenEntry::with_sequence(9)]);
-        assert!(!reader.is_abandoned());
+        assert!(!reader.is_replaced().unwrap());
     }
 }

@@ -139,13 +139,24 @@ impl Reader {
         Ok(self.segment.as_ref().filter(|_| has_entry).map(|segment| segment.copy_entry_at(self.offset, copy)))
     }
 
-    /// Whether the segment being read was removed from the directory although the log has not left it: somebody removed the whole
-    /// log, and a new one does not continue it. Only meaningful while [`Self::next_copied`] returns no entry. A system call.
-    #[must_use]
-    pub fn is_abandoned(&self) -> bool {
-        self.segment.as_ref().is_some_and(|segment| {
-            segment.is_unlinked() && matches!(segment.entry_at(self.offset), EntryState::Uncommitted)
-        })
+    /// Whether another log has taken the place of the one being read: somebody removed the log or renamed its directory, and the
+    /// gateway has made a new one, which does not continue the old one. [`Self::seek_oldest`] moves there. `false` while there is a next
+    /// entry. Makes system calls.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be listed.
+    pub fn is_replaced(&self) -> Result<bool, LogError> {
+        let Some(segment) = &self.segment else { return Ok(false) };
+        let path = segment_path(&self.directory, segment.header().number);
+        // A sealed segment can be removed from a log that goes on.
+        if segment.is_at(&path) || !matches!(segment.entry_at(self.offset), EntryState::Uncommitted) {
+            return Ok(false);
+        }
+        match segment_numbers(&self.directory) {
+            // The gateway has not made the new log yet.
+            Err(error) if error.is_not_found() => Ok(false),
+            numbers => Ok(!numbers?.is_empty()),
+        }
     }
 
     /// The next entry, without advancing.
@@ -420,7 +431,7 @@ impl Reader {
             // The file was reused for another number after its name was looked up.
             Ok(segment) if segment.header().number != number => Ok(None),
             Ok(segment) => Ok(Some(segment)),
-            Err(LogError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -17,7 +17,7 @@
 mod write;
 
 use std::{
-    fs::File,
+    fs::{File, Metadata},
     io,
     os::{fd::AsRawFd, unix::fs::MetadataExt as _},
     path::Path,
@@ -179,9 +179,14 @@ impl ReadSegment {
         CopyState::Copied
     }
 
-    /// Whether the file has lost its name: it was removed, and the mapping alone keeps it.
-    pub(crate) fn is_unlinked(&self) -> bool {
-        self.locked.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+    /// Whether the file still has that name, as far as this process can see. If not, it was removed or renamed.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        match (path.metadata(), self.locked.metadata()) {
+            (Ok(at), Ok(own)) => identity(at) == identity(own),
+            (Err(error), _) => error.kind() != io::ErrorKind::NotFound,
+            (Ok(_), Err(_)) => true,
+        }
     }
 
     /// Offset at which the segment is sealed, or was truncated later.

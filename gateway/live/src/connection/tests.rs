@@ -534,6 +534,29 @@ fn a_replay_ends_with_its_client() {
     assert!(has_ended);
 }
 
+/// Its positions are of the old log. The client comes back, and begins with the new one.
+#[test]
+fn a_session_ends_with_an_error_when_the_gateway_begins_a_new_log_and_the_next_one_is_served() {
+    let dataset = dataset();
+    runtime().block_on(async {
+        let lines = b"schema=mbo|symbols=ALL_SYMBOLS|id=7\nstart_session\n";
+        let (session, mut client, _stop) = connect(&dataset, limits()).await;
+        client.write_all(lines).await.unwrap();
+        let mut metadata = [0; METADATA_BYTES];
+        client.read_exact(&mut metadata).await.unwrap();
+        dataset.logs.send_modify(|logs| logs.replacements += 1);
+        let mut received = Vec::new();
+        tokio::time::timeout(TIMEOUT, client.read_to_end(&mut received)).await.expect("the session ends").unwrap();
+        assert_eq!(records(&received).last(), Some(&Sent::Error(ErrorCode::InternalError as u8)));
+        assert_eq!(session.await.unwrap(), Ending::GatewayEnded);
+
+        let (session, mut client, _stop) = connect(&dataset, limits()).await;
+        client.write_all(lines).await.unwrap();
+        client.shutdown().await.unwrap();
+        assert_eq!(session.await.unwrap(), Ending::ClientClosed);
+    });
+}
+
 /// The client shows its users what it asked for.
 #[test]
 fn a_mapping_that_changes_has_the_form_that_the_client_asked_for() {

@@ -108,6 +108,11 @@ impl ChannelStream {
         })
     }
 
+    /// Whether another log has taken the place of this one, which was read to its end. What cannot be read is looked at again later.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.reader.is_replaced().unwrap_or(false)
+    }
+
     /// Where the stream is.
     pub(crate) fn log_place(&self) -> LogPlace {
         LogPlace { entry: self.next_entry, part: self.place }

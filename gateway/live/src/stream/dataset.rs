@@ -37,14 +37,33 @@ pub(crate) struct Dataset {
     snapshot_bytes_max: usize,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
-    /// Whether the gateway that wrote the logs has ended in the middle of the day.
-    pub(crate) is_abandoned: watch::Sender<bool>,
-    /// Whether that is so, or will be in a moment: clients are to connect elsewhere.
-    pub(crate) is_closed: AtomicBool,
+    pub(crate) logs: watch::Sender<LogsState>,
     pub(crate) replays: ReplayPlaces,
     pub(crate) oldest_event: OldestEvent,
     /// Set when the server stops: reads of files end.
     pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// What has become of the logs of a dataset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LogsState {
+    /// Whether the gateway that wrote the logs has ended in the middle of the day.
+    pub(crate) is_abandoned: bool,
+    /// Whether that is so, or will be in a moment: clients are to connect elsewhere.
+    pub(crate) is_closed: bool,
+    /// How often other logs took the place of those that were read.
+    pub(crate) replacements: u32,
+}
+
+impl LogsState {
+    /// Why a session ends that began with the logs in that state.
+    pub(crate) fn end_of(self, began: Self) -> Option<&'static str> {
+        if self.replacements != began.replacements {
+            Some("The gateway has begun a new log")
+        } else {
+            self.is_abandoned.then_some("The gateway has ended")
+        }
+    }
 }
 
 /// The event time before which a log lacks records. Finding it takes a read of files, which many requests share.
@@ -88,7 +107,6 @@ impl OldestEvent {
     }
 
     /// The next request reads again.
-    #[cfg(test)]
     pub(crate) fn forget(&self) {
         self.lock().known = None;
     }
@@ -191,8 +209,7 @@ impl Dataset {
             snapshot_bytes: Arc::default(),
             snapshot_bytes_max: ring_bytes_max.saturating_mul(SNAPSHOT_RINGS_MAX),
             is_current: watch::Sender::new(false),
-            is_abandoned: watch::Sender::new(false),
-            is_closed: AtomicBool::new(false),
+            logs: watch::Sender::default(),
         }
     }
 

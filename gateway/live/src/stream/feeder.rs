@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     chunk::Chunk,
-    dataset::{Dataset, Snapshot, SnapshotRequest},
+    dataset::{Dataset, LogsState, Snapshot, SnapshotRequest},
     reader::{DatasetReader, ENTRIES_MAX},
     snapshot,
     writer_watch::{Presence, WriterWatch},
@@ -55,12 +55,23 @@ fn run(dataset: &Dataset) {
         }
         if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
-            // After the day's end a log is served as it is.
-            let is_over = dataset.ring.end().is_ended;
-            let presence = writer.presence(&dataset.sources, Instant::now());
-            dataset.is_closed.store(presence != Presence::Present && !is_over, Relaxed);
-            let is_lost = presence == Presence::Lost && !is_over;
-            dataset.is_abandoned.send_if_modified(|is_abandoned| std::mem::replace(is_abandoned, is_lost) != is_lost);
+            let now = Instant::now();
+            if writer.is_due(now) {
+                if reader.is_replaced() {
+                    let Some(reopened) = reopen(dataset) else { return };
+                    reader = reopened;
+                    continue;
+                }
+                // After the day's end a log is served as it is.
+                let is_over = dataset.ring.end().is_ended;
+                let presence = if is_over { Presence::Present } else { writer.presence(&dataset.sources, now) };
+                dataset.logs.send_if_modified(|logs| {
+                    let (is_closed, is_abandoned) = (presence != Presence::Present, presence == Presence::Lost);
+                    let is_same = (logs.is_closed, logs.is_abandoned) == (is_closed, is_abandoned);
+                    (logs.is_closed, logs.is_abandoned) = (is_closed, is_abandoned);
+                    !is_same
+                });
+            }
             thread::sleep(POLL_INTERVAL);
         }
     }
@@ -83,6 +94,18 @@ fn open(dataset: &Dataset) -> Option<DatasetReader> {
     None
 }
 
+/// Somebody removed a log while the gateway was down, and the gateway has begun a new one. Places in the old log mean nothing in the new
+/// one, so sessions end, and their clients come back. The new log is read from its beginning, as after a start.
+fn reopen(dataset: &Dataset) -> Option<DatasetReader> {
+    tracing::warn!(dataset = dataset.name, "live: the publication log was replaced, opening it again");
+    dataset.is_current.send_replace(false);
+    dataset.logs.send_modify(|logs| {
+        *logs = LogsState { replacements: logs.replacements.wrapping_add(1), ..LogsState::default() };
+    });
+    dataset.oldest_event.forget();
+    open(dataset)
+}
+
 fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {
     let next_places = reader.next_places();
     if chunk.is_empty() {
@@ -102,4 +125,53 @@ fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
     let records = snapshot::records(reader.channels(), &request.instruments);
     // A client that has left does not need the snapshot.
     let _ = request.reply.send(Snapshot { next_chunk: dataset.ring.end().chunk, records: dataset.hold(records) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::{channel::tests::TestLog, ring::RingRead};
+
+    /// Event times of the ring's records.
+    fn events(dataset: &Dataset) -> Vec<u64> {
+        let chunks = (0..dataset.ring.end().chunk).map(|chunk| dataset.ring.read(chunk));
+        let events = chunks.flat_map(|chunk| match chunk {
+            RingRead::Chunk(chunk) => chunk.records().map(|record| crate::control::ts_event(record.bytes)).collect(),
+            RingRead::NotYet | RingRead::Gone => Vec::new(),
+        });
+        events.collect()
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !condition() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "the feeder does not come to that");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_log_in_the_place_of_a_removed_one_ends_the_sessions_and_is_read_from_its_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("log");
+        let mut log = TestLog::at(&path);
+        (1..4).for_each(|sequence| log.add_order(sequence));
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
+        let feeder = start(Arc::clone(&dataset)).unwrap();
+        wait_until(|| *dataset.is_current.borrow() && events(&dataset) == [1, 2, 3]);
+        let began = *dataset.logs.borrow();
+        assert_eq!(began.end_of(began), None);
+
+        drop(log);
+        std::fs::remove_dir_all(&path).unwrap();
+        let mut log = TestLog::at(&path);
+        log.add_order(6);
+        wait_until(|| dataset.logs.borrow().end_of(began).is_some());
+        wait_until(|| *dataset.is_current.borrow() && events(&dataset) == [1, 2, 3, 6]);
+        log.add_order(7);
+        wait_until(|| events(&dataset) == [1, 2, 3, 6, 7]);
+        assert_eq!(dataset.logs.borrow().replacements, 1);
+        dataset.stop.store(true, Relaxed);
+        feeder.join().unwrap();
+    }
 }

@@ -102,6 +102,11 @@ impl DatasetReader {
         });
     }
 
+    /// Whether another log has taken the place of one that was read to its end. Makes system calls.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.channels.iter().any(ChannelStream::is_replaced)
+    }
+
     /// For each channel, the place behind all that was read.
     pub(crate) fn next_places(&self) -> Vec<LogPlace> {
         self.channels.iter().map(ChannelStream::log_place).collect()

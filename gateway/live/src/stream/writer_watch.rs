@@ -1,6 +1,9 @@
 //! Whether the gateway that writes the logs has ended.
 
-use std::time::{Duration, Instant};
+use std::{
+    io::ErrorKind,
+    time::{Duration, Instant},
+};
 
 use mdgw_publog::has_writer;
 
@@ -16,24 +19,33 @@ pub(crate) struct WriterWatch {
 }
 
 impl WriterWatch {
-    /// Whether the writer has ended and has not come back: a gateway that is restarted goes on with its logs.
-    pub(crate) fn presence(&mut self, sources: &[ChannelSource], now: Instant) -> Presence {
-        if self.looked_at.is_none_or(|looked_at| now.duration_since(looked_at) >= INTERVAL) {
+    /// Whether it is time to look again.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let is_due = self.looked_at.is_none_or(|looked_at| now.duration_since(looked_at) >= INTERVAL);
+        if is_due {
             self.looked_at = Some(now);
-            // What cannot be read says nothing about the writer.
-            let has_writer = sources.first().is_none_or(|source| has_writer(&source.log_directory).unwrap_or(true));
-            self.look(has_writer, now);
         }
+        is_due
+    }
+
+    /// Looks whether the writer has ended and has not come back: a gateway that is restarted goes on with its logs.
+    pub(crate) fn presence(&mut self, sources: &[ChannelSource], now: Instant) -> Presence {
+        let has_writer = sources.first().is_none_or(|source| match has_writer(&source.log_directory) {
+            Ok(has_writer) => has_writer,
+            // Without its lock, which somebody removed with the log, there is none. Other errors say nothing about the writer.
+            Err(error) => error.kind() != ErrorKind::NotFound,
+        });
+        self.look(has_writer, now)
+    }
+
+    fn look(&mut self, has_writer: bool, now: Instant) -> Presence {
+        self.was_seen |= has_writer;
+        self.absent_since = (!has_writer && self.was_seen).then(|| self.absent_since.unwrap_or(now));
         match self.absent_since.map(|since| now.duration_since(since)) {
             Some(absence) if absence >= ABSENCE_MAX => Presence::Lost,
             Some(absence) if absence >= ABSENCE_MAX - CLOSING => Presence::Closing,
             _ => Presence::Present,
         }
-    }
-
-    fn look(&mut self, has_writer: bool, now: Instant) {
-        self.was_seen |= has_writer;
-        self.absent_since = (!has_writer && self.was_seen).then(|| self.absent_since.unwrap_or(now));
     }
 }
 
@@ -58,23 +70,32 @@ const CLOSING: Duration = Duration::from_millis(500);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::channel::tests::TestLog;
 
     #[test]
     fn a_writer_that_comes_back_in_time_is_not_lost() {
         let (mut watch, start) = (WriterWatch::default(), Instant::now());
-        let mut looks = |has_writer: bool, seconds: u64| {
-            let now = start + Duration::from_secs(seconds);
-            watch.look(has_writer, now);
-            watch.looked_at = Some(now);
-            watch.presence(&[], now) == Presence::Lost
-        };
+        let mut presence = |has_writer: bool, ms: u64| watch.look(has_writer, start + Duration::from_millis(ms));
+        let mut looks = |has_writer: bool, seconds: u64| presence(has_writer, seconds * 1_000) == Presence::Lost;
         assert!(!looks(false, 0) && !looks(false, 100), "nobody has written yet");
         assert!(!looks(true, 101) && !looks(false, 102) && !looks(true, 106) && !looks(false, 110));
         assert!(!looks(false, 114) && looks(false, 115), "five seconds without");
         assert!(!looks(true, 116), "it is back");
         assert!(!looks(false, 117));
-        watch.looked_at = Some(start + Duration::from_secs(200));
-        let presence = watch.presence(&[], start + Duration::from_secs(117) + Duration::from_millis(4_500));
-        assert_eq!(presence, Presence::Closing);
+        assert_eq!(presence(false, 121_499), Presence::Present);
+        assert_eq!(presence(false, 121_500), Presence::Closing, "clients that are sent away must not come back");
+    }
+
+    /// The lock goes with the log.
+    #[test]
+    fn the_writer_of_a_log_that_was_removed_is_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = TestLog::at(&directory.path().join("log"));
+        let sources = [log.source.clone()];
+        let (mut watch, start) = (WriterWatch::default(), Instant::now());
+        assert_eq!(watch.presence(&sources, start), Presence::Present);
+        std::fs::remove_dir_all(&log.source.log_directory).unwrap();
+        assert_eq!(watch.presence(&sources, start), Presence::Present);
+        assert_eq!(watch.presence(&sources, start + ABSENCE_MAX), Presence::Lost);
     }
 }
