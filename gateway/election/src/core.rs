@@ -401,6 +401,8 @@ pub enum Notice {
     Obstacle(Obstacle),
     /// An epoch observed on the wire is higher than this leadership's.
     HigherEpochObserved(Epoch),
+    /// The same of an epoch that no packet brought, but another gateway's message. The driver knows that, not the core.
+    HigherEpochReported(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
         /// The intended leader; `None`: no gateway could be chosen.
@@ -429,6 +431,12 @@ impl fmt::Display for Notice {
             Self::HigherEpochObserved(epoch) => {
                 write!(f, "received output of epoch {} (node {}); raises its own above it", epoch.count(), epoch.node())
             }
+            Self::HigherEpochReported(epoch) => write!(
+                f,
+                "another gateway reports epoch {} (node {}); raises its own above it",
+                epoch.count(),
+                epoch.node()
+            ),
             Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
             Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),
         }

@@ -298,8 +298,12 @@ where
             Notice::HigherEpochObserved(epoch) => self.observed_from.filter(|_| self.observed == Some(*epoch)),
             _ => None,
         };
+        let notice = match notice {
+            Notice::HigherEpochObserved(epoch) if from.is_none() => &Notice::HigherEpochReported(*epoch),
+            _ => notice,
+        };
         match notice {
-            Notice::HigherEpochObserved(_) => {
+            Notice::HigherEpochObserved(_) | Notice::HigherEpochReported(_) => {
                 let Some(count) = self.outranked.record(mono_now()) else { return };
                 let (alarm, group) = (Alarm::Outranked.name(), self.options.group);
                 tracing::error!(alarm, group, from = from.map(tracing::field::display), count, "{notice}");
