@@ -21,6 +21,9 @@ pub trait Core {
     /// Requests to the backend.
     type Request;
 
+    /// What a [`ConnectionState`] is about, for the log.
+    const CONNECTION: &'static str = "connection to the election store";
+
     /// Processes one input at `now` and returns the actions to take, in order. `now` never runs backwards. The core
     /// advances its time to `now` before it processes the input.
     fn step(&mut self, now: MonoNs, input: Input<Self::Event>) -> Vec<Output<Self::Request>>;
@@ -297,6 +300,8 @@ pub enum Obstacle {
     Joining,
     /// The record does not name the gateway, which has asked to be admitted.
     NotAdmitted,
+    /// No member answers the gateway's requests to join.
+    NoMember,
     /// The gateway would publish different output than the running leader, and its configuration has no higher
     /// revision.
     Configuration {
@@ -356,6 +361,7 @@ impl fmt::Display for Obstacle {
             Self::NotAdmitted => f.write_str(
                 "the election record does not list this gateway as a candidate; to admit it, run `mdgw ha admit` on the leader",
             ),
+            Self::NoMember => f.write_str("no member of the group answers its requests to join; it keeps asking the seeds"),
             Self::Configuration { expected, ours } => write!(
                 f,
                 "its configuration (hash {:016x}, revision {}) differs from the leader's (hash {:016x}, revision {})",

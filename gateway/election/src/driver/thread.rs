@@ -275,14 +275,14 @@ where
         match state {
             ConnectionState::Lost => {
                 let alarm = Alarm::StoreUnreachable.name();
-                tracing::error!(alarm, group, ?state, "connection to the election store");
+                tracing::error!(alarm, group, ?state, "{}", C::CONNECTION);
             }
-            ConnectionState::Suspended => tracing::warn!(group, ?state, "connection to the election store"),
+            ConnectionState::Suspended => tracing::warn!(group, ?state, "{}", C::CONNECTION),
             ConnectionState::Connected | ConnectionState::Reconnected => {
                 let ends = Alarm::StoreUnreachable.name();
-                tracing::info!(ends, group, ?state, "connection to the election store");
+                tracing::info!(ends, group, ?state, "{}", C::CONNECTION);
             }
-            _ => tracing::info!(group, ?state, "connection to the election store"),
+            _ => tracing::info!(group, ?state, "{}", C::CONNECTION),
         }
     }
 
@@ -293,7 +293,6 @@ where
     }
 
     fn report(&mut self, notice: &Notice) {
-        // The epoch may be one of another gateway's messages instead.
         let from = match notice {
             Notice::HigherEpochObserved(epoch) => self.observed_from.filter(|_| self.observed == Some(*epoch)),
             _ => None,

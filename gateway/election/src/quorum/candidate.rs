@@ -466,6 +466,8 @@ impl Core for Candidate {
     type Event = QuorumEvent;
     type Request = QuorumRequest;
 
+    const CONNECTION: &'static str = "connection to a majority of the voters";
+
     fn step(&mut self, now: MonoNs, input: Input<QuorumEvent>) -> Vec<Output<QuorumRequest>> {
         let mut outputs = Vec::new();
         self.forget(now);
