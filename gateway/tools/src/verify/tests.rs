@@ -309,8 +309,8 @@ fn differing_content_of_suspect_books_is_counted_apart_and_violates_nothing() {
         [suspect(0, 9), sound(1, 7)],
         [sound(0, 7), suspect(1, 9)],
         [suspect(0, 9), suspect(1, 10)],
-        [suspect(0, 9), nothing.clone()],
-        [nothing.clone(), suspect(0, 9)],
+        [suspect(0, 9), nothing],
+        [nothing, suspect(0, 9)],
     ] {
         let mut capture = capture();
         for packet in published {
