@@ -263,7 +263,10 @@ local function describe(packet)
     if flags % TAGGED == HEARTBEAT + RETRANSMISSION + SNAPSHOT + END_OF_SESSION then
         return "Answer: epoch"
     elseif is_answer and is_set(flags, HEARTBEAT) then
-        text = is_set(flags, SNAPSHOT) and "End of definitions " or "End of answer "
+        text = is_set(flags, SNAPSHOT) and "End of definitions or snapshot " or "End of answer "
+    elseif packet.is_chunk then
+        text = string.format("Snapshot chunk %.0f", packet.first)
+        range = packet.image and string.format(" of image %.0f", packet.image) or ""
     elseif is_answer then
         text = is_set(flags, SNAPSHOT) and "Definitions " or "Again "
     elseif is_set(flags, HEARTBEAT) then
@@ -306,6 +309,12 @@ local function add_packet(tree, buffer)
     tree:add_le(fields.send_time_ns, buffer(56, 8))
     local seconds, ns = send_time / UInt64(1000000000), send_time % UInt64(1000000000)
     tree:add(fields.send_time, buffer(56, 8), NSTime.new(seconds:tonumber(), ns:tonumber()))
+    -- A chunk of a snapshot has the flags of definitions. Its first frame says which of both it is, and of which image.
+    if is_set(packet.flags, SNAPSHOT) and packet.frame_count > 0 and buffer:len() > HEADER_BYTES + 24 then
+        packet.is_chunk = buffer(HEADER_BYTES + 24, 1):uint() == 4
+        local image_offset = HEADER_BYTES + FRAME_HEADER_BYTES
+        packet.image = buffer:len() >= image_offset + 4 and buffer(image_offset, 4):le_uint() or nil
+    end
     local text = describe(packet)
     if buffer(4, 1):uint() ~= 1 or packet.flags > 31 or buffer(14, 2):le_uint() ~= 0 then
         return text, "protocol_mismatch"

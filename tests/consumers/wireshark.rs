@@ -15,13 +15,7 @@ fn the_dissector_shows_what_the_vectors_mean() {
     let mut datagrams = packets::datagrams();
     // Packets of a venue whose session begins with the same letters.
     datagrams.push(("moldudp64".to_owned(), b"MDGWSIM001\0\0\0\0\0\0\0\x01\0\0".to_vec()));
-    let [source, group]: [SocketAddrV4; 2] =
-        ["10.0.0.5:40000", "239.66.1.1:31000"].map(|address| address.parse().unwrap());
-    let mut writer = PcapWriter::new(BufWriter::new(File::create(&path).unwrap())).unwrap();
-    for (_, bytes) in &datagrams {
-        writer.datagram(1_704_205_800_000_000_000, source, group, bytes).unwrap();
-    }
-    writer.finish().unwrap();
+    write_capture(&path, datagrams.iter().map(|(_, bytes)| bytes));
     let Some(rows) = fields("the_dissector_shows_what_the_vectors_mean", &path, &FIELDS) else { return };
     assert_eq!(rows.len(), datagrams.len());
     for ((name, bytes), row) in datagrams.iter().zip(&rows) {
@@ -39,6 +33,31 @@ fn the_dissector_reads_the_sample_without_a_complaint() {
         assert_eq!(row[..3], ["1", "", ""], "{row:?}");
     }
     assert!(rows.iter().any(|row| !row[3].is_empty()), "no request");
+}
+
+/// Chunks of a snapshot have the flags of definitions.
+#[test]
+fn the_summary_of_a_chunk_names_chunk_and_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("chunks.pcap");
+    let streams = data_files::read("snapshot_group.txt");
+    let of_group = streams.lines().filter_map(|line| line.strip_prefix("at ")?.split_once(" group "));
+    let chunks = of_group.take(3).map(|(_, bytes)| text::from_hex(bytes));
+    let definitions = packets::datagrams().into_iter().filter(|(name, _)| name.starts_with("definitions"));
+    let datagrams: Vec<_> = chunks.chain(definitions.map(|(_, bytes)| bytes)).collect();
+    write_capture(&path, &datagrams);
+    let Some(shown) = tshark("the_summary_of_a_chunk_names_chunk_and_image", &path, &[]) else { return };
+    let shown: Vec<_> = shown.lines().collect();
+    assert_eq!(shown.len(), 5, "{shown:?}");
+    for (line, summary) in shown.iter().zip([
+        "Snapshot chunk 0 of image 11, 2 frames",
+        "Snapshot chunk 1 of image 11, 2 frames",
+        "Snapshot chunk 2 of image 11, 2 frames",
+        "Definitions [0, 1), 1 frame",
+        "End of definitions or snapshot [1, 40)",
+    ]) {
+        assert!(line.ends_with(summary), "{line}");
+    }
 }
 
 /// A capture with a snapshot length: what it has cut is shown as cut, not as refused.
@@ -176,22 +195,22 @@ fn records_of(body: &str) -> Vec<String> {
     records
 }
 
+fn write_capture<'b>(path: &Path, datagrams: impl IntoIterator<Item = &'b Vec<u8>>) {
+    let [source, group]: [SocketAddrV4; 2] =
+        ["10.0.0.5:40000", "239.66.1.1:31000"].map(|address| address.parse().unwrap());
+    let mut writer = PcapWriter::new(BufWriter::new(File::create(path).unwrap())).unwrap();
+    for bytes in datagrams {
+        writer.datagram(1_704_205_800_000_000_000, source, group, bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
 /// The values of these fields, a row for each frame. A refused packet's row has only the reason: how much of such a packet is
 /// shown is the dissector's choice. `None`, with a message, without tshark.
 fn fields(test: &str, capture: &Path, names: &[&str]) -> Option<Vec<Vec<String>>> {
-    let script = data_files::repository_path("ops/wireshark/mdgw.lua");
-    let mut tshark = Command::new("tshark");
-    tshark.arg("-X").arg(format!("lua_script:{}", script.display())).arg("-r").arg(capture);
-    tshark.args(["-T", "fields", "-E", "separator=|"]);
-    names.iter().for_each(|name| _ = tshark.args(["-e", name]));
-    let Ok(output) = tshark.output() else {
-        skip(test, "the package tshark of Debian is not installed");
-        return None;
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(!stderr.contains("Lua"), "{stderr}");
+    let mut arguments = vec!["-T", "fields", "-E", "separator=|"];
+    names.iter().for_each(|name| arguments.extend(["-e", name]));
+    let stdout = tshark(test, capture, &arguments)?;
     let rows = stdout.lines().map(|line| line.split('|').map(str::to_owned).collect::<Vec<_>>());
     let only_the_reason = |row: Vec<String>| {
         let is_refused = names[0] == "mdgw.refused" && !row[0].is_empty();
@@ -202,4 +221,19 @@ fn fields(test: &str, capture: &Path, names: &[&str]) -> Option<Vec<Vec<String>>
         }
     };
     Some(rows.map(only_the_reason).collect())
+}
+
+/// What tshark with the dissector shows of the capture. `None`, with a message, without tshark.
+fn tshark(test: &str, capture: &Path, arguments: &[&str]) -> Option<String> {
+    let script = data_files::repository_path("ops/wireshark/mdgw.lua");
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-X").arg(format!("lua_script:{}", script.display())).arg("-r").arg(capture).args(arguments);
+    let Ok(output) = tshark.output() else {
+        skip(test, "the package tshark of Debian is not installed");
+        return None;
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!stderr.contains("Lua"), "{stderr}");
+    Some(String::from_utf8(output.stdout).unwrap())
 }

@@ -113,11 +113,14 @@ fn stop_by_a_full_disk(free_bytes_min: u64) {
     std::thread::sleep(std::time::Duration::from_millis(2_500));
     let log = journal.stderr_so_far();
     assert!(log.matches("alarm=\"journal-stopped\"").count() == 1 && !log.contains("writes again"), "{log}");
+    let goes_on = "goes on behind its last complete batch";
+    assert!(!log.contains(goes_on), "{log}");
     disk.remove_filler();
     journal.wait_for_stderr("writes again");
     host.expect_whole_day("journal");
     let journal = journal.stop_with(Signal::Terminate).expect_code(0);
     assert!(!journal.stderr.contains("journal-hole"), "{}", journal.stderr);
+    assert_eq!(journal.stderr.matches(goes_on).count(), 1, "{}", journal.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

@@ -51,3 +51,27 @@ fn a_witness_that_does_not_answer_raises_the_alarm_at_both_gateways() {
         voters.len() == 2 && voters.iter().all(|(status, read)| status == "ok" && read.contains("shared key"))
     });
 }
+
+#[test]
+fn restarts_of_the_standby_outrank_no_leader() {
+    let test = "restarts_of_the_standby_outrank_no_leader";
+    let Some(mut testbed) = Testbed::start(test, Plan::relaxed(ElectionBackend::Quorum)) else { return };
+    testbed.wait_until_expectation_ready();
+    // A higher node number makes the higher one of two epochs with the same count.
+    if testbed.leader() == 2 {
+        let _ = testbed.hand_over(2);
+        wait_until("gateway 1 leads", || testbed.role(1) == "leader");
+    }
+    testbed.start_session();
+    testbed.wait_for_more_deliveries(500);
+    for is_killed in [true, false] {
+        let _at = if is_killed { testbed.kill(2) } else { testbed.end(2) };
+        testbed.start_gateway(2);
+        testbed.wait_until_eligible(2);
+        // About a second: more than the leader waits before it counts a reported epoch.
+        testbed.wait_for_more_deliveries(1_500);
+    }
+    let log = testbed.stderr_of(1);
+    assert!(!log.contains("outranked"), "{log}");
+    let _result = testbed.finish();
+}

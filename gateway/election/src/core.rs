@@ -21,6 +21,9 @@ pub trait Core {
     /// Requests to the backend.
     type Request;
 
+    /// What a [`ConnectionState`] is about, for the log.
+    const CONNECTION: &'static str = "connection to the election store";
+
     /// Processes one input at `now` and returns the actions to take, in order. `now` never runs backwards. The core
     /// advances its time to `now` before it processes the input.
     fn step(&mut self, now: MonoNs, input: Input<Self::Event>) -> Vec<Output<Self::Request>>;
@@ -297,6 +300,8 @@ pub enum Obstacle {
     Joining,
     /// The record does not name the gateway, which has asked to be admitted.
     NotAdmitted,
+    /// No member answers the gateway's requests to join.
+    NoMember,
     /// The gateway would publish different output than the running leader, and its configuration has no higher
     /// revision.
     Configuration {
@@ -356,6 +361,7 @@ impl fmt::Display for Obstacle {
             Self::NotAdmitted => f.write_str(
                 "the election record does not list this gateway as a candidate; to admit it, run `mdgw ha admit` on the leader",
             ),
+            Self::NoMember => f.write_str("no member of the group answers its requests to join; it keeps asking the seeds"),
             Self::Configuration { expected, ours } => write!(
                 f,
                 "its configuration (hash {:016x}, revision {}) differs from the leader's (hash {:016x}, revision {})",
@@ -401,6 +407,8 @@ pub enum Notice {
     Obstacle(Obstacle),
     /// An epoch observed on the wire is higher than this leadership's.
     HigherEpochObserved(Epoch),
+    /// The same of an epoch that no packet brought, but another gateway's message. The driver knows that, not the core.
+    HigherEpochReported(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
         /// The intended leader; `None`: no gateway could be chosen.
@@ -429,6 +437,12 @@ impl fmt::Display for Notice {
             Self::HigherEpochObserved(epoch) => {
                 write!(f, "received output of epoch {} (node {}); raises its own above it", epoch.count(), epoch.node())
             }
+            Self::HigherEpochReported(epoch) => write!(
+                f,
+                "another gateway reports epoch {} (node {}); raises its own above it",
+                epoch.count(),
+                epoch.node()
+            ),
             Self::HandOverFailed { target: Some(node), why } => write!(f, "hand-over to node {} failed: {why}", node.0),
             Self::HandOverFailed { target: None, why } => write!(f, "hand-over failed: {why}"),
         }

@@ -415,6 +415,8 @@ impl Core for Emergent {
     type Event = Envelope;
     type Request = OutgoingMessage;
 
+    const CONNECTION: &'static str = "connection to the other members";
+
     fn step(&mut self, now: MonoNs, input: Input<Envelope>) -> Vec<Output<OutgoingMessage>> {
         self.on_time(now);
         match input {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,9 @@ use crate::{
     trailer,
 };
 
+/// Open journals of an earlier run, and what was cut. They are opened at each attempt to write, so of several attempts the most.
+pub(crate) type Cuts = BTreeMap<PathBuf, Cut>;
+
 /// Channels that share journals.
 #[derive(Debug)]
 pub(crate) struct Group {
@@ -32,20 +35,25 @@ pub(crate) struct Group {
 
 impl Group {
     /// The groups of these channels, each continued where its journals end.
-    pub(crate) fn open_all(directory: &Path, channels: &[JournalChannel]) -> Result<Vec<Self>, JournalError> {
+    /// The journals that were opened for that are added to `cuts`.
+    pub(crate) fn open_all(
+        directory: &Path,
+        channels: &[JournalChannel],
+        cuts: &mut Cuts,
+    ) -> Result<Vec<Self>, JournalError> {
         let mut grouped: BTreeMap<(u16, u16), Vec<&JournalChannel>> = BTreeMap::new();
         for channel in channels {
             grouped.entry((channel.feed as u16, channel.schemas.0)).or_default().push(channel);
         }
         close_others(directory, channels)?;
-        grouped.into_values().filter_map(|channels| Self::open(directory, &channels).transpose()).collect()
+        grouped.into_values().filter_map(|channels| Self::open(directory, &channels, cuts).transpose()).collect()
     }
 
-    fn open(directory: &Path, channels: &[&JournalChannel]) -> Result<Option<Self>, JournalError> {
+    fn open(directory: &Path, channels: &[&JournalChannel], cuts: &mut Cuts) -> Result<Option<Self>, JournalError> {
         let Some(first) = channels.first() else { return Ok(None) };
         let mut files = OpenFiles::new(directory.join(first.feed.dataset()), first.feed, first.schemas);
         files.instruments_max = channels.iter().map(|channel| u64::from(channel.instruments_max)).sum();
-        let positions = recover(&mut files)?;
+        let positions = recover(&mut files, cuts)?;
         let open = |channel: &&JournalChannel| ChannelTail::open(channel, positions.get(&channel.id).copied());
         let tails = channels.iter().map(open).collect::<Result<_, _>>()?;
         let channels = channels.iter().map(|channel| (*channel).clone()).collect();
@@ -126,7 +134,7 @@ fn close_others(directory: &Path, channels: &[JournalChannel]) -> Result<(), Jou
 }
 
 /// Opens what an earlier run left open, and finds out where each channel goes on.
-fn recover(files: &mut OpenFiles) -> Result<BTreeMap<ChannelId, ChannelPosition>, JournalError> {
+fn recover(files: &mut OpenFiles, cuts: &mut Cuts) -> Result<BTreeMap<ChannelId, ChannelPosition>, JournalError> {
     let schemas = schemas_text(files.schemas);
     let is_ours = |name: &JournalName| name.schemas == schemas;
     let mut positions = BTreeMap::new();
@@ -153,7 +161,9 @@ fn recover(files: &mut OpenFiles) -> Result<BTreeMap<ChannelId, ChannelPosition>
                 replace_damaged(files, &name, &NamesState::default(), reason)?;
             }
             Reopened::Open(file, cut) => {
-                log_reopened(&file, cut);
+                let largest = cuts.entry(file.path()).or_default();
+                largest.data_bytes = largest.data_bytes.max(cut.data_bytes);
+                largest.names_bytes = largest.names_bytes.max(cut.names_bytes);
                 file.positions().iter().for_each(|(channel, at)| advance_to(&mut positions, *channel, *at));
                 // A second open journal of one date is left by a crash while a damaged one was replaced.
                 if file.is_closing() || files.opened(name.date).is_some() {
@@ -210,14 +220,16 @@ fn advance_to(positions: &mut BTreeMap<ChannelId, ChannelPosition>, channel: Cha
     }
 }
 
-fn log_reopened(file: &JournalFile, cut: Cut) {
-    let (data_bytes, names_bytes) = (cut.data_bytes, cut.names_bytes);
-    tracing::info!(
-        path = %file.path().display(),
-        cut_data_bytes = data_bytes,
-        cut_names_bytes = names_bytes,
-        "journal: goes on behind its last complete batch; what was cut is read from the publication log again"
-    );
+/// Logs which journals go on, and empties the list.
+pub(crate) fn log_reopened(cuts: &mut Cuts) {
+    for (path, cut) in std::mem::take(cuts) {
+        tracing::info!(
+            path = %path.display(),
+            cut_data_bytes = cut.data_bytes,
+            cut_names_bytes = cut.names_bytes,
+            "journal: goes on behind its last complete batch; what was cut is read from the publication log again"
+        );
+    }
 }
 
 pub(crate) fn log_closed(closed: &Closed) {

@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::{
     JournalError,
     channel::JournalChannel,
-    group::{Group, log_closed},
+    group::{Cuts, Group, log_closed, log_reopened},
     housekeeping::{Compression, Housekeeper, HousekeepingTasks},
     journal_file::Durability,
     paths::free_bytes,
@@ -48,6 +48,8 @@ pub struct Journal {
     counts: JournalCounts,
     /// It has stopped, has opened its files again, and has not written yet.
     is_resuming: bool,
+    /// What was cut of the journals that go on, until that is logged.
+    cuts: Cuts,
     /// Held for as long as the journals are written.
     _lock: File,
 }
@@ -115,10 +117,14 @@ impl Journal {
             housekeeper,
             counts: JournalCounts::default(),
             is_resuming: false,
+            cuts: Cuts::new(),
             _lock: lock,
         };
         match journal.open() {
-            Ok(groups) => journal.state = State::Writing(groups),
+            Ok(groups) => {
+                log_reopened(&mut journal.cuts);
+                journal.state = State::Writing(groups);
+            }
             Err(JournalError::Log(error)) => {
                 tracing::warn!(%error, "journal: cannot read the publication log yet, trying again");
             }
@@ -135,7 +141,10 @@ impl Journal {
             State::Writing(_) => {}
             State::Waiting { retry_at } | State::Stopped { retry_at } if now < *retry_at => return Step::Paused,
             State::Waiting { .. } => match self.open() {
-                Ok(groups) => self.state = State::Writing(groups),
+                Ok(groups) => {
+                    log_reopened(&mut self.cuts);
+                    self.state = State::Writing(groups);
+                }
                 Err(JournalError::Log(_)) => {
                     self.state = State::Waiting { retry_at: now + OPEN_INTERVAL };
                     return Step::Paused;
@@ -188,9 +197,9 @@ impl Journal {
         groups.iter_mut().try_for_each(|group| group.write(Durability::Synced))
     }
 
-    fn open(&self) -> Result<Vec<Group>, JournalError> {
+    fn open(&mut self) -> Result<Vec<Group>, JournalError> {
         require_space(&self.config)?;
-        Group::open_all(&self.config.directory, &self.config.channels)
+        Group::open_all(&self.config.directory, &self.config.channels, &mut self.cuts)
     }
 
     fn advance(&mut self, now: Instant) -> Result<usize, JournalError> {
@@ -221,6 +230,7 @@ impl Journal {
             groups.iter_mut().try_for_each(|group| group.write(Durability::Synced))?;
             if std::mem::take(&mut self.is_resuming) {
                 tracing::info!(ends = Alarm::JournalStopped.name(), "journal: writes again, from where it stopped");
+                log_reopened(&mut self.cuts);
             }
         }
         Ok(entries)

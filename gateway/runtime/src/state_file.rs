@@ -180,10 +180,12 @@ impl StateFile {
         Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
 
-    /// The highest epoch of that group that earlier starts of this gateway knew, under the number `node`.
+    /// The highest epoch of that group that earlier starts of this gateway knew, with node number 0: the file has the count
+    /// alone, and the epoch may be another gateway's. Under its own number a restarted standby, which reports to its peers
+    /// what it knows, would outrank the leader of that count.
     #[must_use]
-    pub(crate) fn group_epoch(&self, group: GroupId, node: u8) -> Epoch {
-        Epoch::new(self.state.group_epoch_count(group), node)
+    pub(crate) fn group_epoch(&self, group: GroupId) -> Epoch {
+        Epoch::new(self.state.group_epoch_count(group), 0)
     }
 
     /// Stores each group's epoch as used, so that later epochs of this gateway in that group are above it. Writes only if
@@ -550,8 +552,8 @@ pub(crate) mod tests {
         let path = directory.path().join("state.json");
         let group_counts = |state: &StateFile| {
             [1, 2, 3].map(|group| {
-                let epoch = state.group_epoch(GroupId(group), 4);
-                assert_eq!(epoch.node(), 4);
+                let epoch = state.group_epoch(GroupId(group));
+                assert_eq!(epoch.node(), 0, "the file does not say whose epoch it was");
                 epoch.count()
             })
         };
@@ -799,7 +801,7 @@ pub(crate) mod tests {
         assert_eq!([1, 2].map(|channel| state.shutdown_position(ChannelId(channel))), [Some(left), None]);
         let started_us = NOW.0 / 1_000;
         assert_eq!(state.state.started_us, started_us);
-        assert_eq!([1, 7].map(|group| state.group_epoch(GroupId(group), 3)), [Epoch::new(41, 3); 2]);
+        assert_eq!([1, 7].map(|group| state.group_epoch(GroupId(group))), [Epoch::new(41, 0); 2]);
         let next = Start { epoch: Epoch::new(42, 3), incarnation: Incarnation(started_us + 1) };
         assert_eq!(state.begin(3, StartEpoch::Next, UnixNs(0), 0).unwrap(), next);
     }
@@ -812,7 +814,7 @@ pub(crate) mod tests {
         fs::write(&path, text).unwrap();
         let mut state = StateFile::open(&path).unwrap();
         assert_eq!(state.session(ChannelId(1)), Some(known(3)));
-        let counts = |state: &StateFile| [1, 2].map(|group| state.group_epoch(GroupId(group), 3).count());
+        let counts = |state: &StateFile| [1, 2].map(|group| state.group_epoch(GroupId(group)).count());
         assert_eq!(counts(&state), [41, 41]);
         // The difference ends for a group when it has a higher epoch.
         state.record_epochs([(GroupId(1), Epoch::new(6, 1)), (GroupId(2), Epoch::new(42, 2))]).unwrap();

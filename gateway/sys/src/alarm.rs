@@ -56,7 +56,7 @@ alarms! {
     KillRefused = "kill-refused", "the sentinel may not kill its gateway, so it announces no death before the process has ended";
     RecordRolledBack = "record-rolled-back", "the election store returned an older record than before";
     StoreSlow = "store-slow", "the election store is too slow for the lease";
-    StoreUnreachable = "store-unreachable", "the election store, or a majority of the voters, does not answer";
+    StoreUnreachable = "store-unreachable", "the election store, a majority of the voters, or every other member does not answer";
     VoterSilent = "voter-silent", "a voter of the quorum does not answer this gateway";
     NotEligible = "not-eligible", "a gateway would not take over";
     DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";

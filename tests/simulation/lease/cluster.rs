@@ -745,9 +745,8 @@ impl LeaseCluster {
             return;
         }
         gateway.incarnation += 1;
-        if counts_per_start > 0 {
-            gateway.own_epoch = Epoch::new(gateway.own_epoch.count() + counts_per_start, node_of(number).0);
-        }
+        // The state file has counts alone.
+        gateway.own_epoch = Epoch::new(gateway.own_epoch.count() + counts_per_start, 0);
         gateway.fence.close();
         (gateway.epochs, gateway.reported_epochs) = epochs_of(gateway.own_epoch, &gateway.fence);
         gateway.observed_by_report = Epoch::default();

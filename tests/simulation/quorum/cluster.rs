@@ -419,7 +419,9 @@ impl QuorumCluster {
                 vote_ns_max: vote_ns_max(&timing),
                 nonce,
             };
-            let mut candidate = Candidate::new(now, config, node.disk, node.own_epoch).with_safeguards(safeguards);
+            // The state file has counts alone.
+            let known = Epoch::new(node.own_epoch.count(), 0);
+            let mut candidate = Candidate::new(now, config, node.disk, known).with_safeguards(safeguards);
             if let Some(moves) = moves {
                 candidate = candidate.with_auto_moves(moves, None);
             }

@@ -26,20 +26,26 @@ use crate::{
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TIMING: LeaseTiming = LeaseTiming::CALM;
 
-/// Delivers messages to the other election of a pair. The epoch was observed on the wire. Raises of both elections.
+/// What the elections of a pair share.
 #[derive(Clone, Default)]
-struct PeerNetwork(Arc<Mutex<BTreeMap<NodeId, Election>>>, Arc<Mutex<Epoch>>, Arc<Mutex<Vec<(Epoch, u64)>>>);
+struct PeerNetwork {
+    /// Messages are delivered to the other one.
+    elections: Arc<Mutex<BTreeMap<NodeId, Election>>>,
+    /// The highest epoch that another gateway reported: no packet brought it.
+    observed: Arc<Mutex<Epoch>>,
+    /// Raises of both.
+    raises: Arc<Mutex<Vec<(Epoch, u64)>>>,
+    /// Notices to the operator.
+    notices: Arc<Mutex<Vec<Notice>>>,
+}
 
 struct TestHooks {
     node: NodeId,
     network: PeerNetwork,
     /// Extra delay of each iteration of the election thread.
     iteration_delay: Duration,
-    observed: Arc<Mutex<Epoch>>,
     /// The highest epoch that the election has reported.
     known: Epoch,
-    /// Raises that were reported.
-    raises: Arc<Mutex<Vec<(Epoch, u64)>>>,
 }
 
 impl ElectionHooks for TestHooks {
@@ -57,15 +63,20 @@ impl ElectionHooks for TestHooks {
     }
 
     fn observed_epoch(&mut self) -> Option<(Epoch, Option<SocketAddrV4>)> {
-        Some((*self.observed.lock().unwrap(), None))
+        Some((*self.network.observed.lock().unwrap(), None))
     }
 
     fn on_raised(&mut self, epoch: Epoch, count: u64) {
-        self.raises.lock().unwrap().push((epoch, count));
+        self.network.raises.lock().unwrap().push((epoch, count));
+    }
+
+    fn on_notice(&mut self, notice: &Notice, from: Option<SocketAddrV4>) {
+        assert_eq!(from, None);
+        self.network.notices.lock().unwrap().push(notice.clone());
     }
 
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
-        if let Some(peer) = self.network.0.lock().unwrap().get(&to) {
+        if let Some(peer) = self.network.elections.lock().unwrap().get(&to) {
             assert!(peer.receive_from_peer(self.node, message));
         }
     }
@@ -98,15 +109,8 @@ fn election_with_delays(
     let (inbox, waiting) = inbox();
     let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.register_sender()).unwrap());
     let fence = Arc::new(Fence::closed());
-    let observed = Arc::clone(&network.1);
-    let hooks = Box::new(TestHooks {
-        node: NodeId(node),
-        network: network.clone(),
-        iteration_delay,
-        observed,
-        known: Epoch::default(),
-        raises: Arc::clone(&network.2),
-    });
+    let hooks =
+        Box::new(TestHooks { node: NodeId(node), network: network.clone(), iteration_delay, known: Epoch::default() });
     let options = ElectionOptions {
         group: node.into(),
         timing: TIMING,
@@ -117,7 +121,7 @@ fn election_with_delays(
     };
     let election = Election::new(core, register, Arc::clone(&fence), waiting, &inbox, hooks, options);
     election.set_eligibility(Eligibility::Eligible);
-    network.0.lock().unwrap().insert(NodeId(node), election.clone());
+    network.elections.lock().unwrap().insert(NodeId(node), election.clone());
     (election, fence)
 }
 
@@ -282,7 +286,7 @@ fn an_observed_epoch_outranks_the_leader_which_leads_on_above_it() {
     let mut epoch = election.await_leadership().unwrap();
     for _ in 0..20 {
         let above = Epoch::new(epoch.count() + 7, 9);
-        *network.1.lock().unwrap() = above;
+        *network.observed.lock().unwrap() = above;
         election.wake();
         let opened = election.wait(Some(TEST_TIMEOUT), |state| {
             let is_above = state.view.role == Role::Leader && state.view.epoch > above;
@@ -306,7 +310,10 @@ fn an_observed_epoch_outranks_the_leader_which_leads_on_above_it() {
     let events = listener.events.lock().unwrap().clone();
     let count = |what| events.iter().filter(|(event, ..)| *event == what).count();
     assert!(count("gained") == count("lost") && count("raised") > 0, "{events:?}");
-    let raises = network.2.lock().unwrap().clone();
+    let notices = network.notices.lock().unwrap().clone();
+    assert!(notices.iter().any(|notice| matches!(notice, Notice::HigherEpochReported(_))), "{notices:?}");
+    assert!(!notices.iter().any(|notice| matches!(notice, Notice::HigherEpochObserved(_))), "no packet: {notices:?}");
+    let raises = network.raises.lock().unwrap().clone();
     assert_eq!(raises.iter().map(|(_, count)| *count).sum::<u64>(), count("raised") as u64, "{raises:?}");
     let of_listener = events.iter().filter(|(what, ..)| *what == "raised").map(|(_, epoch, _)| *epoch).max();
     assert_eq!(raises.last().map(|(epoch, _)| *epoch), of_listener);

@@ -275,14 +275,14 @@ where
         match state {
             ConnectionState::Lost => {
                 let alarm = Alarm::StoreUnreachable.name();
-                tracing::error!(alarm, group, ?state, "connection to the election store");
+                tracing::error!(alarm, group, ?state, "{}", C::CONNECTION);
             }
-            ConnectionState::Suspended => tracing::warn!(group, ?state, "connection to the election store"),
+            ConnectionState::Suspended => tracing::warn!(group, ?state, "{}", C::CONNECTION),
             ConnectionState::Connected | ConnectionState::Reconnected => {
                 let ends = Alarm::StoreUnreachable.name();
-                tracing::info!(ends, group, ?state, "connection to the election store");
+                tracing::info!(ends, group, ?state, "{}", C::CONNECTION);
             }
-            _ => tracing::info!(group, ?state, "connection to the election store"),
+            _ => tracing::info!(group, ?state, "{}", C::CONNECTION),
         }
     }
 
@@ -293,13 +293,16 @@ where
     }
 
     fn report(&mut self, notice: &Notice) {
-        // The epoch may be one of another gateway's messages instead.
         let from = match notice {
             Notice::HigherEpochObserved(epoch) => self.observed_from.filter(|_| self.observed == Some(*epoch)),
             _ => None,
         };
+        let notice = match notice {
+            Notice::HigherEpochObserved(epoch) if from.is_none() => &Notice::HigherEpochReported(*epoch),
+            _ => notice,
+        };
         match notice {
-            Notice::HigherEpochObserved(_) => {
+            Notice::HigherEpochObserved(_) | Notice::HigherEpochReported(_) => {
                 let Some(count) = self.outranked.record(mono_now()) else { return };
                 let (alarm, group) = (Alarm::Outranked.name(), self.options.group);
                 tracing::error!(alarm, group, from = from.map(tracing::field::display), count, "{notice}");

@@ -54,13 +54,15 @@ impl Emergent {
             return;
         }
         let (attempts, coordinator) = (joining.attempts, joining.coordinator);
-        if attempts >= self.config.join_attempts {
-            if self.config.bootstrap == BootstrapMode::Bootstrap {
-                let list = MemberList::bootstrapped(self.config.member.clone(), self.config.address);
-                return self.become_member(now, list);
-            }
+        if attempts >= self.config.join_attempts && self.config.bootstrap == BootstrapMode::Bootstrap {
+            let list = MemberList::bootstrapped(self.config.member.clone(), self.config.address);
+            return self.become_member(now, list);
+        }
+        // The gateway that bootstraps does so after its attempts, and may have started with this one. Its pauses are at most
+        // a half longer than this gateway's.
+        if attempts >= self.config.join_attempts.saturating_mul(2) {
             self.connect(ConnectionState::Lost);
-            self.set_obstacle(Some(Obstacle::NotAdmitted));
+            self.set_obstacle(Some(Obstacle::NoMember));
         }
         let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
         let recipients: Vec<_> = coordinator.into_iter().chain(others.copied()).collect();
@@ -131,14 +133,15 @@ impl Emergent {
             is_leaving: false,
         }));
         self.set_obstacle(None);
-        let was_lost = matches!(self.connection, ConnectionState::Lost | ConnectionState::Reconnected);
-        self.connect(if was_lost { ConnectionState::Reconnected } else { ConnectionState::Connected });
+        let is_first = matches!(self.connection, ConnectionState::Starting | ConnectionState::Connected);
+        self.connect(if is_first { ConnectionState::Connected } else { ConnectionState::Reconnected });
     }
 
     /// Joins again, since this node is off the list. Knowledge from the old membership is void.
     pub(super) fn rejoin(&mut self, coordinator: SocketAddr) {
         self.close_fence(CloseReason::Lost);
-        self.connect(ConnectionState::Lost);
+        // As a rule the coordinator answers at once. If no member does, the connection is lost.
+        self.connect(ConnectionState::Suspended);
         self.phase = Phase::Joining(Joining::through(coordinator));
     }
 

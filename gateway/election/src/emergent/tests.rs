@@ -52,10 +52,47 @@ fn only_the_bootstrap_node_bootstraps() {
     network.run_ms(60_000);
     assert_eq!(network.live_counts(), [None, None]);
     let view = network.nodes[1].core.as_ref().unwrap().view();
-    assert_eq!(view.obstacle, Some(Obstacle::NotAdmitted), "reported, and it keeps asking");
+    assert_eq!(view.obstacle, Some(Obstacle::NoMember), "reported, and it keeps asking");
+    assert_eq!(view.connection, ConnectionState::Lost);
     network.start(0);
     network.run_until(|network| network.live_counts() == [Some(2), Some(2)]);
     assert_eq!(network.ages(1), [0, 1]);
+}
+
+/// Whether a member's state is an alarm.
+fn is_alarmed(network: &SimulatedNetwork) -> bool {
+    network.nodes.iter().filter_map(|node| node.core.as_ref()).any(|core| {
+        let View { connection, obstacle, .. } = core.view();
+        connection == ConnectionState::Lost || obstacle.is_some_and(|obstacle| !obstacle.is_temporary())
+    })
+}
+
+#[test]
+fn neither_a_start_nor_a_merge_of_two_sides_is_an_alarm() {
+    // The node that bootstraps starts last, and after restarts of its host: pauses are pseudo-random.
+    for restarts in 0..50 {
+        let mut network = SimulatedNetwork::new(3, 2, None);
+        for _ in 0..restarts {
+            network.start(0);
+        }
+        network.kill(0);
+        network.start(1);
+        network.start(2);
+        network.run_ms(500);
+        network.start(0);
+        network.run_until(|network| {
+            assert!(!is_alarmed(network), "after {restarts} restarts");
+            network.live_counts() == [Some(3); 3] && network.leaders() == [0]
+        });
+    }
+    let mut network = SimulatedNetwork::formed(4, 2, None);
+    network.isolate(&[0, 1]);
+    network.run_until(|network| network.leaders() == [0, 2]);
+    network.heal();
+    network.run_until(|network| {
+        assert!(!is_alarmed(network));
+        network.live_counts() == [Some(4); 4] && network.leaders() == [0]
+    });
 }
 
 #[test]

@@ -157,8 +157,8 @@ enum RequestKind {
 }
 
 impl Candidate {
-    /// A candidate that starts at `now`. `durable`: its voter's state on disk. `highest_known`: the highest epoch in
-    /// the gateway's own log.
+    /// A candidate that starts at `now`. `durable`: its voter's state on disk. `highest_known`: the highest
+    /// epoch that earlier starts knew. The vote may name its node.
     #[must_use]
     pub fn new(now: MonoNs, config: CandidateConfig, durable: DurableVote, highest_known: Epoch) -> Self {
         assert!(config.voters.contains_key(&config.member.node), "each gateway is a voter");
@@ -466,6 +466,8 @@ impl Core for Candidate {
     type Event = QuorumEvent;
     type Request = QuorumRequest;
 
+    const CONNECTION: &'static str = "connection to a majority of the voters";
+
     fn step(&mut self, now: MonoNs, input: Input<QuorumEvent>) -> Vec<Output<QuorumRequest>> {
         let mut outputs = Vec::new();
         self.forget(now);
@@ -645,6 +647,11 @@ mod tests {
 
     /// Of five voters, two of them gateways.
     fn candidate() -> Candidate {
+        candidate_after(DurableVote::default(), Epoch::default())
+    }
+
+    /// As [`candidate`], started with that vote on disk and that epoch of its state file.
+    fn candidate_after(durable: DurableVote, known: Epoch) -> Candidate {
         let names: BTreeMap<_, _> = (1..=5).map(|node| (NodeId(node), member(node, 1).name)).collect();
         let timing = LeaseTiming::from_ms(20, 4, 4);
         let config = CandidateConfig {
@@ -657,7 +664,22 @@ mod tests {
             vote_ns_max: vote_ns_max(&timing),
             nonce: 7,
         };
-        Candidate::new(MonoNs(1), config, DurableVote::default(), Epoch::default())
+        Candidate::new(MonoNs(1), config, durable, known)
+    }
+
+    #[test]
+    fn a_restarted_gateway_knows_the_epoch_that_it_published_by_its_vote_and_claims_no_other() {
+        // The state file has the count, the vote also the node.
+        for (voted, stored, known) in [
+            (Epoch::new(5, 1), Epoch::new(5, 0), Epoch::new(5, 1)),
+            (Epoch::new(5, 2), Epoch::new(5, 0), Epoch::new(5, 2)),
+            (Epoch::new(4, 1), Epoch::new(5, 0), Epoch::new(5, 0)),
+        ] {
+            let durable = DurableVote { epoch: voted, ..DurableVote::default() };
+            let candidate = candidate_after(durable, stored);
+            assert_eq!(candidate.view().epoch, known, "reported to the peers");
+            assert_eq!(next_epoch(NodeId(1), [candidate.highest_known]), Some(Epoch::new(6, 1)));
+        }
     }
 
     #[test]

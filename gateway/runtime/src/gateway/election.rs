@@ -250,9 +250,7 @@ fn emergent_config(
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
-        // Members exchange the epochs that they know. Under its own number, a restarted gateway would outrank a leader
-        // with this count.
-        own_epoch: Epoch::new(epoch.count(), 0),
+        own_epoch: epoch,
         configuration: config.output_fingerprint(),
         // The resolver refuses a configuration without `allow_split = true`.
         allow_split: true,

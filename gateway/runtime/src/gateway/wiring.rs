@@ -18,7 +18,7 @@ use mdgw_engine::{
 };
 use mdgw_feeds::{
     arbiter::REQUESTS_IN_FLIGHT_MAX,
-    identity::{ChannelId, Epoch, GroupId, Line},
+    identity::{ChannelId, GroupId, Line},
 };
 use mdgw_pair::standby::{InputHistory, KnownEpochs, MonitoredChannel, MonitoredOutput, Standby, StandbyConfig};
 use mdgw_status::disclosure::Disclosure;
@@ -106,11 +106,9 @@ impl<'c> Wiring<'c> {
         let group = |group: GroupId| {
             let (fence, start_epoch) = match overrides.leadership {
                 Leadership::Standalone => (Fence::standalone(start.epoch), start.epoch),
-                Leadership::Elected => (Fence::closed(), state.group_epoch(group, config.gateway.node)),
+                Leadership::Elected => (Fence::closed(), state.group_epoch(group)),
             };
-            // This gateway reports it to its peers. Under this gateway's number a restarted gateway would outrank a leader with this count.
-            let known = Epoch::new(start_epoch.count(), 0);
-            let epochs = Arc::new(KnownEpochs::new(known, EPOCH_JUMP_MAX));
+            let epochs = Arc::new(KnownEpochs::new(start_epoch, EPOCH_JUMP_MAX));
             (group, GroupParts { fence: Arc::new(fence), epochs, start_epoch })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();

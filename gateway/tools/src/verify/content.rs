@@ -27,6 +27,8 @@ pub(super) struct Contents {
     pub(super) names: u64,
     /// Items republished with the same content.
     pub(super) republished: u64,
+    /// Times that an item was published with other content, of suspect books on one side at least. Gateways may differ there.
+    pub(super) suspect_differences: u64,
     /// Items whose content was evicted.
     pub(super) evicted: u64,
 }
@@ -47,10 +49,12 @@ pub(super) struct EmptyRange {
     pub(super) location: Location,
 }
 
-/// Hash of an item's content, and the epoch and position of the first packet with it.
+/// Hash of an item's content, and the epoch and position of the first packet with it. Content of sound books takes the place of
+/// suspect content.
 #[derive(Clone, Copy, Debug)]
 struct FirstPublished {
     hash: u64,
+    is_suspect: bool,
     epoch: Epoch,
     location: Location,
 }
@@ -68,8 +72,12 @@ impl Contents {
         let SessionContents { published: names, empty_ranges } = self.sessions.entry(meta.session).or_default();
         for_each_empty_range(packet, |first, next| {
             let of_range = position(Sequence(first))..position(Sequence(next));
-            match names.range(of_range).next() {
-                None => add_empty_range(empty_ranges, first, EmptyRange { next, epoch: meta.epoch, location }),
+            let mut published = names.range(of_range).peekable();
+            if published.peek().is_none() {
+                return add_empty_range(empty_ranges, first, EmptyRange { next, epoch: meta.epoch, location });
+            }
+            match published.find(|(_, published)| !published.is_suspect) {
+                None => self.suspect_differences += 1,
                 Some((name, published)) => {
                     findings.record(OutputCheck::ConsistentContent, location, || {
                         Self::contradiction(
@@ -84,24 +92,37 @@ impl Contents {
         });
         for (header, body) in packet.frames().filter(|(header, _)| has_records(header)) {
             let name = position(Sequence(header.sequence.get())) + u64::from(header.part.get());
+            let is_suspect = FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
             let empty_range = empty_ranges.range(..=header.sequence.get()).next_back();
-            if let Some((_, empty)) = empty_range.filter(|(_, empty)| empty.next > header.sequence.get()) {
-                findings.record(OutputCheck::ConsistentContent, location, || {
+            match empty_range.filter(|(_, empty)| empty.next > header.sequence.get()) {
+                Some(_) if is_suspect => self.suspect_differences += 1,
+                Some((_, empty)) => findings.record(OutputCheck::ConsistentContent, location, || {
                     Self::contradiction(packet, name, ["records", "nothing"], (empty.epoch, empty.location))
-                });
+                }),
+                None => {}
             }
-            let published = FirstPublished { hash: content_hash(header, body), epoch: meta.epoch, location };
+            let published =
+                FirstPublished { hash: content_hash(header, body), is_suspect, epoch: meta.epoch, location };
             match names.entry(name) {
                 Entry::Vacant(vacant) => {
                     vacant.insert(published);
                     self.names += 1;
                 }
-                Entry::Occupied(first) if first.get().hash == published.hash => self.republished += 1,
-                Entry::Occupied(first) => {
-                    let first = *first.get();
-                    findings.record(OutputCheck::ConsistentContent, location, || {
-                        Self::contradiction(packet, name, ["other records", "records"], (first.epoch, first.location))
-                    });
+                Entry::Occupied(mut known) => {
+                    let first = *known.get();
+                    if first.hash == published.hash {
+                        self.republished += 1;
+                    } else if first.is_suspect || is_suspect {
+                        self.suspect_differences += 1;
+                    } else {
+                        findings.record(OutputCheck::ConsistentContent, location, || {
+                            let before = (first.epoch, first.location);
+                            Self::contradiction(packet, name, ["other records", "records"], before)
+                        });
+                    }
+                    if first.is_suspect && !is_suspect {
+                        known.insert(published);
+                    }
                 }
             }
         }

@@ -24,6 +24,7 @@ pub struct RowsVerifier {
     bounds: BTreeMap<(usize, u64), (Name, Name)>,
     rows: BTreeMap<usize, u64>,
     findings: Findings,
+    suspect_differences: u64,
 }
 
 /// Errors of reading an output.
@@ -65,6 +66,7 @@ type SessionOrder = (String, u64);
 #[derive(Clone, Copy, Debug)]
 struct DeliveredRecord {
     hash: u64,
+    is_suspect: bool,
     location: Location,
     /// Receiver that delivered it last: receivers are read one after the other.
     last: Location,
@@ -77,7 +79,14 @@ impl RowsVerifier {
     #[must_use]
     pub fn new(options: VerifyOptions) -> Self {
         let findings = Findings::new(options.findings_max);
-        Self { options, names: BTreeMap::new(), bounds: BTreeMap::new(), rows: BTreeMap::new(), findings }
+        Self {
+            options,
+            names: BTreeMap::new(),
+            bounds: BTreeMap::new(),
+            rows: BTreeMap::new(),
+            findings,
+            suspect_differences: 0,
+        }
     }
 
     /// Reads one receiver's output to its end.
@@ -107,7 +116,7 @@ impl RowsVerifier {
             })?;
             let location = Location { file, number: line };
             self.check_order(&last, &name, location);
-            self.compare(&name, content_hash(&row), location);
+            self.compare(&name, (content_hash(&row), is_suspect(&row)), location);
             if self.names.len() > self.options.names_max {
                 return Err(RowError::TooManyNames { line, names_max: self.options.names_max });
             }
@@ -140,7 +149,8 @@ impl RowsVerifier {
             }
         }
         let shortfalls = self.shortfalls();
-        Verdict::of_rows(&self.rows, self.names.len() as u64, shortfalls, self.findings)
+        let counts = (self.names.len() as u64, self.suspect_differences);
+        Verdict::of_rows(&self.rows, counts, shortfalls, self.findings)
     }
 
     /// Records that each receiver lacks at either end.
@@ -179,11 +189,11 @@ impl RowsVerifier {
         }
     }
 
-    fn compare(&mut self, name: &Name, hash: u64, location: Location) {
+    fn compare(&mut self, name: &Name, (hash, is_suspect): (u64, bool), location: Location) {
         let receivers = bit(location.file).unwrap_or(0);
         match self.names.entry(name.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(DeliveredRecord { hash, location, last: location, receivers });
+                vacant.insert(DeliveredRecord { hash, is_suspect, location, last: location, receivers });
             }
             Entry::Occupied(mut known) => {
                 let known = known.get_mut();
@@ -195,11 +205,16 @@ impl RowsVerifier {
                         format!("{} duplicated, first in line {line}", name_text(name))
                     });
                 }
-                if known.hash != hash {
+                if known.hash != hash && (known.is_suspect || is_suspect) {
+                    self.suspect_differences += 1;
+                } else if known.hash != hash {
                     let first = known.location;
                     self.findings.record(OutputCheck::ConsistentContent, location, || {
                         format!("{}: differs from file {} line {}", name_text(name), first.file + 1, first.number)
                     });
+                }
+                if known.is_suspect && !is_suspect {
+                    (known.hash, known.is_suspect, known.location) = (hash, is_suspect, location);
                 }
             }
         }
@@ -229,6 +244,11 @@ fn content_hash(row: &Map<String, Value>) -> u64 {
         (key, value.to_string()).hash(&mut hasher);
     }
     hasher.finish()
+}
+
+/// Whether the record comes from a book that may differ from the venue's: gateways may differ there.
+fn is_suspect(row: &Map<String, Value>) -> bool {
+    row.get("flags").and_then(Value::as_u64).is_some_and(|flags| flags & u64::from(dbn::flags::MAYBE_BAD_BOOK) != 0)
 }
 
 /// Fields that may differ between gateways: receive times, and flags for suspect books.
@@ -278,6 +298,14 @@ mod tests {
         assert_eq!(broken(&[whole.clone(), other]), [OutputCheck::ConsistentContent]);
         // A receiver that started late or ended early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
+    }
+
+    #[test]
+    fn differing_records_of_suspect_books_are_counted_apart() {
+        let suspect = |price| row(2, 0, price, 0).replace("\"price\"", "\"flags\":132,\"price\"");
+        let verdict = judge(&[suspect(9), row(2, 0, 5, 0), suspect(7)]);
+        assert_eq!((verdict.is_kept(), verdict.suspect_differences), (true, 2));
+        assert_eq!(broken(&[suspect(9), row(2, 0, 5, 0), row(2, 0, 6, 0)]), [OutputCheck::ConsistentContent]);
     }
 
     #[test]

@@ -292,6 +292,43 @@ fn different_content_under_one_name_is_found() {
 }
 
 #[test]
+fn differing_content_of_suspect_books_is_counted_apart_and_violates_nothing() {
+    let frame_flags = FrameFlags::SUSPECT;
+    let answer = |node, record_byte, frame_flags| PacketFixture {
+        dst: "10.0.0.9:4000",
+        flags: PacketFlags::RETRANSMISSION,
+        record_byte,
+        frame_flags,
+        ..PacketFixture::message(5, node, 7)
+    };
+    let sound = |node, record_byte| answer(node, record_byte, FrameFlags::default());
+    let suspect = |node, record_byte| answer(node, record_byte, frame_flags);
+    let nothing = PacketFixture { next: 8, ..PacketFixture::heartbeat(5, 1, 8) };
+    let nothing = PacketFixture { first: 7, dst: "10.0.0.9:4000", ..nothing };
+    for published in [
+        [suspect(0, 9), sound(1, 7)],
+        [sound(0, 7), suspect(1, 9)],
+        [suspect(0, 9), suspect(1, 10)],
+        [suspect(0, 9), nothing],
+        [nothing, suspect(0, 9)],
+    ] {
+        let mut capture = capture();
+        for packet in published {
+            capture.publish(packet);
+        }
+        assert_eq!(broken(&capture), []);
+        let verdict = capture.verdict(VerifyOptions::default());
+        assert_eq!(verdict.suspect_differences, 1);
+        assert!(verdict.to_table(&[]).contains("suspect items that differ"));
+        assert_eq!(verdict.to_json(&[])["suspect_differences"], 1);
+    }
+    // Two gateways with sound books must not differ, whatever a third one published.
+    let mut capture = capture();
+    capture.publish(suspect(0, 9)).publish(sound(1, 7)).publish(sound(2, 8));
+    assert_eq!(broken(&capture), [ConsistentContent]);
+}
+
+#[test]
 fn a_declared_gap_filled_in_sequence_is_found_and_a_late_fill_is_not() {
     let gap = PacketFixture { next: 7, is_gap: true, ..PacketFixture::message(5, 0, 5) };
     let mut filled = capture();

@@ -28,6 +28,8 @@ pub struct Verdict {
     pub names: u64,
     /// Items republished with the same content.
     pub republished: u64,
+    /// Times that an item was published with other content, of suspect books on one side at least. That violates no check.
+    pub suspect_differences: u64,
     /// Items whose content was evicted before the end.
     pub evicted: u64,
     /// Epochs with their publish intervals.
@@ -173,6 +175,7 @@ impl Verdict {
             counts,
             names: sum(|contents| contents.names),
             republished: sum(|contents| contents.republished),
+            suspect_differences: sum(|contents| contents.suspect_differences),
             evicted: sum(|contents| contents.evicted),
             epochs: epochs.collect(),
             channels: channels.collect(),
@@ -184,14 +187,14 @@ impl Verdict {
 
     pub(super) fn of_rows(
         rows: &BTreeMap<usize, u64>,
-        names: u64,
+        (names, suspect_differences): (u64, u64),
         shortfalls: Vec<Shortfall>,
         findings: Findings,
     ) -> Self {
         let rows = rows.values().sum();
         let republished = u64::saturating_sub(rows, names);
         let (findings, broken) = (findings.listed, findings.counts);
-        Self { rows, names, republished, shortfalls, findings, broken, ..Self::default() }
+        Self { rows, names, republished, suspect_differences, shortfalls, findings, broken, ..Self::default() }
     }
 
     /// Combines the results of captures and of receivers' outputs.
@@ -200,6 +203,7 @@ impl Verdict {
         self.rows += other.rows;
         self.names += other.names;
         self.republished += other.republished;
+        self.suspect_differences += other.suspect_differences;
         self.shortfalls.append(&mut other.shortfalls);
         self.findings.append(&mut other.findings);
         for (mine, others) in self.broken.iter_mut().zip(other.broken) {
@@ -258,6 +262,7 @@ impl Verdict {
             "rows": self.rows,
             "unique_items": self.names,
             "republished": self.republished,
+            "suspect_differences": self.suspect_differences,
             "evicted": self.evicted,
             "violations": violations,
             "epochs": self.epochs.iter().map(|epoch| json!({
@@ -300,6 +305,7 @@ impl Verdict {
             ("tags refused (dropped)", counts.tags_refused),
             ("of other groups", counts.other_groups),
             ("other datagrams", counts.unrecognised),
+            ("suspect items that differ", self.suspect_differences),
             ("items no longer remembered", self.evicted),
         ]);
         for (reason, count) in &counts.damaged {

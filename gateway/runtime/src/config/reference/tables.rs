@@ -748,7 +748,11 @@ pub(super) const TABLES: [Table; 24] = [
                 Absent::Required,
                 "Members without which nobody leads. More than half of the gateways: never two leaders.",
             ),
-            number("join_attempts", limits::JOIN_ATTEMPTS, "How often it asks before it bootstraps."),
+            number(
+                "join_attempts",
+                limits::JOIN_ATTEMPTS,
+                "How often it asks before it bootstraps. Without `bootstrap` it keeps asking, and raises an alarm after twice as many.",
+            ),
         ],
     },
     Table {
