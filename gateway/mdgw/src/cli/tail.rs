@@ -674,7 +674,8 @@ mod tests {
                 let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
                 let session = Session { feed, date, restart: 0 };
                 assert!(tail.failure.is_none());
-                tail.accept(&Output { channel: ChannelId(channel), session, item: Item::Session });
+                let (channel, reported_through) = (ChannelId(channel), Sequence(0));
+                tail.accept(&Output { channel, session, reported_through, item: Item::Session });
             }
             let outcome = tail.check().map_err(|error| error.to_string());
             assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");
