@@ -3,6 +3,7 @@
 use mdgw_feeds::{
     consumer_edge::{EdgeOutput, TsRecvMode},
     frame::{FrameFlags, FrameHeader},
+    identity::Sequence,
 };
 use mdgw_subscriber::{ConsumerEdges, Item, Output};
 use zerocopy::little_endian::{I32, U16, U32, U64};
@@ -119,7 +120,7 @@ fn fill(file: &str) -> String {
             Some(1) => Item::Repeated { header: &header, body: &body },
             _ => Item::Message { header: &header, body: &body },
         };
-        let output = Output { channel: CHANNEL, session: session(0), item };
+        let output = Output { channel: CHANNEL, session: session(0), reported_through: Sequence(0), item };
         let left_over = edges.deliver(&output, |output| match output {
             EdgeOutput::Record { bytes, .. } | EdgeOutput::OtherLength { bytes } => filled.extend_from_slice(bytes),
             EdgeOutput::Mapping { .. } => panic!("no mapping is among the vectors"),

@@ -383,6 +383,7 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
             "mdgw-live.service",
             "mdgw-journal.service",
             "mdgw-nats.service",
+            "mdgw-mirror.service",
             "mdgw.service",
             "mdgw-sentinel.service",
             "mdgw-witness.service"

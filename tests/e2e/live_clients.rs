@@ -4,6 +4,7 @@
 
 mod live_cpp_transcript;
 mod live_journal;
+mod live_mirror;
 mod live_rust_client;
 mod live_schemas;
 

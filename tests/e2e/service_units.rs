@@ -21,13 +21,14 @@ use mdgw_tests::{
     skip::skip,
 };
 
-const UNITS: [&str; 6] = [
+const UNITS: [&str; 7] = [
     "mdgw.service",
     "mdgw-sentinel.service",
     "mdgw-witness.service",
     "mdgw-live.service",
     "mdgw-journal.service",
     "mdgw-nats.service",
+    "mdgw-mirror.service",
 ];
 const KERNEL_FENCE: &str = "mdgw.service.d/kernel-fence.conf";
 const LOG_READERS: &str = "mdgw.service.d/log-readers.conf";
@@ -66,7 +67,7 @@ fn systemd_accepts_the_units_and_rates_their_exposure_low() {
         fs::write(folder.path().join(name), text).expect("a temporary file can be written");
     }
     // Exposure from 0 to 100; units without any restriction have 96.
-    let exposures_max: [&str; UNITS.len()] = ["35", "46", "28", "23", "23", "23"];
+    let exposures_max: [&str; UNITS.len()] = ["35", "46", "28", "23", "23", "23", "23"];
     for (name, exposure_max) in UNITS.into_iter().zip(exposures_max) {
         let unit = folder.path().join(name);
         let (is_valid, text) = analyze(&["verify", "--man=no"], &unit);
@@ -473,6 +474,16 @@ fn the_nats_sink_reaches_for_its_server_as_the_units_run_both() {
     expect_gateway(gateway, 0, &["dev/shm/mdgw"]);
 }
 
+#[test]
+fn the_mirror_makes_its_logs_as_the_unit_runs_it() {
+    let Some(host) = Host::new("the_mirror_makes_its_logs_as_the_unit_runs_it") else { return };
+    let config = read(&ops("config/mdgw.toml"));
+    let mirror = host.run(&ServiceUnit::load("mdgw-mirror.service"), &config, None, "mirror: ready");
+    expect_written(&mirror, &["dev/shm/mdgw/1/writer.lock"]);
+    let ended = mirror.stop_with(Signal::Terminate).expect_code(0);
+    assert!(!ended.stderr.contains("WARN") && !ended.stderr.contains("ERROR"), "{}", ended.stderr);
+}
+
 /// `ops/config/quorum.toml` with these replacements and those that this machine takes.
 fn quorum_config(replacements: &[(&str, &str)]) -> String {
     adapted("config/quorum.toml", &[&POOL[..], &[KEY, ("\ncore = 1\n", "\n")], replacements].concat())
@@ -535,7 +546,7 @@ fn a_unit_whose_filter_lacks_a_needed_system_call_does_not_start() {
     let Some(host) = Host::new("a_unit_whose_filter_lacks_a_needed_system_call_does_not_start") else { return };
     let gateway = ServiceUnit::load("mdgw.service");
     let with_fence = gateway.clone().with_drop_in(KERNEL_FENCE);
-    let [_, sentinel, witness, _live, _journal, _nats] = UNITS.map(ServiceUnit::load);
+    let [_, sentinel, witness, _live, _journal, _nats, _mirror] = UNITS.map(ServiceUnit::load);
     let fenced = quorum_config(&[FENCE]);
     let cases = [
         (&gateway, "adjtimex clock_adjtime", quorum_config(&[]), "adjtimex: Operation not permitted"),

@@ -2,7 +2,8 @@
 //!
 //! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
 //! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. `mdgw run`
-//! exits with 1 if a fault stopped it, or its host did not let it start. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! and `mdgw mirror` exit with 1 if a fault stopped them, or their host did not let them start. Errors go to
+//! standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
 mod capture;
@@ -19,6 +20,7 @@ mod live;
 mod logging;
 mod man;
 mod merge;
+mod mirror;
 mod nats;
 mod quantity;
 mod reload;
@@ -29,6 +31,7 @@ mod sentinel;
 mod service_manager;
 mod sim;
 mod subscribers;
+mod subscription;
 mod tail;
 mod top;
 mod witness;
@@ -63,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Journal(args) => journal::run(&args),
         Command::Live(args) => live::run(&args),
         Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Mirror(args) => mirror::run(&args),
         Command::Nats(args) => nats::run(&args),
         Command::Reload(args) => reload::run(&args),
         Command::Replay(args) => replay::run(&args),
@@ -142,6 +146,8 @@ enum Command {
     Journal(journal::Args),
     /// Sink what the publication logs of a gateway on this host hold into streams of NATS JetStream.
     Nats(nats::Args),
+    /// Write a gateway's output, as received on another host, to publication logs there, for the commands that read logs.
+    Mirror(mirror::Args),
     /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
     Top(top::Args),
     /// Subscribe to a gateway's output: print the records or write a DBN file.

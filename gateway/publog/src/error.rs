@@ -66,7 +66,7 @@ impl fmt::Display for LogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io { action, path, source } => write!(f, "cannot {action} {}: {source}", path.display()),
-            Self::Busy { path } => write!(f, "{} already has a writer", path.display()),
+            Self::Busy { path } => write!(f, "{} already has a writer: a gateway, or `mdgw mirror`", path.display()),
             Self::Group { path, group, source } => write!(
                 f,
                 "cannot let group {group} read {}: {source}. The user of the gateway must own the path and be a member of the group",

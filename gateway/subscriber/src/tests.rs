@@ -221,7 +221,7 @@ fn messages_after_a_requested_definition_keep_their_receive_time() {
         Item::Message { header: &morning, body: &body },
         Item::Message { header: &header(1_000), body: &body },
     ] {
-        let output = Output { channel: ChannelId(1), session: session(), item };
+        let output = Output { channel: ChannelId(1), session: session(), reported_through: Sequence(0), item };
         let rest = edges.deliver(&output, |handed| {
             if let EdgeOutput::Record { bytes, .. } = handed {
                 // Fields of an mbo record: `ts_recv`, and bit 3 of the flags: `ts_recv` is undefined.

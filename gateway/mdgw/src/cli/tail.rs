@@ -38,7 +38,12 @@ use signal_hook::{
     flag,
 };
 
-use super::{Outcome, print, protect_secrets, run::TsRecvArg, tag_policy, warn};
+use super::{
+    Outcome, print, protect_secrets,
+    run::TsRecvArg,
+    subscription::{address_of, is_refusal, line_address, senders_of, service_of},
+    tag_policy, warn,
+};
 
 /// What to subscribe to: the output of a configuration, or output lines given one by one.
 ///
@@ -195,13 +200,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if refused.is_empty() && incomplete == 0 { outcome } else { Outcome::No })
 }
 
-/// Whether packets dropped for this reason mean that something is wrong. Redundant lines bring duplicates and late packets,
-/// a full window's packets are received again or reported as lost, and other groups and channels may share the lines.
-fn is_refusal(reason: DropReason) -> bool {
-    !reason.is_expected()
-        && !matches!(reason, DropReason::LateAfterGap | DropReason::WindowFull | DropReason::ChannelUnknown)
-}
-
 impl Args {
     /// Lines, services and group of the configuration, if one is given; each is overridden by its option.
     fn subscription(&self) -> anyhow::Result<SubscriberConfig> {
@@ -253,26 +251,10 @@ impl Args {
         let lines = if self.lines.is_empty() { output.lines.as_slice() } else { &[] };
         let group_line = output.snapshots.as_ref().map(|snapshots| &snapshots.line);
         let group_line = group_line.filter(|_| self.snapshot_group.is_none() && (self.from_snapshot || self.rebuild));
-        let joined = || lines.iter().chain(group_line);
-        let mut sources: Vec<Ipv4Addr> = joined().flat_map(|line| line.sources.iter().copied()).collect();
-        // Each line is joined for the senders of all lines, so a line for any sender means any sender.
-        if joined().any(|line| line.sources.is_empty()) {
-            sources.clear();
-        }
-        sources.sort_unstable();
-        sources.dedup();
-        let address = |line: &OutputLine| {
-            let interface = self.interface.as_ref().unwrap_or(&line.interface);
-            anyhow::Ok(LineAddress::new(line.address, address_of(interface)?))
-        };
+        let sources = senders_of(lines.iter().chain(group_line));
+        let address = |line: &OutputLine| line_address(line, self.interface.as_ref());
         let snapshot_group = group_line.map(address).transpose()?;
-        let lines = lines.iter().map(address);
-        // A service that listens on all addresses is reached on this host.
-        let service = config.retransmission.as_ref().map(|service| match service.listen {
-            listen if listen.ip().is_unspecified() => SocketAddrV4::new(Ipv4Addr::LOCALHOST, listen.port()),
-            listen => listen,
-        });
-        let lines = lines.collect::<anyhow::Result<_>>()?;
+        let lines = lines.iter().map(address).collect::<anyhow::Result<_>>()?;
         let tags = if self.tag_keys.is_empty() {
             if !output.tag_key_files.is_empty() {
                 protect_secrets()?;
@@ -281,7 +263,14 @@ impl Args {
         } else {
             TagPolicy::default()
         };
-        Ok(Configured { group, lines, services: service.into_iter().collect(), snapshot_group, sources, tags })
+        Ok(Configured {
+            group,
+            lines,
+            services: service_of(&config).into_iter().collect(),
+            snapshot_group,
+            sources,
+            tags,
+        })
     }
 }
 
@@ -302,15 +291,6 @@ impl Default for Configured {
         let (lines, services, sources) = (Vec::new(), Vec::new(), Vec::new());
         Self { group: GroupId(1), lines, services, snapshot_group: None, sources, tags }
     }
-}
-
-/// The address to join on. An address is taken as it is, a name is looked up.
-fn address_of(interface: &Interface) -> anyhow::Result<Ipv4Addr> {
-    if let Interface::Address(address) = interface {
-        return Ok(*address);
-    }
-    let found = interface.lookup().context("tail: find the interface (--interface overrides the configured one)")?;
-    found.address.with_context(|| format!("tail: interface {interface} has no IPv4 address to join on"))
 }
 
 fn parse_schema(text: &str) -> Result<SchemaSet, String> {
@@ -674,7 +654,8 @@ mod tests {
                 let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
                 let session = Session { feed, date, restart: 0 };
                 assert!(tail.failure.is_none());
-                tail.accept(&Output { channel: ChannelId(channel), session, item: Item::Session });
+                let (channel, reported_through) = (ChannelId(channel), Sequence(0));
+                tail.accept(&Output { channel, session, reported_through, item: Item::Session });
             }
             let outcome = tail.check().map_err(|error| error.to_string());
             assert_eq!(outcome.is_err(), is_refused, "{outcome:?}");

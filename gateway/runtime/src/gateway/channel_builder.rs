@@ -47,7 +47,7 @@ use super::{
 use crate::{
     config::{
         Resolved,
-        resolved::{ChannelSetup, OutputConfig},
+        resolved::{ChannelSetup, GatewayConfig, OutputConfig},
     },
     latency_thread::ChannelMetricsCollector,
     retransmit::ServedChannel,
@@ -261,18 +261,8 @@ impl ChannelBuilder<'_> {
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
         let log_error = |source| GatewayError::Log { channel: setup.name.clone(), source };
-        let mut options = LogOptions::new(&directory, setup.id.0);
-        options.reader_group = gateway.log_reader_group()?;
-        create_log_root(&gateway.log_dir, options.reader_group).map_err(log_error)?;
-        options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
-        let frame_bytes_max =
-            output.map_or(PACKET_BYTES_MAX - PACKET_HEADER_BYTES - TAG_BYTES, OutputConfig::frame_bytes_max);
-        options.payload_bytes_max = frame_bytes_max;
-        options.retention = Retention {
-            bytes_max: gateway.retention_bytes,
-            age_ns_max: gateway.retention_ns,
-            protected_bytes_max: 2 * gateway.retention_bytes,
-        };
+        let options = log_options(gateway, setup, output)?;
+        let frame_bytes_max = options.payload_bytes_max;
         let opened = mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
         let LogRecovery { segments, damaged_segments, removed_files, last, last_flags, next_number } = opened.recovered;
         let next = last.map(|(_, next)| next);
@@ -315,6 +305,27 @@ impl ChannelBuilder<'_> {
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         stored.session.filter(|known| is_wanted && known.has_messages)
     }
+}
+
+/// Options of a channel's publication log. Makes the directory of the logs.
+pub(super) fn log_options(
+    gateway: &GatewayConfig,
+    setup: &ChannelSetup,
+    output: Option<&OutputConfig>,
+) -> Result<LogOptions, GatewayError> {
+    let mut options = LogOptions::new(gateway.log_directory(setup.id), setup.id.0);
+    options.reader_group = gateway.log_reader_group()?;
+    create_log_root(&gateway.log_dir, options.reader_group)
+        .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
+    options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
+    options.payload_bytes_max =
+        output.map_or(PACKET_BYTES_MAX - PACKET_HEADER_BYTES - TAG_BYTES, OutputConfig::frame_bytes_max);
+    options.retention = Retention {
+        bytes_max: gateway.retention_bytes,
+        age_ns_max: gateway.retention_ns,
+        protected_bytes_max: 2 * gateway.retention_bytes,
+    };
+    Ok(options)
 }
 
 fn open_lines(setup: &ChannelSetup) -> Result<Vec<LineSocket>, GatewayError> {

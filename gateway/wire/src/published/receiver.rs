@@ -54,6 +54,7 @@ use self::{
 };
 use super::{
     packet::{PACKET_BYTES_MAX, Packet, PacketFlags, parse_packet},
+    position::StreamPosition,
     probe,
     request::ServiceRequest,
     snapshot::SnapshotChunk,
@@ -84,6 +85,10 @@ pub struct ReceiverConfig {
     pub service: Option<ServiceConfig>,
     /// Where a subscriber starts that joins late.
     pub start: StartFrom,
+    /// Channels that continue where an earlier receiver stopped, whatever `start` says: everything before the position counts as
+    /// delivered, and no [`Item::Session`] is delivered for that session. A message of which some parts lie before the position
+    /// is delivered whole.
+    pub resume: Vec<(ChannelId, StreamPosition)>,
     /// Largest step of the epoch's count above the highest accepted one.
     pub epoch_jump_max: u64,
     /// How long a receiver without an answering service watches for rival epochs after its first packet, ns. Longer than a
@@ -189,6 +194,7 @@ impl Default for ReceiverConfig {
             gap_timeout_ns: 2_000_000,
             service: None,
             start: StartFrom::OldestOfSession,
+            resume: Vec::new(),
             epoch_jump_max: 1_000,
             start_window_ns: 3_000_000_000,
             start_bytes_max: 16 << 20,
@@ -212,6 +218,9 @@ pub struct Output<'a> {
     pub channel: ChannelId,
     /// Session that the item belongs to.
     pub session: Session,
+    /// The first message that was not passed before this item: earlier ones were delivered, were reported as missing, or had no
+    /// output. 0 before the session's first position is known.
+    pub reported_through: Sequence,
     /// What is delivered: a session start, message, definition, snapshot, state or gap.
     pub item: Item<'a>,
 }

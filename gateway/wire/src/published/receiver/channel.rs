@@ -139,7 +139,7 @@ impl ReceiverChannel {
             sequence_jump_max: jump_max,
             line_silence_ns: config.line_silence_ns,
         };
-        Self {
+        let mut channel = Self {
             service: config.service,
             start: config.start,
             snapshot_group: config.snapshot_group,
@@ -157,7 +157,13 @@ impl ReceiverChannel {
             rebuild: Rebuild::new(config),
             arbiter: Arbiter::new(arbiter),
             stream: ItemStream::new(id, config),
+        };
+        if let Some((_, position)) = config.resume.iter().find(|(resumed, _)| *resumed == id) {
+            channel.stream.resume(position.session, position.sequence);
+            channel.arbiter.begin_session(Some(position_of(position.sequence)));
+            channel.phase = Phase::Running;
         }
+        channel
     }
 
     pub(super) fn id(&self) -> ChannelId {

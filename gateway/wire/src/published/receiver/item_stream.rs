@@ -87,7 +87,7 @@ impl ItemStream {
 
     pub(super) fn emit(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(session) = self.session {
-            deliver(Output { channel: self.id, session, item });
+            deliver(Output { channel: self.id, session, reported_through: self.reported_through, item });
         }
     }
 
@@ -139,8 +139,8 @@ impl ItemStream {
                     self.abandon_message_before(first, deliver);
                     self.assembly.clear();
                     self.statistics.gap_messages += gap.count();
-                    self.reported_through = next;
                     self.emit(Item::Gap(gap), deliver);
+                    self.reported_through = next;
                     self.suspect_books_before(next, deliver);
                 }
             }
@@ -184,11 +184,11 @@ impl ItemStream {
             return;
         }
         let Some(session) = self.session else { return };
-        let channel = self.id;
+        let (channel, reported_through) = (self.id, self.reported_through);
         let whole = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
         let books = &mut self.books;
         let mut deliver_message = |header: &FrameHeader, body: &[u8]| {
-            deliver(Output { channel, session, item: Item::Message { header, body } });
+            deliver(Output { channel, session, reported_through, item: Item::Message { header, body } });
             books.keep(header, body);
             FrameFlags(header.flags).contains(FrameFlags::SUSPECT)
         };
@@ -222,8 +222,8 @@ impl ItemStream {
     pub(super) fn report_lost(&mut self, first: Sequence, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
         if let Some(gap) = Gap::new(first.max(self.reported_through), next) {
             self.statistics.lost_messages += gap.count();
-            self.reported_through = next;
             self.emit(Item::Lost(gap), deliver);
+            self.reported_through = next;
             self.suspect_books_before(next, deliver);
         }
     }

@@ -652,6 +652,26 @@ fn a_message_with_a_lost_part_is_reported_lost_once() {
     }
 }
 
+/// The position lies behind message 5. What was published before it and while the receiver was away is not delivered again, or is requested.
+#[test]
+fn a_resumed_channel_continues_behind_its_position() {
+    for (service, received_from) in [(None, 0), (Some(service()), 0), (Some(service()), 9), (None, 9)] {
+        let resume = vec![(CHANNEL, StreamPosition::at(session(0), Sequence(6)))];
+        let config = ReceiverConfig { resume, start: StartFrom::OldestOfDay, ..config(service) };
+        let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 20]], [&[1], &[1]], config);
+        harness.is_late_start = true;
+        harness.publish(&[vec![NO_FAULTS]], usize::MAX, 100 * received_from);
+        harness.run();
+        let message = |sequence| ReceiverEvent::Message(0, sequence);
+        let (lost, from) = match (service, received_from) {
+            (None, 9) => (Some(ReceiverEvent::Lost(6, 10)), 10),
+            _ => (None, 6),
+        };
+        let expected: Vec<_> = lost.into_iter().chain((from..=20).map(message)).chain([ReceiverEvent::End]).collect();
+        assert_eq!(harness.events, expected, "{service:?} {received_from}");
+    }
+}
+
 #[test]
 fn packets_of_a_former_leader_are_refused() {
     let mut harness = ReceiverHarness::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));

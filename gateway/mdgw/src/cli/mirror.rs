@@ -1,0 +1,300 @@
+//! `mdgw mirror`: receives a gateway's output and writes it to publication logs of this host.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    net::SocketAddrV4,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use mdgw_feeds::{
+    drop_reason::DropReason,
+    identity::{ChannelId, GroupId},
+};
+use mdgw_runtime::{
+    config::{
+        PUBLISHED_BYTES_MAX, Resolved,
+        resolved::{ChannelSetup, OutputConfig},
+    },
+    gateway::MirroredLog,
+};
+use mdgw_subscriber::{ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, SubscriberError};
+use mdgw_sys::sockets::Interface;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use super::{
+    Outcome, error_chain, logging, outlive, print, protect_secrets,
+    service_manager::ServiceManager,
+    subscription::{is_refusal, line_address, senders_of, service_of},
+    warn,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw mirror gateway.toml
+  mdgw mirror gateway.toml --interface eth1 --channel 1,2
+  mdgw mirror gateway.toml --retransmission 10.20.0.5:31100 --retransmission 10.20.0.6:31100
+
+For a host that receives the output and has no gateway. The logs are made in gateway.log_dir, with the retention that the \
+configuration has; mdgw live, mdgw journal, mdgw nats and readers in shared memory use them as those of a gateway. A \
+restart goes on where the logs end: what was missed meanwhile is requested from the retransmission services. What nobody \
+retransmits is a hole in the log.
+
+Exit code 1: the host did not let it start, another process writes a log, or a fault stopped it.")]
+pub(super) struct Args {
+    /// Configuration file of the gateway.
+    config: PathBuf,
+    /// Channels to mirror; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    channel: Vec<u16>,
+    /// Interface to join on (name or address). Default: the configured interface of each line.
+    #[arg(long, value_name = "INTERFACE")]
+    interface: Option<Interface>,
+    /// Retransmission service of a gateway; repeat for each gateway of the pair. Default: the configured one.
+    #[arg(long, value_name = "ADDR:PORT")]
+    retransmission: Vec<SocketAddrV4>,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let config = Resolved::load(&args.config)?;
+    let _log = logging::start(&config.log, Vec::new());
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("catch signals")?;
+    outlive(&[SIGHUP])?;
+    let context = || format!("mirror {}", args.config.display());
+    let wanted = args.groups(&config).with_context(context)?;
+    let opened = wanted.into_iter().map(|(id, output, channels)| args.open_group(&config, id, output, &channels));
+    let mut groups: Vec<_> = match opened.collect::<anyhow::Result<_>>().with_context(context) {
+        Ok(groups) => groups,
+        // The host does not let it start, or another process still has a log: a restart may mend that.
+        Err(failure) => {
+            warn(&error_chain(&failure));
+            return Ok(Outcome::No);
+        }
+    };
+    let stop = AtomicBool::new(false);
+    let mut service = ServiceManager::new();
+    let failures = thread::scope(|scope| {
+        let threads: Vec<_> = groups.iter_mut().map(|group| scope.spawn(|| group.run(&stop))).collect();
+        tracing::info!(directory = %config.gateway.log_dir.display(), "mirror: ready");
+        service.ready();
+        while signals.pending().next().is_none() && !threads.iter().any(thread::ScopedJoinHandle::is_finished) {
+            service.feed();
+            thread::sleep(SIGNAL_INTERVAL);
+        }
+        stop.store(true, Ordering::Relaxed);
+        service.stopping("stopping: writes what was received", STOP_TIME);
+        let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+        ended
+            .filter_map(|ended| match ended {
+                Ok(received) => received.err().map(|error| anyhow!(error).context("mirror")),
+                Err(_panic) => Some(anyhow!("mirror: a thread stopped unexpectedly")),
+            })
+            .collect::<Vec<_>>()
+    });
+    groups.iter().try_for_each(|group| print(&group.summary()))?;
+    // A fault while it ran, which a restart may mend.
+    failures.iter().for_each(|failure| warn(&error_chain(failure)));
+    Ok(if failures.is_empty() { Outcome::Done } else { Outcome::No })
+}
+
+/// How long to wait for datagrams before the logs are maintained.
+const POLL: Duration = Duration::from_millis(20);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often losses are looked for. So each kind is logged once in this time, with its count.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// `TimeoutStopSec=` of the unit.
+const STOP_TIME: Duration = Duration::from_secs(20);
+
+/// Id, output and channels of a group.
+type WantedGroup<'config> = (GroupId, &'config OutputConfig, Vec<&'config ChannelSetup>);
+
+impl Args {
+    /// The wanted groups with their outputs and channels.
+    fn groups<'config>(&self, config: &'config Resolved) -> anyhow::Result<Vec<WantedGroup<'config>>> {
+        if let Some(unknown) = self.channel.iter().find(|id| config.channels.iter().all(|known| known.id.0 != **id)) {
+            bail!("there is no channel {unknown}");
+        }
+        let mut groups = BTreeMap::<GroupId, Vec<&ChannelSetup>>::new();
+        for channel in &config.channels {
+            if self.channel.is_empty() || self.channel.contains(&channel.id.0) {
+                groups.entry(channel.group).or_default().push(channel);
+            }
+        }
+        let with_output = groups.into_iter().map(|(group, channels)| {
+            let output = config.outputs.iter().find(|output| output.groups.contains(&group));
+            let output = output.with_context(|| format!("no [[output]] carries group {}", group.0))?;
+            Ok((group, output, channels))
+        });
+        with_output.collect()
+    }
+
+    /// Opens logs and lines.
+    fn open_group(
+        &self,
+        config: &Resolved,
+        id: GroupId,
+        output: &OutputConfig,
+        setups: &[&ChannelSetup],
+    ) -> anyhow::Result<MirroredGroup> {
+        let mut channels = BTreeMap::new();
+        for setup in setups {
+            let log = MirroredLog::open(config, setup)?;
+            channels.insert(setup.id, MirroredChannel { name: setup.name.clone(), log, logged: Counts::default() });
+        }
+        let mut subscription = self.subscription(config, output)?;
+        subscription.receiver.group = id;
+        subscription.receiver.channels = channels.keys().copied().collect();
+        let positions = channels.iter().filter_map(|(id, channel)| Some((*id, channel.log.position()?)));
+        subscription.receiver.resume = positions.collect();
+        let subscriber = Subscriber::open(subscription)?;
+        Ok(MirroredGroup { id, subscriber, channels, refused: BTreeMap::new() })
+    }
+
+    fn subscription(&self, config: &Resolved, output: &OutputConfig) -> anyhow::Result<SubscriberConfig> {
+        if !output.tag_key_files.is_empty() {
+            protect_secrets()?;
+        }
+        let lines = output.lines.iter().map(|line| line_address(line, self.interface.as_ref()));
+        let mut subscription = SubscriberConfig::new(lines.collect::<anyhow::Result<_>>()?);
+        subscription.sources = senders_of(output.lines.iter());
+        subscription.services = match self.retransmission.as_slice() {
+            [] => service_of(config).into_iter().collect(),
+            given => given.to_vec(),
+        };
+        subscription.receiver = ReceiverConfig {
+            tags: output.tag_policy()?,
+            packet_bytes_max: usize::try_from(PUBLISHED_BYTES_MAX)?,
+            start: StartFrom::OldestOfDay,
+            ..ReceiverConfig::default()
+        };
+        Ok(subscription)
+    }
+}
+
+/// The channels of one group, which share lines. Owned by one thread.
+#[derive(Debug)]
+struct MirroredGroup {
+    id: GroupId,
+    subscriber: Subscriber,
+    channels: BTreeMap<ChannelId, MirroredChannel>,
+    /// Packets refused, as logged.
+    refused: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug)]
+struct MirroredChannel {
+    name: String,
+    log: MirroredLog,
+    /// Counts of what was logged last.
+    logged: Counts,
+}
+
+/// What is missing in a channel's log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    lost: u64,
+    /// Sessions left without knowing their end, and starts without an answer.
+    unknown: u64,
+    /// Entries that readers miss, since there was no space for a segment.
+    unwritten: u64,
+}
+
+impl MirroredGroup {
+    /// Mirrors until `stop`. What is missing then is requested by the next start, so it is no loss.
+    fn run(&mut self, stop: &AtomicBool) -> Result<(), SubscriberError> {
+        let mut reported_at = Instant::now();
+        let mut received = Ok(0);
+        while received.is_ok() && !stop.load(Ordering::Relaxed) {
+            let Self { subscriber, channels, .. } = self;
+            received = subscriber.poll(POLL, &mut |output| {
+                if let Some(channel) = channels.get_mut(&output.channel) {
+                    channel.log.accept(&output);
+                }
+            });
+            for channel in channels.values_mut() {
+                channel.log.flush();
+                channel.log.maintain();
+            }
+            if reported_at.elapsed() >= REPORT_INTERVAL {
+                reported_at = Instant::now();
+                self.report();
+            }
+        }
+        self.report();
+        received.map(|_count| ())
+    }
+
+    /// Covers messages without output, and logs what is missing since the last report.
+    fn report(&mut self) {
+        for view in self.subscriber.receiver().channels() {
+            let Some(MirroredChannel { name, log, logged }) = self.channels.get_mut(&view.id()) else { continue };
+            if let Some((session, next)) = view.position() {
+                log.cover_through(session, next);
+            }
+            let statistics = view.statistics();
+            let now = Counts {
+                lost: statistics.lost_messages,
+                unknown: statistics.starts_unanswered + statistics.sessions_incomplete,
+                unwritten: log.entries().1,
+            };
+            if now.lost > logged.lost {
+                let (lost, total) = (now.lost - logged.lost, now.lost);
+                tracing::warn!(channel = name, lost, total, "mirror: messages were not received, the log has a hole");
+            }
+            if now.unknown > logged.unknown {
+                tracing::warn!(
+                    channel = name,
+                    "mirror: no retransmission service answered (does [retransmission].allowed of the gateway include this host?); \
+                     messages before the first that was received, or at the end of a session, may be missing"
+                );
+            }
+            if now.unwritten > logged.unwritten {
+                let entries = now.unwritten - logged.unwritten;
+                tracing::warn!(channel = name, entries, "mirror: no space for the log, readers miss entries");
+            }
+            *logged = now;
+        }
+        for (reason, count) in self.refusals() {
+            let logged = self.refused.insert(reason.name(), count).unwrap_or_default();
+            if count > logged {
+                let (group, packets) = (self.id.0, count - logged);
+                tracing::warn!(group, packets, total = count, reason = reason.name(), "mirror: packets refused");
+            }
+        }
+    }
+
+    fn refusals(&self) -> Vec<(DropReason, u64)> {
+        let drops = self.subscriber.receiver().drops().iter().filter(|(reason, _)| is_refusal(*reason));
+        let sources = (DropReason::SourceUnexpected, self.subscriber.statistics().sources_refused);
+        drops.chain([sources]).filter(|(_, count)| *count > 0).collect()
+    }
+
+    fn summary(&self) -> String {
+        let mut text = String::new();
+        for view in self.subscriber.receiver().channels() {
+            let Some(channel) = self.channels.get(&view.id()) else { continue };
+            let (statistics, (entries, unwritten)) = (view.statistics(), channel.log.entries());
+            let _ = writeln!(
+                text,
+                "channel {} ({}): messages {}, in gaps of the gateway {}, lost {}, entries {entries}, of them without space {unwritten}",
+                view.id().0,
+                channel.name,
+                statistics.messages,
+                statistics.gap_messages,
+                statistics.lost_messages
+            );
+        }
+        let refused: u64 = self.refusals().iter().map(|(_, count)| count).sum();
+        let _ =
+            writeln!(text, "group {}: packets {}, refused {refused}", self.id.0, self.subscriber.receiver().packets());
+        text
+    }
+}
