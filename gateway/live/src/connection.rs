@@ -27,7 +27,7 @@ use crate::{
         answer::Answer,
         channel::marked,
         chunk::{CHUNK_BYTES, Chunk},
-        dataset::{Dataset, Snapshot, SnapshotRecords},
+        dataset::{Dataset, Snapshot, SnapshotRecords, SnapshotWaiter},
         replay::{self, Replay, ReplayItem},
         ring::{RingPosition, RingRead},
     },
@@ -143,6 +143,8 @@ impl SubscribeRequest {
 
 /// A snapshot between its request and its end. Lists are the instruments whose mappings were sent.
 enum PendingSnapshot {
+    /// Other sessions hold many snapshots. This one reads on meanwhile.
+    WaitsForRoom(SubscribeRequest, Vec<u32>, SnapshotWaiter),
     Requested(SubscribeRequest, Vec<u32>, Answer<Snapshot>),
     /// Waits for the session to reach the snapshot's position.
     Taken(SubscribeRequest, Vec<u32>, Snapshot),
@@ -186,9 +188,11 @@ struct Served {
     progress: Arc<SessionProgress>,
 }
 
-/// How long a session that takes nothing may hold a snapshot while others wait for theirs, and how often that is looked at.
-const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(5);
-const SNAPSHOT_INTERVAL: Duration = Duration::from_secs(1);
+/// While others wait for a snapshot: how long a session that sends one may take nothing, and how long it may take in all.
+const SNAPSHOT_PAUSE_MAX: Duration = Duration::from_secs(5);
+const SNAPSHOT_HELD_MAX: Duration = Duration::from_secs(60);
+/// How often that, and the room for a snapshot, is checked.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(100);
 /// Requests that wait for the start or for a snapshot.
 const WAITING_MAX: usize = 1_024;
 /// Bytes that are collected before a write.
@@ -206,6 +210,7 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
     let began = *logs.borrow();
     let mut served = Served::new(dataset, auth, limits, outgoing, progress);
     let mut last_sent = Instant::now();
+    let mut snapshot_check = last_sent;
     let mut received = [0; 4 << 10];
     loop {
         loop {
@@ -268,8 +273,9 @@ pub(crate) async fn serve(connection: Connection) -> Ending {
                 reset(&stream);
                 return Ending::TooSlow;
             }
-            () = tokio::time::sleep(SNAPSHOT_INTERVAL), if has_unsent && served.holds_snapshot() => {
-                if last_sent.elapsed() >= SNAPSHOT_HELD_MAX && served.dataset.has_waiting_snapshot() {
+            () = tokio::time::sleep_until(snapshot_check), if served.has_snapshot_to_check() => {
+                snapshot_check = Instant::now() + SNAPSHOT_INTERVAL;
+                if served.holds_snapshot_for_too_long(last_sent) {
                     let reason = "Slow reading: other sessions waited for a snapshot";
                     return served.close(&stream, Some(reason), Ending::TooSlow).await;
                 }
@@ -455,12 +461,23 @@ impl Served {
         self.activate(&request);
     }
 
-    fn holds_snapshot(&self) -> bool {
-        use PendingSnapshot::{ResyncTaken, Sending, Taken};
-        matches!(self.snapshot, Some(Taken(..) | Sending(..) | ResyncTaken(_)))
+    /// Whether the session waits for room for a snapshot, or sends one.
+    fn has_snapshot_to_check(&self) -> bool {
+        matches!(self.snapshot, Some(PendingSnapshot::WaitsForRoom(..) | PendingSnapshot::Sending(..)))
+    }
+
+    /// Whether others wait, and the session takes nothing of its snapshot, or has taken too long.
+    fn holds_snapshot_for_too_long(&self, last_sent: Instant) -> bool {
+        let Some(PendingSnapshot::Sending(records, _)) = &self.snapshot else { return false };
+        let is_slow = last_sent.elapsed() >= SNAPSHOT_PAUSE_MAX || records.age() >= SNAPSHOT_HELD_MAX;
+        is_slow && self.dataset.has_waiting_snapshot()
     }
 
     fn request_snapshot(&mut self, request: SubscribeRequest, mapped: Vec<u32>) {
+        if !self.dataset.has_room_for_snapshot() {
+            self.snapshot = Some(PendingSnapshot::WaitsForRoom(request, mapped, SnapshotWaiter::new(&self.dataset)));
+            return;
+        }
         match self.dataset.request_snapshot(mapped.clone()) {
             Some(reply) => self.snapshot = Some(PendingSnapshot::Requested(request, mapped, Answer::new(reply))),
             None => self.error(ErrorCode::InvalidSubscription, "Too many snapshots requested: try again", true),
@@ -612,6 +629,15 @@ impl Served {
             Source::None | Source::Replay(_) => return false,
         };
         match self.snapshot.take() {
+            Some(PendingSnapshot::WaitsForRoom(request, mut mapped, waiter)) => {
+                if !self.dataset.has_room_for_snapshot() {
+                    self.snapshot = Some(PendingSnapshot::WaitsForRoom(request, mapped, waiter));
+                    return false;
+                }
+                // What the venue has named meanwhile.
+                self.send_new_mappings(&request, &mut mapped);
+                self.request_snapshot(request, mapped);
+            }
             Some(PendingSnapshot::Requested(request, mapped, mut answer)) => match answer.take() {
                 Some(snapshot) => {
                     self.snapshot = snapshot.map(|snapshot| PendingSnapshot::Taken(request, mapped, snapshot));
@@ -769,8 +795,11 @@ impl Served {
                 self.push_mapping(id, asked, &symbol);
             }
         }
-        if let Some(PendingSnapshot::Requested(request, mapped, _) | PendingSnapshot::Taken(request, mapped, _)) =
-            self.snapshot.take()
+        if let Some(
+            PendingSnapshot::WaitsForRoom(request, mapped, _)
+            | PendingSnapshot::Requested(request, mapped, _)
+            | PendingSnapshot::Taken(request, mapped, _),
+        ) = self.snapshot.take()
         {
             // Taken again, since its position lies among the skipped records.
             self.waiting.push_front(Request::TakeAgain(request, mapped));

@@ -272,8 +272,8 @@ impl LiveServer {
 
 /// How long sessions have to take their last bytes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the server looks whether the gateway runs.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the server checks whether the gateway runs.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Addresses with failed authentications that are remembered.
 const FAILURES_MAX: usize = 1_024;
 
@@ -298,7 +298,7 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
     let Ok(address) = listener.local_addr() else { return };
     let mut listener = Some(listener);
     let mut rate = ConnectionRate::new(shared.config.limits.handshakes_per_second);
-    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    let mut checks = tokio::time::interval(CHECK_INTERVAL);
     let mut is_failing = false;
     loop {
         if shared.datasets.iter().all(|dataset| dataset.logs.borrow().is_closed) {
@@ -320,7 +320,7 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
         };
         let accepted = tokio::select! {
             accepted = next => accepted,
-            _ = looks.tick() => continue,
+            _ = checks.tick() => continue,
             _ = stop.changed() => return,
         };
         let (stream, peer) = match accepted {

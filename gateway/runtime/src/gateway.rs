@@ -774,7 +774,9 @@ impl Gateway {
     /// Whether each hot thread makes progress or waits for work; one that does not is an alarm. To be called some times a
     /// second. With a stalled thread the gateway gives up leadership.
     pub fn check_threads(&mut self) -> bool {
-        let stalled = self.thread_watch.check(mono_now());
+        let pools = &self.pools;
+        let has_failed = |name: &str| pools.iter().any(|pool| pool.name == name && pool.have_all_failed());
+        let stalled = self.thread_watch.check(has_failed, mono_now());
         let is_well = stalled.is_empty();
         *lock(&self.stalled_threads) = stalled;
         is_well

@@ -202,6 +202,33 @@ fn an_instrument_named_while_a_snapshot_is_taken_is_mapped_before_its_records() 
     assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 2), Sent::Order(6, 2), Sent::Order(6, 3)]));
 }
 
+/// The snapshots of other sessions take all the room. The session's other records go on, so it does not fall behind.
+#[test]
+fn a_session_that_waits_for_room_for_its_snapshot_reads_on() {
+    let dataset = dataset();
+    dataset.map(5, "A");
+    let held = dataset.hold(vec![0; 1 << 23]);
+    let mut session = served(&dataset, SlowReader::Warn);
+    session.accept(Step::Subscribe(SubscribeRequest { snapshot: true, ..mbo(Symbols::All) }));
+    session.accept(Step::Start);
+    assert_eq!(sent(&mut session), Ok(vec![ACKNOWLEDGED, Sent::Mapping(5)]));
+    assert!(dataset.has_waiting_snapshot() && dataset.take_snapshot_request().is_none());
+    // More than the session may be behind.
+    for order_id in 0..50 {
+        push_chunk(&dataset, None, &[order(5, order_id)]);
+        assert_eq!(sent(&mut session), Ok(vec![]));
+    }
+    push_chunk(&dataset, Some((6, "B")), &[]);
+    assert_eq!(sent(&mut session), Ok(vec![]));
+    drop(held);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Mapping(6)]));
+    assert!(!dataset.has_waiting_snapshot());
+    assert_eq!(answer_snapshot(&dataset, 99, 51), [5, 6]);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(5, 99), Sent::Order(6, 99)]));
+    push_chunk(&dataset, None, &[order(6, 100)]);
+    assert_eq!(sent(&mut session), Ok(vec![Sent::Order(6, 100)]));
+}
+
 #[test]
 fn a_skip_takes_a_pending_snapshot_again_and_names_what_was_named_meanwhile() {
     let dataset = dataset();

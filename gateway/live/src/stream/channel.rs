@@ -234,6 +234,13 @@ impl ChannelStream {
         }
     }
 
+    /// A session that is over ends once, however often its end is announced.
+    fn announce_end(&mut self) {
+        if !self.has_ended() {
+            self.end = SessionEnd::Announced(Instant::now());
+        }
+    }
+
     /// Whether the next entry begins another day, behind a session that is to be ended before.
     pub(crate) fn begins_next_day(&mut self) -> bool {
         if !matches!(self.end, SessionEnd::Announced(_)) || self.run.is_some() {
@@ -358,7 +365,7 @@ impl ChannelStream {
         let behind = session.map(|session| PartName { session, sequence: entry.next, part: 0 });
         self.place = self.place.filter(|place| Some(place.session) == session).max(behind);
         if entry.flags & u16::from(PacketFlags::END_OF_SESSION.0) != 0 {
-            self.end = SessionEnd::Announced(Instant::now());
+            self.announce_end();
         }
         true
     }
@@ -408,7 +415,7 @@ impl ChannelStream {
             }
             Journaled::End(_) => {
                 self.state.flush(&mut output);
-                self.end = SessionEnd::Announced(Instant::now());
+                self.announce_end();
                 self.place = Some(name);
             }
         }

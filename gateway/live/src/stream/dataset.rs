@@ -35,6 +35,8 @@ pub(crate) struct Dataset {
     /// Bytes of snapshots that sessions still hold, and how many they may hold while others wait.
     snapshot_bytes: Arc<AtomicUsize>,
     snapshot_bytes_max: usize,
+    /// Sessions that wait for room.
+    snapshot_waiters: Arc<AtomicUsize>,
     /// Whether the feeder has reached the end of the logs.
     pub(crate) is_current: watch::Sender<bool>,
     pub(crate) logs: watch::Sender<LogsState>,
@@ -170,7 +172,15 @@ pub(crate) struct Snapshot {
 #[derive(Debug)]
 pub(crate) struct SnapshotRecords {
     records: Vec<u8>,
+    taken: Instant,
     held: Arc<AtomicUsize>,
+}
+
+impl SnapshotRecords {
+    /// Since when they are held.
+    pub(crate) fn age(&self) -> Duration {
+        self.taken.elapsed()
+    }
 }
 
 impl Deref for SnapshotRecords {
@@ -184,6 +194,24 @@ impl Deref for SnapshotRecords {
 impl Drop for SnapshotRecords {
     fn drop(&mut self) {
         self.held.fetch_sub(self.records.len(), Relaxed);
+    }
+}
+
+/// A session that waits for room for a snapshot, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct SnapshotWaiter(Arc<AtomicUsize>);
+
+impl SnapshotWaiter {
+    /// Counts one more.
+    pub(crate) fn new(dataset: &Dataset) -> Self {
+        dataset.snapshot_waiters.fetch_add(1, Relaxed);
+        Self(Arc::clone(&dataset.snapshot_waiters))
+    }
+}
+
+impl Drop for SnapshotWaiter {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -207,6 +235,7 @@ impl Dataset {
             stop: Arc::default(),
             snapshots: Mutex::default(),
             snapshot_bytes: Arc::default(),
+            snapshot_waiters: Arc::default(),
             snapshot_bytes_max: ring_bytes_max.saturating_mul(SNAPSHOT_RINGS_MAX),
             is_current: watch::Sender::new(false),
             logs: watch::Sender::default(),
@@ -298,34 +327,34 @@ impl Dataset {
         Some(receiver)
     }
 
-    fn has_room_for_snapshot(&self) -> bool {
-        self.snapshot_bytes.load(Relaxed) < self.snapshot_bytes_max
+    /// Whether a session may ask for a snapshot. A few sessions that ask at once exceed the limit.
+    pub(crate) fn has_room_for_snapshot(&self) -> bool {
+        let asked = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).len();
+        asked < SNAPSHOTS_ASKED_MAX && self.snapshot_bytes.load(Relaxed) < self.snapshot_bytes_max
     }
 
-    /// Whether a session waits for a snapshot since others hold too many.
+    /// Whether a session waits for room.
     pub(crate) fn has_waiting_snapshot(&self) -> bool {
-        !self.has_room_for_snapshot() && !self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.snapshot_waiters.load(Relaxed) > 0
     }
 
     /// Counts the records of a snapshot.
     pub(crate) fn hold(&self, records: Vec<u8>) -> SnapshotRecords {
         self.snapshot_bytes.fetch_add(records.len(), Relaxed);
-        SnapshotRecords { records, held: Arc::clone(&self.snapshot_bytes) }
+        SnapshotRecords { records, taken: Instant::now(), held: Arc::clone(&self.snapshot_bytes) }
     }
 
     /// The oldest request for a snapshot.
     pub(crate) fn take_snapshot_request(&self) -> Option<SnapshotRequest> {
-        if !self.has_room_for_snapshot() {
-            return None;
-        }
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 }
 
 /// Symbols of one dataset: more than any venue lists.
 const SYMBOLS_MAX: usize = 1 << 20;
-/// Snapshots that sessions hold may have so many times the bytes of the ring, and one snapshot more.
+/// Snapshots that sessions hold may have so many times the bytes of the ring, and some snapshots more, which were asked for before.
 const SNAPSHOT_RINGS_MAX: usize = 4;
+const SNAPSHOTS_ASKED_MAX: usize = 4;
 /// Snapshots that may wait for the feeder.
 const SNAPSHOTS_WAITING_MAX: usize = 1_024;
 
@@ -375,20 +404,19 @@ mod tests {
 
     /// Sessions that do not read would otherwise hold a copy of all orders each.
     #[test]
-    fn snapshots_wait_while_sessions_hold_too_many_bytes_of_them() {
+    fn sessions_wait_for_room_while_others_hold_too_many_bytes_of_snapshots() {
         let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 10, 1);
-        let _receivers: Vec<_> = (0..3).map(|id| dataset.request_snapshot(vec![id]).unwrap()).collect();
-        let take = || dataset.take_snapshot_request().map(|request| request.instruments);
-        assert_eq!(take(), Some(vec![0]));
+        let _receivers: Vec<_> = (0..SNAPSHOTS_ASKED_MAX).map(|_| dataset.request_snapshot(vec![1]).unwrap()).collect();
+        assert!(!dataset.has_room_for_snapshot(), "so many are asked for");
+        while dataset.take_snapshot_request().is_some() {}
         let first = dataset.hold(vec![0; 39]);
-        assert!(!dataset.has_waiting_snapshot());
-        assert_eq!(take(), Some(vec![1]), "one byte is left");
+        assert!(dataset.has_room_for_snapshot(), "one byte is left");
         let second = dataset.hold(vec![0; 1_000]);
-        assert!(dataset.has_waiting_snapshot());
-        assert_eq!(take(), None);
         drop(first);
-        assert_eq!(take(), None);
-        drop(second);
-        assert_eq!(take(), Some(vec![2]));
+        assert!(!dataset.has_room_for_snapshot());
+        let waiter = SnapshotWaiter::new(&dataset);
+        assert!(dataset.has_waiting_snapshot());
+        drop((waiter, second));
+        assert!(dataset.has_room_for_snapshot() && !dataset.has_waiting_snapshot());
     }
 }

@@ -40,7 +40,7 @@ fn run(dataset: &Dataset) {
         let entries = reader.read(wanted, None, &mut chunk);
         let is_behind = chunk.is_full() || entries >= ENTRIES_MAX;
         if entries == 0 {
-            // A day that was over before is over.
+            // A session that had ended before the feeder came to it ends at once.
             let wait = if *dataset.is_current.borrow() { RESTART_WAIT } else { Duration::ZERO };
             reader.end_sessions(wait, wanted, &mut chunk);
         }

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mdgw_publog::SessionBytes;
@@ -25,7 +25,15 @@ pub struct NamesService {
     group: GroupId,
     channel: ChannelId,
     /// What the service has answered: replays ask again and again.
-    known: Mutex<Option<(SessionBytes, Arc<Names>)>>,
+    known: Mutex<Option<Known>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    session: SessionBytes,
+    names: Arc<Names>,
+    /// The service did not answer, or named nothing: it is asked again then.
+    ask_again: Option<Instant>,
 }
 
 /// Symbols by instrument, in the order in which the venue named them.
@@ -41,31 +49,32 @@ impl NamesService {
 
     /// The names of a session so far; none if the service does not answer.
     pub(crate) fn of_session(&self, session: SessionBytes) -> Arc<Names> {
-        // Held during the question: others would ask the same.
+        // Held during the question, so that one reader asks for all.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of_session, names)) = &*known
-            && *of_session == session
-        {
-            return Arc::clone(names);
+        let is_current = |known: &&Known| {
+            known.session == session && known.ask_again.is_none_or(|ask_again| Instant::now() < ask_again)
+        };
+        if let Some(known) = known.as_ref().filter(is_current) {
+            return Arc::clone(&known.names);
         }
         let asked = Session::from_bytes(session).map_or_else(|| Ok(Names::new()), |session| self.ask(session));
-        match asked {
-            Ok(names) => {
-                let names = Arc::new(names);
-                *known = Some((session, Arc::clone(&names)));
-                names
-            }
-            Err(error) => {
-                tracing::warn!(
-                    channel_id = self.channel.0,
-                    address = %self.address,
-                    %error,
-                    "live: the retransmission service does not name the instruments of a session whose beginning the log no longer has: \
-                     their symbols are not known. Does retransmission.allowed have this host?"
-                );
-                Arc::default()
-            }
+        let error = match &asked {
+            Ok(names) if names.is_empty() => Some("it has none, as after a restart of the gateway".to_owned()),
+            Ok(_) => None,
+            Err(error) => Some(format!("{error}: does retransmission.allowed have this host?")),
+        };
+        if let Some(error) = &error {
+            tracing::warn!(
+                channel_id = self.channel.0,
+                address = %self.address,
+                error,
+                "live: the retransmission service names no instrument of a session whose beginning the log no longer has"
+            );
         }
+        let names = Arc::new(asked.unwrap_or_default());
+        let ask_again = error.map(|_| Instant::now() + ASK_AGAIN_AFTER);
+        *known = Some(Known { session, names: Arc::clone(&names), ask_again });
+        names
     }
 
     fn ask(&self, session: Session) -> io::Result<Names> {
@@ -137,7 +146,9 @@ impl NamesService {
 
 /// How long an answer may pause, and how often the service is asked without an answer. It is on the same host.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
-const ATTEMPTS_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 2;
+/// How long a service that named nothing is not asked again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// The largest packet that a gateway can be configured to publish, and more.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
 
@@ -148,14 +159,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_that_does_not_answer_names_nothing_and_is_asked_again() {
+    fn a_service_that_does_not_answer_names_nothing_and_is_asked_again_later() {
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let Ok(std::net::SocketAddr::V4(address)) = silent.local_addr() else { panic!("IPv4") };
         let service = NamesService::new(address, GroupId(1), ChannelId(1));
         let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
         let session = Session { feed: Feed::NasdaqItch, date, restart: 0 }.to_bytes();
         assert!(service.of_session(session).is_empty());
-        assert!(service.known.lock().unwrap().is_none());
+        let requests = || {
+            silent.set_nonblocking(true).unwrap();
+            std::iter::from_fn(|| silent.recv(&mut [0; 256]).ok()).count()
+        };
+        assert_eq!(requests(), 2);
+        assert!(service.of_session(session).is_empty());
+        assert_eq!(requests(), 0);
+        service.known.lock().unwrap().as_mut().unwrap().ask_again = Some(Instant::now());
+        assert!(service.of_session(session).is_empty());
+        assert_eq!(requests(), 2);
         let closed = SocketAddrV4::new(Ipv4Addr::LOCALHOST, address.port());
         drop(silent);
         assert!(NamesService::new(closed, GroupId(1), ChannelId(1)).of_session(session).is_empty());

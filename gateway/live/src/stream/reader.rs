@@ -60,7 +60,7 @@ impl DatasetReader {
                 });
             let Some((_, index)) = next.min() else { break };
             if self.channels[index].begins_next_day() {
-                self.channels[index].end_session(Duration::ZERO, wanted, chunk);
+                self.channels.iter_mut().for_each(|channel| channel.end_session(Duration::ZERO, wanted, chunk));
                 entries += 1;
                 chunk.is_end_of_session = self.has_ended();
                 if chunk.is_end_of_session {
@@ -195,6 +195,9 @@ mod tests {
         }
         assert_eq!(read(Duration::ZERO), (0, vec![6], true));
         assert_eq!(read(Duration::ZERO), (0, vec![], false), "a day ends once");
+        log.end_session(8, 2);
+        assert_eq!(read(long), (1, vec![], false));
+        assert_eq!(read(Duration::ZERO), (0, vec![], false), "although its end is announced again");
 
         // It begins again after all, and another day follows at once.
         log.add_trade_of(restarted(9), 1, sequence);

@@ -318,10 +318,13 @@ fn is_ahead_of_output(handle: &GroupHandle, channels: &[ChannelObservation]) -> 
         let observed = channels.iter().find(|observation| observation.sample.channel == channel)?;
         Some((observed.own, next))
     });
-    of_channels.any(|(own, next)| {
-        let is_present = own.logged_through.is_none_or(|logged| logged.session == next.session);
-        is_present && own.received.received_through.is_none_or(|received| received < next)
-    })
+    of_channels.any(|(own, next)| has_unreceived_copy(own.logged_through, own.received.received_through, next))
+}
+
+/// Whether the output up to a copy, which ends at `next`, was not received.
+fn has_unreceived_copy(logged: Option<StreamPosition>, received: Option<StreamPosition>, next: StreamPosition) -> bool {
+    let is_present = logged.is_none_or(|logged| logged.session == next.session);
+    is_present && received.is_none_or(|received| received < next)
 }
 
 impl HealthInputs<'_> {
@@ -521,6 +524,23 @@ mod tests {
             .map(|available_input| available_input.map(Sequence))
             .map(|[from, until, next]| AvailableInput { from, until, next });
         ChannelPositions { logged_through: Some(logged_through), available_input, ..ChannelPositions::default() }
+    }
+
+    #[test]
+    fn a_copy_is_ahead_of_the_output_until_the_output_up_to_it_was_received() {
+        let next = at(1, 400);
+        for (logged, received, expected) in [
+            (Some(at(1, 400)), None, true),
+            (None, None, true),
+            (Some(at(1, 500)), Some(at(1, 399)), true),
+            (Some(at(1, 500)), Some(at(0, 900)), true),
+            (Some(at(1, 500)), Some(at(1, 400)), false),
+            (Some(at(1, 500)), Some(at(2, 1)), false),
+            // The session of the copy is over.
+            (Some(at(2, 5)), None, false),
+        ] {
+            assert_eq!(has_unreceived_copy(logged, received, next), expected, "{logged:?} {received:?}");
+        }
     }
 
     #[test]

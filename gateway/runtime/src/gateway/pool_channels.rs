@@ -25,6 +25,12 @@ pub(super) struct PoolChannels {
 }
 
 impl PoolChannels {
+    /// Whether the pool has channels, and all of them have failed.
+    pub(super) fn have_all_failed(&self) -> bool {
+        let channels = self.channels.all();
+        !channels.is_empty() && channels.iter().all(|(index, _, _)| self.pool.failed(*index).is_some())
+    }
+
     /// Takes back the slots of removed channels that no thread holds any more.
     pub(super) fn reclaim(&mut self) {
         let Self { pool, vacant, leaving, .. } = self;

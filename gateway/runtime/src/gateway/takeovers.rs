@@ -139,8 +139,11 @@ impl TakeoverWatch {
         }
         watch.open = None;
         openings.retain(|(_, opening, _)| opening.epoch == watch.epoch);
-        // A gateway that has led since its start is past the hole.
-        for (channel, opening, hole) in openings.iter().filter(|_| watch.is_first) {
+        // A gateway that has led since its start is past the hole. An opening for a raised epoch does not say what was received before.
+        let began = handle.fence().leading_since();
+        for (channel, opening, hole) in
+            openings.iter().filter(|(_, opening, _)| watch.is_first && opening.epoch == began)
+        {
             if let Some((first, next)) = hole.and_then(|hole| skipped(opening, hole)) {
                 tracing::error!(
                     alarm = Alarm::GapDeclared.name(),

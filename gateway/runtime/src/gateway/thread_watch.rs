@@ -4,7 +4,8 @@
 //! long it waits. A thread that works and whose count stays the same over several checks has stalled.
 //!
 //! A pool is never idle for long: each channel with an output has a timer for its heartbeats, be it the leader or not. If no thread of a
-//! pool moves for several heartbeats, the one that waits for packets and timers is held, and all of the pool's threads count as stalled.
+//! pool moves for four heartbeats and five checks, something stops the one that waits for packets and timers, and all of the pool's
+//! threads count as stalled.
 
 use std::{collections::BTreeSet, fmt, ops::Range, time::Duration};
 
@@ -97,8 +98,9 @@ struct WatchedThread {
 /// The threads of a pool together.
 #[derive(Debug)]
 struct WatchedPool {
+    name: String,
     threads: Range<usize>,
-    /// Checks without any progress after which the pool is held; `None`: no channel has a timer.
+    /// Checks without any progress after which the pool has stalled; `None`: no channel has a timer.
     unchanged_max: Option<u32>,
     progress: u64,
     unchanged: u32,
@@ -113,7 +115,8 @@ impl ThreadWatch {
         for pool in &config.pools {
             let threads = next..next + pool.threads.count();
             next = threads.end;
-            watch.pools.push(WatchedPool { threads, unchanged_max: None, progress: 0, unchanged: 0 });
+            let name = pool.name.clone();
+            watch.pools.push(WatchedPool { name, threads, unchanged_max: None, progress: 0, unchanged: 0 });
         }
         watch.set_heartbeats(config);
         watch
@@ -125,7 +128,7 @@ impl ThreadWatch {
             let of_pool = config.channels.iter().filter(|channel| channel.pool == index);
             let output =
                 |channel: &ChannelSetup| config.outputs.iter().find(|output| output.groups.contains(&channel.group));
-            let heartbeat_ns = of_pool.filter_map(output).map(|output| output.heartbeat_ns).min();
+            let heartbeat_ns = of_pool.filter_map(output).map(|output| output.heartbeat_ns).max();
             pool.unchanged_max = heartbeat_ns.map(|heartbeat_ns| {
                 let checks = heartbeat_ns.saturating_mul(HEARTBEATS_MISSED_MAX).div_ceil(self.interval_ns.max(1));
                 u32::try_from(checks).unwrap_or(u32::MAX).max(CHECKS_UNTIL_HANG)
@@ -145,19 +148,19 @@ impl ThreadWatch {
     }
 
     /// Checks the threads if a check is due, and logs which of them stall or work again. Returns those that neither make
-    /// progress nor wait for work.
-    pub(super) fn check(&mut self, now: MonoNs) -> Vec<HotThread> {
+    /// progress nor wait for work. A pool of which all channels have failed, as `has_failed` says by its name, may have no timer.
+    pub(super) fn check(&mut self, has_failed: impl Fn(&str) -> bool, now: MonoNs) -> Vec<HotThread> {
         if now >= self.next_at {
             self.next_at = now.plus(self.interval_ns);
-            let mut is_held = vec![false; self.threads.len()];
+            let mut has_stopped = vec![false; self.threads.len()];
             for pool in &mut self.pools {
                 let threads = self.threads.get(pool.threads.clone()).unwrap_or_default();
                 let progress = threads.iter().map(|watched| watched.counter.count()).fold(0, u64::wrapping_add);
-                if pool.is_held(progress) {
-                    is_held.get_mut(pool.threads.clone()).unwrap_or_default().fill(true);
+                if pool.has_stopped(progress) && !has_failed(&pool.name) {
+                    has_stopped.get_mut(pool.threads.clone()).unwrap_or_default().fill(true);
                 }
             }
-            self.threads.iter_mut().zip(is_held).for_each(|(watched, is_held)| watched.check(is_held));
+            self.threads.iter_mut().zip(has_stopped).for_each(|(watched, has_stopped)| watched.check(has_stopped));
         }
         self.threads.iter().filter(|watched| watched.has_stalled).map(|watched| watched.thread.clone()).collect()
     }
@@ -165,7 +168,7 @@ impl ThreadWatch {
 
 impl WatchedPool {
     /// Takes the sum of the threads' counts. Returns whether it has stayed the same for too long.
-    fn is_held(&mut self, progress: u64) -> bool {
+    fn has_stopped(&mut self, progress: u64) -> bool {
         self.unchanged = if progress == self.progress { self.unchanged.saturating_add(1) } else { 0 };
         self.progress = progress;
         self.unchanged_max.is_some_and(|max| self.unchanged >= max)
@@ -173,9 +176,9 @@ impl WatchedPool {
 }
 
 impl WatchedThread {
-    fn check(&mut self, is_held: bool) {
+    fn check(&mut self, has_pool_stopped: bool) {
         // As if the fence were open: a standby with a stalled thread could not take over.
-        let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some() || is_held;
+        let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some() || has_pool_stopped;
         if has_stalled == self.has_stalled {
             return;
         }
@@ -196,7 +199,7 @@ impl WatchedThread {
             HotThread::Pool(thread) if has_stalled => tracing::error!(
                 alarm = Alarm::PoolThreadStall.name(),
                 thread,
-                "a thread of a pool makes no progress with its work: this gateway gives up leadership, and feeds no watchdog"
+                "a thread of a pool makes no progress: this gateway gives up leadership, and feeds no watchdog"
             ),
             HotThread::Pool(thread) => {
                 tracing::info!(ends = Alarm::PoolThreadStall.name(), thread, "a thread of a pool makes progress again");
@@ -205,7 +208,7 @@ impl WatchedThread {
     }
 }
 
-/// Heartbeats after which a pool without any progress is held.
+/// Heartbeats after which a pool without any progress has stalled.
 const HEARTBEATS_MISSED_MAX: u64 = 4;
 
 #[cfg(test)]
@@ -232,11 +235,11 @@ mod tests {
             election.mark_busy();
             let is_stalled = second == u64::from(CHECKS_UNTIL_HANG);
             let expected = if is_stalled { vec![HotThread::Pool("main-0".to_owned())] } else { Vec::new() };
-            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), expected, "{second}");
+            assert_eq!(watch.check(|_| false, MonoNs(second * INTERVAL_NS)), expected, "{second}");
         }
         election.mark_busy();
         pool.mark_idle();
-        assert_eq!(watch.check(MonoNs(100 * INTERVAL_NS)), []);
+        assert_eq!(watch.check(|_| false, MonoNs(100 * INTERVAL_NS)), []);
     }
 
     #[test]
@@ -246,23 +249,29 @@ mod tests {
         pool.mark_idle();
         for second in 0..1_000 {
             election.mark_busy();
-            assert_eq!(watch.check(MonoNs(second * INTERVAL_NS)), [], "{second}");
+            assert_eq!(watch.check(|_| false, MonoNs(second * INTERVAL_NS)), [], "{second}");
         }
     }
 
-    /// A debugger holds it while it waits for packets, for instance: it counts as idle, and misses the timers of its channels.
+    /// A debugger stops a thread while it waits for packets, for instance: the thread counts as idle, and misses the timers.
     #[test]
     fn a_pool_that_misses_the_heartbeats_of_its_channels_stalls() {
         let (mut watch, [_, pool]) = watched();
         let text = include_str!("../../../../ops/config/mdgw.toml");
         let mut config = Resolved::from_text(Path::new("mdgw.toml"), text).unwrap();
         config.channels.truncate(1);
-        watch.pools = vec![WatchedPool { threads: 1..2, unchanged_max: None, progress: 0, unchanged: 0 }];
+        watch.pools = vec![WatchedPool {
+            name: "main".to_owned(),
+            threads: 1..2,
+            unchanged_max: None,
+            progress: 0,
+            unchanged: 0,
+        }];
         config.channels[0].pool = 0;
         config.outputs[0].heartbeat_ns = 2 * INTERVAL_NS;
         watch.set_heartbeats(&config);
         let mut stalled = |seconds: Range<u64>| {
-            seconds.map(|second| watch.check(MonoNs(second * INTERVAL_NS)).len()).collect::<Vec<_>>()
+            seconds.map(|second| watch.check(|_| false, MonoNs(second * INTERVAL_NS)).len()).collect::<Vec<_>>()
         };
         pool.mark_busy();
         pool.mark_idle();
@@ -271,10 +280,15 @@ mod tests {
         pool.mark_busy();
         pool.mark_idle();
         assert_eq!(stalled(10..12), [0, 0]);
+        // All of its channels have failed.
+        assert_eq!(
+            (12..30).map(|second| watch.check(|pool| pool == "main", MonoNs(second * INTERVAL_NS)).len()).max(),
+            Some(0)
+        );
         // A reload has removed the last channel.
         config.channels.clear();
         watch.set_heartbeats(&config);
-        assert_eq!((12..40).map(|second| watch.check(MonoNs(second * INTERVAL_NS)).len()).max(), Some(0));
+        assert_eq!((30..60).map(|second| watch.check(|_| false, MonoNs(second * INTERVAL_NS)).len()).max(), Some(0));
     }
 
     #[test]
@@ -283,11 +297,11 @@ mod tests {
         pool.mark_busy();
         election.mark_busy();
         for turn in 0..4 {
-            assert_eq!(watch.check(MonoNs(turn * 3_600 * INTERVAL_NS)), []);
+            assert_eq!(watch.check(|_| false, MonoNs(turn * 3_600 * INTERVAL_NS)), []);
         }
         // Between two checks nothing is counted.
         for _ in 0..100 {
-            assert_eq!(watch.check(MonoNs(3 * 3_600 * INTERVAL_NS + 1)), []);
+            assert_eq!(watch.check(|_| false, MonoNs(3 * 3_600 * INTERVAL_NS + 1)), []);
         }
     }
 }
