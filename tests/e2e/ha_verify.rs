@@ -47,15 +47,20 @@ fn each_kind_of_damage_is_detected() {
     // suspect, and some of its messages have no records.
     let ends_with_record =
         |bytes: &[u8]| parse_packet(bytes).unwrap().frames().last().is_some_and(|(header, _)| header.record_count > 0);
-    let place = packets.len() * 3 / 4;
-    let place = place + packets[place..].iter().position(|(_, bytes)| ends_with_record(bytes)).unwrap();
-    let edited = |edit: fn(&mut Vec<u8>)| {
+    let next_with_record = |from: usize| {
+        from + packets[from..].iter().position(|(_, bytes)| ends_with_record(bytes)).expect("a packet with a record")
+    };
+    let place = next_with_record(packets.len() * 3 / 4);
+    // Content of suspect books may differ.
+    let sound_place = next_with_record(packets.len() / 4);
+    let edited_at = |place: usize, edit: fn(&mut Vec<u8>)| {
         let mut packets = packets.clone();
         let mut bytes = packets[place].1.to_vec();
         edit(&mut bytes);
         packets.insert(place + 1, (packets[place].0, bytes.into()));
         packets
     };
+    let edited = |edit| edited_at(place, edit);
     let mut without = packets.clone();
     without.remove(place);
     let mut swapped = packets.clone();
@@ -66,7 +71,7 @@ fn each_kind_of_damage_is_detected() {
         (swapped, "in order"),
         (edited(change_send_time), "no duplicates"),
         (
-            edited(|bytes| {
+            edited_at(sound_place, |bytes| {
                 let last = bytes.len() - 1;
                 bytes[last] ^= 1;
             }),

@@ -110,6 +110,8 @@ const POLL: Duration = Duration::from_millis(20);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often losses are looked for. So each kind is logged once in this time, with its count.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// How long nothing may arrive. A leader sends a heartbeat each second, unless configured otherwise.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// `TimeoutStopSec=` of the unit.
 const STOP_TIME: Duration = Duration::from_secs(20);
 
@@ -155,7 +157,8 @@ impl Args {
         let positions = channels.iter().filter_map(|(id, channel)| Some((*id, channel.log.position()?)));
         subscription.receiver.resume = positions.collect();
         let subscriber = Subscriber::open(subscription)?;
-        Ok(MirroredGroup { id, subscriber, channels, refused: BTreeMap::new() })
+        let silence = Silence { packets: 0, since: Instant::now(), is_logged: false };
+        Ok(MirroredGroup { id, subscriber, channels, refused: BTreeMap::new(), silence })
     }
 
     fn subscription(&self, config: &Resolved, output: &OutputConfig) -> anyhow::Result<SubscriberConfig> {
@@ -166,6 +169,10 @@ impl Args {
         let mut subscription = SubscriberConfig::new(lines.collect::<anyhow::Result<_>>()?);
         subscription.sources = senders_of(output.lines.iter());
         subscription.services = match self.retransmission.as_slice() {
+            // Nobody answers on this host.
+            [] if config.retransmission.as_ref().is_some_and(|service| service.listen.ip().is_unspecified()) => {
+                bail!("retransmission.listen names no host: name the gateways' services with --retransmission")
+            }
             [] => service_of(config).into_iter().collect(),
             given => given.to_vec(),
         };
@@ -187,6 +194,30 @@ struct MirroredGroup {
     channels: BTreeMap<ChannelId, MirroredChannel>,
     /// Packets refused, as logged.
     refused: BTreeMap<&'static str, u64>,
+    silence: Silence,
+}
+
+/// Whether anything arrives on the lines of a group. A leader sends heartbeats.
+#[derive(Debug)]
+struct Silence {
+    packets: u64,
+    since: Instant,
+    is_logged: bool,
+}
+
+impl Silence {
+    /// Logs that nothing arrives, and that something arrives again.
+    fn report(&mut self, group: GroupId, packets: u64) {
+        if packets > self.packets {
+            (self.packets, self.since) = (packets, Instant::now());
+            if std::mem::take(&mut self.is_logged) {
+                tracing::info!(group = group.0, "mirror: the lines receive packets again");
+            }
+        } else if !self.is_logged && self.since.elapsed() >= SILENCE_MAX {
+            self.is_logged = true;
+            tracing::warn!(group = group.0, "mirror: no packet and no heartbeat arrives on any line");
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -234,6 +265,7 @@ impl MirroredGroup {
 
     /// Covers messages without output, and logs what is missing since the last report.
     fn report(&mut self) {
+        self.silence.report(self.id, self.subscriber.receiver().packets());
         for view in self.subscriber.receiver().channels() {
             let Some(MirroredChannel { name, log, logged }) = self.channels.get_mut(&view.id()) else { continue };
             if let Some((session, next)) = view.position() {

@@ -205,7 +205,7 @@ impl Host {
         for channel in &config.channels {
             for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
                 found.warnings.push(format!(
-                    "line {} of channel {}: the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}; see ops/sysctl",
+                    "line {} of channel {}: without CAP_NET_ADMIN the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}; see ops/sysctl",
                     line.line,
                     channel.name,
                     Bytes(max as u64),

@@ -93,6 +93,7 @@ counter_block! {
     pub(super) struct TakeoverCounters, key TakeoverCounter {
         takeovers: Counter, None, "takeovers by this gateway";
         takeover_packets_republished: Counter, Packets, "packets republished in takeovers";
+        takeover_messages_skipped: Counter, None, "messages skipped in takeovers: no gateway has published them; at most so many";
         blackout_last_ns: Gauge, Nanoseconds, "blackout of the last takeover, worst channel; 0: unknown";
         blackout_worst_ns: Gauge, Nanoseconds, "worst blackout so far";
     }
@@ -145,6 +146,7 @@ impl TakeoverWatch {
             openings.iter().filter(|(_, opening, _)| watch.is_first && opening.epoch == began)
         {
             if let Some((first, next)) = hole.and_then(|hole| skipped(opening, hole)) {
+                watch.counters.add(TakeoverCounter::takeover_messages_skipped, next - first);
                 tracing::error!(
                     alarm = Alarm::GapDeclared.name(),
                     group = group.0,
