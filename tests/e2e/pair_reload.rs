@@ -169,7 +169,8 @@ fn a_channel_is_added_to_a_pair_survives_a_takeover_and_is_removed() {
     reloading.reload(2, 3, false, 2);
     assert_eq!(reloading.channels(2), [1]);
     reloading.expect_steady(2);
-    assert_eq!(reloading.pair.role(1), "candidate");
+    let status = reloading.pair.status(1).unwrap();
+    assert_eq!(status["role"], "candidate", "{status}");
     let log = reloading.pair.gateways.stop(2);
     assert!(!log.contains("gateways-differ"), "{log}");
 }
