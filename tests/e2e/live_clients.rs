@@ -98,6 +98,14 @@ fn a_replay_continues_with_live_records_without_a_seam_until_the_session_ends() 
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// Starts a Python program beside this file, with the server's port and the dataset.
+fn spawn_program(python: &Path, name: &str, address: SocketAddrV4) -> MdgwProcess {
+    let mut command = Command::new(python);
+    command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e").join(name));
+    command.args([&address.port().to_string(), "XNAS.ITCH"]);
+    process::spawn(command)
+}
+
 #[test]
 fn a_snapshot_has_the_orders_that_the_session_left() {
     let Some(python) = python("a_snapshot_has_the_orders_that_the_session_left") else { return };
@@ -106,10 +114,7 @@ fn a_snapshot_has_the_orders_that_the_session_left() {
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     let (live, address) = start_live(&fixture);
     day.play_first_half(&fixture);
-    let mut command = Command::new(&python);
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_snapshot.py"));
-    command.args([&address.port().to_string(), "XNAS.ITCH"]);
-    let _ = process::spawn(command).end().expect_code(0);
+    let _ = spawn_program(&python, "live_snapshot.py", address).end().expect_code(0);
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
@@ -122,10 +127,7 @@ fn a_client_goes_on_with_the_log_that_takes_the_place_of_a_removed_one() {
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     let (live, address) = start_live(&fixture);
     day.play_first_half(&fixture);
-    let mut command = Command::new(&python);
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/e2e/live_new_log.py"));
-    command.args([&address.port().to_string(), "XNAS.ITCH"]);
-    let client = process::spawn(command);
+    let client = spawn_program(&python, "live_new_log.py", address);
     client.wait_for_stderr("an order received");
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
     fs::remove_dir_all(fixture.path("log")).unwrap();

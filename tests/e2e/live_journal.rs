@@ -9,7 +9,7 @@ use std::{
 
 use databento::{
     Symbols,
-    dbn::{Compression, MboMsg, Schema, flags},
+    dbn::{Compression, Schema},
 };
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
@@ -20,7 +20,7 @@ use mdgw_tests::{
 
 use super::{
     client,
-    live_rust_client::{Session, records_of, run, subscription},
+    live_rust_client::{Session, expect_one_hole, records_of, run, subscription},
     replay_offline, run_client, start_live, start_live_with,
 };
 
@@ -97,15 +97,7 @@ fn a_damaged_journal_is_a_hole_behind_which_orders_are_marked() {
     let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
     let received = run(Session::until_replayed(&[address], all, Compression::None)).records;
     let expected = records_of(&host.fixture.path("expected.dbn"));
-    let at = std::mem::offset_of!(MboMsg, flags);
-    let is_marked = |record: &Vec<u8>| record[at] & flags::MAYBE_BAD_BOOK != 0;
-    let whole = received.iter().take_while(|record| !is_marked(record)).count();
-    assert!(whole > 1_000 && received.len() < expected.len(), "{whole} of {}", received.len());
-    assert!(received[..whole] == expected[..whole], "the records in front of the hole");
-    assert!(received[whole..].iter().all(is_marked));
-    let mut behind = received[whole..].to_vec();
-    behind.iter_mut().for_each(|record| record[at] &= !flags::MAYBE_BAD_BOOK);
-    assert!(!behind.is_empty() && expected.ends_with(&behind), "the records behind the hole");
+    expect_one_hole(&received, &expected);
     let live = live.stop_with(Signal::Terminate).expect_code(0);
     assert!(live.stderr.contains("a journal cannot be read to its end"), "{}", live.stderr);
     host.stop();

@@ -2,7 +2,6 @@
 
 use std::{
     fs, iter,
-    mem::offset_of,
     net::SocketAddrV4,
     path::{Path, PathBuf},
     thread,
@@ -10,7 +9,7 @@ use std::{
 
 use databento::{
     Symbols,
-    dbn::{Compression, MboMsg, Schema, flags},
+    dbn::{Compression, Schema},
 };
 use mdgw_captures::impairment::LineImpairment;
 use mdgw_feeds::{
@@ -29,7 +28,7 @@ use mdgw_tests::{
 use zerocopy::FromBytes as _;
 
 use super::{
-    live_rust_client::{Session, records_of, run, subscription},
+    live_rust_client::{Session, expect_one_hole, records_of, run, subscription},
     replay_offline, start_live,
 };
 
@@ -236,15 +235,7 @@ fn what_nobody_retransmits_is_a_hole_behind_which_records_carry_the_mark() {
     host.wait_for_end();
     let expected = records_of(&gateways_host.path("expected.dbn"));
     let received = host.records(&[Schema::Mbo]).remove(0);
-    let at = offset_of!(MboMsg, flags);
-    let is_marked = |record: &Vec<u8>| record[at] & flags::MAYBE_BAD_BOOK != 0;
-    let whole = received.iter().take_while(|record| !is_marked(record)).count();
-    assert!(whole > 1_000 && received.len() < expected.len(), "{whole} of {}", received.len());
-    assert!(received[..whole] == expected[..whole], "the records in front of the hole");
-    assert!(received[whole..].iter().all(is_marked));
-    let mut behind = received[whole..].to_vec();
-    behind.iter_mut().for_each(|record| record[at] &= !flags::MAYBE_BAD_BOOK);
-    assert!(!behind.is_empty() && expected.ends_with(&behind), "the records behind the hole");
+    expect_one_hole(&received, &expected);
     assert!(has_holes(&host.log()));
     let mirror = mirror.stop_with(Signal::Terminate).expect_code(0);
     assert!(mirror.stderr.contains("messages were not received, the log has a hole"), "{}", mirror.stderr);

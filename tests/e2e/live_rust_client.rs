@@ -16,7 +16,7 @@ use std::{
 use databento::{
     LiveClient, Symbols,
     dbn::{
-        Compression, ErrorMsg, Mbp1Msg, Schema, SymbolMappingMsg, SystemCode, SystemMsg,
+        Compression, ErrorMsg, MboMsg, Mbp1Msg, Schema, SymbolMappingMsg, SystemCode, SystemMsg,
         decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
         enums::rtype,
         flags,
@@ -496,6 +496,19 @@ fn assert_same_records(ours: &[Vec<u8>], expected: &[Vec<u8>]) {
     }
     assert_eq!(ours.len(), expected.len());
     assert!(!ours.is_empty());
+}
+
+/// Asserts that records of mbo lack some in the middle, and that those behind the hole are marked, and equal but for that.
+pub(crate) fn expect_one_hole(received: &[Vec<u8>], expected: &[Vec<u8>]) {
+    let at = offset_of!(MboMsg, flags);
+    let is_marked = |record: &Vec<u8>| record[at] & flags::MAYBE_BAD_BOOK != 0;
+    let whole = received.iter().take_while(|record| !is_marked(record)).count();
+    assert!(whole > 1_000 && received.len() < expected.len(), "{whole} of {}", received.len());
+    assert!(received[..whole] == expected[..whole], "the records in front of the hole");
+    assert!(received[whole..].iter().all(is_marked));
+    let mut behind = received[whole..].to_vec();
+    behind.iter_mut().for_each(|record| record[at] &= !flags::MAYBE_BAD_BOOK);
+    assert!(!behind.is_empty() && expected.ends_with(&behind), "the records behind the hole");
 }
 
 fn instrument(record: &[u8]) -> u32 {

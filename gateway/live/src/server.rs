@@ -415,10 +415,10 @@ async fn handshake(shared: &Arc<ServerState>, stream: &TcpStream) -> Result<Admi
     let text = |error: io::Error| Refusal::of_peer(error.to_string());
     let own = |error: io::Error| Refusal::of_server(error.to_string());
     stream.set_nodelay(true).map_err(own)?;
-    // A client whose host is gone: before it starts its session, and, since heartbeats that nobody acknowledges hold the probes back, after.
+    // Notices a client whose host is gone before it starts its session. Later, heartbeats that nobody acknowledges hold the probes back.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(3);
     SockRef::from(stream).set_tcp_keepalive(&keepalive).map_err(own)?;
-    // It ends a client that takes nothing, too: later than the session does, which says why.
+    // This notices it then. It also ends a client that takes nothing, but later than the session does, which says why.
     let unacknowledged_max = Duration::from_nanos(shared.config.limits.stall_ns) + KEEPALIVE_INTERVAL;
     SockRef::from(stream).set_tcp_user_timeout(Some(unacknowledged_max)).map_err(own)?;
     let challenge = auth::new_challenge().map_err(own)?;

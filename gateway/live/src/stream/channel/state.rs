@@ -126,7 +126,7 @@ impl ChannelState {
         (self.is_incomplete, self.has_hole) = (true, true);
     }
 
-    /// The gateway declared that messages are missing. It marks what depends on them, except for the books that are kept here.
+    /// The gateway declared messages missing. It marks its own records behind them; the books by order that are kept here lack them too.
     pub(super) fn note_gap(&mut self, output: &mut StreamOutput<'_>) {
         if matches!(self.derivation, Derivation::Orders(_)) {
             self.note_hole(output);
