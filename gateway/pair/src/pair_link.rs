@@ -11,6 +11,7 @@
 //!   socket.
 //! - [`mismatch`]: compares windows of both logs and finds the first message that differs.
 //! - `copy_out`, `copy_in`: a channel's state for a gateway that joins, on a separate connection.
+//! - `log_out`, `log_in`: entries of a channel's log for a gateway that joins, on a separate connection.
 //!
 //! The link deliberately does not encrypt (positions are not secret), and it makes no decisions.
 //!
@@ -27,15 +28,19 @@ mod copy_out;
 pub mod framing;
 mod handle;
 mod link;
+mod log_in;
+mod log_out;
 pub mod message;
 pub mod mismatch;
 mod pending;
 mod position_query;
 mod reported_epochs;
+mod requester;
 
 pub use copy_in::{CopyError, fetch_copy};
 pub use handle::{LinkHandle, PairCounts, PeerReport};
 pub use link::{ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEndpoint};
+pub use log_in::fetch_log;
 pub use mismatch::ChannelLogs;
 pub use position_query::query_positions;
 pub use reported_epochs::{LinkedGroup, ReportedEpochs};

@@ -14,6 +14,7 @@ mod health;
 mod kernel_guard;
 mod listeners;
 mod load;
+mod log_copy;
 mod log_maintenance;
 mod metrics;
 mod mirrored_log;

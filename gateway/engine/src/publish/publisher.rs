@@ -211,6 +211,13 @@ impl Publisher {
         }
     }
 
+    /// Begins at that place of the log instead: no gateway is known to have published the entries behind it.
+    #[must_use]
+    pub fn beginning_at(mut self, place: Position) -> Self {
+        self.lines.iter_mut().for_each(|line| line.at = place);
+        self
+    }
+
     /// Sends all due entries, until none is left, or the kernel or the fence refuses. Returns the time of the last
     /// hand-over, if there was one.
     #[inline]

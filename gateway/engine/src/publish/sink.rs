@@ -4,7 +4,10 @@ use mdgw_feeds::{
     channel::ChannelState,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Sequence, Session},
-    published::{packet::PacketFlags, position::StreamPosition},
+    published::{
+        packet::{Frames, PacketFlags},
+        position::StreamPosition,
+    },
     time::UnixNs,
 };
 use mdgw_publog::{SessionBytes, Writer};
@@ -70,6 +73,34 @@ pub struct SessionProgress {
     pub has_failed: bool,
 }
 
+/// An entry of the log of another gateway, which has the same channel.
+#[derive(Clone, Copy, Debug)]
+pub struct PeerEntry<'a> {
+    /// Session of the entry.
+    pub session: Session,
+    /// First sequence covered.
+    pub first: Sequence,
+    /// First sequence after the covered range.
+    pub next: Sequence,
+    /// Flags of the entry.
+    pub flags: u16,
+    /// Frames in the payload.
+    pub frame_count: u16,
+    /// The frames.
+    pub payload: &'a [u8],
+}
+
+/// Why an entry of another gateway's log cannot be appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerEntryFault {
+    /// Frames, ranges and lengths do not fit together.
+    #[error("an entry of the peer's log is damaged")]
+    Damaged,
+    /// The peer's packets are longer than this gateway's.
+    #[error("an entry of the peer's log is longer than payload_bytes_max")]
+    TooLong,
+}
+
 /// Counts of a [`LogSink`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounts {
@@ -99,6 +130,61 @@ impl LogSink {
         let progress = SessionProgress::starting_at(session, next);
         self.session_progress = Some(SessionProgress { has_ended, is_followed: false, ..progress });
         self.kept = KeptOutput::committed(next);
+    }
+
+    /// Appends what an entry of another gateway's log has between the end of this log and `until`. Before the channel begins. If the entry
+    /// begins behind the end of this log, the sequences between are a hole in it.
+    ///
+    /// # Errors
+    /// The entry is not appended then.
+    pub fn append_peer_entry(&mut self, entry: &PeerEntry<'_>, until: StreamPosition) -> Result<(), PeerEntryFault> {
+        let PeerEntry { session, first, next, flags, frame_count, payload } = *entry;
+        let committed = self.committed_through();
+        if session > until.session || committed.is_some_and(|committed| committed.session > session) {
+            return Ok(());
+        }
+        let is_continued = committed.is_some_and(|committed| committed.session == session);
+        let begin = committed.filter(|_| is_continued).map_or(first, |committed| committed.sequence.max(first));
+        let limit = if session == until.session { until.sequence } else { Sequence(u64::MAX) };
+        let end = next.min(limit);
+        let frames: Vec<_> = Frames::of_body(payload).collect();
+        let frame_bytes = frames.iter().map(|(_, body)| FRAME_HEADER_BYTES + body.len()).sum::<usize>();
+        let sequences = || frames.iter().map(|(header, _)| header.sequence.get());
+        if frames.len() != usize::from(frame_count)
+            || frame_bytes != payload.len()
+            || !sequences().is_sorted()
+            || sequences().any(|sequence| !(first.0..=next.0).contains(&sequence))
+        {
+            return Err(PeerEntryFault::Damaged);
+        }
+        let wanted = || frames.iter().filter(|(header, _)| (begin.0..limit.0).contains(&header.sequence.get()));
+        let count = wanted().count();
+        let has_ended = PacketFlags(flags.to_le_bytes()[0]).contains(PacketFlags::END_OF_SESSION);
+        let is_final = end == next && payload.is_empty() && (has_ended || flags & FINAL_POSITION != 0);
+        let is_known = end == begin
+            && count == 0
+            && (!is_final || self.session_progress.is_some_and(|known| is_continued && known.has_ended));
+        if end < begin || is_known {
+            return Ok(());
+        }
+        if !is_continued || begin > committed.map_or(Sequence(0), |committed| committed.sequence) {
+            self.resume(session, begin, false);
+        }
+        self.writer.begin(session.to_bytes(), begin.0);
+        for (header, body) in wanted() {
+            if !(self.writer.append(header.as_bytes()) && self.writer.append(body)) {
+                self.writer.abandon();
+                return Err(PeerEntryFault::TooLong);
+            }
+        }
+        if is_final {
+            self.writer.commit_lasting(end.0, flags, self.now.0);
+        } else {
+            let flags = if end == next { flags } else { 0 };
+            self.writer.commit(end.0, u16::try_from(count).unwrap_or(frame_count), flags, self.now.0);
+        }
+        self.resume(session, end, is_final && has_ended);
+        Ok(())
     }
 
     /// Takes the channel out of service: uncommitted frames of the input that failed are dropped, those of the input
@@ -723,5 +809,88 @@ mod tests {
         sink.flush();
         assert_eq!(harness.entries(), ["#0 [1,3) 0: (1.0+0) (2.0+1)"], "a gap, and the next message");
         assert_eq!(harness.sink.counts().refused, 2);
+    }
+
+    /// All entries of this log, appended to another one from `begin` on, which ends at `until` then.
+    fn copied_entries(peer: &Harness, begin: Option<(u32, u64)>, until: u64) -> Harness {
+        let mut own = Harness::new();
+        if let Some((restart, sequence)) = begin {
+            own.sink.resume(session(restart), Sequence(sequence), false);
+        }
+        let mut reader = Reader::open(peer.directory.path(), 1).unwrap();
+        while let Some(entry) = reader.next() {
+            let entry = PeerEntry {
+                session: Session::from_bytes(entry.session).unwrap(),
+                first: Sequence(entry.first),
+                next: Sequence(entry.next),
+                flags: entry.flags,
+                frame_count: entry.frame_count,
+                payload: entry.payload,
+            };
+            own.sink.append_peer_entry(&entry, StreamPosition::at(session(1), Sequence(until))).unwrap();
+        }
+        own
+    }
+
+    #[test]
+    fn entries_of_a_peers_log_fill_exactly_what_the_own_log_lacks_before_a_position() {
+        let mut peer = Harness::new();
+        peer.sink.session(session(1), Sequence(1));
+        for sequence in 1..=4 {
+            peer.sink.frame(&message(sequence), 1, &records(1, 80));
+        }
+        peer.sink.flush();
+        peer.sink.frame(&message(6), 20, &records(20, 80));
+        peer.sink.frame(&message(7), 1, &records(1, 80));
+        peer.sink.flush();
+        peer.sink.covered_through(Sequence(9));
+        peer.sink.commit_covered();
+        peer.sink.frame(&message(9), 1, &records(1, 80));
+        peer.sink.flush();
+        let long = ["#1 [5,6) 0: (6.0+17", "#1 [6,7) 0: 6.1+3)"];
+        let tail = ["#1 [7,8) 0: (7.0+1)", "#1 [8,9) 2:", "#1 [9,10) 0: (9.0+1)"];
+        let whole = [&["#1 [1,5) 0: (1.0+1) (2.0+1) (3.0+1) (4.0+1)"][..], &long, &tail].concat();
+        assert_eq!(peer.entries(), whole);
+        assert_eq!(copied_entries(&peer, None, 10).entries(), whole);
+        assert_eq!(copied_entries(&peer, Some((0, 77)), 10).entries(), whole);
+        let from_3 = [&["#1 [3,5) 0: (3.0+1) (4.0+1)"][..], &long, &tail].concat();
+        assert_eq!(copied_entries(&peer, Some((1, 3)), 10).entries(), from_3);
+        assert_eq!(copied_entries(&peer, Some((1, 3)), 4).entries(), ["#1 [3,4) 0: (3.0+1)"]);
+        // A killed writer may have left the first part of the long message: readers take each part once.
+        let from_6 = [&["#1 [6,6) 0: (6.0+17"][..], &long[1..], &tail[..1]].concat();
+        assert_eq!(copied_entries(&peer, Some((1, 6)), 8).entries(), from_6);
+        assert_eq!(copied_entries(&peer, Some((1, 8)), 9).entries(), ["#1 [8,9) 2:"]);
+        assert_eq!(copied_entries(&peer, Some((1, 10)), 10).entries(), [""; 0]);
+        assert_eq!(copied_entries(&peer, Some((2, 1)), 10).entries(), [""; 0], "it is in a newer session");
+    }
+
+    #[test]
+    fn damaged_entries_of_a_peers_log_are_refused() {
+        let frame = state_frame(Sequence(7), ChannelState::Live);
+        let too_long = frame.repeat(99);
+        let until = StreamPosition::at(session(1), Sequence(90));
+        let entry = |first, next, frame_count, payload| PeerEntry {
+            session: session(1),
+            first: Sequence(first),
+            next: Sequence(next),
+            flags: 0,
+            frame_count,
+            payload,
+        };
+        for (damaged, fault) in [
+            (entry(1, 8, 2, &frame[..]), PeerEntryFault::Damaged),
+            (entry(1, 8, 0, &frame[..]), PeerEntryFault::Damaged),
+            (entry(1, 8, 1, &frame[..frame.len() - 1]), PeerEntryFault::Damaged),
+            (entry(1, 6, 1, &frame[..]), PeerEntryFault::Damaged),
+            (entry(8, 9, 1, &frame[..]), PeerEntryFault::Damaged),
+            (entry(1, 8, 99, &too_long), PeerEntryFault::TooLong),
+        ] {
+            let mut own = Harness::new();
+            assert_eq!(own.sink.append_peer_entry(&damaged, until), Err(fault), "{damaged:?}");
+            assert_eq!(own.entries(), [""; 0]);
+        }
+        let mut own = Harness::new();
+        assert_eq!(own.sink.append_peer_entry(&entry(1, 8, 1, &frame), until), Ok(()));
+        assert_eq!(own.sink.committed_through(), Some(StreamPosition::at(session(1), Sequence(8))));
     }
 }

@@ -30,7 +30,8 @@ use super::{
     copy_out::CopySender,
     framing::LinkFault,
     handle::{LinkHandle, Outgoing, add},
-    message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, Malformed},
+    log_out::LogAnswer,
+    message::{AvailableInput, ChannelPositions, InputRange, LinkIdentity, LinkMessage, LogRequest, Malformed},
     mismatch::{ChannelLogs, Comparison, MismatchWatch},
     pending::PendingConnections,
     reported_epochs::{LinkedGroup, ReportedEpochs},
@@ -152,6 +153,7 @@ impl PairLink {
         let handle = Arc::new(LinkHandle::new(serial, wake_sender));
         let PairParts { status_table, groups, logs, peer_gap_requests, history, channels } = parts;
         let begun = mono_now();
+        let stop = Arc::new(AtomicBool::new(false));
         let peer = |end: &PeerEndpoint| Peer {
             end: *end,
             current: None,
@@ -178,12 +180,13 @@ impl PairLink {
             peer_gap_requests,
             history,
             channels,
+            logs,
             copies: Vec::new(),
+            log_answers: Vec::new(),
             handle: Arc::clone(&handle),
+            stop: Arc::clone(&stop),
         };
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread_stop = Arc::clone(&stop);
-        let thread = spawn_short_slice("mdgw-pair", move || link.run(&thread_stop)).map_err(PairLinkError::Thread)?;
+        let thread = spawn_short_slice("mdgw-pair", move || link.run()).map_err(PairLinkError::Thread)?;
         Ok(Self { stop, thread: Some(thread), handle })
     }
 
@@ -244,13 +247,17 @@ struct Link {
     channels: ChannelSender,
     /// State copies that are being sent to peers.
     copies: Vec<CopySender>,
+    logs: ChannelLogs,
+    /// Threads that send entries of logs to peers.
+    log_answers: Vec<JoinHandle<()>>,
     handle: Arc<LinkHandle>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Link {
-    fn run(mut self, stop: &AtomicBool) {
+    fn run(mut self) {
         // Relaxed: the flag orders nothing, and the thread may read it a millisecond later.
-        while !stop.load(Relaxed) {
+        while !self.stop.load(Relaxed) {
             let now = mono_now();
             self.turn(now);
             let current = self.peers.iter().filter_map(|peer| peer.current.as_ref());
@@ -263,6 +270,10 @@ impl Link {
                 tracing::error!(%error, "pair link");
                 std::thread::sleep(POLL_INTERVAL);
             }
+        }
+        for answer in self.log_answers {
+            // A panic was logged when it occurred.
+            let _panic = answer.join();
         }
     }
 
@@ -398,6 +409,10 @@ impl Link {
             self.begin_copy(connection, channel, now);
             return;
         }
+        if let LinkMessage::LogRequest(request) = message {
+            self.answer_log_request(connection, request);
+            return;
+        }
         let is_alive = |before: &Connection| now.since(before.received_at) < ALIVE_NS && before.from != connection.from;
         if self.peers[index].end.node.is_some() && self.peers[index].current.as_ref().is_some_and(is_alive) {
             self.count_refused(Refusal::DuplicateNode);
@@ -455,6 +470,20 @@ impl Link {
         if self.copies.len() > 2 * COPIES_MAX {
             self.copies.pop();
             self.count_refused(Refusal::QueueFull);
+        }
+    }
+
+    /// Sends entries of a log to a joining gateway. A refused one is closed: the requester tries again.
+    fn answer_log_request(&mut self, connection: Connection, request: LogRequest) {
+        self.log_answers.retain(|answer| !answer.is_finished());
+        let Some(directory) = self.logs.get(request.channel).filter(|_| self.log_answers.len() < COPIES_MAX) else {
+            self.count_refused(Refusal::QueueFull);
+            return;
+        };
+        let (status_table, stop) = (Arc::clone(&self.status_table), Arc::clone(&self.stop));
+        match (LogAnswer { connection, request, directory, status_table, stop }).spawn() {
+            Ok(answer) => self.log_answers.push(answer),
+            Err(error) => tracing::warn!(%error, "pair link: cannot start a thread that sends the log"),
         }
     }
 
@@ -641,10 +670,13 @@ impl Link {
                     self.peers[index].overflowed.insert(channel);
                 }
             }
-            // State copies use separate connections.
-            LinkMessage::CopyRequest { .. } | LinkMessage::CopySlice { .. } | LinkMessage::CopyEnd(_) => {
-                self.count_refused(Refusal::Unexpected);
-            }
+            // Copies of states and logs use separate connections.
+            LinkMessage::CopyRequest { .. }
+            | LinkMessage::CopySlice { .. }
+            | LinkMessage::CopyEnd(_)
+            | LinkMessage::LogRequest(_)
+            | LinkMessage::LogEntries { .. }
+            | LinkMessage::LogEnd { .. } => self.count_refused(Refusal::Unexpected),
             LinkMessage::GapEnd(range) => {
                 // Part of the answer did not fit, so its end does not prove that the peer lacks the rest. The channel
                 // then waits for its time-out and requests again; the same if there is no room for the end.

@@ -78,11 +78,55 @@ pub enum LinkMessage {
     },
     /// End of the copy.
     CopyEnd(CopyEnd),
+    /// Requests the entries of a channel's publication log. First message on a separate connection.
+    LogRequest(LogRequest),
+    /// Entries of the requested log, in order.
+    LogEntries {
+        /// Channel whose log was requested.
+        channel: ChannelId,
+        /// Session of the entries.
+        session: Session,
+        /// At least one, none of them longer than a packet.
+        entries: Vec<LoggedEntry>,
+    },
+    /// End of the answer: everything that the log has at this moment was sent.
+    LogEnd {
+        /// Channel whose log was requested.
+        channel: ChannelId,
+        /// The log lacks nothing that the sender has written since its start.
+        is_whole: bool,
+    },
     /// Asks the leader of that group to hand over to the sender.
     LeadRequest {
         /// Group to be handed over.
         group: GroupId,
     },
+}
+
+/// A request for entries of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogRequest {
+    /// Channel whose log is requested.
+    pub channel: ChannelId,
+    /// End of the requester's log, if it has one. Only entries of the session that the sender's log ends in are sent.
+    pub from: Option<StreamPosition>,
+    /// If that session has more messages since `from`, only so many of the last ones are sent.
+    pub messages_max: u64,
+}
+
+/// An entry of a publication log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoggedEntry {
+    /// First sequence covered.
+    pub first: Sequence,
+    /// First sequence after the covered range.
+    pub next: Sequence,
+    /// Flags of the entry.
+    pub flags: u16,
+    /// Frames in the payload.
+    pub frame_count: u16,
+    /// The frames.
+    pub payload: Vec<u8>,
 }
 
 /// How a copy ended.
@@ -213,6 +257,8 @@ pub(crate) const BODY_BYTES_MAX: usize = 64 << 10;
 const CHANNELS_MAX: usize = 256;
 /// Maximum number of messages in a [`WindowContent`].
 pub(crate) const WINDOW_MESSAGES_MAX: usize = 1_024;
+/// Bytes of a [`LoggedEntry`] before its payload.
+const ENTRY_HEADER_BYTES: usize = 24;
 /// Maximum length of an opaque part, bytes: the election's messages, and slices of a state.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 48 << 10;
 const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= OPAQUE_BYTES_MAX);
@@ -313,6 +359,22 @@ impl LinkMessage {
                 out.extend(checksum.to_le_bytes());
             }
             Self::LeadRequest { group } => out.extend(group.0.to_le_bytes()),
+            Self::LogRequest(LogRequest { channel, from, messages_max }) => {
+                out.extend(channel.0.to_le_bytes());
+                out.extend(messages_max.to_le_bytes());
+                for word in from.map(StreamPosition::to_u64s).into_iter().flatten() {
+                    out.extend(word.to_le_bytes());
+                }
+            }
+            Self::LogEntries { channel, session, entries } => {
+                out.extend(channel.0.to_le_bytes());
+                out.extend(session.to_bytes());
+                entries.iter().for_each(|entry| entry.write(&mut out));
+            }
+            Self::LogEnd { channel, is_whole } => {
+                out.extend(channel.0.to_le_bytes());
+                out.push((*is_whole).into());
+            }
         }
         out
     }
@@ -368,6 +430,25 @@ impl LinkMessage {
                 Self::CopyEnd(CopyEnd { channel, fault, slices: rest.u32()?, checksum: rest.u32()? })
             }
             12 => Self::LeadRequest { group: GroupId(rest.u16()?) },
+            13 => Self::LogRequest(LogRequest::read(&mut rest)?),
+            14 => {
+                let channel = ChannelId(rest.u16()?);
+                let session = Session::from_bytes(rest.array()?).ok_or(Malformed::Field)?;
+                let mut entries = vec![LoggedEntry::read(&mut rest)?];
+                while !rest.0.is_empty() {
+                    entries.push(LoggedEntry::read(&mut rest)?);
+                }
+                Self::LogEntries { channel, session, entries }
+            }
+            15 => {
+                let channel = ChannelId(rest.u16()?);
+                let is_whole = match rest.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Malformed::Field),
+                };
+                Self::LogEnd { channel, is_whole }
+            }
             _ => return Err(Malformed::Unknown),
         };
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
@@ -388,6 +469,9 @@ impl LinkMessage {
             Self::CopySlice { .. } => 10,
             Self::CopyEnd(_) => 11,
             Self::LeadRequest { .. } => 12,
+            Self::LogRequest(_) => 13,
+            Self::LogEntries { .. } => 14,
+            Self::LogEnd { .. } => 15,
         }
     }
 }
@@ -438,6 +522,45 @@ impl ChannelPositions {
             None
         };
         Ok(Self { channel, logged_through, published, last_received, receives_probe, epoch, state, available_input })
+    }
+}
+
+impl LogRequest {
+    fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
+        let (channel, messages_max) = (ChannelId(rest.u16()?), rest.u64()?);
+        if rest.0.is_empty() {
+            return Ok(Self { channel, from: None, messages_max });
+        }
+        let from = StreamPosition::from_u64s([rest.u64()?, rest.u64()?, rest.u64()?]).ok_or(Malformed::Field)?;
+        Ok(Self { channel, from: Some(from), messages_max })
+    }
+}
+
+impl LoggedEntry {
+    /// Bytes of the entry in a message.
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        ENTRY_HEADER_BYTES + self.payload.len()
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self.first.0.to_le_bytes());
+        out.extend(self.next.0.to_le_bytes());
+        out.extend(self.flags.to_le_bytes());
+        out.extend(self.frame_count.to_le_bytes());
+        out.extend(u32::try_from(self.payload.len()).unwrap_or(u32::MAX).to_le_bytes());
+        out.extend_from_slice(&self.payload);
+    }
+
+    fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
+        let (first, next) = (rest.sequence()?, rest.sequence()?);
+        let (flags, frame_count, payload_bytes) = (rest.u16()?, rest.u16()?, rest.u32()?);
+        let length = usize::try_from(payload_bytes).map_err(|_| Malformed::Field)?;
+        let (payload, behind) = rest.0.split_at_checked(length).ok_or(Malformed::Truncated)?;
+        rest.0 = behind;
+        if first > next {
+            return Err(Malformed::Field);
+        }
+        Ok(Self { first, next, flags, frame_count, payload: payload.to_vec() })
     }
 }
 
@@ -567,9 +690,35 @@ mod tests {
         ]
     }
 
+    /// With the messages that 0.1.0 did not have.
+    fn all_samples() -> Vec<LinkMessage> {
+        let channel = ChannelId(13);
+        let from = StreamPosition { session: session(), sequence: Sequence(7), part: 2 };
+        let entry = |payload: Vec<u8>| LoggedEntry {
+            first: Sequence(5),
+            next: Sequence(9),
+            flags: 0x104,
+            frame_count: 2,
+            payload,
+        };
+        let mut messages = samples();
+        messages.extend([
+            LinkMessage::LogRequest(LogRequest { channel, from: None, messages_max: 5 }),
+            LinkMessage::LogRequest(LogRequest { channel, from: Some(from), messages_max: 1 << 40 }),
+            LinkMessage::LogEntries {
+                channel,
+                session: session(),
+                entries: vec![entry(vec![]), entry(vec![7; 1_400])],
+            },
+            LinkMessage::LogEnd { channel, is_whole: false },
+            LinkMessage::LogEnd { channel, is_whole: true },
+        ]);
+        messages
+    }
+
     #[test]
     fn messages_round_trip_within_the_body_limit() {
-        for message in samples() {
+        for message in all_samples() {
             let bytes = message.to_bytes();
             assert!(bytes.len() <= BODY_BYTES_MAX);
             assert_eq!(LinkMessage::parse(&bytes), Ok(message));
@@ -587,7 +736,7 @@ mod tests {
 
     #[test]
     fn truncated_or_extended_messages_never_parse_as_the_original() {
-        for message in samples() {
+        for message in all_samples() {
             let bytes = message.to_bytes();
             for length in 0..bytes.len().min(300) {
                 assert_ne!(LinkMessage::parse(&bytes[..length]), Ok(message.clone()));
@@ -610,6 +759,12 @@ mod tests {
         assert_eq!(LinkMessage::parse(&[0, 255, 255]), Err(Malformed::Field), "more channels than there are");
         let bytes = [&[1][..], &vec![0; 8 + OPAQUE_BYTES_MAX + 1]].concat();
         assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field));
+        let backwards =
+            LoggedEntry { first: Sequence(6), next: Sequence(5), flags: 0, frame_count: 0, payload: Vec::new() };
+        let entries =
+            |entries| LinkMessage::LogEntries { channel: ChannelId(3), session: session(), entries }.to_bytes();
+        assert_eq!(LinkMessage::parse(&entries(vec![backwards])), Err(Malformed::Field));
+        assert_eq!(LinkMessage::parse(&entries(Vec::new())), Err(Malformed::Truncated));
         let descending = WindowContent {
             channel: ChannelId(1),
             session: session(),
@@ -682,7 +837,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_refused_or_round_trip(
-            kind in 0_u8..14,
+            kind in 0_u8..17,
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let body = [&[kind][..], &bytes].concat();
@@ -692,8 +847,8 @@ mod tests {
         }
 
         #[test]
-        fn damaged_messages_never_panic(which in 0_usize..15, index in 0_usize..200, byte in any::<u8>()) {
-            let mut bytes = samples()[which].to_bytes();
+        fn damaged_messages_never_panic(which in any::<prop::sample::Index>(), index in 0_usize..200, byte in any::<u8>()) {
+            let mut bytes = which.get(&all_samples()).to_bytes();
             let index = index % bytes.len();
             bytes[index] = byte;
             let _any = LinkMessage::parse(&bytes);

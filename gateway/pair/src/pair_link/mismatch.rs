@@ -58,7 +58,8 @@ impl ChannelLogs {
         self.lock().remove(&channel);
     }
 
-    fn get(&self, channel: ChannelId) -> Option<PathBuf> {
+    /// Directory of that channel's log.
+    pub(super) fn get(&self, channel: ChannelId) -> Option<PathBuf> {
         self.lock().get(&channel).cloned()
     }
 

@@ -11,7 +11,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_engine::{
     pipeline::{ChannelPipeline, LineSocket, PeerGapRequests, PipelineCounter, PipelineParts, RecoverySocket},
-    publish::{LogSink, Publisher, PublisherConfig, TakeoverShared},
+    publish::{LogSink, Publisher, PublisherConfig, SessionProgress, TakeoverShared},
 };
 use mdgw_feeds::{
     arbiter::RecoveryConfig,
@@ -28,7 +28,7 @@ use mdgw_pair::{
     pair_link::message::LinkIdentity,
     standby::{ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput},
 };
-use mdgw_publog::{LogOptions, LogRecovery, Retention, SegmentMaintenance, create_log_root};
+use mdgw_publog::{LogOptions, LogRecovery, Position, Retention, SegmentMaintenance, create_log_root};
 use mdgw_sys::{
     batch::Outputs,
     clock::unix_now,
@@ -41,8 +41,8 @@ use mdgw_telemetry::{channel_metrics::channel_recorder_pair, counters::Registry}
 use socket2::Socket;
 
 use super::{
-    GatewayError, Leadership, Overrides, StartMode, log_maintenance::MaintainedLog, output_slots::OutputSlots,
-    state_copy::Donors, venue_replay::VenueReplay,
+    GatewayError, Leadership, Overrides, StartMode, group::LogHole, log_copy::LogCopy, log_maintenance::MaintainedLog,
+    output_slots::OutputSlots, state_copy::Donors, venue_replay::VenueReplay,
 };
 use crate::{
     config::{
@@ -134,7 +134,7 @@ impl ChannelBuilder<'_> {
         let mut replay = VenueReplay::new(setup, self.session_to_replay(stored));
         let mut replays_whole_session = overrides.beginning == StartMode::WholeSession;
         let can_replay_input = &mut || replays_whole_session || replay.is_available();
-        let copied = self.donors.channel(self.config, setup, &joining, can_replay_input);
+        let (copied, donor) = self.donors.channel(self.config, setup, &joining, can_replay_input).unzip();
         // Without a reachable peer the session cannot be replayed: the peer may have died during the copy.
         replays_whole_session &= !self.donors.are_all_unreachable();
         if overrides.leadership == Leadership::Elected && replays_whole_session {
@@ -155,16 +155,11 @@ impl ChannelBuilder<'_> {
             .filter(|_| self.config.takes_snapshots_of(setup.group))
             .and_then(initial_state)
             .map(Arc::new);
-        let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed } =
-            self.open_log(setup, output, stored, start_position, replays_whole_session)?;
+        let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed, begin, hole } =
+            self.open_log(setup, output, stored, start_position.zip(donor), replays_whole_session)?;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
-        if let Some(ShutdownPosition { session, next, .. }) = start_position {
-            let of_session = logged.filter(|(logged, _)| *logged == session);
-            let first = of_session.map_or(Sequence(1), |(_, logged_next)| logged_next);
-            if first < next {
-                let hole = (StreamPosition::at(session, first), StreamPosition::at(session, next));
-                takeover_shared.log_hole.get_or_init(|| hole);
-            }
+        if let Some(hole) = hole {
+            takeover_shared.log_hole.get_or_init(|| hole);
         }
         let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
@@ -215,7 +210,7 @@ impl ChannelBuilder<'_> {
             log_directory,
             tag_key,
         };
-        let publisher = Publisher::new(publisher, &sink, Arc::clone(&takeover_shared));
+        let publisher = Publisher::new(publisher, &sink, Arc::clone(&takeover_shared)).beginning_at(begin);
         let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
         let (metrics, collector) = channel_recorder_pair(&lines);
         let lines = open_lines(setup)?;
@@ -251,20 +246,21 @@ impl ChannelBuilder<'_> {
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
         stored: StoredChannel,
-        start_position: Option<ShutdownPosition>,
+        copied: Option<(ShutdownPosition, SocketAddrV4)>,
         replays_whole_session: bool,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = self.config.gateway.log_directory(setup.id);
-        if replays_whole_session && start_position.is_none() && directory.exists() {
+        if replays_whole_session && copied.is_none() && directory.exists() {
             let act = format!("remove the log of channel {} before a full replay", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
         let log_error = |source| GatewayError::Log { channel: setup.name.clone(), source };
         let options = log_options(gateway, setup, output)?;
         let frame_bytes_max = options.payload_bytes_max;
-        let opened = mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
-        let LogRecovery { segments, damaged_segments, removed_files, last, last_flags, next_number } = opened.recovered;
+        let mdgw_publog::OpenedLog { writer, mut maintenance, recovered } =
+            mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
+        let LogRecovery { segments, damaged_segments, removed_files, last, last_flags, next_number } = recovered;
         let next = last.map(|(_, next)| next);
         tracing::info!(channel = setup.name, segments, next_entry = next_number, next, "publication log");
         if damaged_segments + removed_files > 0 {
@@ -280,17 +276,36 @@ impl ChannelBuilder<'_> {
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
         let from_log = logged.map(|(session, next)| ShutdownPosition { session, next, has_ended });
+        let mut sink = LogSink::new(writer);
+        let begin = sink.writer().end();
+        let mut hole = None;
+        if let Some((position, donor)) = copied {
+            if let Some(end) = from_log {
+                sink.resume(end.session, end.next, end.has_ended);
+            }
+            let until = StreamPosition::at(position.session, position.next);
+            let copy = LogCopy::new(&mut sink, &mut maintenance, until);
+            let messages_max =
+                (COPIED_MESSAGES_MAX / self.config.channels.len().max(1) as u64).max(COPIED_MESSAGES_MIN);
+            hole = copy.fill(self.donors, donor, setup, messages_max);
+        }
         // The end of the log and the stored position are both used if they belong to the present session. The log may
         // be behind: it may have been deleted, or lack entries that were kept in private memory.
         let from_log = from_log.filter(|shutdown| stored.session.is_none_or(|known| known.session == shutdown.session));
         let shutdown_position = stored.shutdown_position.filter(|_| !replays_whole_session);
         let resumed = from_log.into_iter().chain(shutdown_position).max_by_key(|shutdown| shutdown.next);
-        let resumed = start_position.or(resumed);
-        let mut sink = LogSink::new(opened.writer);
+        let copied = copied.map(|(position, _)| {
+            // The peer's log may have the session's end already.
+            let is_at =
+                |progress: &&SessionProgress| progress.session == position.session.to_bytes() && progress.has_ended;
+            let has_ended = position.has_ended || sink.session_progress().filter(is_at).is_some();
+            ShutdownPosition { has_ended, ..position }
+        });
+        let resumed = copied.or(resumed);
         if let Some(ShutdownPosition { session, next, has_ended }) = resumed {
             sink.resume(session, next, has_ended);
         }
-        Ok(OpenedLog { sink, maintenance: opened.maintenance, directory, frame_bytes_max, logged, resumed })
+        Ok(OpenedLog { sink, maintenance, directory, frame_bytes_max, logged, resumed, begin, hole })
     }
 
     /// Fence and epochs of the channel's group.
@@ -412,6 +427,10 @@ struct OpenedLog {
     logged: Option<(Session, Sequence)>,
     /// Position of the channel at the end of the gateway's last run.
     resumed: Option<ShutdownPosition>,
+    /// Where the log ended when it was opened. Behind it are entries of a peer's log.
+    begin: Position,
+    /// What the log lacks before a copied state.
+    hole: Option<LogHole>,
 }
 
 /// Enables NIC timestamps. A failure is only logged, since the gateway can use kernel timestamps. The summary names the
@@ -433,6 +452,11 @@ const PEER_ATTEMPTS_MAX: u16 = 2;
 /// Requests to the peer by a joining gateway: three seconds of attempts, in which the link can come up. After the peer
 /// has reported the end of its input, the gateway does not wait for it.
 const JOIN_PEER_ATTEMPTS_MAX: u16 = 300;
+/// How many of the last messages before a copied state are copied into the log, for all channels together: some 150 MB. Where the own log
+/// lacks more, they stay missing.
+const COPIED_MESSAGES_MAX: u64 = 1 << 20;
+/// The same for each of many channels.
+const COPIED_MESSAGES_MIN: u64 = 1 << 14;
 /// Least rate of a takeover's catch-up for all channels of a group together: see the publisher.
 const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
 /// Longest send of a standalone gateway, ns: half of the default margin.

@@ -3,11 +3,15 @@
 use std::{cmp::Ordering, net::SocketAddrV4, time::Duration};
 
 use mdgw_election::auth::SharedKey;
+use mdgw_feeds::identity::Session;
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig},
     published::position::StreamPosition,
 };
-use mdgw_pair::pair_link::{CopyError, fetch_copy, message::LinkIdentity};
+use mdgw_pair::pair_link::{
+    CopyError, fetch_copy, fetch_log,
+    message::{LinkIdentity, LogRequest, LoggedEntry},
+};
 
 use super::health::log_end;
 use crate::config::{Resolved, resolved::ChannelSetup};
@@ -39,7 +43,18 @@ impl Donors {
         self.key.is_some() && self.peers.is_empty()
     }
 
-    /// The channel with a peer's state; `None` if no peer supplies a better state than this gateway has. `joining`:
+    /// Fetches entries of the log of the peer at that address: see [`fetch_log`].
+    pub(super) fn fetch_log(
+        &self,
+        peer: SocketAddrV4,
+        request: LogRequest,
+        accept: &mut dyn FnMut(Session, &LoggedEntry),
+    ) -> Result<bool, CopyError> {
+        let Some(key) = self.key.clone() else { return Ok(false) };
+        fetch_log(peer, self.identity, key, request, TIMEOUT, accept)
+    }
+
+    /// The channel with a peer's state, and the peer's address; `None` if no peer supplies a better state than this gateway has. `joining`:
     /// configuration of the channel. `can_replay_input`: whether the whole session's input is available from another
     /// source.
     pub(super) fn channel(
@@ -48,7 +63,7 @@ impl Donors {
         setup: &ChannelSetup,
         joining: &ChannelConfig,
         can_replay_input: &mut dyn FnMut() -> bool,
-    ) -> Option<Channel> {
+    ) -> Option<(Channel, SocketAddrV4)> {
         let key = self.key.as_ref()?;
         let own = log_end(&config.gateway.log_directory(setup.id), setup.id);
         for peer in self.peers.clone() {
@@ -61,7 +76,7 @@ impl Donors {
                         is_better_than_own(at, has_missed_input, own, has_missed_input && can_replay_input())
                     else {
                         tracing::info!(%peer, channel = setup.name, %session, next = next.0, "starting with a copy of the peer's state");
-                        return Some(channel);
+                        return Some((channel, peer));
                     };
                     tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the copy of the peer's state is not used");
                 }

@@ -1,26 +1,37 @@
-//! State copies over loopback, and the ways in which a copy can fail.
+//! Copies of states and logs over loopback, and the ways in which a copy can fail.
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    io::{ErrorKind, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::Path,
     sync::{Arc, Mutex},
     thread,
 };
 
-use mdgw_election::identity::Incarnation;
-use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequests};
+use mdgw_election::{auth::Nonce, identity::Incarnation};
+use mdgw_engine::{
+    pipeline::{ChannelMessage, PeerGapRequests},
+    publish::LogSink,
+};
 use mdgw_feeds::{book::BookLimits, channel::Datagram, transport::moldudp64::PacketWriter};
+use mdgw_publog::{LogOptions, OpenedLog};
 use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
 use mdgw_wire::{
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Feed, Line, Sequence, Session},
-    time::{MonoNs, UnixNs},
+    published::position::StreamPosition,
+    time::{MonoNs, TradingDate, UnixNs},
 };
 
 use super::*;
 use crate::{
-    pair_link::{ChannelLogs, ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairParts, PeerEndpoint},
-    standby::InputHistory,
+    pair_link::{
+        ChannelLogs, ChannelSender, PairEndpoints, PairLink, PairLinkConfig, PairParts, PeerEndpoint, fetch_log,
+        framing::LinkStream,
+        message::{LogRequest, LoggedEntry},
+    },
+    standby::{ChannelStatus, InputHistory, StatusTable},
 };
 
 const CHANNEL: ChannelId = ChannelId(5);
@@ -82,12 +93,16 @@ fn donor_link(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)
         feed(channel, generator, 3);
         true
     });
+    link(listen, channels, ChannelLogs::default(), Arc::default())
+}
+
+fn link(listen: SocketAddrV4, channels: ChannelSender, logs: ChannelLogs, status_table: Arc<StatusTable>) -> PairLink {
     let peers = vec![PeerEndpoint { node: None, address: free_address() }];
     let endpoints = PairEndpoints { listen, peers, key: key(), period_ns: 5_000_000 };
     let parts = PairParts {
-        status_table: Arc::default(),
+        status_table,
         groups: BTreeMap::new(),
-        logs: ChannelLogs::default(),
+        logs,
         peer_gap_requests: Arc::new(PeerGapRequests::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
         channels,
@@ -194,4 +209,64 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     assert!(half.is_err_and(|error| error.is_transient()) && changed.is_err_and(|error| !error.is_transient()));
     let early = take(vec![end(0, 0, None)]);
     assert!(matches!(early, Err(CopyError::Fault(CopyFault::Incomplete))));
+}
+
+fn session(restart: u32) -> Session {
+    Session { feed: Feed::NasdaqItch, date: TradingDate::from_yyyymmdd(20_190_130).unwrap(), restart }
+}
+
+/// A log with these sessions, which have so many messages; each message has an entry of its own.
+fn write_log(directory: &Path, sessions: &[(u32, u64)]) {
+    let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory, CHANNEL.0) };
+    let OpenedLog { writer, mut maintenance, .. } = mdgw_publog::open(options, 1).unwrap();
+    let mut sink = LogSink::new(writer);
+    for (restart, messages) in sessions {
+        sink.session(session(*restart), Sequence(1));
+        for sequence in 1..=*messages {
+            let mut record = [0; 80];
+            record[0] = 20;
+            sink.frame(&FrameMeta::message(Sequence(sequence), UnixNs(1), 0), 1, &record);
+            sink.flush();
+            maintenance.run_once(1);
+        }
+    }
+}
+
+#[test]
+fn entries_of_the_last_session_are_fetched_from_the_end_of_the_requesters_log_on() {
+    let directory = tempfile::tempdir().unwrap();
+    write_log(directory.path(), &[(0, 500), (1, 3_000)]);
+    let (listen, status_table) = (free_address(), Arc::new(StatusTable::default()));
+    let logs = ChannelLogs::of([(CHANNEL, directory.path().to_owned())]);
+    let _link = link(listen, ChannelSender::new(|_, _| false), logs, Arc::clone(&status_table));
+    let fetch = |channel, from: Option<(u32, u64)>, messages_max| {
+        let from = from.map(|(restart, sequence)| StreamPosition::at(session(restart), Sequence(sequence)));
+        let mut fetched = Vec::new();
+        let mut accept = |of: Session, entry: &LoggedEntry| fetched.push((of.restart, entry.first.0, entry.next.0));
+        let request = LogRequest { channel, from, messages_max };
+        let is_whole = fetch_log(listen, identity(1), key(), request, TIMEOUT, &mut accept)?;
+        Ok::<_, CopyError>((is_whole, fetched))
+    };
+    for (from, messages_max, first) in [
+        (Some((1, 2_000)), 5_000, 2_000),
+        (Some((1, 2_000)), 500, 2_501),
+        (Some((1, 3_001)), 5_000, 3_001),
+        (Some((0, 400)), 5_000, 1),
+        (None, 5_000, 1),
+        (None, 700, 2_301),
+    ] {
+        let (_, fetched) = fetch(CHANNEL, from, messages_max).unwrap();
+        // The entry before the first one may hold a part of it.
+        let expected: Vec<_> = (first.max(2) - 1..=3_000).map(|sequence| (1, sequence, sequence + 1)).collect();
+        assert_eq!(fetched, expected, "{from:?} {messages_max}");
+    }
+    let set_lost = |log_entries_lost| {
+        status_table.lock().insert(CHANNEL, ChannelStatus { log_entries_lost, ..ChannelStatus::default() });
+    };
+    set_lost(0);
+    assert!(fetch(CHANNEL, None, 1).unwrap().0);
+    set_lost(1);
+    assert!(!fetch(CHANNEL, None, 1).unwrap().0, "its files lack an entry");
+    let unknown = fetch(ChannelId(9), None, 1);
+    assert!(matches!(unknown, Err(CopyError::Io(_))), "{unknown:?}");
 }

@@ -1,0 +1,38 @@
+//! Fetches entries of a peer's publication log, before this gateway starts.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use mdgw_election::auth::SharedKey;
+use mdgw_wire::identity::Session;
+
+use super::{
+    CopyError,
+    message::{LinkIdentity, LinkMessage, LogRequest, LoggedEntry},
+    requester::Requester,
+};
+
+/// Fetches the requested entries from the gateway at that address, and passes them on in the order of the log. Returns whether the
+/// peer's log has everything that the peer has written since its start.
+///
+/// # Errors
+/// [`CopyError`]. What was passed on before is sound.
+pub fn fetch_log(
+    peer: SocketAddrV4,
+    identity: LinkIdentity,
+    key: SharedKey,
+    request: LogRequest,
+    timeout: Duration,
+    accept: &mut dyn FnMut(Session, &LoggedEntry),
+) -> Result<bool, CopyError> {
+    let mut requester = Requester::connect(peer, identity, key, LinkMessage::LogRequest(request), timeout)?;
+    loop {
+        match requester.next_message()? {
+            LinkMessage::LogEntries { channel, session, entries } if channel == request.channel => {
+                entries.iter().for_each(|entry| accept(session, entry));
+                requester.note_progress();
+            }
+            LinkMessage::LogEnd { channel, is_whole } if channel == request.channel => return Ok(is_whole),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A gateway that starts with a copy of its peer's state also copies what its own log lacks before that state: the gateway may have to
+//! publish it, if no gateway has.
+
+use std::{net::SocketAddrV4, time::Duration};
+
+use mdgw_engine::publish::{LogSink, PeerEntry, PeerEntryFault};
+use mdgw_feeds::{
+    frame::FrameSink as _,
+    identity::{Sequence, Session},
+    published::position::StreamPosition,
+};
+use mdgw_pair::pair_link::{
+    CopyError,
+    message::{LogRequest, LoggedEntry},
+};
+use mdgw_publog::SegmentMaintenance;
+use mdgw_sys::clock::unix_now;
+
+use super::{group::LogHole, state_copy::Donors};
+use crate::config::resolved::ChannelSetup;
+
+/// The log of a channel before it begins, and how far it is to be filled.
+#[derive(Debug)]
+pub(super) struct LogCopy<'log> {
+    sink: &'log mut LogSink,
+    maintenance: &'log mut SegmentMaintenance,
+    /// Position of the copied state.
+    until: StreamPosition,
+    /// From the first message that stays missing to the one behind the last.
+    hole: Option<LogHole>,
+    entries: u64,
+    fault: Option<PeerEntryFault>,
+    /// Segments begun when maintenance ran last.
+    segments: u64,
+}
+
+impl<'log> LogCopy<'log> {
+    pub(super) fn new(
+        sink: &'log mut LogSink,
+        maintenance: &'log mut SegmentMaintenance,
+        until: StreamPosition,
+    ) -> Self {
+        Self { sink, maintenance, until, hole: None, entries: 0, fault: None, segments: 0 }
+    }
+
+    /// Fills the log from the log of the peer that the state was copied from. Returns what of the state's session stays missing in it.
+    pub(super) fn fill(
+        mut self,
+        donors: &Donors,
+        peer: SocketAddrV4,
+        setup: &ChannelSetup,
+        messages_max: u64,
+    ) -> Option<LogHole> {
+        let channel = setup.id;
+        for attempt in 1..=ATTEMPTS_MAX {
+            let request = LogRequest { channel, from: self.sink.committed_through(), messages_max };
+            let ended = donors.fetch_log(peer, request, &mut |session, entry| self.accept(session, entry));
+            let is_last_attempt = attempt == ATTEMPTS_MAX;
+            match ended {
+                // An entry may follow that says that the last messages before the state had no output.
+                Ok(_) if self.is_behind() && !is_last_attempt => {}
+                Ok(is_whole) => {
+                    if is_whole && self.fault.is_none() {
+                        self.cover();
+                    }
+                    break;
+                }
+                Err(error) if is_retried(&error) && !is_last_attempt => {}
+                Err(error) => {
+                    tracing::warn!(%peer, channel = setup.name, %error, "could not copy the peer's log: this gateway cannot publish messages before its copy of the peer's state");
+                    break;
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+        if let Some(fault) = self.fault {
+            tracing::warn!(%peer, channel = setup.name, %fault, "the copy of the peer's log ends early");
+        }
+        let end = self.end();
+        self.extend_hole(end, self.until.sequence);
+        tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
+        self.hole
+    }
+
+    fn accept(&mut self, session: Session, entry: &LoggedEntry) {
+        let LoggedEntry { first, next, flags, frame_count, payload } = entry;
+        let (end, committed) = (self.end(), self.sink.committed_through());
+        let entry =
+            PeerEntry { session, first: *first, next: *next, flags: *flags, frame_count: *frame_count, payload };
+        if self.fault.is_some() {
+            return;
+        }
+        self.sink.begin(unix_now());
+        match self.sink.append_peer_entry(&entry, self.until) {
+            Ok(()) if self.sink.committed_through() == committed => {}
+            Ok(()) => {
+                self.entries += 1;
+                if session == self.until.session {
+                    self.extend_hole(end, *first);
+                }
+            }
+            Err(fault) => self.fault = Some(fault),
+        }
+        let segments = self.sink.writer().counts().segments;
+        if segments != self.segments {
+            self.segments = segments;
+            self.maintenance.run_once(unix_now().0);
+        }
+    }
+
+    /// End of the log in the session of the state.
+    fn end(&self) -> Sequence {
+        let committed = self.sink.committed_through();
+        committed.filter(|end| end.session == self.until.session).map_or(Sequence(1), |end| end.sequence)
+    }
+
+    fn is_behind(&self) -> bool {
+        self.fault.is_none() && self.end() < self.until.sequence
+    }
+
+    /// Messages that stay missing begin at `first`; the log goes on at `next`.
+    fn extend_hole(&mut self, first: Sequence, next: Sequence) {
+        if first < next {
+            let session = self.until.session;
+            let (begin, _) = self.hole.unwrap_or((StreamPosition::at(session, first), self.until));
+            self.hole = Some((begin, StreamPosition::at(session, next)));
+        }
+    }
+
+    /// The messages between the log's end and the state had no output.
+    fn cover(&mut self) {
+        if self.sink.committed_through().is_some_and(|end| end.session == self.until.session) {
+            self.sink.begin(unix_now());
+            self.sink.covered_through(self.until.sequence);
+            self.sink.commit_covered();
+        }
+    }
+}
+
+fn is_retried(error: &CopyError) -> bool {
+    matches!(error, CopyError::Io(_) | CopyError::Unreachable(_))
+}
+
+const ATTEMPTS_MAX: u32 = 3;
+/// Pause before the next attempt.
+const PAUSE: Duration = Duration::from_millis(20);
