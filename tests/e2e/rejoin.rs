@@ -21,7 +21,7 @@ use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
     pair::{CHANNEL, Delivery, InProcessGateway, RecordingConsumer, has_gap, log_entries, messages_of},
-    process::{self, MdgwProcess, Signal, TEST_TIMEOUT},
+    process::{self, MdgwProcess, Signal, TEST_TIMEOUT, wait_until},
     stalling_relay::StallingRelay,
     trading_day::TradingDay,
 };
@@ -104,6 +104,11 @@ impl RejoinScenario {
     }
 }
 
+/// A consumer that requests nothing: no gateway serves its address.
+fn consumer_of_multicast(pair: &ElectedPair, joined: u32) -> RecordingConsumer {
+    RecordingConsumer::open(&pair.gateways.fixture(1).peer_on_same_lines(3), joined)
+}
+
 /// Requests a state copy from a gateway, and disconnects after the first slice.
 fn abort_copy_midway(from: SocketAddrV4) {
     let mut socket = TcpStream::connect(from).unwrap();
@@ -171,7 +176,7 @@ fn messages_that_nobody_received_are_published_by_the_gateway_that_copied_the_le
     let deaf = pair.config_text(1).replace(&output, &elsewhere);
     pair.gateways.start(1, &deaf);
     pair.wait_until_leads(1);
-    let mut consumer = RecordingConsumer::open(pair.gateways.fixture(2), 2);
+    let mut consumer = consumer_of_multicast(&pair, 2);
     day.play_first_half(pair.gateways.fixture(1));
     let unreceived = messages_of(&log_entries(pair.gateways.fixture(1)));
     assert!(unreceived.len() > 9_000, "{} messages", unreceived.len());
@@ -250,6 +255,33 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
         second.iter().all(|(name, records)| expected[name] == *records),
         "the second gateway published other records"
     );
+}
+
+/// Both hosts are rebooted: the logs in memory are gone. What nobody published meanwhile comes from the venue.
+#[test]
+fn gateways_whose_logs_are_gone_publish_what_nobody_has_published_since() {
+    let pair = ElectedPair::new(GatewayOptions::itch());
+    let mut scenario = RejoinScenario::with_pair(pair, &[1, 2], "500", consumer_of_multicast);
+    scenario.pair.wait_until_eligible(2);
+    scenario.receive(3_000);
+    for node in [1, 2] {
+        let stored = scenario.pair.gateways.fixture(node).path("state.json.positions");
+        wait_until("the position is stored", || stored.exists());
+    }
+    scenario.receive(6_000);
+    scenario.pair.gateways.kill(1);
+    scenario.pair.gateways.kill(2);
+    for node in [1, 2] {
+        std::fs::remove_dir_all(scenario.pair.gateways.fixture(node).path("log")).unwrap();
+    }
+    let reference = messages_of(&log_entries(&scenario.reference.fixture)).len();
+    wait_until("nobody publishes", || messages_of(&log_entries(&scenario.reference.fixture)).len() > reference + 1_000);
+    scenario.pair.start(2);
+    scenario.pair.start(1);
+    let leader = scenario.pair.leader();
+    scenario.pair.wait_until_eligible(3 - leader);
+    let (_pair, consumer, expected) = scenario.finish();
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use mdgw_runtime::{
         entry::{AuditEvent, PendingEntry},
         file::AuditFile,
     },
-    state_file::{ShutdownPosition, StartEpoch, StateFile},
+    state_file::{ResumePosition, StartEpoch, StateFile},
 };
 use mdgw_status::{
     disclosure::Disclosure,
@@ -214,9 +214,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
         state.set_session(ChannelId(channel), known).unwrap();
     }
     let crashed = fs::read(&path).unwrap();
-    state
-        .record_shutdown([(ChannelId(1), ShutdownPosition { session, next: Sequence(70), has_ended: false })])
-        .unwrap();
+    state.record_shutdown([(ChannelId(1), ResumePosition { session, next: Sequence(70), has_ended: false })]).unwrap();
     vec![crashed, fs::read(&path).unwrap()]
 }
 

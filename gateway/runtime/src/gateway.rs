@@ -129,8 +129,9 @@ use crate::{
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
+    published_positions::{self, PositionThread},
     retransmit::ServiceError,
-    state_file::{ShutdownPosition, Start, StateError},
+    state_file::{ResumePosition, Start, StateError},
 };
 
 /// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
@@ -148,6 +149,7 @@ pub struct Gateway {
     /// A reload of output lines could not be undone: a stalled channel may still send on the lines that it opened.
     has_stray_lines: bool,
     standby: Option<Standby>,
+    positions: Option<PositionThread>,
     link: Option<PairLink>,
     link_slot: LinkSlot,
     peer_forwarder: Option<PeerForwarder>,
@@ -326,6 +328,10 @@ impl Gateway {
         }
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
+        let positions_path = published_positions::path_beside(&config.gateway.state_file);
+        let positions =
+            status_table.map(Arc::clone).map(|table| PositionThread::start(positions_path, move || table.all()));
+        let positions = positions.transpose().map_err(GatewayError::io("start the thread that stores positions"))?;
         let groups = group::handles(config, &wiring.context().groups, &pools, wiring.takeover_shared(), status_table);
         let (context, output_slots) = (wiring.context().clone(), wiring.output_slots().clone());
         let logs = config.channels.iter().map(|setup| (setup.id, config.gateway.log_directory(setup.id)));
@@ -388,6 +394,7 @@ impl Gateway {
             output_slots,
             has_stray_lines: false,
             standby,
+            positions,
             link: None,
             link_slot,
             peer_forwarder: None,
@@ -821,7 +828,7 @@ impl Gateway {
     /// When latency logs or the state could not be written completely; all parts have stopped nevertheless.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
-        let Self { this_start, elections, pools, standby, link, peer_forwarder, placement, .. } = self;
+        let Self { this_start, elections, pools, standby, positions, link, peer_forwarder, placement, .. } = self;
         let Self { sentinel, latency, cold, audit, control, admin, load, listeners, .. } = self;
         drop(placement);
         // First of all, so that a peer leads while this gateway still stops.
@@ -831,6 +838,7 @@ impl Gateway {
         drop(sentinel);
         drop(peer_forwarder);
         drop(link);
+        drop(positions);
         let listener_counts = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
@@ -892,10 +900,10 @@ fn load_sample(gauges: &[Gauges], dropped: u64) -> LoadSample {
 }
 
 /// Position of a channel at the shutdown; `None` if no session has begun.
-fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ShutdownPosition> {
+fn shutdown_position(pipeline: &ChannelPipeline) -> Option<ResumePosition> {
     let progress = pipeline.sink().session_progress()?;
     let session = Session::from_bytes(progress.session)?;
-    Some(ShutdownPosition { session, next: progress.covered_through, has_ended: progress.has_ended })
+    Some(ResumePosition { session, next: progress.covered_through, has_ended: progress.has_ended })
 }
 
 /// A hot thread that works without progress for this time has stalled, unless [`Overrides::stall_limit`] says otherwise.

@@ -8,5 +8,6 @@ pub mod config;
 pub(crate) mod control;
 pub mod gateway;
 pub mod latency_thread;
+mod published_positions;
 pub mod retransmit;
 pub mod state_file;

@@ -52,9 +52,9 @@ pub struct Start {
     pub incarnation: Incarnation,
 }
 
-/// A channel's position at an orderly shutdown.
+/// Where a channel's output continues after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShutdownPosition {
+pub struct ResumePosition {
     /// Last session of the channel.
     pub session: Session,
     /// First sequence that the output does not cover.
@@ -107,7 +107,7 @@ pub(crate) struct StoredChannel {
     /// The last one that began.
     pub session: Option<KnownSession>,
     /// The position in that session at the last orderly shutdown.
-    pub shutdown_position: Option<ShutdownPosition>,
+    pub shutdown_position: Option<ResumePosition>,
 }
 
 impl StateFile {
@@ -231,10 +231,10 @@ impl StateFile {
     /// The position of a channel's present session at the last orderly shutdown. After a later crash, only the
     /// publication log shows the position.
     #[must_use]
-    pub fn shutdown_position(&self, channel: ChannelId) -> Option<ShutdownPosition> {
+    pub fn shutdown_position(&self, channel: ChannelId) -> Option<ResumePosition> {
         let session = self.session(channel)?.session;
         let StoredPosition { next, has_ended } = self.state.sessions.get(&channel.0)?.shutdown_position?;
-        Some(ShutdownPosition { session, next: Sequence(next), has_ended })
+        Some(ResumePosition { session, next: Sequence(next), has_ended })
     }
 
     /// What is stored of a channel.
@@ -249,10 +249,10 @@ impl StateFile {
     /// When it cannot be written.
     pub fn record_shutdown(
         &mut self,
-        channels: impl IntoIterator<Item = (ChannelId, ShutdownPosition)>,
+        channels: impl IntoIterator<Item = (ChannelId, ResumePosition)>,
     ) -> Result<(), StateError> {
         let mut state = self.state.clone();
-        for (channel, ShutdownPosition { session, next, has_ended }) in channels {
+        for (channel, ResumePosition { session, next, has_ended }) in channels {
             let is_stored = self.session(channel).is_some_and(|kept| kept.session == session);
             if let Some(stored) = state.sessions.get_mut(&channel.0).filter(|_| is_stored) {
                 stored.shutdown_position = Some(StoredPosition { next: next.0, has_ended });
@@ -428,7 +428,7 @@ fn open_lock(path: &Path) -> io::Result<Option<File>> {
     Ok(try_lock(&lock)?.then_some(lock))
 }
 
-fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -439,7 +439,7 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 /// Replaces the file's content so that a crash leaves the old one or the new one.
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
     let new_path = sibling_path(path, ".new");
     let directory = directory_of(path);
     let mut file = File::create(&new_path).map_err(|error| ("create", error))?;
@@ -612,7 +612,7 @@ pub(crate) mod tests {
     fn a_shutdown_position_is_kept_only_for_the_current_session() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
-        let shutdown_position = |restart, next| ShutdownPosition {
+        let shutdown_position = |restart, next| ResumePosition {
             session: known(restart).session,
             next: Sequence(next),
             has_ended: restart == 4,
@@ -747,7 +747,7 @@ pub(crate) mod tests {
         let mut state = StateFile::open(&path).unwrap();
         state.begin(3, StartEpoch::Next, NOW, 0).unwrap();
         state.set_session(ChannelId(1), known(11)).unwrap();
-        let left = ShutdownPosition { session: known(11).session, next: Sequence(9), has_ended: true };
+        let left = ResumePosition { session: known(11).session, next: Sequence(9), has_ended: true };
         state.record_shutdown([(ChannelId(1), left)]).unwrap();
         let without_groups = fs::read_to_string(&path).unwrap();
         state.record_epochs([(GroupId(1), Epoch::new(10, 1)), (GroupId(23), Epoch::new(5, 2))]).unwrap();
@@ -794,7 +794,7 @@ pub(crate) mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let other = KnownSession { has_messages: false, ..known(4) };
-        let left = ShutdownPosition { session: known(3).session, next: Sequence(9), has_ended: true };
+        let left = ResumePosition { session: known(3).session, next: Sequence(9), has_ended: true };
         fs::write(&path, include_str!("../../../tests/data/formats/state.json")).unwrap();
         let mut state = StateFile::open(&path).unwrap();
         assert_eq!([1, 2].map(|channel| state.session(ChannelId(channel))), [Some(known(3)), Some(other)]);

@@ -50,8 +50,9 @@ use crate::{
         resolved::{ChannelSetup, GatewayConfig, OutputConfig},
     },
     latency_thread::ChannelMetricsCollector,
+    published_positions::PublishedPositions,
     retransmit::ServedChannel,
-    state_file::{ShutdownPosition, Start, StoredChannel},
+    state_file::{ResumePosition, Start, StoredChannel},
 };
 
 /// What the construction of every channel needs, at the start and in a reload.
@@ -67,6 +68,8 @@ pub(super) struct ChannelContext {
     pub(super) sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     pub(super) peer_gap_requests: Arc<PeerGapRequests>,
     pub(super) history: Arc<InputHistory>,
+    /// How far each channel was published at least, as stored before this start.
+    pub(super) published: PublishedPositions,
 }
 
 /// A channel that was built, and what other threads need of it.
@@ -246,7 +249,7 @@ impl ChannelBuilder<'_> {
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
         stored: StoredChannel,
-        copied: Option<(ShutdownPosition, SocketAddrV4)>,
+        copied: Option<(ResumePosition, SocketAddrV4)>,
         replays_whole_session: bool,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
@@ -275,7 +278,7 @@ impl ChannelBuilder<'_> {
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
-        let from_log = logged.map(|(session, next)| ShutdownPosition { session, next, has_ended });
+        let from_log = logged.map(|(session, next)| ResumePosition { session, next, has_ended });
         let mut sink = LogSink::new(writer);
         let begin = sink.writer().end();
         let mut hole = None;
@@ -293,16 +296,22 @@ impl ChannelBuilder<'_> {
         // be behind: it may have been deleted, or lack entries that were kept in private memory.
         let from_log = from_log.filter(|shutdown| stored.session.is_none_or(|known| known.session == shutdown.session));
         let shutdown_position = stored.shutdown_position.filter(|_| !replays_whole_session);
-        let resumed = from_log.into_iter().chain(shutdown_position).max_by_key(|shutdown| shutdown.next);
+        let is_present =
+            |position: &&ResumePosition| stored.session.is_none_or(|known| known.session == position.session);
+        // It may be ahead of this gateway's own log, which then continues at its end.
+        let published = self.context.published.get(&setup.id).filter(|_| from_log.is_none() && !replays_whole_session);
+        let published = published.filter(is_present).copied();
+        let resumed =
+            from_log.into_iter().chain(shutdown_position).chain(published).max_by_key(|position| position.next);
         let copied = copied.map(|(position, _)| {
             // The peer's log may have the session's end already.
             let is_at =
                 |progress: &&SessionProgress| progress.session == position.session.to_bytes() && progress.has_ended;
             let has_ended = position.has_ended || sink.session_progress().filter(is_at).is_some();
-            ShutdownPosition { has_ended, ..position }
+            ResumePosition { has_ended, ..position }
         });
         let resumed = copied.or(resumed);
-        if let Some(ShutdownPosition { session, next, has_ended }) = resumed {
+        if let Some(ResumePosition { session, next, has_ended }) = resumed {
             sink.resume(session, next, has_ended);
         }
         Ok(OpenedLog { sink, maintenance, directory, frame_bytes_max, logged, resumed, begin, hole })
@@ -411,9 +420,9 @@ fn replay_config(mut config: ChannelConfig) -> ChannelConfig {
 }
 
 /// Position at which a channel continues that was copied from a peer.
-fn copied_position(channel: &Channel) -> Option<ShutdownPosition> {
+fn copied_position(channel: &Channel) -> Option<ResumePosition> {
     let (session, next) = channel.position()?;
-    Some(ShutdownPosition { session, next, has_ended: channel.state() == ChannelState::Ended })
+    Some(ResumePosition { session, next, has_ended: channel.state() == ChannelState::Ended })
 }
 
 /// A channel's publication log, ready to be written.
@@ -426,7 +435,7 @@ struct OpenedLog {
     /// End of the log.
     logged: Option<(Session, Sequence)>,
     /// Position of the channel at the end of the gateway's last run.
-    resumed: Option<ShutdownPosition>,
+    resumed: Option<ResumePosition>,
     /// Where the log ended when it was opened. Behind it are entries of a peer's log.
     begin: Position,
     /// What the log lacks before a copied state.

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     config::{Resolved, resolved::RetransmissionLimits},
     retransmit::{ServedChannel, snapshot_group::SnapshotGroup},
-    state_file::{ShutdownPosition, StateError, StateFile, StoredChannel},
+    state_file::{ResumePosition, StateError, StateFile, StoredChannel},
 };
 
 /// Inputs of the cold threads.
@@ -187,7 +187,7 @@ impl ColdThreads {
 
     /// Lets go of a channel whose pipeline has ended, and stores its position for the next time that it is added or the
     /// gateway starts. Its log's files stay.
-    pub(super) fn remove(&self, channel: ChannelId, sockets: Vec<Arc<Socket>>, position: Option<ShutdownPosition>) {
+    pub(super) fn remove(&self, channel: ChannelId, sockets: Vec<Arc<Socket>>, position: Option<ResumePosition>) {
         if let Some(running) = &self.retransmission {
             running.remove(channel);
         }
@@ -214,7 +214,7 @@ impl ColdThreads {
     }
 
     /// Stops all threads and stores the channels' `positions` for the next start.
-    pub(super) fn stop(mut self, positions: Vec<(ChannelId, ShutdownPosition)>) -> Result<(), GatewayError> {
+    pub(super) fn stop(mut self, positions: Vec<(ChannelId, ResumePosition)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {

@@ -51,6 +51,7 @@ use crate::{
         tag_keys::tag_policies,
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
+    published_positions,
     retransmit::{ServedChannel, snapshot_group::SnapshotGroup},
     state_file::{StartEpoch, StateFile},
 };
@@ -127,6 +128,7 @@ impl<'c> Wiring<'c> {
             peer_gap_requests: Arc::new(PeerGapRequests::new(
                 usize::from(REQUESTS_IN_FLIGHT_MAX) * channels_max.max(1),
             )),
+            published: published_positions::read(&published_positions::path_beside(&config.gateway.state_file)),
             history: Arc::new(InputHistory::new(
                 config.channels.iter().map(|setup| (setup.id, setup.feed)),
                 link.map_or(HISTORY_BYTES, |link| link.history_bytes),
