@@ -690,8 +690,14 @@ mod tests {
         ]
     }
 
-    /// With the messages that 0.1.0 did not have.
     fn all_samples() -> Vec<LinkMessage> {
+        let mut messages = samples();
+        messages.extend(log_samples());
+        messages
+    }
+
+    /// Messages that 0.1.0 did not have.
+    fn log_samples() -> [LinkMessage; 5] {
         let channel = ChannelId(13);
         let from = StreamPosition { session: session(), sequence: Sequence(7), part: 2 };
         let entry = |payload: Vec<u8>| LoggedEntry {
@@ -701,19 +707,13 @@ mod tests {
             frame_count: 2,
             payload,
         };
-        let mut messages = samples();
-        messages.extend([
+        [
             LinkMessage::LogRequest(LogRequest { channel, from: None, messages_max: 5 }),
             LinkMessage::LogRequest(LogRequest { channel, from: Some(from), messages_max: 1 << 40 }),
-            LinkMessage::LogEntries {
-                channel,
-                session: session(),
-                entries: vec![entry(vec![]), entry(vec![7; 1_400])],
-            },
+            LinkMessage::LogEntries { channel, session: session(), entries: vec![entry(vec![]), entry(vec![7; 40])] },
             LinkMessage::LogEnd { channel, is_whole: false },
             LinkMessage::LogEnd { channel, is_whole: true },
-        ]);
-        messages
+        ]
     }
 
     #[test]
@@ -828,6 +828,16 @@ mod tests {
         let before = include_str!("../../../../tests/data/formats/pair_link_hello_5.hex").lines().last().unwrap();
         let begin = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(|at| u8::from_str_radix(&before[2 * at..][..2], 16).unwrap());
         assert_eq!(Hello::check_version(&begin), Err(Malformed::Version { theirs: 5 }));
+    }
+
+    #[test]
+    fn messages_about_logs_are_as_they_were_added() {
+        check(
+            include_str!("../../../../tests/data/formats/pair_link_log.hex"),
+            &log_samples(),
+            |bytes| LinkMessage::parse(bytes).unwrap(),
+            LinkMessage::to_bytes,
+        );
     }
 
     fn hello() -> Hello {

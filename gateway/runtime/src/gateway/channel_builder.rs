@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, SocketAddrV4},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -28,7 +28,9 @@ use mdgw_pair::{
     pair_link::message::LinkIdentity,
     standby::{ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput},
 };
-use mdgw_publog::{LogOptions, LogRecovery, Position, Retention, SegmentMaintenance, create_log_root};
+use mdgw_publog::{
+    LogError, LogOptions, LogRecovery, Position, Reader, Retention, SegmentMaintenance, create_log_root,
+};
 use mdgw_sys::{
     batch::Outputs,
     clock::unix_now,
@@ -280,7 +282,7 @@ impl ChannelBuilder<'_> {
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
         let from_log = logged.map(|(session, next)| ResumePosition { session, next, has_ended });
         let mut sink = LogSink::new(writer);
-        let begin = sink.writer().end();
+        let mut begin = sink.writer().end();
         let mut hole = None;
         if let Some((position, donor)) = copied {
             if let Some(end) = from_log {
@@ -296,11 +298,15 @@ impl ChannelBuilder<'_> {
         // be behind: it may have been deleted, or lack entries that were kept in private memory.
         let from_log = from_log.filter(|shutdown| stored.session.is_none_or(|known| known.session == shutdown.session));
         let shutdown_position = stored.shutdown_position.filter(|_| !replays_whole_session);
-        let is_present =
-            |position: &&ResumePosition| stored.session.is_none_or(|known| known.session == position.session);
+        let published = self.published(setup, stored).filter(|_| !replays_whole_session);
+        let is_logged = |published: &ResumePosition| {
+            from_log.is_some_and(|log| log.session == published.session && log.next > published.next)
+        };
+        if let Some(published) = published.filter(is_logged) {
+            begin = place_of(&directory, setup.id, published).map_err(log_error)?;
+        }
         // It may be ahead of this gateway's own log, which then continues at its end.
-        let published = self.context.published.get(&setup.id).filter(|_| from_log.is_none() && !replays_whole_session);
-        let published = published.filter(is_present).copied();
+        let published = published.filter(|_| from_log.is_none());
         let resumed =
             from_log.into_iter().chain(shutdown_position).chain(published).max_by_key(|position| position.next);
         let copied = copied.map(|(position, _)| {
@@ -317,6 +323,12 @@ impl ChannelBuilder<'_> {
         Ok(OpenedLog { sink, maintenance, directory, frame_bytes_max, logged, resumed, begin, hole })
     }
 
+    /// How far the present session was published at least.
+    fn published(&self, setup: &ChannelSetup, stored: StoredChannel) -> Option<ResumePosition> {
+        let published = self.context.published.get(&setup.id).copied();
+        published.filter(|published| stored.session.is_none_or(|known| known.session == published.session))
+    }
+
     /// Fence and epochs of the channel's group.
     fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
         self.context.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
@@ -329,6 +341,13 @@ impl ChannelBuilder<'_> {
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         stored.session.filter(|known| is_wanted && known.has_messages)
     }
+}
+
+/// The place in a log of the first entry behind that position, or of the oldest entry.
+fn place_of(directory: &Path, channel: ChannelId, position: ResumePosition) -> Result<Position, LogError> {
+    let mut reader = Reader::open(directory, channel.0)?;
+    reader.seek(position.session.to_bytes(), position.next.0)?;
+    Ok(reader.position())
 }
 
 /// Options of a channel's publication log. Makes the directory of the logs.
@@ -436,7 +455,7 @@ struct OpenedLog {
     logged: Option<(Session, Sequence)>,
     /// Position of the channel at the end of the gateway's last run.
     resumed: Option<ResumePosition>,
-    /// Where the log ended when it was opened. Behind it are entries of a peer's log.
+    /// No gateway is known to have published the entries behind it: those of an earlier run, and of a peer's log.
     begin: Position,
     /// What the log lacks before a copied state.
     hole: Option<LogHole>,
