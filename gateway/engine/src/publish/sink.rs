@@ -86,7 +86,7 @@ pub struct PeerEntry<'a> {
     pub flags: u16,
     /// Frames in the payload.
     pub frame_count: u16,
-    /// The frames.
+    /// The frames, without any space between them.
     pub payload: &'a [u8],
 }
 

@@ -125,7 +125,7 @@ pub struct LoggedEntry {
     pub flags: u16,
     /// Frames in the payload.
     pub frame_count: u16,
-    /// The frames.
+    /// The frames, without any space between them.
     pub payload: Vec<u8>,
 }
 

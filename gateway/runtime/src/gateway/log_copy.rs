@@ -122,7 +122,7 @@ impl<'log> LogCopy<'log> {
     fn extend_hole(&mut self, first: Sequence, next: Sequence) {
         if first < next {
             let session = self.until.session;
-            let (begin, _) = self.hole.unwrap_or((StreamPosition::at(session, first), self.until));
+            let begin = self.hole.map_or_else(|| StreamPosition::at(session, first), |(begin, _)| begin);
             self.hole = Some((begin, StreamPosition::at(session, next)));
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
     sync::{Arc, Mutex},
     thread,
