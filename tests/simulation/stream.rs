@@ -40,6 +40,7 @@ use mdgw_tests::captures::print_to_stderr;
 
 use crate::{lease, seeds::for_seeds_on_one_core};
 use faults::FaultKind;
+use gateway::RestartSafeguards;
 use simulation::{Counts, RunOutcome, StreamSimulation};
 use venue_script::StreamItem;
 
@@ -54,6 +55,8 @@ struct StreamSetup {
     counts_received_only: bool,
     /// A standby rejects received positions beyond its own input and the leader's reports.
     rejects_beyond_input: bool,
+    /// What a restarted gateway may have to publish.
+    restart: RestartSafeguards,
     /// Receivers drop packets of an old epoch.
     checks_epochs: bool,
     /// Receivers ask all services for the range of their logs; otherwise they trust the first answer.
@@ -62,6 +65,8 @@ struct StreamSetup {
     waits_for_end: bool,
     /// The election decides leadership.
     uses_election: bool,
+    /// Share of restarts for which another gateway is reachable, whose state is copied then.
+    copied_share: f64,
     /// Pause of the venue between two sessions, ns.
     session_break_ns: u64,
     /// Faults of a run without an election, all equally frequent.
@@ -103,10 +108,12 @@ const PAIR: StreamSetup = StreamSetup {
     starts_at_received: true,
     counts_received_only: true,
     rejects_beyond_input: true,
+    restart: RestartSafeguards { copies_log: true, begins_at_stored: true, remembers_epochs: true },
     checks_epochs: true,
     asks_all_services: true,
     waits_for_end: true,
     uses_election: false,
+    copied_share: 0.5,
     session_break_ns: 25 * MS,
     faults: FaultKind::ALL,
 };
@@ -174,8 +181,9 @@ fn assert_violation_found(what: &str, setup: StreamSetup, is_expected: fn(&Viola
     let (seed, violation) = found.unwrap_or_else(|| panic!("no violation in {CONTROL_SEEDS} seeds"));
     print_to_stderr(&format!("without {what}: {violation:?}, seed {seed}"));
     // With all safeguards on, the same seed has no violation.
-    let StreamSetup { gateways, network, uses_election, session_break_ns, faults, .. } = setup;
-    let all_safeguards = StreamSetup { gateways, network, uses_election, session_break_ns, faults, ..PAIR };
+    let StreamSetup { gateways, network, uses_election, copied_share, session_break_ns, faults, .. } = setup;
+    let all_safeguards =
+        StreamSetup { gateways, network, uses_election, copied_share, session_break_ns, faults, ..PAIR };
     assert_eq!(StreamSimulation::new(seed, all_safeguards).run().violation, None, "seed {seed}");
 }
 
@@ -206,6 +214,18 @@ fn a_takeover_from_a_reported_position_loses_messages() {
 }
 
 #[test]
+fn a_gateway_that_copies_a_state_without_the_log_before_it_loses_messages() {
+    let restart = RestartSafeguards { copies_log: false, ..PAIR.restart };
+    assert_violation_found("copying the peer's log", StreamSetup { restart, ..PAIR }, is_loss);
+}
+
+#[test]
+fn a_restarted_gateway_that_begins_at_the_end_of_its_log_loses_messages() {
+    let restart = RestartSafeguards { begins_at_stored: false, ..PAIR.restart };
+    assert_violation_found("the stored position", StreamSetup { restart, ..PAIR }, is_loss);
+}
+
+#[test]
 fn receivers_of_elected_leaders_need_their_safeguards() {
     assert_violation_found(
         "the receivers' epoch rule, elected",
@@ -222,9 +242,11 @@ fn receivers_of_elected_leaders_need_their_safeguards() {
 /// The last messages of a session are in no file of the leader's log, and the other gateway logs them later.
 #[test]
 fn receivers_that_leave_a_session_at_its_last_logged_message_lose_the_rest() {
+    // Restarted gateways that have stored nothing, and copy no state: others leave such a hole too seldom.
+    let restart = RestartSafeguards { begins_at_stored: false, remembers_epochs: false, ..PAIR.restart };
     assert_violation_found(
         "waiting for a service that knows the end",
-        StreamSetup { waits_for_end: false, ..SHORT_BREAKS },
+        StreamSetup { waits_for_end: false, restart, copied_share: 0.0, ..SHORT_BREAKS },
         is_loss,
     );
 }

@@ -10,7 +10,7 @@ use mdgw_feeds::{
 
 use super::{
     CHANNEL, GROUP, MS, NetworkConditions,
-    simulation::{Event, OutputCut, StreamSimulation, node_of},
+    simulation::{Event, GatewaySlot, OutputCut, StreamSimulation, node_of},
     venue_script::{FORGED_SESSION, session},
 };
 
@@ -118,19 +118,27 @@ impl StreamSimulation {
     // ---- processes ----
 
     pub(super) fn start(&mut self, gateway: usize) {
+        let peer = self.choose_donor(gateway).and_then(|donor| self.slots[donor].gateway.copy_state());
         let slot = &mut self.slots[gateway];
-        slot.gateway.start();
+        slot.gateway.start(peer);
         let incarnation = slot.incarnation;
         self.after(0, Event::Input { gateway, incarnation });
     }
 
-    fn kill(&mut self, gateway: usize) {
-        // Without retransmission services, only another running gateway can publish what a killed gateway did not send.
-        let is_needed =
-            self.setup.network == NetworkConditions::Lossless && self.choose(|number| number != gateway).is_none();
-        if is_needed {
-            return;
+    /// Another gateway, which has caught up, and whose state a starting gateway copies.
+    fn choose_donor(&mut self, starting: usize) -> Option<usize> {
+        let is_running = |slot: &GatewaySlot| slot.is_eligible && !slot.is_stopped && slot.gateway.run.is_some();
+        let donors = (0..self.slots.len()).filter(|number| *number != starting && is_running(&self.slots[*number]));
+        let donors: Vec<_> = donors.collect();
+        if donors.is_empty() || self.setup.copied_share <= 0.0 {
+            return None;
         }
+        let chosen = self.random.below(donors.len() as u64);
+        let is_reachable = self.random.chance(self.setup.copied_share);
+        donors.get(usize::try_from(chosen).expect("few gateways")).copied().filter(|_| is_reachable)
+    }
+
+    fn kill(&mut self, gateway: usize) {
         if !self.end_process(gateway) {
             return;
         }
@@ -250,6 +258,10 @@ impl StreamSimulation {
             0 => self.kill(leader),
             1 => self.hand_over(leader),
             _ => self.expire_lease(leader),
+        }
+        // There was nobody to hand over to.
+        if self.leader == Some(leader) {
+            self.after(MS, Event::CutLeadershipEnds);
         }
     }
 

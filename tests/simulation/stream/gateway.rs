@@ -12,7 +12,9 @@ use std::{
 };
 
 use mdgw_captures::random::Random;
-use mdgw_engine::publish::{LogSink, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared};
+use mdgw_engine::publish::{
+    LogSink, PeerEntry, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared,
+};
 use mdgw_feeds::{
     book::BookLimits,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, FrameMeta, FrameSink as _},
@@ -24,6 +26,7 @@ use mdgw_feeds::{
     },
     time::{MonoNs, UnixNs},
 };
+use mdgw_pair::standby::KnownEpochs;
 use mdgw_publog::{LogOptions, LogRecovery, OpenedLog, Position, Reader, SegmentMaintenance, WriterCounts};
 use mdgw_runtime::{
     config::resolved::RetransmissionLimits,
@@ -49,6 +52,8 @@ pub(super) struct Gateway {
     directory: PathBuf,
     day: Rc<VenueScript>,
     random: Random,
+    /// What outlives the process besides the log.
+    stored: Stored,
     /// `None`: the process is down.
     pub(super) run: Option<RunningGateway>,
 }
@@ -62,6 +67,37 @@ pub(super) struct GatewaySetup {
     /// Share of send calls that find a socket full.
     pub(super) full_share: f64,
     pub(super) safeguards: StandbySafeguards,
+    pub(super) restart: RestartSafeguards,
+}
+
+/// State that a gateway stores at intervals.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stored {
+    /// How far the output was published at least.
+    position: Option<StreamPosition>,
+    /// The highest known epoch.
+    epoch: Epoch,
+}
+
+/// Safeguards of a restart that a negative control switches off.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RestartSafeguards {
+    /// A gateway that copies its peer's state also copies what its log lacks before that state.
+    pub(super) copies_log: bool,
+    /// A gateway that has received nothing since its start begins at its stored position, not at the end of its log.
+    pub(super) begins_at_stored: bool,
+    /// A gateway knows the epochs that its earlier runs knew.
+    pub(super) remembers_epochs: bool,
+}
+
+/// The state of another gateway, for one that starts.
+#[derive(Debug)]
+pub(super) struct StateCopy {
+    directory: PathBuf,
+    position: StreamPosition,
+    has_ended: bool,
+    /// The venue's next step.
+    step: usize,
 }
 
 /// The running process of a gateway.
@@ -79,29 +115,33 @@ pub(super) struct RunningGateway {
     random: Random,
     /// Index of the next step of the venue.
     step: usize,
+    /// Position of the channel after the step before, and whether its session has ended. The log may be ahead: the input is replayed.
+    channel: Option<(StreamPosition, bool)>,
     /// Number of drain acknowledgements requested so far.
     drain_requests: u64,
 }
 
 impl Gateway {
     pub(super) fn new(setup: GatewaySetup, directory: PathBuf, day: &Rc<VenueScript>, random: Random) -> Self {
-        Self { setup, directory, day: Rc::clone(day), random, run: None }
+        Self { setup, directory, day: Rc::clone(day), random, stored: Stored::default(), run: None }
     }
 
-    /// Starts the process on its existing log. The venue or the peer resends the present session from its beginning.
-    pub(super) fn start(&mut self) {
-        let GatewaySetup { node, sockets, segment_bytes, full_share, safeguards } = &self.setup;
+    /// Starts the process on its existing log, with another gateway's state where that is ahead. Else the venue or the peer resends the
+    /// present session from its beginning.
+    pub(super) fn start(&mut self, peer: Option<StateCopy>) {
+        let GatewaySetup { node, sockets, segment_bytes, full_share, safeguards, restart } = &self.setup;
         let options = LogOptions {
             segment_bytes: *segment_bytes,
             private_bytes: *segment_bytes,
             ready_segments: 3,
             ..LogOptions::new(&self.directory, CHANNEL.0)
         };
-        let OpenedLog { writer, maintenance, recovered } = mdgw_publog::open(options, NOW_NS).expect("the log opens");
+        let OpenedLog { writer, mut maintenance, recovered } =
+            mdgw_publog::open(options, NOW_NS).expect("the log opens");
         let LogRecovery { last, last_flags, damaged_segments, .. } = recovered;
         assert_eq!(damaged_segments, 0, "a killed process leaves no partial entry");
         let mut log = LogSink::new(writer);
-        let mut step = 0;
+        let (mut step, mut channel) = (0, None);
         let mut ready = None;
         if let Some((log_session, next)) = last {
             let log_session = Session::from_bytes(log_session).expect("a session");
@@ -109,6 +149,16 @@ impl Gateway {
             log.resume(log_session, Sequence(next), PacketFlags(flags).contains(PacketFlags::END_OF_SESSION));
             step = self.day.session_start_step(log_session.restart);
             ready = Some(StreamPosition::at(log_session, Sequence(next)));
+        }
+        let stored = self.stored.position.filter(|stored| restart.begins_at_stored && Some(*stored) < ready);
+        let begin = stored.map_or(log.writer().end(), |stored| self.place_of(stored));
+        if let Some(copy) = peer.filter(|copy| ready <= Some(copy.position)) {
+            if restart.copies_log {
+                copy_log(&copy, &mut log, &mut maintenance);
+            }
+            log.resume(copy.position.session, copy.position.sequence, copy.has_ended);
+            (step, ready) = (copy.step, Some(copy.position));
+            channel = Some((copy.position, copy.has_ended));
         }
         let (takeover, fence) = (Arc::new(TakeoverShared::default()), Arc::new(Fence::closed()));
         let lines = u16::try_from(sockets.len()).expect("few lines");
@@ -123,9 +173,11 @@ impl Gateway {
             log_directory: self.directory.clone(),
             tag_key: None,
         };
-        let publisher = Publisher::new(config, &log, Arc::clone(&takeover));
+        let publisher = Publisher::new(config, &log, Arc::clone(&takeover)).beginning_at(begin);
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
-        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), *safeguards);
+        let known_epoch = if restart.remembers_epochs { self.stored.epoch } else { Epoch::default() };
+        let epochs = Arc::new(KnownEpochs::new(known_epoch, 1_000));
+        let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), (epochs, *safeguards));
         let served = ServedChannel {
             group: GROUP,
             channel: CHANNEL,
@@ -153,8 +205,37 @@ impl Gateway {
             day: Rc::clone(&self.day),
             random,
             step,
+            channel,
             drain_requests: 0,
         });
+    }
+
+    /// Place in the own log of the first entry behind that position.
+    fn place_of(&self, position: StreamPosition) -> Position {
+        let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
+        reader.seek(position.session.to_bytes(), position.sequence.0).expect("the own log");
+        reader.position()
+    }
+
+    /// The state of the running process, for another gateway. None if the log's files lack entries: they would be in neither log, and a
+    /// subscriber that has lost their packets could request them from nobody.
+    pub(super) fn copy_state(&mut self) -> Option<StateCopy> {
+        let run = self.run.as_mut()?;
+        run.log.flush();
+        let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
+        while reader.next().is_some() {}
+        if reader.lost_entries() > 0 || run.log.writer().counts().entries_private > 0 {
+            return None;
+        }
+        let (position, has_ended) = run.channel?;
+        Some(StateCopy { directory: self.directory.clone(), position, has_ended, step: run.step })
+    }
+
+    /// Stores the highest known epoch, and how far the output is published: by this gateway, or as it was received of another one.
+    pub(super) fn store(&mut self, now: MonoNs) {
+        let Some(run) = &mut self.run else { return };
+        let published = if run.fence.is_open_at(now) { run.sent_position() } else { run.standby.received_through() };
+        self.stored = Stored { position: self.stored.position.max(published), epoch: run.standby.epochs.highest() };
     }
 
     /// Kills the process at a random point: the last entries in its log are unsent, and the very last ones may be
@@ -232,11 +313,22 @@ impl RunningGateway {
     fn process_step(&mut self, now_ns: u64) {
         let Some((step, _)) = self.day.step(self.step) else { return };
         self.log.begin(UnixNs(NOW_NS + now_ns));
+        let at = |restart, next| Some((StreamPosition::at(session(restart), Sequence(next)), false));
         match step {
-            VenueStep::Session(restart) => self.log.session(session(restart), Sequence(1)),
-            VenueStep::NoOutput(next) => self.log.covered_through(Sequence(next)),
-            VenueStep::End => self.log.end_of_session(),
+            VenueStep::Session(restart) => {
+                self.channel = at(restart, 1);
+                self.log.session(session(restart), Sequence(1));
+            }
+            VenueStep::NoOutput(next) => {
+                self.channel = self.channel.and_then(|(before, _)| at(before.session.restart, next));
+                self.log.covered_through(Sequence(next));
+            }
+            VenueStep::End => {
+                self.channel = self.channel.map(|(end, _)| (end, true));
+                self.log.end_of_session();
+            }
             VenueStep::Message(restart, sequence) => {
+                self.channel = at(restart, sequence + 1);
                 let body = self.day.body(restart, sequence).expect("a message of the day");
                 let meta = FrameMeta {
                     sequence: Sequence(sequence),
@@ -331,6 +423,29 @@ impl RunningGateway {
 
     pub(super) fn counts(&self) -> (PublishCounts, WriterCounts) {
         (*self.publisher.counts(), *self.log.writer().counts())
+    }
+}
+
+/// Copies what the own log lacks before the copied state.
+fn copy_log(copy: &StateCopy, log: &mut LogSink, maintenance: &mut SegmentMaintenance) {
+    let mut reader = Reader::open(&copy.directory, CHANNEL.0).expect("the peer's log");
+    log.begin(UnixNs(NOW_NS));
+    while let Some(entry) = reader.next() {
+        let entry = PeerEntry {
+            session: Session::from_bytes(entry.session).expect("a session"),
+            first: Sequence(entry.first),
+            next: Sequence(entry.next),
+            flags: entry.flags,
+            frame_count: entry.frame_count,
+            payload: entry.payload,
+        };
+        log.append_peer_entry(&entry, copy.position).expect("a sound entry");
+        maintenance.run_once(NOW_NS);
+    }
+    let is_present = log.committed_through().is_some_and(|end| end.session == copy.position.session);
+    if is_present {
+        log.covered_through(copy.position.sequence);
+        log.commit_covered();
     }
 }
 

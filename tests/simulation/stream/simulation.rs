@@ -181,6 +181,7 @@ impl StreamSimulation {
                     rejects_beyond_input: setup.rejects_beyond_input,
                     counts_received_only: setup.counts_received_only,
                 },
+                restart: setup.restart,
             };
             let random = Random::new(random.next_u64());
             let gateway = Gateway::new(gateway_setup, directory.path().join(number.to_string()), &day, random);
@@ -353,12 +354,12 @@ impl StreamSimulation {
             run.note_published(MonoNs(now_ns));
             run.standby.publish_watermark(MonoNs(now_ns));
             run.on_deadline(is_heartbeat_due);
-            let (is_caught_up, leader_epoch) = (run.is_caught_up(now_ns), run.standby.leader_epoch());
-            // A restarted gateway becomes eligible when it has caught up. If no gateway has led since its restart, its
-            // publisher assumes that everything in the log was sent. Subscribers without retransmission services would miss
-            // what was not sent, so there the gateway must have received the present leader first.
-            let has_services = self.setup.network == NetworkConditions::Lossy;
-            self.slots[gateway].is_eligible |= is_caught_up && (has_services || leader_epoch == Some(self.epoch));
+            // A restarted gateway becomes eligible when it has caught up.
+            let is_caught_up = run.is_caught_up(now_ns);
+            self.slots[gateway].is_eligible |= is_caught_up;
+            if self.ticks.is_multiple_of(STORE_TICKS) {
+                self.slots[gateway].gateway.store(MonoNs(now_ns));
+            }
             self.forward_sent(gateway);
         }
         if self.ticks.is_multiple_of(HEARTBEAT_TICKS) {
@@ -444,5 +445,6 @@ fn null_socket() -> OwnedFd {
 const SUBSCRIBERS: usize = 2;
 const TICK_NS: u64 = MS / 2;
 const HEARTBEAT_TICKS: usize = 8;
+const STORE_TICKS: usize = 10;
 /// Within this time after the last step, each subscriber must have received everything, ns.
 const RECOVERY_NS: u64 = 400 * MS;

@@ -41,7 +41,7 @@ impl StandbyReceiver {
         directory: &Path,
         logged_through: Option<StreamPosition>,
         takeover: Arc<TakeoverShared>,
-        safeguards: StandbySafeguards,
+        (epochs, safeguards): (Arc<KnownEpochs>, StandbySafeguards),
     ) -> Self {
         let mut reader = Reader::open(directory, CHANNEL.0).expect("the own log");
         reader.seek_end().expect("the own log");
@@ -54,7 +54,6 @@ impl StandbyReceiver {
         if let Some(logged_through) = initial_logged_through {
             tracker.confirm_through(logged_through, MonoNs(0));
         }
-        let epochs = Arc::new(KnownEpochs::new(Epoch::default(), 1_000));
         Self { node, tracker, epochs, reader, logged_through, reported_through: None, takeover, safeguards }
     }
 
@@ -99,9 +98,9 @@ impl StandbyReceiver {
         self.takeover.received_through.set(ReceiveWatermark { received_through, epoch: self.tracker.epoch() });
     }
 
-    /// The epoch of the last accepted packet of another gateway; `None` before the first.
-    pub(super) fn leader_epoch(&self) -> Option<Epoch> {
-        self.tracker.position().map(|_| self.tracker.epoch())
+    /// How far the output of other gateways was received.
+    pub(super) fn received_through(&self) -> Option<StreamPosition> {
+        self.tracker.position()
     }
 }
 

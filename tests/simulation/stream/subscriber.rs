@@ -113,7 +113,10 @@ impl Subscriber {
             checker.record_violation(Violation::OldEpoch { epoch, after: self.highest_epoch });
         }
         self.stale_packets += u64::from(epoch < self.highest_epoch);
-        self.highest_epoch = self.highest_epoch.max(epoch);
+        // An answer about the epoch is no packet of the stream: the leader's last packets may arrive after it.
+        if !decides_start {
+            self.highest_epoch = self.highest_epoch.max(epoch);
+        }
     }
 
     /// Handles timers. Returns the requests to send now, each with the index of its service.

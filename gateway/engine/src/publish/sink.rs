@@ -180,7 +180,7 @@ impl LogSink {
         if is_final {
             self.writer.commit_lasting(end.0, flags, self.now.0);
         } else {
-            let flags = if end == next { flags } else { 0 };
+            let flags = if count == 0 { PacketFlags::HEARTBEAT.0.into() } else { flags };
             self.writer.commit(end.0, u16::try_from(count).unwrap_or(frame_count), flags, self.now.0);
         }
         self.resume(session, end, is_final && has_ended);

@@ -13,7 +13,10 @@ use std::{
 };
 
 use mdgw_publog::{LogError, Reader};
-use mdgw_wire::identity::{Sequence, Session};
+use mdgw_wire::{
+    identity::{Sequence, Session},
+    published::position::StreamPosition,
+};
 
 use super::{
     connection::{CloseCause, Connection},
@@ -115,13 +118,21 @@ impl LogAnswer {
 fn seek(reader: &mut Reader, request: &LogRequest) -> Result<(), LogError> {
     let Some((session, next)) = reader.last_entry()? else { return Ok(()) };
     let earliest = next.saturating_sub(request.messages_max).max(1);
-    let first = match request.from {
-        Some(from) if from.session.to_bytes() == session => from.sequence.0.max(earliest),
-        Some(_) | None => earliest,
+    let (session, first) = match request.from {
+        Some(from) if from.session.to_bytes() == session => (session, from.sequence.0.max(earliest)),
+        Some(from) if has_rest(reader, from, next, request.messages_max)? => (from.session.to_bytes(), from.sequence.0),
+        Some(_) | None => (session, earliest),
     };
     // The first part of a message may lie in an entry that covers only the messages before it.
     reader.seek(session, first.saturating_sub(1))?;
     Ok(())
+}
+
+/// Whether the log has the rest of the session of `from`, and that is within the limit together with `next` messages of the last session.
+fn has_rest(reader: &mut Reader, from: StreamPosition, next: u64, messages_max: u64) -> Result<bool, LogError> {
+    let range = reader.session_range(from.session.to_bytes())?;
+    let is_within = |rest: u64| rest.saturating_add(next) <= messages_max;
+    Ok(range.is_some_and(|range| is_within(range.next.saturating_sub(from.sequence.0.max(range.first)))))
 }
 
 /// The next entries of one session, as many as fit a message; `None` at the end of the log.

@@ -108,9 +108,9 @@ pub enum LinkMessage {
 pub struct LogRequest {
     /// Channel whose log is requested.
     pub channel: ChannelId,
-    /// End of the requester's log, if it has one. Only entries of the session that the sender's log ends in are sent.
+    /// End of the requester's log, if it has one.
     pub from: Option<StreamPosition>,
-    /// If that session has more messages since `from`, only so many of the last ones are sent.
+    /// If the sender's log has more messages since `from`, only so many of the last ones of its last session are sent.
     pub messages_max: u64,
 }
 

@@ -233,7 +233,7 @@ fn write_log(directory: &Path, sessions: &[(u32, u64)]) {
 }
 
 #[test]
-fn entries_of_the_last_session_are_fetched_from_the_end_of_the_requesters_log_on() {
+fn entries_of_a_log_are_fetched_from_the_end_of_the_requesters_log_on() {
     let directory = tempfile::tempdir().unwrap();
     write_log(directory.path(), &[(0, 500), (1, 3_000)]);
     let (listen, status_table) = (free_address(), Arc::new(StatusTable::default()));
@@ -248,16 +248,20 @@ fn entries_of_the_last_session_are_fetched_from_the_end_of_the_requesters_log_on
         Ok::<_, CopyError>((is_whole, fetched))
     };
     for (from, messages_max, first) in [
-        (Some((1, 2_000)), 5_000, 2_000),
-        (Some((1, 2_000)), 500, 2_501),
-        (Some((1, 3_001)), 5_000, 3_001),
-        (Some((0, 400)), 5_000, 1),
-        (None, 5_000, 1),
-        (None, 700, 2_301),
+        (Some((1, 2_000)), 5_000, (1, 2_000)),
+        (Some((1, 2_000)), 500, (1, 2_501)),
+        (Some((1, 3_001)), 5_000, (1, 3_001)),
+        (Some((0, 400)), 5_000, (0, 400)),
+        (Some((0, 400)), 3_101, (1, 1)),
+        (Some((0, 400)), 500, (1, 2_501)),
+        (None, 5_000, (1, 1)),
+        (None, 700, (1, 2_301)),
     ] {
         let (_, fetched) = fetch(CHANNEL, from, messages_max).unwrap();
         // The entry before the first one may hold a part of it.
-        let expected: Vec<_> = (first.max(2) - 1..=3_000).map(|sequence| (1, sequence, sequence + 1)).collect();
+        let all = (1..=500).map(|sequence| (0, sequence)).chain((1..=3_000).map(|sequence| (1, sequence)));
+        let before = (first.0, u64::max(first.1, 2) - 1);
+        let expected: Vec<_> = all.filter(|entry| *entry >= before).map(|(of, next)| (of, next, next + 1)).collect();
         assert_eq!(fetched, expected, "{from:?} {messages_max}");
     }
     let set_lost = |log_entries_lost| {
