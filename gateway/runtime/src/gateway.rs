@@ -569,6 +569,7 @@ impl Gateway {
                                     "channels_missing": joining.channels_missing,
                                     "caught_up_ms": joining.caught_up_ns / 1_000_000,
                                     "content_mismatch_ms": joining.mismatched_ns / 1_000_000,
+                                    "awaits_output": joining.awaits_output,
                                 })
             });
             let fitness = health.map(|health| health.fitness.class().name());
