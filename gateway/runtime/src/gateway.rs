@@ -89,7 +89,10 @@ pub use self::group::GroupHandle;
 pub use self::health::beginning;
 pub use self::metrics::sample_names;
 pub use self::mirrored_log::MirroredLog;
-pub use self::programs::{JournalMetrics, LiveMetrics, NatsMetrics, ProgramAdmin};
+pub use self::programs::{
+    JournalMetrics, LiveMetrics, MirrorGroupMetrics, MirrorMetrics, MirroredChannelRow, MirroredGroupRow, NatsMetrics,
+    ProgramAdmin, ProgramMetrics,
+};
 pub use self::readiness::Readiness;
 pub use self::reload::ReloadTick;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
