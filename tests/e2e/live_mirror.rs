@@ -2,7 +2,7 @@
 
 use std::{
     fs, iter,
-    net::SocketAddrV4,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
     thread,
 };
@@ -20,11 +20,13 @@ use mdgw_publog::Reader;
 use mdgw_tests::{
     elected_pair::ElectedPair,
     feeds,
-    gateway_fixture::{GatewayFixture, GatewayOptions, text, wait_until_joined},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined},
+    http::{get_at, try_get_at},
     process::{self, MdgwProcess, Signal, wait_until},
     relay::LossyRelay,
     trading_day::{self, TradingDay},
 };
+use socket2::SockRef;
 use zerocopy::FromBytes as _;
 
 use super::{
@@ -40,6 +42,8 @@ struct MirrorHost {
     /// The gateways' output, and the services that the host may ask.
     output: SocketAddrV4,
     services: Vec<String>,
+    /// Of the mirror.
+    admin: SocketAddrV4,
 }
 
 impl MirrorHost {
@@ -49,9 +53,10 @@ impl MirrorHost {
         let content = fs::read_to_string(&config).unwrap();
         let (before, rest) = content.split_once("[retransmission]").unwrap();
         let behind = rest.split_once("[latency]").unwrap().1;
-        fs::write(config, format!("{before}[latency]{behind}")).unwrap();
+        let admin = free_address();
+        fs::write(config, format!("{before}[mirror]\nadmin_listen = \"{admin}\"\n[latency]{behind}")).unwrap();
         let services = gateways.iter().map(|gateway| gateway.retransmission.to_string()).collect();
-        Self { fixture, output: gateways[0].output, services }
+        Self { fixture, output: gateways[0].output, services, admin }
     }
 
     fn without_services(self) -> Self {
@@ -73,6 +78,20 @@ impl MirrorHost {
         mirror.wait_for_stderr("mirror: ready");
         wait_until_joined(self.fixture.output, 1);
         mirror
+    }
+
+    /// The value of a sample, as the admin listener shows it.
+    fn metric(&self, sample: &str) -> f64 {
+        let (code, text) = get_at(self.admin, "/metrics");
+        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{code}: no {sample} in\n{text}"))
+    }
+
+    fn wait_for_readiness(&self, code: u16, reason: &str) {
+        wait_until(&format!("/ready is {code}, {reason}"), || {
+            let (found, text) = get_at(self.admin, "/ready");
+            found == code && text.trim() == reason
+        });
     }
 
     fn log(&self) -> PathBuf {
@@ -237,8 +256,58 @@ fn what_nobody_retransmits_is_a_hole_behind_which_records_carry_the_mark() {
     let received = host.records(&[Schema::Mbo]).remove(0);
     expect_one_hole(&received, &expected);
     assert!(has_holes(&host.log()));
+    // The alarm is logged within a second.
+    wait_until("the hole is an alarm", || host.metric("mdgw_alarms_total{alarm=\"mirror-hole\"}") > 0.0);
+    let of_channel = |name: &str| host.metric(&format!("mdgw_mirror_channel_{name}{{channel=\"one\"}}"));
+    let [messages, lost, entries] = ["messages_total", "lost_messages_total", "entries_total"].map(of_channel);
+    assert!(lost > 0.0 && of_channel("entries_unwritten_total") == 0.0, "{lost}");
+    let end = Reader::open(host.log(), 1).unwrap().last_entry().unwrap().unwrap().1;
+    assert_eq!(of_channel("next_sequence").to_string(), end.to_string());
+    assert_eq!(of_channel("log_failures_total"), 0.0);
     let mirror = mirror.stop_with(Signal::Terminate).expect_code(0);
     assert!(mirror.stderr.contains("messages were not received, the log has a hole"), "{}", mirror.stderr);
+    assert!(mirror.stderr.contains("alarm=\"mirror-hole\""), "{}", mirror.stderr);
+    let printed = format!(
+        "channel 1 (one): messages {messages}, in gaps of the gateway 0, lost {lost}, entries {entries}, of them without space 0\n"
+    );
+    assert!(mirror.stdout.contains(&printed), "{printed}: {}", mirror.stdout);
+    assert!(try_get_at(host.admin, "/live").is_err());
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Heartbeats come each second, and ten seconds without any packet are silence.
+#[test]
+fn a_mirror_without_packets_is_not_ready_and_raises_an_alarm_until_they_come_again() {
+    let gateways_host = GatewayFixture::new();
+    let day = TradingDay::of(&gateways_host, 1_000);
+    let gateway = day.gateway(&gateways_host, &GatewayOptions::itch());
+    let host = MirrorHost::of(&[&gateways_host]);
+    let mirror = host.start();
+    host.wait_for_readiness(503, "a group has received nothing yet");
+    assert_eq!((get_at(host.admin, "/live").0, get_at(host.admin, "/leader").0), (200, 404));
+    let network = host.network(NO_DAMAGE);
+    day.play_first_half(&gateways_host);
+    host.wait_for_readiness(200, "running");
+    let of_group = |name: &str| host.metric(&format!("mdgw_mirror_group_{name}{{group=\"1\"}}"));
+    assert!(of_group("packets_total") > 0.0 && of_group("silence_seconds") < 10.0);
+    assert!(of_group("requests_total") > 0.0 && of_group("receive_buffer_bytes") > 0.0);
+    assert_eq!(of_group("refused_total"), 0.0);
+
+    let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    SockRef::from(&sender).set_multicast_if_v4(&Ipv4Addr::LOCALHOST).unwrap();
+    sender.send_to(b"no packet", host.fixture.output).unwrap();
+    wait_until("the datagram is refused", || of_group("refused_total") == 1.0);
+    assert_eq!(host.metric("mdgw_mirror_group_dropped_total{group=\"1\",reason=\"header_truncated\"}"), 1.0);
+    wait_until("the refusal is an alarm", || host.metric("mdgw_alarms_total{alarm=\"mirror-refused\"}") == 1.0);
+
+    drop(network);
+    host.wait_for_readiness(503, "no packet and no heartbeat arrives for a group; see the log");
+    assert!(of_group("silence_seconds") >= 10.0);
+    assert_eq!(host.metric("mdgw_alarms_total{alarm=\"mirror-silent\"}"), 1.0);
+    let _network = host.network(NO_DAMAGE);
+    host.wait_for_readiness(200, "running");
+    let mirror = mirror.stop_with(Signal::Terminate).expect_code(0);
+    assert!(mirror.stderr.contains("ends=\"mirror-silent\""), "{}", mirror.stderr);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

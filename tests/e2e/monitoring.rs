@@ -147,6 +147,7 @@ fn names_of_this_pair() -> BTreeSet<String> {
         "mdgw_live_",
         "mdgw_journal_",
         "mdgw_nats_",
+        "mdgw_mirror_",
         "mdgw_program",
         "mdgw_group_voter_up",
         "mdgw_channel_snapshot_group_",

@@ -1,5 +1,5 @@
 //! The admin listeners of `mdgw live`, `mdgw journal` and `mdgw nats`: metrics that a foreign parser accepts and that agree with what
-//! each program prints at its end, and health.
+//! each program prints at its end, and health. Those of `mdgw mirror` are in `live_mirror.rs`; its panels are here.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
@@ -222,6 +222,15 @@ fn the_dashboards_panels_of_programs_show_what_the_programs_export() {
         let of_nats = format!("servers = [\"{}\"]", server.url());
         programs.push(Program::start(&python, &fixture, "nats", &of_nats));
     }
+    // On a host of its own, which receives the same output.
+    let mirror_host = GatewayFixture::new();
+    let config = fs::read_to_string(mirror_host.config(&GatewayOptions::itch())).unwrap();
+    let config = config.replace(&mirror_host.output.to_string(), &fixture.output.to_string());
+    fs::write(mirror_host.path("gateway.toml"), config).unwrap();
+    let mirror = Program::start(&python, &mirror_host, "mirror", "");
+    day.play_first_half(&fixture);
+    mirror.wait_until_ready();
+    programs.push(mirror);
     let prometheus = Prometheus::start(&programs.iter().map(|program| program.admin).collect::<Vec<_>>());
     let mut shown = BTreeMap::<&str, usize>::new();
     for (title, query) in dashboard_queries() {

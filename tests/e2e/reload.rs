@@ -380,6 +380,15 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     write(&slower);
     let json = reload(&["--json", text(&path)]).expect_code(0).json();
     assert_eq!(json["changed"], serde_json::json!([]), "{json}");
+    // A channel that was there at the start is removed and added again unchanged.
+    write(&parts.text(&["two"], &[0]).replace("requests_per_second = 10000", "requests_per_second = 5000"));
+    let removed = reload(&[text(&path)]).expect_code(0).stdout;
+    assert!(removed.ends_with("\n  channel.one: removed\n"), "{removed}");
+    write(&slower);
+    let added = reload(&[text(&path)]).expect_code(0).stdout;
+    let advice = "restart mdgw journal only if it was started while an added channel was removed\n";
+    assert!(added.ends_with(&format!("\n  channel.one: added\n{advice}")), "{added}");
+    assert_eq!(running.gateway.stderr_so_far().matches(in_log).count(), 1);
     // Both signals may be pending at once.
     running.gateway.signal(Signal::HangUp);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);

@@ -584,10 +584,36 @@ fn publication_logs_are_given_to_a_group_of_readers_with_the_drop_in_and_not_wit
     assert!(refused.code != Some(0) && text.contains("this user cannot give files to the group"), "{text}");
 
     let gateway = host.run(&unit.with_drop_in(LOG_READERS), &config, None, "gateway running");
-    let logs = root_of(&gateway).join("dev/shm/mdgw");
-    let metadata = fs::metadata(&logs).unwrap_or_else(|error| panic!("{}: {error}", logs.display()));
-    assert_eq!(metadata.mode() & 0o7777, 0o750, "{}", logs.display());
+    expect_for_readers(&gateway);
     expect_gateway(gateway, 1, &["dev/shm/mdgw"]);
+}
+
+/// The logs that the process has made are for the group of readers.
+fn expect_for_readers(process: &MdgwProcess) {
+    for (path, mode) in [("dev/shm/mdgw", 0o750), ("dev/shm/mdgw/1", 0o750)] {
+        let path = root_of(process).join(path);
+        let metadata = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(metadata.mode() & 0o7777, mode, "{}", path.display());
+    }
+}
+
+/// The same drop-in, copied to the mirror's folder.
+#[test]
+fn mirrored_logs_are_given_to_a_group_of_readers_with_the_drop_in_and_not_without() {
+    let test = "mirrored_logs_are_given_to_a_group_of_readers_with_the_drop_in_and_not_without";
+    let Some(host) = Host::new(test) else { return };
+    let Some(group) = group_of_nobody() else { return skip(test, "the user nobody has no group of its own") };
+    let unit = ServiceUnit::load("mdgw-mirror.service");
+    let log_group = format!("log_group = \"{group}\"");
+    let config = adapted("config/mdgw.toml", &[("# log_dir = \"/dev/shm/mdgw\"", log_group.as_str())]);
+    let (refused, _manager) = host.start(&unit, &config, None);
+    let refused = refused.end();
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("Operation not permitted"), "{}", refused.stderr);
+
+    let mirror = host.run(&unit.with_drop_in(LOG_READERS), &config, None, "mirror: ready");
+    expect_for_readers(&mirror);
+    let _ended = mirror.stop_with(Signal::Terminate).expect_code(0);
 }
 
 /// The drop-in adds what `mdgw.service` lacks for the kernel fence, and takes away nothing else.

@@ -8,6 +8,7 @@ use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
     process::wait_until,
+    service_unit::ops,
     systemd::{Systemd, shipped_unit},
 };
 use serde_json::Value;
@@ -110,6 +111,32 @@ fn systemd_waits_for_the_start_restarts_a_stalled_gateway_and_has_its_alarms_in_
     assert!(systemd.run(&["systemctl", "reset-failed", "mdgw.service"]).status.success());
     let started = systemd.run(&["systemctl", "start", "mdgw.service"]);
     assert!(started.status.success(), "{}", why());
+}
+
+/// The drop-in for readers of the logs, copied to the folder of the mirror's unit.
+#[test]
+fn the_mirror_gives_its_logs_to_the_readers_with_the_drop_in() {
+    // A group of Debian that the user is not in.
+    const GROUP: &str = "users";
+    let test = "the_mirror_gives_its_logs_to_the_readers_with_the_drop_in";
+    let fixture = GatewayFixture::new();
+    let keys = format!("log_group = \"{GROUP}\"\n");
+    let config = fixture.config_text(&GatewayOptions { gateway: keys, ..GatewayOptions::itch() });
+    let config = config.replace(text(&fixture.path("log")), "/dev/shm/mdgw");
+    let config = format!("{config}[mirror]\nadmin_listen = \"/run/mdgw-mirror/admin\"\n");
+    let drop_in = fs::read_to_string(ops("systemd/mdgw.service.d/log-readers.conf")).unwrap();
+    let drop_in = drop_in.replace("mdgw-readers", GROUP);
+    let files = [("mdgw.toml", config.as_str()), ("mdgw-mirror.service.d/log-readers.conf", &drop_in)];
+    let Some(systemd) = Systemd::boot(test, "mdgw-mirror.service", &files) else { return };
+    let started = systemd.run(&["systemctl", "start", "mdgw-mirror.service"]);
+    assert!(started.status.success(), "{started:?}\n{:#?}\n{}", systemd.journal(&[]), systemd.log());
+    let paths = ["/dev/shm/mdgw", "/dev/shm/mdgw/1", "/run/mdgw-mirror/admin"];
+    let shown = systemd.run(&[&["stat", "--format=%U %G %a"], &paths[..]].concat());
+    let expected = format!("nobody {GROUP} 750\nnobody {GROUP} 750\nnobody nogroup 600\n");
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), expected);
+    let stopped = systemd.run(&["systemctl", "stop", "mdgw-mirror.service"]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    assert_eq!(systemd.property("mdgw-mirror.service", "Result"), "success");
 }
 
 /// The units of a pair on one host: each has directories of its own.

@@ -152,7 +152,12 @@ pub fn dashboard_queries() -> Vec<(String, String)> {
 /// The program beside a gateway that exports what a query reads; `None`: the gateway does. The identity of any program is of `live`.
 #[must_use]
 pub fn program_of(query: &str) -> Option<&'static str> {
-    let programs =
-        [("mdgw_live_", "live"), ("mdgw_journal_", "journal"), ("mdgw_nats_", "nats"), ("mdgw_program", "live")];
+    let programs = [
+        ("mdgw_live_", "live"),
+        ("mdgw_journal_", "journal"),
+        ("mdgw_nats_", "nats"),
+        ("mdgw_mirror_", "mirror"),
+        ("mdgw_program", "live"),
+    ];
     programs.into_iter().find(|(prefix, _)| query.contains(prefix)).map(|(_, program)| program)
 }

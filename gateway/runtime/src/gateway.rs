@@ -90,7 +90,10 @@ pub use self::group::GroupHandle;
 pub use self::health::beginning;
 pub use self::metrics::sample_names;
 pub use self::mirrored_log::MirroredLog;
-pub use self::programs::{JournalMetrics, LiveMetrics, NatsMetrics, ProgramAdmin};
+pub use self::programs::{
+    JournalMetrics, LiveMetrics, MirrorGroupMetrics, MirrorMetrics, MirroredChannelRow, MirroredGroupRow, NatsMetrics,
+    ProgramAdmin, ProgramMetrics,
+};
 pub use self::readiness::Readiness;
 pub use self::reload::ReloadTick;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
@@ -577,6 +580,7 @@ impl Gateway {
                                     "channels_missing": joining.channels_missing,
                                     "caught_up_ms": joining.caught_up_ns / 1_000_000,
                                     "content_mismatch_ms": joining.mismatched_ns / 1_000_000,
+                                    "awaits_output": joining.awaits_output,
                                 })
             });
             let fitness = health.map(|health| health.fitness.class().name());

@@ -61,7 +61,7 @@ alarms! {
     NotEligible = "not-eligible", "a gateway would not take over";
     DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";
     ElectionThreadStall = "election-thread-stall", "the thread that renews the lease did not run in time";
-    PoolThreadStall = "pool-thread-stall", "a thread of a pool makes no progress with its work";
+    PoolThreadStall = "pool-thread-stall", "a thread of a pool makes no progress";
     Outranked = "outranked", "receivers may drop the leader's packets: a higher epoch than its own was received";
     TagRefused = "tag-refused", "a packet of an output group has no tag under a key of this gateway";
     EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";
@@ -72,6 +72,9 @@ alarms! {
     NatsHole = "nats-hole", "the NATS stream lacks messages that the publication log no longer had";
     NatsFenced = "nats-fenced", "the NATS sink was overtaken by the sink of another gateway";
     NatsStreamChanged = "nats-stream-changed", "the NATS stream lost messages that it had acknowledged";
+    MirrorHole = "mirror-hole", "the mirrored log lacks messages of the gateway's output, or may lack some";
+    MirrorSilent = "mirror-silent", "no packet and no heartbeat of the gateways arrives at the mirror";
+    MirrorRefused = "mirror-refused", "the mirror refuses packets of the output groups";
 }
 
 /// How often this process has raised an alarm.

@@ -310,6 +310,7 @@ function groupCard(answer, group) {
   if (joining && joining.eligibility === "joining") {
     add("joining", `${plural(joining.behind_messages, "message", "messages")} behind the peer, ${plural(joining.channels_missing, "channel", "channels")} missing`, "warn-text");
   }
+  if (joining && joining.awaits_output) add("candidacy", "held until it has received the output up to its state copy", "warn-text");
   if (joining && joining.content_mismatch_ms > 0) add("content", `differs from the peer's for ${span(joining.content_mismatch_ms / 1e3)}: books are suspect`, "bad-text");
   if (details.fitness && details.fitness !== "fit") add("fitness", `reduced: ${details.fitness}`, "warn-text");
   if (group.election_stalled) add("caution", "the election thread here is stuck: what is shown of the group is old", "bad-text");

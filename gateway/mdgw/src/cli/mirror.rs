@@ -5,14 +5,17 @@ use std::{
     fmt::Write as _,
     net::SocketAddrV4,
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use mdgw_feeds::{
-    drop_reason::DropReason,
+    drop_reason::{DropCounts, DropReason},
     identity::{ChannelId, GroupId},
 };
 use mdgw_runtime::{
@@ -20,10 +23,10 @@ use mdgw_runtime::{
         PUBLISHED_BYTES_MAX, Resolved,
         resolved::{ChannelSetup, OutputConfig},
     },
-    gateway::MirroredLog,
+    gateway::{MirrorGroupMetrics, MirrorMetrics, MirroredChannelRow, MirroredGroupRow, MirroredLog, ProgramAdmin},
 };
 use mdgw_subscriber::{ReceiverConfig, StartFrom, Subscriber, SubscriberConfig, SubscriberError};
-use mdgw_sys::sockets::Interface;
+use mdgw_sys::{alarm::Alarm, sockets::Interface};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator::Signals,
@@ -79,14 +82,24 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             return Ok(Outcome::No);
         }
     };
+    let mut admin =
+        ProgramAdmin::mirror(config.mirror_admin.as_ref(), config.gateway.node).context("mirror: admin listener")?;
+    let reports: Vec<_> = groups.iter().map(|group| Mutex::new(Report::of(group))).collect();
     let stop = AtomicBool::new(false);
     let mut service = ServiceManager::new();
     let failures = thread::scope(|scope| {
-        let threads: Vec<_> = groups.iter_mut().map(|group| scope.spawn(|| group.run(&stop))).collect();
+        let threads = groups.iter_mut().zip(&reports);
+        let threads: Vec<_> = threads.map(|(group, report)| scope.spawn(|| group.run(report, &stop))).collect();
         tracing::info!(directory = %config.gateway.log_dir.display(), "mirror: ready");
         service.ready();
         while signals.pending().next().is_none() && !threads.iter().any(thread::ScopedJoinHandle::is_finished) {
             service.feed();
+            let newest: Vec<_> = reports.iter().map(|report| lock(report).clone()).collect();
+            // The listener counts turns of this thread. Those of a group's thread, which may hang at a disk, count as well.
+            if newest.iter().all(|report| report.turned_at.elapsed() < TURN_MAX) {
+                admin
+                    .turned(obstacle(&newest), || MirrorMetrics(newest.into_iter().map(|report| report.row).collect()));
+            }
             thread::sleep(SIGNAL_INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
@@ -108,8 +121,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
 /// How long to wait for datagrams before the logs are maintained.
 const POLL: Duration = Duration::from_millis(20);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often a group's thread reports its metrics.
+const METRICS_INTERVAL: Duration = Duration::from_millis(100);
+/// A group's thread that has not reported for this long is stuck.
+const TURN_MAX: Duration = Duration::from_secs(2);
 /// How often losses are looked for. So each kind is logged once in this time, with its count.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// How long nothing may arrive. A leader sends a heartbeat each second, unless configured otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// `TimeoutStopSec=` of the unit.
@@ -186,6 +203,35 @@ impl Args {
     }
 }
 
+/// What a group's thread reports to the main thread.
+#[derive(Clone, Debug)]
+struct Report {
+    row: MirroredGroupRow,
+    turned_at: Instant,
+}
+
+impl Report {
+    fn of(group: &MirroredGroup) -> Self {
+        Self { row: group.metrics(), turned_at: Instant::now() }
+    }
+}
+
+/// Why the mirror is not ready.
+fn obstacle(reports: &[Report]) -> Option<&'static str> {
+    let any = |is_so: fn(&MirrorGroupMetrics) -> bool| reports.iter().any(|report| is_so(report.row.counts()));
+    if any(|counts| counts.packets == 0) {
+        Some("a group has received nothing yet")
+    } else if any(|counts| u128::from(counts.silence_ns) >= SILENCE_MAX.as_nanos()) {
+        Some("no packet and no heartbeat arrives for a group; see the log")
+    } else {
+        None
+    }
+}
+
+fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
+    report.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The channels of one group, which share lines. Owned by one thread.
 #[derive(Debug)]
 struct MirroredGroup {
@@ -207,15 +253,17 @@ struct Silence {
 
 impl Silence {
     /// Logs that nothing arrives, and that something arrives again.
-    fn report(&mut self, group: GroupId, packets: u64) {
+    fn update(&mut self, group: GroupId, packets: u64) {
         if packets > self.packets {
             (self.packets, self.since) = (packets, Instant::now());
             if std::mem::take(&mut self.is_logged) {
-                tracing::info!(group = group.0, "mirror: the lines receive packets again");
+                let ends = Alarm::MirrorSilent.name();
+                tracing::info!(ends, group = group.0, "mirror: the lines receive packets again");
             }
         } else if !self.is_logged && self.since.elapsed() >= SILENCE_MAX {
             self.is_logged = true;
-            tracing::warn!(group = group.0, "mirror: no packet and no heartbeat arrives on any line");
+            let alarm = Alarm::MirrorSilent.name();
+            tracing::warn!(alarm, group = group.0, "mirror: no packet and no heartbeat arrives on any line");
         }
     }
 }
@@ -240,8 +288,8 @@ struct Counts {
 
 impl MirroredGroup {
     /// Mirrors until `stop`. What is missing then is requested by the next start, so it is no loss.
-    fn run(&mut self, stop: &AtomicBool) -> Result<(), SubscriberError> {
-        let mut reported_at = Instant::now();
+    fn run(&mut self, newest: &Mutex<Report>, stop: &AtomicBool) -> Result<(), SubscriberError> {
+        let [mut logged_at, mut reported_at] = [Instant::now(); 2];
         let mut received = Ok(0);
         while received.is_ok() && !stop.load(Ordering::Relaxed) {
             let Self { subscriber, channels, .. } = self;
@@ -254,18 +302,23 @@ impl MirroredGroup {
                 channel.log.flush();
                 channel.log.maintain();
             }
-            if reported_at.elapsed() >= REPORT_INTERVAL {
+            if reported_at.elapsed() >= METRICS_INTERVAL {
                 reported_at = Instant::now();
-                self.report();
+                self.silence.update(self.id, self.subscriber.receiver().packets());
+                *lock(newest) = Report::of(self);
+            }
+            if logged_at.elapsed() >= LOG_INTERVAL {
+                logged_at = Instant::now();
+                self.log_losses();
             }
         }
-        self.report();
+        self.log_losses();
         received.map(|_count| ())
     }
 
     /// Covers messages without output, and logs what is missing since the last report.
-    fn report(&mut self) {
-        self.silence.report(self.id, self.subscriber.receiver().packets());
+    fn log_losses(&mut self) {
+        let alarm = Alarm::MirrorHole.name();
         for view in self.subscriber.receiver().channels() {
             let Some(MirroredChannel { name, log, logged }) = self.channels.get_mut(&view.id()) else { continue };
             if let Some((session, next)) = view.position() {
@@ -279,10 +332,17 @@ impl MirroredGroup {
             };
             if now.lost > logged.lost {
                 let (lost, total) = (now.lost - logged.lost, now.lost);
-                tracing::warn!(channel = name, lost, total, "mirror: messages were not received, the log has a hole");
+                tracing::warn!(
+                    alarm,
+                    channel = name,
+                    lost,
+                    total,
+                    "mirror: messages were not received, the log has a hole"
+                );
             }
             if now.unknown > logged.unknown {
                 tracing::warn!(
+                    alarm,
                     channel = name,
                     "mirror: no retransmission service answered (does [retransmission].allowed of the gateway include this host?); \
                      messages before the first that was received, or at the end of a session, may be missing"
@@ -290,23 +350,49 @@ impl MirroredGroup {
             }
             if now.unwritten > logged.unwritten {
                 let entries = now.unwritten - logged.unwritten;
-                tracing::warn!(channel = name, entries, "mirror: no space for the log, readers miss entries");
+                tracing::warn!(alarm, channel = name, entries, "mirror: no space for the log, readers miss entries");
             }
             *logged = now;
         }
         for (reason, count) in self.refusals() {
             let logged = self.refused.insert(reason.name(), count).unwrap_or_default();
             if count > logged {
-                let (group, packets) = (self.id.0, count - logged);
-                tracing::warn!(group, packets, total = count, reason = reason.name(), "mirror: packets refused");
+                let (alarm, group, packets) = (Alarm::MirrorRefused.name(), self.id.0, count - logged);
+                tracing::warn!(alarm, group, packets, total = count, reason = reason.name(), "mirror: packets refused");
             }
         }
     }
 
+    /// Packets that were not used, by reason.
+    fn drops(&self) -> DropCounts {
+        let mut drops = *self.subscriber.receiver().drops();
+        drops.count_many(DropReason::SourceUnexpected, self.subscriber.statistics().sources_refused);
+        drops
+    }
+
     fn refusals(&self) -> Vec<(DropReason, u64)> {
-        let drops = self.subscriber.receiver().drops().iter().filter(|(reason, _)| is_refusal(*reason));
-        let sources = (DropReason::SourceUnexpected, self.subscriber.statistics().sources_refused);
-        drops.chain([sources]).filter(|(_, count)| *count > 0).collect()
+        self.drops().iter().filter(|(reason, count)| is_refusal(*reason) && *count > 0).collect()
+    }
+
+    fn refused(&self) -> u64 {
+        self.refusals().iter().map(|(_, count)| count).sum()
+    }
+
+    fn metrics(&self) -> MirroredGroupRow {
+        let (receiver, statistics) = (self.subscriber.receiver(), self.subscriber.statistics());
+        let counts = MirrorGroupMetrics {
+            packets: receiver.packets(),
+            refused: self.refused(),
+            silence_ns: u64::try_from(self.silence.since.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            requests: statistics.requests,
+            requests_failed: statistics.requests_failed,
+            receive_buffer_bytes: u64::try_from(statistics.receive_buffer_bytes).unwrap_or(u64::MAX),
+        };
+        let channels = receiver.channels().filter_map(|view| {
+            let channel = self.channels.get(&view.id())?;
+            Some(MirroredChannelRow::new(&channel.name, view.statistics(), &channel.log))
+        });
+        MirroredGroupRow::new(self.id, counts, self.drops(), channels.collect())
     }
 
     fn summary(&self) -> String {
@@ -324,9 +410,8 @@ impl MirroredGroup {
                 statistics.lost_messages
             );
         }
-        let refused: u64 = self.refusals().iter().map(|(_, count)| count).sum();
-        let _ =
-            writeln!(text, "group {}: packets {}, refused {refused}", self.id.0, self.subscriber.receiver().packets());
+        let (packets, refused) = (self.subscriber.receiver().packets(), self.refused());
+        let _ = writeln!(text, "group {}: packets {packets}, refused {refused}", self.id.0);
         text
     }
 }

@@ -1,6 +1,11 @@
 //! `mdgw reload`: makes a running gateway, or `mdgw live`, read its configuration again, and reports the result.
 
-use std::{fmt::Write as _, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use mdgw_runtime::config::{Changed, Resolved, WHOLE_CHANNEL};
@@ -108,19 +113,71 @@ fn text(answer: &Value) -> anyhow::Result<String> {
     for program in answer["restart"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         writeln!(text, "restart {program}: it does not know an added channel before")?;
     }
+    for program in answer["restart_if_newer"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        writeln!(text, "restart {program} only if it was started while an added channel was removed")?;
+    }
     Ok(text)
 }
 
-/// The programs beside this gateway that know the channels of their own start only, if a channel was added.
-pub(super) fn to_restart(changed: &[Changed], config: &Resolved) -> Vec<&'static str> {
-    let is_added = |changed: &Changed| changed.old.is_none() && changed.new.as_deref() == Some(WHOLE_CHANNEL);
-    let programs = [
-        ("mdgw live", config.live.is_some()),
-        ("mdgw journal", config.journal.is_some()),
-        ("mdgw nats", config.nats.is_some()),
-    ];
-    let configured = programs.into_iter().filter(|(_, is_configured)| *is_configured && changed.iter().any(is_added));
-    configured.map(|(program, _)| program).collect()
+/// The channels that reloads have added and removed. The programs beside this gateway know the channels of their own start only.
+#[derive(Debug, Default)]
+pub(super) struct ReloadedChannels {
+    /// Not there at the gateway's start: a program may not know them, whatever the advice was.
+    added: BTreeSet<String>,
+    /// The others that are removed, with their settings.
+    removed: BTreeMap<String, Vec<(String, String)>>,
+}
+
+/// The programs beside this gateway that need a restart after a reload.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ToRestart {
+    /// They do not know an added channel.
+    pub(super) all: Vec<&'static str>,
+    /// They know each added channel, as it was removed before with the same settings, unless they were started in between.
+    pub(super) if_newer: Vec<&'static str>,
+}
+
+impl ReloadedChannels {
+    /// Takes the changes of a reload from `old` to `new`.
+    pub(super) fn after(&mut self, (old, new): (&Resolved, &Resolved), changed: &[Changed]) -> ToRestart {
+        let is_whole = |value: &Option<String>| value.as_deref() == Some(WHOLE_CHANNEL);
+        let (mut has_new, mut has_known) = (false, false);
+        for Changed { key, old: before, new: after } in changed {
+            match (before, after) {
+                (None, after) if is_whole(after) => {
+                    let removed = self.removed.remove(key);
+                    if removed.is_some_and(|removed| removed == settings_of(new, key)) {
+                        has_known = true;
+                    } else {
+                        has_new = true;
+                        self.added.insert(key.clone());
+                    }
+                }
+                (before, None) if is_whole(before) && !self.added.contains(key) => {
+                    self.removed.insert(key.clone(), settings_of(old, key));
+                }
+                _ => {}
+            }
+        }
+        let programs = [
+            ("mdgw live", new.live.is_some()),
+            ("mdgw journal", new.journal.is_some()),
+            ("mdgw nats", new.nats.is_some()),
+        ];
+        let configured = programs.into_iter().filter(|(_, is_configured)| *is_configured);
+        let configured = configured.map(|(program, _)| program).collect();
+        match (has_new, has_known) {
+            (true, _) => ToRestart { all: configured, if_newer: Vec::new() },
+            (false, true) => ToRestart { all: Vec::new(), if_newer: configured },
+            (false, false) => ToRestart::default(),
+        }
+    }
+}
+
+/// Settings of a channel, which is named as in [`Changed::key`].
+fn settings_of(config: &Resolved, channel: &str) -> Vec<(String, String)> {
+    let is_of_channel = |key: &str| key.strip_prefix(channel).is_some_and(|rest| rest.starts_with('.'));
+    config.settings().into_iter().filter(|(key, _)| is_of_channel(key)).collect()
 }
 
 /// The gateway reads no table of another process, so it cannot refuse a change there.
@@ -129,6 +186,7 @@ fn reader(key: &str) -> &'static str {
         Some(("live", _)) => " (for the next start of mdgw live)",
         Some(("journal", _)) => " (for the next start of mdgw journal)",
         Some(("nats", _)) => " (for the next start of mdgw nats)",
+        Some(("mirror", _)) => " (for the next start of mdgw mirror)",
         _ => "",
     }
 }
@@ -174,6 +232,37 @@ mod tests {
         assert_eq!(text(&same).unwrap(), "reloaded /etc/mdgw/mdgw.toml: no setting differs\n");
         let keys = json!({ "config": "/etc/mdgw/keys", "keys": 3 });
         assert_eq!(text(&keys).unwrap(), "reloaded /etc/mdgw/keys: 3 keys\n");
+    }
+
+    #[test]
+    fn a_channel_that_is_added_again_is_new_to_no_program_unless_it_has_changed() {
+        let text = include_str!("../../../../ops/config/mdgw.toml");
+        let text = format!("{text}\n[journal]\ndirectory = \"/j\"\n");
+        let with = Resolved::from_text(std::path::Path::new("mdgw.toml"), &text).unwrap();
+        let mut without = with.clone();
+        let name = without.channels.pop().unwrap().name;
+        let mut other = with.clone();
+        other.channels.last_mut().unwrap().window_packets += 1;
+        let change = |is_added: bool| {
+            let [old, new] = [!is_added, is_added].map(|is_there| is_there.then(|| WHOLE_CHANNEL.to_owned()));
+            [Changed { key: format!("channel.{name}"), old, new }]
+        };
+        let journal = || vec!["mdgw journal"];
+        let all = || ToRestart { all: journal(), ..ToRestart::default() };
+        let mut channels = ReloadedChannels::default();
+        assert_eq!(channels.after((&with, &without), &change(false)), ToRestart::default());
+        let if_newer = ToRestart { if_newer: journal(), ..ToRestart::default() };
+        assert_eq!(channels.after((&without, &with), &change(true)), if_newer);
+        assert_eq!(channels.after((&with, &without), &change(false)), ToRestart::default());
+        assert_eq!(channels.after((&without, &other), &change(true)), all(), "with another setting");
+        assert_eq!(channels.after((&other, &without), &change(false)), ToRestart::default());
+        assert_eq!(channels.after((&without, &other), &change(true)), all(), "nobody may have followed the advice");
+        let answer = json!({ "config": "/c", "changed": change(true), "restart_if_newer": ["mdgw journal"] });
+        let shown = super::text(&answer).unwrap();
+        assert!(
+            shown.ends_with("restart mdgw journal only if it was started while an added channel was removed\n"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::{
     Outcome, error_chain,
     logging::{self, Log},
     print, protect_secrets,
-    reload::to_restart,
+    reload::{ReloadedChannels, ToRestart},
     service_manager::ServiceManager,
     warn,
 };
@@ -108,12 +108,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     };
     let mut asked = Asked::new(signals);
     let mut periodic = Periodic::new();
+    let mut reloaded_channels = ReloadedChannels::default();
     let fault = loop {
         asked.read_signals();
         let mut reload = |asked: &mut Asked| {
             let mut reloading = Reloading {
                 args,
                 start_files: &start_files,
+                reloaded_channels: &mut reloaded_channels,
                 log: &log,
                 asked,
                 periodic: &mut periodic,
@@ -237,6 +239,7 @@ impl Asked {
 struct Reloading<'r> {
     args: &'r Args,
     start_files: &'r StartFiles,
+    reloaded_channels: &'r mut ReloadedChannels,
     log: &'r Log,
     asked: &'r mut Asked,
     periodic: &'r mut Periodic,
@@ -281,12 +284,13 @@ impl Reloading<'_> {
                 self.log.set(&new.log);
                 let changed = Resolved::changed_settings(config, &new);
                 tracing::info!(config = %path, changed = changed_keys(&changed), "configuration reloaded");
-                let restart = to_restart(&changed, &new);
-                for program in &restart {
+                let ToRestart { all, if_newer } = self.reloaded_channels.after((config, &new), &changed);
+                for program in &all {
                     tracing::warn!("{program} does not know an added channel before its next start");
                 }
                 *config = new;
-                Ok(json!({ "config": self.args.config, "changed": changed, "restart": restart }))
+                let path = &self.args.config;
+                Ok(json!({ "config": path, "changed": changed, "restart": all, "restart_if_newer": if_newer }))
             }
             Err(refused) => {
                 for refused in &refused {

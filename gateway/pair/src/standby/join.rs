@@ -48,6 +48,9 @@ pub struct JoinProgress {
     /// For how long its messages have differed from the peer's although it was caught up, ns. 0: they are equal, or
     /// that is not known yet.
     pub mismatched_ns: u64,
+    /// The gateway is caught up, and holds its candidacy until it has received the output up to its state copy: the peer is to lead
+    /// first. See [`JoinSample::is_ahead_of_output`].
+    pub awaits_output: bool,
 }
 
 /// Decides about eligibility from samples in the order of time. Eligibility is final: what gets worse later lowers the
@@ -71,8 +74,14 @@ impl JoinWatch {
     #[must_use]
     pub(crate) fn new() -> Self {
         let eligibility = Eligibility::Joining;
-        let progress =
-            JoinProgress { eligibility, behind_messages: 0, channels_missing: 0, caught_up_ns: 0, mismatched_ns: 0 };
+        let progress = JoinProgress {
+            eligibility,
+            behind_messages: 0,
+            channels_missing: 0,
+            caught_up_ns: 0,
+            mismatched_ns: 0,
+            awaits_output: false,
+        };
         Self {
             eligibility,
             caught_up: None,
@@ -124,6 +133,7 @@ impl JoinWatch {
             channels_missing,
             caught_up_ns,
             mismatched_ns,
+            awaits_output: is_caught_up && sample.is_ahead_of_output && self.eligibility == Eligibility::Joining,
         };
         self.progress
     }
@@ -236,12 +246,13 @@ mod tests {
         let mut watch = JoinWatch::new();
         let mut at_second = |second, is_ahead_of_output| {
             let caught_up = sample(at(0, 50_000), at(0, 50_001), (second, second, 0));
-            watch.update(&JoinSample { is_ahead_of_output, ..caught_up }, MonoNs(second * S)).eligibility
+            let progress = watch.update(&JoinSample { is_ahead_of_output, ..caught_up }, MonoNs(second * S));
+            (progress.eligibility, progress.awaits_output)
         };
         for second in 1..7 {
-            assert_eq!(at_second(second, true), Eligibility::Joining, "after {second} s");
+            assert_eq!(at_second(second, true), (Eligibility::Joining, true), "after {second} s");
         }
-        assert_eq!(at_second(7, true), Eligibility::Eligible, "the peer's output may be dead");
+        assert_eq!(at_second(7, true), (Eligibility::Eligible, false), "the peer's output may be dead");
         let mut watch = JoinWatch::new();
         let caught_up = |windows| sample(at(0, 50_000), at(0, 50_001), windows);
         let ahead = JoinSample { is_ahead_of_output: true, ..caught_up((1, 0, 0)) };

@@ -403,14 +403,15 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         )?;
     }
     if let Some(journal) = &config.journal {
-        let limit = |count: u64, text: String| if count == 0 { "without limit".to_owned() } else { text };
+        let days = (journal.retention_days > 0).then(|| format!("{} days", journal.retention_days));
+        let bytes = (journal.retention_bytes > 0).then(|| format!("up to {}", Bytes(journal.retention_bytes)));
+        let limits: Vec<_> = [days, bytes].into_iter().flatten().collect();
         writeln!(
             out,
-            "journal      {}, compression {}: kept {} and {}, {} left free (mdgw journal)",
+            "journal      {}, compression {}: kept {}, {} left free (mdgw journal)",
             journal.directory.display(),
             journal.compression.name(),
-            limit(journal.retention_days.into(), format!("{} days", journal.retention_days)),
-            limit(journal.retention_bytes, format!("up to {}", Bytes(journal.retention_bytes))),
+            if limits.is_empty() { "without limit".to_owned() } else { limits.join(" and ") },
             Bytes(journal.free_bytes_min)
         )?;
     }
@@ -540,6 +541,24 @@ mod tests {
               latency histograms      1.6 MiB
               socket buffers           64 MiB
               total                 905.1 MiB"#]].assert_eq(text.trim_end());
+    }
+
+    #[test]
+    fn the_limits_of_journals_are_explained_each_once() {
+        let shipped = include_str!("../../../../ops/config/mdgw.toml");
+        for (keys, expected) in [
+            ("", "kept without limit"),
+            ("retention_days = 30\n", "kept 30 days"),
+            ("retention_bytes = 1073741824\n", "kept up to 1 GiB"),
+            ("retention_days = 30\nretention_bytes = 1073741824\n", "kept 30 days and up to 1 GiB"),
+        ] {
+            let text = format!("{shipped}\n[journal]\ndirectory = \"/j\"\n{keys}");
+            let config = Resolved::from_text(Path::new("mdgw.toml"), &text).unwrap();
+            let mut explained = String::new();
+            explain(&config, &mut explained).unwrap();
+            let line = explained.lines().find(|line| line.starts_with("journal ")).unwrap();
+            assert!(line.contains(&format!("compression none: {expected}, 1 GiB left free")), "{line}");
+        }
     }
 
     #[test]

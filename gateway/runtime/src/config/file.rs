@@ -31,6 +31,8 @@ pub(crate) struct File {
     pub journal: Option<Spanned<Journal>>,
     /// `[nats]`
     pub nats: Option<Spanned<Nats>>,
+    /// `[mirror]`
+    pub mirror: Option<Spanned<Mirror>>,
     /// `[admin]`
     pub admin: Option<Spanned<Admin>>,
     /// `[election]`
@@ -362,6 +364,14 @@ pub(crate) struct Nats {
     pub ack_timeout_ms: FileValue<i64>,
     /// Messages without an acknowledgement.
     pub in_flight_max: FileValue<i64>,
+}
+
+/// `[mirror]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Mirror {
+    /// Address and port of the admin listener, or the path of a socket.
+    pub admin_listen: FileValue<String>,
 }
 
 /// `[admin]`

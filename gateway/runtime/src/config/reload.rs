@@ -189,6 +189,7 @@ impl Resolved {
                 || key.starts_with("live.")
                 || key.starts_with("journal.")
                 || key.starts_with("nats.")
+                || key.starts_with("mirror.")
         };
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !is_reloadable(key)).map(

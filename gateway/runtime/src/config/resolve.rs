@@ -93,6 +93,10 @@ impl Resolver<'_> {
         let live = file.live.as_ref().map(|written| self.live(written));
         let journal = file.journal.as_ref().map(|written| self.journal(written));
         let nats = file.nats.as_ref().map(|written| self.nats(written, &channels));
+        let mirror_admin = file
+            .mirror
+            .as_ref()
+            .and_then(|written| self.admin_of_program(&written.get_ref().admin_listen, &written.span(), "mirror"));
         if file.election.is_some() && file.gateway.get_ref().node.is_none() {
             self.warnings.push("gateway.node is not set: this gateway takes part in the election as node 0".to_owned());
         }
@@ -117,6 +121,7 @@ impl Resolver<'_> {
             live,
             journal,
             nats,
+            mirror_admin,
             admin,
             election,
             latency,
@@ -174,6 +179,7 @@ impl Resolver<'_> {
             ("live.admin_listen", file.live.as_ref().and_then(|live| live.get_ref().admin_listen.as_ref())),
             ("journal.admin_listen", file.journal.as_ref().and_then(|journal| journal.get_ref().admin_listen.as_ref())),
             ("nats.admin_listen", file.nats.as_ref().and_then(|nats| nats.get_ref().admin_listen.as_ref())),
+            ("mirror.admin_listen", file.mirror.as_ref().and_then(|mirror| mirror.get_ref().admin_listen.as_ref())),
         ];
         for (key, written) in written.into_iter().filter_map(|(key, written)| Some((key, written?))) {
             let Some(index) = listeners.iter().position(|(other, _)| *other == key) else { continue };

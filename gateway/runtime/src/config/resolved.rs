@@ -55,6 +55,8 @@ pub struct Resolved {
     pub journal: Option<JournalSettings>,
     /// The sink to NATS, if configured; a process of its own writes to it.
     pub nats: Option<NatsSettings>,
+    /// Where the admin listener of `mdgw mirror` is, if there is one; a process on a host without a gateway.
+    pub mirror_admin: Option<AdminListen>,
     /// Where metrics and health are served, if configured.
     pub admin: Option<AdminListen>,
     /// The election; `None`: this gateway is standalone.
@@ -75,6 +77,7 @@ impl Resolved {
             ("live.admin_listen", self.live.as_ref().and_then(|live| live.admin_listen.as_ref())),
             ("journal.admin_listen", self.journal.as_ref().and_then(|journal| journal.admin_listen.as_ref())),
             ("nats.admin_listen", self.nats.as_ref().and_then(|nats| nats.admin_listen.as_ref())),
+            ("mirror.admin_listen", self.mirror_admin.as_ref()),
         ];
         listeners.into_iter().filter_map(|(key, listen)| Some((key, listen?))).collect()
     }

@@ -64,6 +64,9 @@ impl Resolved {
             let names = nats.channels.iter().filter_map(|index| Some(self.channels.get(*index)?.name.as_str()));
             list.nats(nats, &names.collect::<Vec<_>>());
         }
+        if let Some(listen) = &self.mirror_admin {
+            list.push("mirror.admin_listen", quoted(listen));
+        }
         if let Some(admin) = &self.admin {
             list.push("admin.listen", quoted(admin));
         }

@@ -14,7 +14,7 @@ use mdgw_telemetry::{
 
 use super::{
     log_maintenance::LogCounters,
-    programs::{JournalMetrics, LiveMetrics, NatsMetrics},
+    programs::{JournalMetrics, LiveMetrics, MirrorChannelMetrics, MirrorGroupMetrics, NatsMetrics},
     takeovers::TakeoverCounters,
 };
 use crate::retransmit::{
@@ -78,6 +78,12 @@ fn markdown() -> String {
         ("Live clients", "One block, of `mdgw live`.", LiveMetrics::DESCRIPTORS),
         ("Journal", "One block, of `mdgw journal`.", JournalMetrics::DESCRIPTORS),
         ("NATS sink", "One block, of `mdgw nats`.", NatsMetrics::DESCRIPTORS),
+        (
+            "Mirror: channel",
+            "One block for each channel, of `mdgw mirror`; and the counters of the [publication log](#publication-log).",
+            MirrorChannelMetrics::DESCRIPTORS,
+        ),
+        ("Mirror: group", "One block for each group, of `mdgw mirror`.", MirrorGroupMetrics::DESCRIPTORS),
         ("Latency log: channel", "Written for each interval of a channel.", ChannelCounts::DESCRIPTORS),
         ("Latency log: line", "Written for each interval of a line.", LineCounts::DESCRIPTORS),
     ];

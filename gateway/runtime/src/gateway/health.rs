@@ -67,6 +67,8 @@ struct GroupHealthMonitor {
     logged_at: MonoNs,
     /// Whether the alarm has been logged that this gateway's messages differ from its peer's.
     is_mismatch_logged: bool,
+    /// Whether it has been logged that this gateway holds its candidacy.
+    is_hold_logged: bool,
     class: Option<FitnessClass>,
     /// When the alarm about output that is not received was last logged.
     fitness_logged_at: MonoNs,
@@ -178,12 +180,20 @@ impl GroupHealthMonitor {
     }
 
     fn log_eligibility(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
-        let JoinProgress { eligibility, behind_messages, channels_missing, caught_up_ns, mismatched_ns } = joining;
+        let JoinProgress { eligibility, behind_messages, channels_missing, caught_up_ns, mismatched_ns, awaits_output } =
+            joining;
         if mismatched_ns >= MISMATCH_NS && !core::mem::replace(&mut self.is_mismatch_logged, true) {
             tracing::error!(
                 alarm = Alarm::NotEligible.name(),
                 group = group.0,
                 "caught up, but its messages differ from the peer's: its books are suspect; restart it to copy the peer's state"
+            );
+        }
+        if awaits_output && !core::mem::replace(&mut self.is_hold_logged, true) {
+            tracing::info!(
+                group = group.0,
+                "caught up, but holds its candidacy until it has received the output up to its state copy: \
+                 6 s at most once it is caught up, and 20 s at most from its start without a leader"
             );
         }
         if self.logged_eligibility.replace(eligibility) != Some(eligibility) {

@@ -25,6 +25,19 @@ counter_block! {
     }
 }
 
+impl From<&MaintenanceCounts> for LogCounters {
+    fn from(counts: &MaintenanceCounts) -> Self {
+        let MaintenanceCounts { removed_for_space, no_space, failures, reused, protected_removed, .. } = *counts;
+        Self {
+            log_no_space_turns: no_space,
+            log_segments_deleted_early: removed_for_space,
+            log_failures: failures,
+            log_segments_reused: reused,
+            log_protected_segments_deleted: protected_removed,
+        }
+    }
+}
+
 impl MaintainedLog {
     pub(super) fn new(
         channel: ChannelId,
@@ -38,16 +51,9 @@ impl MaintainedLog {
     pub(super) fn turn(&mut self, now_ns: u64) {
         let failures_before = self.maintenance.counts().failures;
         self.maintenance.run_once(now_ns);
-        let MaintenanceCounts { removed_for_space, no_space, failures, reused, protected_removed, .. } =
-            *self.maintenance.counts();
-        self.counters.publish(&LogCounters {
-            log_no_space_turns: no_space,
-            log_segments_deleted_early: removed_for_space,
-            log_failures: failures,
-            log_segments_reused: reused,
-            log_protected_segments_deleted: protected_removed,
-        });
-        if failures > failures_before {
+        let counts = self.maintenance.counts();
+        self.counters.publish(&LogCounters::from(counts));
+        if counts.failures > failures_before {
             self.log_failure();
         }
     }

@@ -46,7 +46,10 @@ use super::{
     health::{GroupHealthMap, lock},
     listeners::Listeners,
     log_maintenance::LogCounters,
-    programs::{JOURNAL, JournalMetrics, LIVE, LiveMetrics, NATS, NatsMetrics},
+    programs::{
+        JOURNAL, JournalMetrics, LIVE, LiveMetrics, MIRROR_CHANNEL, MIRROR_GROUP, MirrorChannelMetrics,
+        MirrorGroupMetrics, NATS, NatsMetrics,
+    },
     readiness::is_received,
     sentinel_handle::SentinelFaults,
     takeovers::TakeoverCounters,
@@ -256,8 +259,8 @@ impl AdminSource {
         block(all, CHANNEL, answers);
         let sent = registry.values::<SnapshotsSent>().into_iter().map(|(name, block)| (labelled(&name), block));
         block(all, CHANNEL, sent);
-        all.push(declared::CHANNEL_DROPPED.with(by_reason::<DropCounts>(registry)));
-        all.push(declared::CHANNEL_BOOK_FAULTS.with(by_reason::<BookFaultCounts>(registry)));
+        all.push(declared::CHANNEL_DROPPED.with(by_channel_and_reason::<DropCounts>(registry)));
+        all.push(declared::CHANNEL_BOOK_FAULTS.with(by_channel_and_reason::<BookFaultCounts>(registry)));
         let channels = self.watch.channels();
         let of_lines = channels.iter().flat_map(|(id, name)| {
             let lines = self.watch.recent.line_counts(*id).into_iter();
@@ -323,6 +326,11 @@ pub(super) fn of_alarms(all: &mut Vec<Metric>) {
     all.push(declared::ALARMS.with(counts));
 }
 
+/// Packets that mirrored groups did not use, by reason.
+pub(super) fn of_mirror_drops<'a>(all: &mut Vec<Metric>, groups: impl Iterator<Item = (Labels, &'a DropCounts)>) {
+    all.push(declared::MIRROR_DROPPED.with(groups.flat_map(|(labels, drops)| by_reason(&labels, drops))));
+}
+
 /// What these listeners have received and refused.
 pub(super) fn of_listeners(all: &mut Vec<Metric>, listeners: &Listeners) {
     let snapshots = listeners.snapshots();
@@ -349,7 +357,7 @@ const PAIR_LINK: &str = "mdgw_pair_link_";
 const STANDBY: &str = "mdgw_standby_";
 
 /// The blocks of counters: prefix and declarations.
-const BLOCKS: [(&str, &[Descriptor]); 14] = [
+const BLOCKS: [(&str, &[Descriptor]); 17] = [
     (GROUP, TakeoverCounters::DESCRIPTORS),
     (CHANNEL, PipelineCounters::DESCRIPTORS),
     (CHANNEL, LogCounters::DESCRIPTORS),
@@ -364,6 +372,9 @@ const BLOCKS: [(&str, &[Descriptor]); 14] = [
     (LIVE, LiveMetrics::DESCRIPTORS),
     (JOURNAL, JournalMetrics::DESCRIPTORS),
     (NATS, NatsMetrics::DESCRIPTORS),
+    (MIRROR_GROUP, MirrorGroupMetrics::DESCRIPTORS),
+    (MIRROR_CHANNEL, MirrorChannelMetrics::DESCRIPTORS),
+    (MIRROR_CHANNEL, LogCounters::DESCRIPTORS),
 ];
 
 /// Names of all samples that a gateway or a program beside it can export, as in its text: a counter with `_total`, a histogram with `_bucket`,
@@ -444,14 +455,17 @@ fn metric_name(prefix: &str, descriptor: &Descriptor) -> String {
 }
 
 /// A sample for each channel and reason.
-fn by_reason<B: CounterBlock>(registry: &Registry) -> Vec<Sample> {
+fn by_channel_and_reason<B: CounterBlock>(registry: &Registry) -> Vec<Sample> {
     let channels = registry.values::<B>().into_iter();
-    let samples = channels.flat_map(|(name, counts)| {
-        let reasons = B::DESCRIPTORS.iter().zip(counts.values().collect::<Vec<_>>());
-        let samples = reasons.map(move |(reason, count)| {
-            sample(vec![("channel", name.clone()), ("reason", reason.name.to_owned())], Value::Count(count))
-        });
-        samples.collect::<Vec<_>>()
+    channels.flat_map(|(name, counts)| by_reason(&[("channel", name)], &counts)).collect()
+}
+
+/// A sample for each reason, with these labels of their owner.
+fn by_reason<B: CounterBlock>(owner: &[(&'static str, String)], counts: &B) -> Vec<Sample> {
+    let samples = B::DESCRIPTORS.iter().zip(counts.values()).map(|(reason, count)| {
+        let mut labels = owner.to_vec();
+        labels.push(("reason", reason.name.to_owned()));
+        sample(labels, Value::Count(count))
     });
     samples.collect()
 }

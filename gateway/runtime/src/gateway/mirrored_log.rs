@@ -17,7 +17,7 @@ use mdgw_publog::{LogOptions, OpenedLog, SegmentMaintenance};
 use mdgw_sys::clock::unix_now;
 use zerocopy::IntoBytes as _;
 
-use super::{GatewayError, channel_builder::log_options};
+use super::{GatewayError, channel_builder::log_options, log_maintenance::LogCounters};
 use crate::config::{Resolved, resolved::ChannelSetup};
 
 /// The log of one channel. Packed and split as a gateway packs and splits; what was lost on the way here is a hole between two entries.
@@ -73,6 +73,10 @@ impl MirroredLog {
     pub fn entries(&self) -> (u64, u64) {
         let counts = self.sink.writer().counts();
         (counts.entries, counts.entries_private)
+    }
+
+    pub(super) fn maintenance_counters(&self) -> LogCounters {
+        self.maintenance.counts().into()
     }
 
     /// Writes what the receiver delivers. Items that repeat earlier messages are left out: those are in the log, or were before the

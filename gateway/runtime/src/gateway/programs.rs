@@ -1,20 +1,23 @@
-//! The admin listeners of the programs beside the gateway: `mdgw live`, `mdgw journal`, `mdgw nats`. Each has metrics, `/live` and
-//! `/ready`, and no page.
+//! The admin listeners of the programs beside the gateway: `mdgw live`, `mdgw journal`, `mdgw nats`, `mdgw mirror`. Each has metrics,
+//! `/live` and `/ready`, and no page.
 
 use std::{
-    io,
+    io, iter,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use mdgw_admin::{Health, Probe, Sources, metric::Metric};
+use mdgw_feeds::{drop_reason::DropCounts, identity::GroupId, published::receiver::ReceiverStatistics};
 use mdgw_sys::{clock::unix_now, listener_counters::ListenerCounters};
-use mdgw_telemetry::{counter_block, counters::CounterBlock};
+use mdgw_telemetry::counter_block;
 
 use super::{
     health::lock,
     listeners::{self, Listeners},
-    metrics::{block, of_alarms, of_listeners, of_program},
+    log_maintenance::LogCounters,
+    metrics::{block, of_alarms, of_listeners, of_mirror_drops, of_program},
+    mirrored_log::MirroredLog,
 };
 use crate::{admin_listener::AdminListener, config::resolved::AdminListen};
 
@@ -69,10 +72,137 @@ counter_block! {
     }
 }
 
+counter_block! {
+    /// What `mdgw mirror` exports of a channel.
+    pub struct MirrorChannelMetrics, key MirrorChannelMetric {
+        messages: Counter, Messages, "messages that were received";
+        gap_messages: Counter, Messages, "messages in gaps that the gateway declared";
+        lost_messages: Counter, Messages, "messages that neither the lines nor a retransmission service delivered: holes in the log";
+        broken_messages: Counter, Messages, "messages that were too large, or with inconsistent parts; they count as lost too";
+        late_fills: Counter, Messages, "messages that the gateway published after it had declared them as a gap; the log has the gap";
+        starts_unanswered: Counter, None, "starts at which no retransmission service answered: earlier messages of the session may be missing";
+        sessions_incomplete: Counter, None, "sessions that were left although no service knew where they end: messages at the end may be missing";
+        entries: Counter, Entries, "entries of the log that were written";
+        entries_unwritten: Counter, Entries, "of them, entries that readers miss, since there was no space for a segment";
+        next_sequence: Gauge, Sequence, "the sequence behind the last one in the log; 0 while the log is empty";
+    }
+}
+
+counter_block! {
+    /// What `mdgw mirror` exports of a group.
+    pub struct MirrorGroupMetrics, key MirrorGroupMetric {
+        packets: Counter, Packets, "packets of the lines and of the retransmission services; those of unexpected senders are not in it";
+        refused: Counter, Packets, "packets that were refused, as the mirror logs them; the reasons that are normal are not in it";
+        silence_ns: Gauge, Nanoseconds, "time since the last packet or heartbeat; before the first one, since the start";
+        requests: Counter, None, "requests to the retransmission services";
+        requests_failed: Counter, None, "requests that could not be sent, or that the host of the service refused; they are repeated";
+        receive_buffer_bytes: Gauge, Bytes, "the smallest receive buffer of the group's sockets";
+    }
+}
+
 /// Prefixes of the metrics of the programs.
 pub(super) const LIVE: &str = "mdgw_live_";
 pub(super) const JOURNAL: &str = "mdgw_journal_";
 pub(super) const NATS: &str = "mdgw_nats_";
+pub(super) const MIRROR_CHANNEL: &str = "mdgw_mirror_channel_";
+pub(super) const MIRROR_GROUP: &str = "mdgw_mirror_group_";
+
+/// What a program exports beside what identifies it, its alarms and its listener.
+pub trait ProgramMetrics: Clone + Default + Send + 'static {
+    /// Appends the metrics.
+    fn add_to(&self, all: &mut Vec<Metric>);
+}
+
+impl ProgramMetrics for LiveMetrics {
+    fn add_to(&self, all: &mut Vec<Metric>) {
+        block(all, LIVE, iter::once((Vec::new(), *self)));
+    }
+}
+
+impl ProgramMetrics for JournalMetrics {
+    fn add_to(&self, all: &mut Vec<Metric>) {
+        block(all, JOURNAL, iter::once((Vec::new(), *self)));
+    }
+}
+
+impl ProgramMetrics for NatsMetrics {
+    fn add_to(&self, all: &mut Vec<Metric>) {
+        block(all, NATS, iter::once((Vec::new(), *self)));
+    }
+}
+
+/// What `mdgw mirror` exports: a row for each group.
+#[derive(Clone, Debug, Default)]
+pub struct MirrorMetrics(pub Vec<MirroredGroupRow>);
+
+/// The metrics of a mirrored group and of its channels.
+#[derive(Clone, Debug)]
+pub struct MirroredGroupRow {
+    group: GroupId,
+    counts: MirrorGroupMetrics,
+    drops: DropCounts,
+    channels: Vec<MirroredChannelRow>,
+}
+
+/// The metrics of a mirrored channel.
+#[derive(Clone, Debug)]
+pub struct MirroredChannelRow {
+    name: String,
+    counts: MirrorChannelMetrics,
+    log: LogCounters,
+}
+
+impl MirroredGroupRow {
+    /// The row of a group. `drops` has the packets that were not used, by reason.
+    #[must_use]
+    pub fn new(
+        group: GroupId,
+        counts: MirrorGroupMetrics,
+        drops: DropCounts,
+        channels: Vec<MirroredChannelRow>,
+    ) -> Self {
+        Self { group, counts, drops, channels }
+    }
+
+    /// What the group as a whole counts.
+    #[must_use]
+    pub fn counts(&self) -> &MirrorGroupMetrics {
+        &self.counts
+    }
+}
+
+impl MirroredChannelRow {
+    /// The row of a channel with that name. What is about the log is taken from it.
+    #[must_use]
+    pub fn new(name: &str, statistics: &ReceiverStatistics, log: &MirroredLog) -> Self {
+        let (entries, entries_unwritten) = log.entries();
+        let counts = MirrorChannelMetrics {
+            messages: statistics.messages,
+            gap_messages: statistics.gap_messages,
+            lost_messages: statistics.lost_messages,
+            broken_messages: statistics.broken_messages,
+            late_fills: statistics.late_fills,
+            starts_unanswered: statistics.starts_unanswered,
+            sessions_incomplete: statistics.sessions_incomplete,
+            entries,
+            entries_unwritten,
+            next_sequence: log.position().map_or(0, |position| position.sequence.0),
+        };
+        Self { name: name.to_owned(), counts, log: log.maintenance_counters() }
+    }
+}
+
+impl ProgramMetrics for MirrorMetrics {
+    fn add_to(&self, all: &mut Vec<Metric>) {
+        let of_group = |row: &MirroredGroupRow| vec![("group", row.group.0.to_string())];
+        block(all, MIRROR_GROUP, self.0.iter().map(|row| (of_group(row), row.counts)));
+        of_mirror_drops(all, self.0.iter().map(|row| (of_group(row), &row.drops)));
+        let of_channel = |row: &MirroredChannelRow| vec![("channel", row.name.clone())];
+        let channels = || self.0.iter().flat_map(|row| &row.channels);
+        block(all, MIRROR_CHANNEL, channels().map(|row| (of_channel(row), row.counts)));
+        block(all, MIRROR_CHANNEL, channels().map(|row| (of_channel(row), row.log)));
+    }
+}
 
 /// A program beside the gateway that can be scraped. Dropping it closes its listener.
 #[derive(Debug)]
@@ -91,13 +221,23 @@ struct State<B> {
     obstacle: Option<&'static str>,
 }
 
+impl ProgramAdmin<MirrorMetrics> {
+    /// The listener of `mdgw mirror`, if it is configured.
+    ///
+    /// # Errors
+    /// See [`AdminListener::open`].
+    pub fn mirror(listen: Option<&AdminListen>, node: u8) -> io::Result<Self> {
+        Self::open(listen, "mirror", node)
+    }
+}
+
 impl ProgramAdmin<LiveMetrics> {
     /// The listener of `mdgw live`, if it is configured.
     ///
     /// # Errors
     /// See [`AdminListener::open`].
     pub fn live(listen: Option<&AdminListen>, node: u8) -> io::Result<Self> {
-        Self::open(listen, ("live", LIVE), node)
+        Self::open(listen, "live", node)
     }
 }
 
@@ -107,7 +247,7 @@ impl ProgramAdmin<JournalMetrics> {
     /// # Errors
     /// See [`AdminListener::open`].
     pub fn journal(listen: Option<&AdminListen>, node: u8) -> io::Result<Self> {
-        Self::open(listen, ("journal", JOURNAL), node)
+        Self::open(listen, "journal", node)
     }
 }
 
@@ -117,17 +257,13 @@ impl ProgramAdmin<NatsMetrics> {
     /// # Errors
     /// See [`AdminListener::open`].
     pub fn nats(listen: Option<&AdminListen>, node: u8) -> io::Result<Self> {
-        Self::open(listen, ("nats", NATS), node)
+        Self::open(listen, "nats", node)
     }
 }
 
-impl<B: CounterBlock + Send + 'static> ProgramAdmin<B> {
-    fn open(
-        listen: Option<&AdminListen>,
-        (program, prefix): (&'static str, &'static str),
-        node: u8,
-    ) -> io::Result<Self> {
-        let state = State { metrics: B::from_values(|_| 0), turned_at: Instant::now(), obstacle: Some("starting") };
+impl<B: ProgramMetrics> ProgramAdmin<B> {
+    fn open(listen: Option<&AdminListen>, program: &'static str, node: u8) -> io::Result<Self> {
+        let state = State { metrics: B::default(), turned_at: Instant::now(), obstacle: Some("starting") };
         let state = Arc::new(Mutex::new(state));
         let counters = Arc::<ListenerCounters>::default();
         let mut counted = Listeners::new(None);
@@ -143,9 +279,8 @@ impl<B: CounterBlock + Send + 'static> ProgramAdmin<B> {
             ];
             of_program(&mut all, labels, started_ns);
             of_alarms(&mut all);
-            let values: Vec<u64> = lock(&of_metrics).metrics.values().collect();
-            let metrics = B::from_values(|index| values.get(index).copied().unwrap_or_default());
-            block(&mut all, prefix, [(Vec::new(), metrics)].into_iter());
+            let metrics = lock(&of_metrics).metrics.clone();
+            metrics.add_to(&mut all);
             of_listeners(&mut all, &counted);
             all
         };
@@ -196,6 +331,8 @@ mod tests {
         net::{SocketAddr, TcpListener, TcpStream},
     };
 
+    use mdgw_feeds::drop_reason::DropReason;
+
     use super::*;
 
     fn get(address: SocketAddr, path: &str) -> String {
@@ -234,6 +371,32 @@ mod tests {
         assert!(get(address, "/ready").contains("200 OK"));
         drop(admin);
         assert!(TcpStream::connect(address).is_err());
+    }
+
+    #[test]
+    fn a_mirror_exports_its_groups_and_channels_with_labels() {
+        let mut drops = DropCounts::default();
+        drops.count(DropReason::TagInvalid);
+        let channel = MirroredChannelRow {
+            name: "one".to_owned(),
+            counts: MirrorChannelMetrics { lost_messages: 7, entries_unwritten: 2, ..MirrorChannelMetrics::default() },
+            log: LogCounters { log_no_space_turns: 3, ..LogCounters::default() },
+        };
+        let counts = MirrorGroupMetrics { silence_ns: 1_500_000_000, refused: 1, ..MirrorGroupMetrics::default() };
+        let mut all = Vec::new();
+        MirrorMetrics(vec![MirroredGroupRow::new(GroupId(4), counts, drops, vec![channel])]).add_to(&mut all);
+        let text = mdgw_admin::metric::encode(all).unwrap();
+        for line in [
+            "mdgw_mirror_group_silence_seconds{group=\"4\"} 1.5",
+            "mdgw_mirror_group_refused_total{group=\"4\"} 1",
+            "mdgw_mirror_group_dropped_total{group=\"4\",reason=\"tag_invalid\"} 1",
+            "mdgw_mirror_group_dropped_total{group=\"4\",reason=\"tag_missing\"} 0",
+            "mdgw_mirror_channel_lost_messages_total{channel=\"one\"} 7",
+            "mdgw_mirror_channel_entries_unwritten_total{channel=\"one\"} 2",
+            "mdgw_mirror_channel_log_no_space_turns_total{channel=\"one\"} 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
     }
 
     #[test]

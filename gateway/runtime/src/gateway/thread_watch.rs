@@ -25,6 +25,15 @@ pub(super) enum HotThread {
     Pool(String),
 }
 
+impl HotThread {
+    fn pool_thread(&self) -> Option<&str> {
+        match self {
+            Self::Election(_) => None,
+            Self::Pool(name) => Some(name),
+        }
+    }
+}
+
 impl fmt::Display for HotThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -160,9 +169,59 @@ impl ThreadWatch {
                     has_stopped.get_mut(pool.threads.clone()).unwrap_or_default().fill(true);
                 }
             }
-            self.threads.iter_mut().zip(has_stopped).for_each(|(watched, has_stopped)| watched.check(has_stopped));
+            let threads = self.threads.iter_mut().zip(has_stopped);
+            let changed: Vec<bool> = threads.map(|(watched, has_stopped)| watched.check(has_stopped)).collect();
+            self.changes(&changed).iter().for_each(|(thread, has_stalled)| log_change(thread, *has_stalled));
         }
         self.threads.iter().filter(|watched| watched.has_stalled).map(|watched| watched.thread.clone()).collect()
+    }
+
+    /// What to log of the threads that have changed, and whether they have stalled. Those of a pool are one entry, since a pool
+    /// stops as a whole: a thread with several names.
+    fn changes(&self, changed: &[bool]) -> Vec<(HotThread, bool)> {
+        let changed = |threads: Range<usize>| {
+            let of_range = self.threads.iter().zip(changed).take(threads.end).skip(threads.start);
+            of_range.filter(|(_, is_changed)| **is_changed).map(|(watched, _)| watched)
+        };
+        let elections =
+            changed(0..self.threads.len()).filter(|watched| matches!(watched.thread, HotThread::Election(_)));
+        let mut changes: Vec<_> = elections.map(|watched| (watched.thread.clone(), watched.has_stalled)).collect();
+        for pool in &self.pools {
+            for has_stalled in [true, false] {
+                let names = changed(pool.threads.clone()).filter(|watched| watched.has_stalled == has_stalled);
+                let names = names.filter_map(|watched| watched.thread.pool_thread()).collect::<Vec<_>>().join(", ");
+                if !names.is_empty() {
+                    changes.push((HotThread::Pool(names), has_stalled));
+                }
+            }
+        }
+        changes
+    }
+}
+
+/// Logs that a thread has stalled, or works again.
+fn log_change(thread: &HotThread, has_stalled: bool) {
+    match thread {
+        HotThread::Election(group) if has_stalled => tracing::error!(
+            alarm = Alarm::ElectionThreadStall.name(),
+            group = group.0,
+            "the election thread makes no progress: this gateway does not lead, and feeds no watchdog"
+        ),
+        HotThread::Election(group) => {
+            tracing::info!(
+                ends = Alarm::ElectionThreadStall.name(),
+                group = group.0,
+                "the election thread makes progress again"
+            );
+        }
+        HotThread::Pool(thread) if has_stalled => tracing::error!(
+            alarm = Alarm::PoolThreadStall.name(),
+            thread,
+            "a thread of a pool makes no progress: this gateway gives up leadership, and feeds no watchdog"
+        ),
+        HotThread::Pool(thread) => {
+            tracing::info!(ends = Alarm::PoolThreadStall.name(), thread, "a thread of a pool makes progress again");
+        }
     }
 }
 
@@ -176,35 +235,11 @@ impl WatchedPool {
 }
 
 impl WatchedThread {
-    fn check(&mut self, has_pool_stopped: bool) {
+    /// Returns whether the thread has stalled now, or works again.
+    fn check(&mut self, has_pool_stopped: bool) -> bool {
         // As if the fence were open: a standby with a stalled thread could not take over.
         let has_stalled = self.detector.check(FenceState::Open, [self.counter.count()]).is_some() || has_pool_stopped;
-        if has_stalled == self.has_stalled {
-            return;
-        }
-        self.has_stalled = has_stalled;
-        match &self.thread {
-            HotThread::Election(group) if has_stalled => tracing::error!(
-                alarm = Alarm::ElectionThreadStall.name(),
-                group = group.0,
-                "the election thread makes no progress: this gateway does not lead, and feeds no watchdog"
-            ),
-            HotThread::Election(group) => {
-                tracing::info!(
-                    ends = Alarm::ElectionThreadStall.name(),
-                    group = group.0,
-                    "the election thread makes progress again"
-                );
-            }
-            HotThread::Pool(thread) if has_stalled => tracing::error!(
-                alarm = Alarm::PoolThreadStall.name(),
-                thread,
-                "a thread of a pool makes no progress: this gateway gives up leadership, and feeds no watchdog"
-            ),
-            HotThread::Pool(thread) => {
-                tracing::info!(ends = Alarm::PoolThreadStall.name(), thread, "a thread of a pool makes progress again");
-            }
-        }
+        std::mem::replace(&mut self.has_stalled, has_stalled) != has_stalled
     }
 }
 
@@ -289,6 +324,30 @@ mod tests {
         config.channels.clear();
         watch.set_heartbeats(&config);
         assert_eq!((30..60).map(|second| watch.check(|_| false, MonoNs(second * INTERVAL_NS)).len()).max(), Some(0));
+    }
+
+    #[test]
+    fn a_pool_that_stops_and_works_again_is_one_line_each() {
+        let counters = [(); 4].map(|()| ProgressCounter::private());
+        let pool_thread = |number| HotThread::Pool(format!("main-{number}"));
+        let threads = [HotThread::Election(GroupId(1)), pool_thread(0), pool_thread(1), pool_thread(2)];
+        let mut watch = ThreadWatch::of(threads.into_iter().zip(counters).collect(), LIMIT);
+        let pool =
+            WatchedPool { name: "main".to_owned(), threads: 1..4, unchanged_max: None, progress: 0, unchanged: 0 };
+        watch.pools = vec![pool];
+        let mut check = |stalled: [bool; 4]| {
+            let changed: Vec<bool> =
+                watch.threads.iter_mut().zip(stalled).map(|(watched, stalled)| watched.check(stalled)).collect();
+            watch.changes(&changed)
+        };
+        let main = |names: &str| HotThread::Pool(names.to_owned());
+        assert_eq!(check([false; 4]), []);
+        assert_eq!(check([false, false, true, false]), [(main("main-1"), true)]);
+        let expected = [(HotThread::Election(GroupId(1)), true), (main("main-0, main-2"), true)];
+        assert_eq!(check([true; 4]), expected);
+        assert_eq!(check([true; 4]), []);
+        let expected = [(main("main-0, main-1, main-2"), false)];
+        assert_eq!(check([true, false, false, false]), expected);
     }
 
     #[test]

@@ -206,6 +206,9 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
         if mismatch_ms.as_u64().is_some_and(|ms| ms > 0) {
             writeln!(text, "       content differs from its peer's for {} ms: its books are suspect", mismatch_ms)?;
         }
+        if joining["awaits_output"] == true {
+            writeln!(text, "       holds its candidacy until it has received the output up to its state copy")?;
+        }
     }
     if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
         writeln!(text, "       fitness reduced: {class}")?;
@@ -470,6 +473,15 @@ mod tests {
         assert!(
             conditions(&json!({ "channels": [channel(true)] }))
                 .contains("channel 3: the input history no longer covers the whole session (history_bytes)")
+        );
+        let joining = json!({
+            "eligibility": "joining", "behind_messages": 0, "channels_missing": 0, "caught_up_ms": 900,
+            "content_mismatch_ms": 0, "awaits_output": true,
+        });
+        assert_eq!(
+            conditions(&json!({ "joining": joining })),
+            "       joining: 0 messages behind its peer, 0 channels missing, caught up for 900 ms\n       \
+             holds its candidacy until it has received the output up to its state copy\n"
         );
     }
 

@@ -33,7 +33,7 @@ const STORE_USER: Key = optional("user", "text", "none", "User, with `password_f
 const STORE_PASSWORD_FILE: Key =
     optional("password_file", PATH, "none", "File that holds the password; only its owner may have access.");
 
-pub(super) const TABLES: [Table; 24] = [
+pub(super) const TABLES: [Table; 25] = [
     Table {
         header: "[gateway]",
         about: "The gateway itself. There must be one.",
@@ -536,6 +536,16 @@ pub(super) const TABLES: [Table; 24] = [
             ),
             number("in_flight_max", limits::NATS_IN_FLIGHT_MAX, "Messages of a stream that await acknowledgement."),
         ],
+    },
+    Table {
+        header: "[mirror]",
+        about: "`mdgw mirror`, a process on a host without a gateway: [set-up](live.md#on-a-host-without-a-gateway). It runs without the table too.",
+        keys: &[optional(
+            "admin_listen",
+            ADMIN_LISTEN,
+            "no listener",
+            "[Metrics and health](metrics.md#programs-beside-the-gateway) of `mdgw mirror` over HTTP, as `admin.listen` of the gateway: without encryption and passwords.",
+        )],
     },
     Table {
         header: "[admin]",

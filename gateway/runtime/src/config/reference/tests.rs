@@ -51,6 +51,7 @@ key_file = \"/k\"
 directory = \"/j\"
 [nats]
 servers = [\"nats://127.0.0.1:4222\"]
+[mirror]
 [admin]
 listen = \"127.0.0.1:9464\"
 [latency]

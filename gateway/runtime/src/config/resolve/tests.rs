@@ -190,7 +190,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
     refused(
         &with_edit("[[output]]", "[[ouptut]]"),
         expect![
-            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known keys: gateway, pool, channel, output, retransmission, live, journal, nats, admin, election, latency, log"
+            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known keys: gateway, pool, channel, output, retransmission, live, journal, nats, mirror, admin, election, latency, log"
         ],
     );
     refused(

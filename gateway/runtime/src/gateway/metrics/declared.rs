@@ -76,6 +76,7 @@ metrics! {
     GROUP_VOTER_UP = Declared::gauge("mdgw_group_voter_up", "1: that other voter of the quorum has lately answered this gateway");
     GROUP_FITNESS_REDUCED = Declared::gauge("mdgw_group_fitness_reduced", "1: for that reason, the worst one, the other gateway is preferred as leader of the group");
     CHANNEL_DROPPED = Declared::counter("mdgw_channel_dropped", "packets and messages that were not used, by reason, expected ones such as duplicates included");
+    MIRROR_DROPPED = Declared::counter("mdgw_mirror_group_dropped", "packets that the mirror did not use, by reason, normal ones such as answers that are no longer wanted included");
     CHANNEL_BOOK_FAULTS = Declared::counter("mdgw_channel_book_faults_by_reason", "messages that contradict a book, by reason");
     CHANNEL_LATENCY = Declared::histogram("mdgw_channel_latency", "latency by stage, as collected at the end of each latency interval; a value is in its bucket within 1 %").in_seconds();
     POOL_BATCH_EVENTS = Declared::histogram("mdgw_pool_batch_events", "events that a wait returned, of waits that returned at least one");

@@ -34,8 +34,8 @@ fn a_reload_changes_only_reloadable_keys() {
 
 /// Other processes read these tables.
 #[test]
-fn a_reload_ignores_the_tables_of_live_clients_and_journals() {
-    let tables = "[live]\nlisten = \"127.0.0.1:13000\"\nkey_file = \"/k\"\n[journal]\ndirectory = \"/j\"\n";
+fn a_reload_ignores_the_tables_of_other_programs() {
+    let tables = "[live]\nlisten = \"127.0.0.1:13000\"\nkey_file = \"/k\"\n[mirror]\nadmin_listen = \"/run/m\"\n[journal]\ndirectory = \"/j\"\n";
     let [without, with] = [MINIMAL.to_owned(), format!("{MINIMAL}{tables}")].map(|text| load(&text).unwrap());
     let changed = load(&format!("{MINIMAL}{}retention_days = 3\n", tables.replace("/k", "/l"))).unwrap();
     for [old, new] in [[&without, &with], [&with, &changed], [&changed, &without]] {
