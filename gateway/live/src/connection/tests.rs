@@ -36,7 +36,7 @@ fn dataset() -> Arc<Dataset> {
         log_directory: "/nonexistent".into(),
         books: BookLimits::default(),
         journals: None,
-        names: None,
+        symbols: None,
     })
 }
 
