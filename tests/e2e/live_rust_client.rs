@@ -299,9 +299,9 @@ fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over
     day.play_first_half(&fixture);
     let _ = gateway.stop_with(Signal::Kill);
     let (live, address) = start_live(&fixture);
+    live.wait_for_stderr("live: no gateway writes the logs, the port is closed");
     let refused = TcpStream::connect(address).map_err(|error| error.kind());
     assert_eq!(refused.map(drop), Err(ErrorKind::ConnectionRefused));
-    live.wait_for_stderr("live: no gateway writes the logs, the port is closed");
 
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     live.wait_for_stderr("live: the port is open again");
