@@ -418,6 +418,26 @@ fn missing_messages() -> Vec<Scenario> {
     all.push(stream);
 
     let mut stream = Scenario::new(
+        "service_has_nothing",
+        "The first service's log has an earlier session alone: its answer is [0, 0), which is valid. The second one has what is missing.",
+        "services=2",
+    );
+    let mut later = simple_ended(5);
+    later.begin_session(1);
+    add_messages(&mut later, 1..9);
+    later.set_epoch(FIRST);
+    let entries = later.entries();
+    let of_later = (0..entries.len()).filter(|index| entries[*index].session.restart == 1);
+    for (number, index) in of_later.enumerate() {
+        if number != 1 {
+            stream.publish_next(&later, index, FIRST, NONE, &[0]);
+        }
+    }
+    stream.serve(simple_ended(5));
+    stream.serve(later);
+    all.push(stream);
+
+    let mut stream = Scenario::new(
         "announced_by_a_heartbeat",
         "The last packets are lost on the line. A heartbeat announces them, and they are requested.",
         "services=1",

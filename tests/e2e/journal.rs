@@ -7,9 +7,12 @@ use std::{
     process::Command,
 };
 
+use mdgw_feeds::identity::Sequence;
 use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    order_books::symbols_of_file,
+    pair::log_entries,
     process::{self, MdgwProcess, Signal, wait_until},
     python::python,
     tmpfs::TmpfsMount,
@@ -171,6 +174,25 @@ fn what_the_log_no_longer_has_is_a_declared_hole() {
     let expected = records_of(&host.replay_offline());
     let records = records_of(&plain);
     assert!(records.len() > 1_000 && expected.ends_with(&records) && records.len() < expected.len());
+    let _ = journal.stop_with(Signal::Terminate).expect_code(0);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// The names of most instruments are in what the log has lost.
+#[test]
+fn symbols_that_the_log_has_lost_come_from_the_gateways_service() {
+    let host = Host::new(60_000);
+    let options = GatewayOptions { segment_bytes: 1 << 20, retention_bytes: 2 << 20, ..GatewayOptions::itch() };
+    let gateway = host.day.gateway(&host.fixture, &options);
+    host.day.play_first_half(&host.fixture);
+    host.day.play_second_half(&host.fixture);
+    wait_until("the log has lost its beginning", || {
+        log_entries(&host.fixture).first().is_some_and(|entry| entry.first > Sequence(1))
+    });
+    let journal = host.start("");
+    let plain = host.journal("journal").with_extension("dbn");
+    wait_until("the journal is closed", || plain.with_extension("names").exists());
+    assert_eq!(symbols_of_file(&fs::read(&plain).unwrap()), symbols_of_file(&host.day.expected));
     let _ = journal.stop_with(Signal::Terminate).expect_code(0);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }

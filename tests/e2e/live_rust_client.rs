@@ -289,6 +289,34 @@ fn clients_are_sent_away_when_the_gateway_has_ended_and_served_when_it_is_back()
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// Official clients take the first address that accepts a connection: one without a gateway would keep them from the other. The day's
+/// end is no reason to send them away.
+#[test]
+fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over() {
+    let fixture = GatewayFixture::new();
+    let day = TradingDay::of(&fixture, 1_000);
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    day.play_first_half(&fixture);
+    let _ = gateway.stop_with(Signal::Kill);
+    let (live, address) = start_live(&fixture);
+    live.wait_for_stderr("live: no gateway writes the logs, the port is closed");
+    let refused = TcpStream::connect(address).map_err(|error| error.kind());
+    assert_eq!(refused.map(drop), Err(ErrorKind::ConnectionRefused));
+
+    let gateway = day.gateway(&fixture, &GatewayOptions::itch());
+    live.wait_for_stderr("live: the port is open again");
+    let _client = run(log_in(&[address], KEY, Compression::None)).unwrap();
+    day.play_second_half(&fixture);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+
+    let (live, address) = start_live(&fixture);
+    wait_until("the port is open", || TcpStream::connect(address).is_ok());
+    let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
+    assert!(!run(Session::until_replayed(&[address], all, Compression::None)).records.is_empty());
+    let _ = live.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// The client has a list of both gateways. Its own reconnects ask for nothing from before, so a new session does, with the event
 /// time of the last record that the client has.
 #[test]

@@ -1,6 +1,6 @@
 //! One channel: from the entries of its log to the journal of its session's date.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::channel::SchemaSet;
 use mdgw_publog::{LogError, Reader, SeekResult};
@@ -18,6 +18,7 @@ use crate::{
     journal_file::FrameName,
     names::{ChannelPosition, Missing},
     open_files::OpenFiles,
+    symbols_service::SymbolsService,
 };
 
 /// A channel whose log is to be journaled.
@@ -33,6 +34,8 @@ pub struct JournalChannel {
     pub log_directory: PathBuf,
     /// Instruments that it may have.
     pub instruments_max: u32,
+    /// Where to ask for symbols that the log no longer has; `None` without a retransmission service.
+    pub symbols: Option<Arc<SymbolsService>>,
 }
 
 /// Follows the log of a channel.
@@ -48,6 +51,7 @@ pub(crate) struct ChannelTail {
     expected_entry: Option<u64>,
     /// Whether entries between the position and the next one are missing.
     has_lost_entries: bool,
+    symbols: Option<Arc<SymbolsService>>,
 }
 
 impl ChannelTail {
@@ -64,6 +68,7 @@ impl ChannelTail {
             position,
             expected_entry: None,
             has_lost_entries: found == Some(SeekResult::OldestAvailable),
+            symbols: channel.symbols.clone(),
         })
     }
 
@@ -95,7 +100,7 @@ impl ChannelTail {
 
     /// Reads one entry into the journal of its date. Returns whether there was one.
     pub(crate) fn read(&mut self, files: &mut OpenFiles) -> Result<bool, JournalError> {
-        let Self { id, schemas, reader, edge, position, expected_entry, has_lost_entries } = self;
+        let Self { id, schemas, reader, edge, position, expected_entry, has_lost_entries, symbols } = self;
         let Some(entry) = reader.next() else { return Ok(false) };
         *has_lost_entries |= expected_entry.is_some_and(|expected| entry.number != expected);
         *expected_entry = Some(entry.number + 1);
@@ -129,6 +134,13 @@ impl ChannelTail {
             let count = entry.first - at.next;
             declare_hole(files, Missing { channel: *id, session, first: at.next, count })?;
             (at.next, at.next_part) = (entry.first, 0);
+            // Among the missing messages may be those that name the instruments of what follows.
+            if let Some(symbols) = symbols {
+                let file = files.of(session.date)?;
+                for (instrument, symbol) in &*symbols.of_session(entry.session) {
+                    file.symbol(session, *instrument, symbol.as_bytes());
+                }
+            }
         }
         for (header, body) in Frames::of_body(entry.payload) {
             match FrameKind::from_number(header.kind) {

@@ -31,6 +31,7 @@ mod open_files;
 mod paths;
 mod records;
 mod retention;
+mod symbols_service;
 mod trailer;
 
 pub use channel::JournalChannel;
@@ -38,3 +39,4 @@ pub use error::JournalError;
 pub use housekeeping::Compression;
 pub use paths::{JournalId, list_journals};
 pub use records::{JournalPlace, JournalRecords, JournalStep, NamedRecord, RecordsError};
+pub use symbols_service::{Symbols, SymbolsService};

@@ -102,11 +102,12 @@ enum Request {
 }
 
 impl Request {
-    fn symbol_count(&self) -> usize {
+    /// The schema and how many symbols are named, if it is about symbols.
+    fn schema_and_count(&self) -> Option<(Schemas, usize)> {
         match self {
-            Self::Subscribe(request) | Self::TakeAgain(request, _) => request.symbols.count(),
-            Self::Unsubscribe(request) => request.symbols.count(),
-            Self::Report(_) => 0,
+            Self::Subscribe(request) | Self::TakeAgain(request, _) => Some((request.schema, request.symbols.count())),
+            Self::Unsubscribe(request) => Some((request.schema, request.symbols.count())),
+            Self::Report(_) => None,
         }
     }
 
@@ -358,7 +359,12 @@ impl Served {
             Step::Unsubscribe(request) => Request::Unsubscribe(request),
             Step::Report(reason) => Request::Report(reason),
         };
-        let symbols = self.waiting.iter().chain([&request]).map(Request::symbol_count).sum::<usize>();
+        // Bounds what waits. Clients repeat their symbols for each schema, so each schema may have that many.
+        let of_waiting = self.waiting.iter().chain([&request]).filter_map(Request::schema_and_count);
+        let is_of_schema = |(schema, _): &(Schemas, usize)| {
+            request.schema_and_count().is_some_and(|(of_request, _)| of_request == *schema)
+        };
+        let symbols: usize = of_waiting.filter(is_of_schema).map(|(_, count)| count).sum();
         let symbols_max = self.limits.symbols_max;
         if self.waiting.len() >= WAITING_MAX {
             self.is_overfull = true;
@@ -430,7 +436,7 @@ impl Served {
             Some(format!("{} has no schema {}", self.dataset.name, request.schema_name))
         } else if request.snapshot && !self.dataset.has_orders() {
             Some(format!("{} has no snapshot", self.dataset.name))
-        } else if self.subscriptions.count() + request.symbols.count() > self.limits.symbols_max {
+        } else if self.subscriptions.count_with(request.symbol_type, &request.symbols) > self.limits.symbols_max {
             Some(format!("more than {} symbols", self.limits.symbols_max))
         } else {
             None

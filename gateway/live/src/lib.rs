@@ -22,4 +22,4 @@ pub mod server;
 mod stream;
 mod subscriptions;
 
-pub use stream::{channel::ChannelSource, journals::JournalSource, names::NamesService};
+pub use stream::{channel::ChannelSource, journals::JournalSource};

@@ -302,10 +302,15 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
     let mut is_failing = false;
     loop {
         if shared.datasets.iter().all(|dataset| dataset.logs.borrow().is_closed) {
-            listener = None;
+            if listener.take().is_some() {
+                tracing::warn!("live: no gateway writes the logs, the port is closed");
+            }
         } else if listener.is_none() {
             match TcpListener::bind(address).await {
-                Ok(open) => (listener, is_failing) = (Some(open), false),
+                Ok(open) => {
+                    tracing::info!("live: the port is open again");
+                    (listener, is_failing) = (Some(open), false);
+                }
                 Err(error) if !std::mem::replace(&mut is_failing, true) => {
                     tracing::error!(%error, %address, "live: cannot listen again, trying on");
                 }

@@ -15,7 +15,6 @@ pub(crate) mod derived;
 pub(crate) mod feeder;
 pub(crate) mod intervals;
 pub(crate) mod journals;
-pub(crate) mod names;
 pub(crate) mod place;
 pub(crate) mod reader;
 pub(crate) mod replay;

@@ -2,7 +2,11 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{protocol::SymbolType, schema::Schemas, stream::chunk::ChunkRecord};
+use crate::{
+    protocol::{SymbolType, Symbols},
+    schema::Schemas,
+    stream::chunk::ChunkRecord,
+};
 
 /// Subscriptions of one session.
 #[derive(Debug, Default)]
@@ -167,6 +171,19 @@ impl Subscriptions {
         self.by_symbol.len() + ids.count()
     }
 
+    /// The same with those of a request, of which some may be subscribed to with another schema.
+    pub(crate) fn count_with(&self, symbol_type: SymbolType, symbols: &Symbols) -> usize {
+        let Symbols::List(list) = symbols else { return self.count() };
+        let is_new = |text: &&String| match symbol_type {
+            SymbolType::RawSymbol => !self.by_symbol.contains_key(text.as_str()),
+            SymbolType::InstrumentId => {
+                let instrument = text.parse().ok().and_then(|id: u32| self.by_id.get(&id));
+                instrument.is_none_or(|instrument| instrument.of_id.is_empty())
+            }
+        };
+        self.count() + list.iter().filter(is_new).count()
+    }
+
     /// Every schema subscribed to.
     pub(crate) fn schemas(&self) -> Schemas {
         self.any
@@ -285,6 +302,9 @@ mod tests {
         subscriptions.add_id(1, Schemas::MBO, None);
         subscriptions.add_id(1, Schemas::TRADES, None);
         assert_eq!(subscriptions.count(), 2);
+        let list = |texts: [&str; 2]| Symbols::List(texts.map(str::to_owned).into());
+        assert_eq!(subscriptions.count_with(SymbolType::InstrumentId, &list(["1", "2"])), 3);
+        assert_eq!(subscriptions.count_with(SymbolType::RawSymbol, &list(["A", "1"])), 3);
         let live = |subscriptions: &Subscriptions, schema| passes(subscriptions, 1, schema, 5, Phase::Live);
         subscriptions.remove_symbol("A", Schemas::MBO);
         assert!(live(&subscriptions, Schemas::MBO), "the id is still subscribed to");

@@ -56,7 +56,7 @@ mod reuse_model;
 #[cfg(feature = "writer")]
 pub use access::{ReaderGroup, create_log_root};
 pub use error::LogError;
-pub use presence::has_writer;
+pub use presence::{LogWriter, find_writer};
 pub use reader::{EntryCopy, Reader, SeekResult, SessionRange};
 #[cfg(feature = "writer")]
 pub use retention::{MaintenanceCounts, Retention, RetentionHold, SegmentMaintenance};

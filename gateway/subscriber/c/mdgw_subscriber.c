@@ -2383,6 +2383,12 @@ static mdgw_reason accept_running(channel *channel, const mdgw_packet *packet, u
     if (is_answer_end) {
         uint64_t oldest, newest;
         is_first_report = report_extent(channel, service, extent_of(packet));
+        if (packet->next == 0) {
+            /* That log has nothing of the session, so there is no position to announce. */
+            on_extent_reported(channel, is_first_report, now);
+            close_when_complete(channel, now);
+            return MDGW_USED;
+        }
         /* No service can deliver an earlier sequence. A log that is empty may still receive entries. Only what is known to exist
          * is lost: whether there is more, a single answer does not say. */
         if (extent_range(channel, &oldest, &newest) == channel->receiver->config.services)

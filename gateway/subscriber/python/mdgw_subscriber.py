@@ -2126,6 +2126,11 @@ class _Channel:
         is_first_report = False
         if is_answer_end:
             is_first_report = self.report_extent(service, _extent_of(packet))
+            if packet.next == 0:
+                # That log has nothing of the session, so there is no position to announce.
+                self.on_extent_reported(is_first_report, now)
+                self.close_when_complete(now)
+                return
             unavailable = self.unavailable_before()
             if unavailable is not None:
                 # Only what is known to exist is lost: whether there is more, a single answer does not say.

@@ -1,6 +1,6 @@
 //! Starts from the snapshot group: nothing is requested.
 
-use super::{FIRST, MS, NONE, SECOND, Scenario, VirtualGateway, snapshots};
+use super::{FIRST, FORGED_EPOCH, MS, NONE, SECOND, Scenario, VirtualGateway, snapshots};
 
 /// Messages before this one are published; each adds an order.
 const PUBLISHED: u64 = 27;
@@ -70,6 +70,42 @@ pub(super) fn all() -> Vec<Scenario> {
     stream.heartbeat(&gateway(PUBLISHED), SECOND, &[0]);
     stream.send_group(700 * MS, chunks[2..].to_vec());
     stream.send_group(750 * MS, gateway(PUBLISHED).group_chunks(3, SECOND));
+    all.push(stream);
+
+    let mut stream = late(
+        "group_epoch_before_the_lines",
+        "A new leader's image comes before its first packet on the line. It makes no packet of the former leader stale, and is used.",
+    );
+    stream.send_group(100 * MS, gateway(15).group_chunks(10, SECOND));
+    stream.heartbeat(&gateway(PUBLISHED), SECOND, &[0]);
+    all.push(stream);
+
+    let mut stream = late(
+        "group_epoch_far_ahead",
+        "Chunks with an epoch far above that of the line are refused. The line's own leader is believed on, and its image is used.",
+    );
+    stream.send_group(100 * MS, gateway(15).group_chunks(10, FORGED_EPOCH));
+    stream.send_group(150 * MS, gateway(15).group_chunks(11, FIRST));
+    all.push(stream);
+
+    let mut stream = late(
+        "group_image_of_no_position",
+        "The line never comes to the position of the first image. It keeps the second one away for 10 s. The third one is used.",
+    );
+    stream.send_group(100 * MS, gateway(PUBLISHED + 14).group_chunks(10, FIRST));
+    stream.send_group(150 * MS, gateway(15).group_chunks(11, FIRST));
+    stream.send_group(11_000 * MS, gateway(15).group_chunks(12, FIRST));
+    all.push(stream);
+
+    let mut stream = late(
+        "group_without_image",
+        "No image comes within 120 s: the receiver begins with the oldest message kept. A later image is ignored.",
+    );
+    stream.interval = 121_000 * MS;
+    for _ in 0..2 {
+        stream.heartbeat(&gateway(PUBLISHED), FIRST, &[0]);
+    }
+    stream.send_group(122_000 * MS, gateway(PUBLISHED).group_chunks(10, FIRST));
     all.push(stream);
 
     let mut stream = late(

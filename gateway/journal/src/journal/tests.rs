@@ -48,6 +48,7 @@ impl Harness {
             schemas: SchemaSet::MBO,
             log_directory: self.directory.path().join("log"),
             instruments_max: 10,
+            symbols: None,
         };
         Journal::start(JournalConfig {
             directory: self.directory.path().join("journal"),

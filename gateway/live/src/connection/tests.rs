@@ -36,7 +36,7 @@ fn dataset() -> Arc<Dataset> {
         log_directory: "/nonexistent".into(),
         books: BookLimits::default(),
         journals: None,
-        names: None,
+        symbols: None,
     })
 }
 
@@ -454,11 +454,32 @@ fn symbols_beyond_the_limit_that_wait_for_the_start_are_refused() {
     let dataset = dataset();
     dataset.map(3, "C");
     let mut session = served(&dataset, SlowReader::Warn);
-    session.accept(Step::Subscribe(SubscribeRequest { schema: Schemas::STATUS, ..mbo(list(&["A", "B"])) }));
-    session.accept(Step::Subscribe(mbo(list(&["C", "D"]))));
+    let status = |names: &[&str]| Step::Subscribe(SubscribeRequest { schema: Schemas::STATUS, ..mbo(list(names)) });
+    session.accept(status(&["A", "B"]));
+    session.accept(status(&["C", "D"]));
     session.accept(Step::Subscribe(mbo(list(&["C"]))));
     session.accept(Step::Start);
     assert_eq!(sent(&mut session), Ok(vec![INVALID, INVALID, ACKNOWLEDGED, Sent::Mapping(3)]));
+}
+
+#[test]
+fn symbols_that_are_subscribed_to_in_several_schemas_count_once() {
+    let dataset = dataset();
+    for (id, symbol) in (1..).zip(["A", "B", "C", "D"]) {
+        dataset.map(id, symbol);
+    }
+    let in_schema = |schema, names: &[&str]| Step::Subscribe(SubscribeRequest { schema, ..mbo(list(names)) });
+    let mut session = served(&dataset, SlowReader::Warn);
+    // Three symbols are the limit.
+    session.accept(in_schema(Schemas::MBO, &["A", "B", "C"]));
+    session.accept(in_schema(Schemas::TRADES, &["A", "B", "C"]));
+    session.accept(Step::Start);
+    let mapped = [ACKNOWLEDGED, Sent::Mapping(1), Sent::Mapping(2), Sent::Mapping(3)];
+    assert_eq!(sent(&mut session), Ok([mapped, mapped].concat()));
+    session.accept(in_schema(Schemas::MBP_1, &["A", "B", "C"]));
+    assert_eq!(sent(&mut session), Ok(mapped.into()));
+    session.accept(in_schema(Schemas::MBP_1, &["D"]));
+    assert_eq!(sent(&mut session), Ok(vec![INVALID]));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mdgw_journal::SymbolsService;
 use mdgw_log_books::books::Books;
 use mdgw_publog::{Entry, LogError, Reader, SessionBytes};
 use mdgw_wire::{
@@ -19,7 +20,6 @@ use super::{
     chunk::Chunk,
     intervals::Intervals,
     journals::{self, JournalReader, JournalRun, Journaled},
-    names::NamesService,
     place::{LogPlace, PartName},
 };
 use crate::{control, schema::Schemas};
@@ -59,7 +59,7 @@ pub(crate) struct ChannelStream {
     id: ChannelId,
     /// Set when the reader's owner ends.
     stop: Arc<AtomicBool>,
-    names: Option<Arc<NamesService>>,
+    symbols: Option<Arc<SymbolsService>>,
     /// Name of the part that is read next: behind all that was read.
     place: Option<PartName>,
     /// How far the journals were read, while nothing is read out of them.
@@ -97,7 +97,7 @@ impl ChannelStream {
             next_sequence: FIRST_SEQUENCE,
             id: source.id,
             stop: Arc::clone(stop),
-            names: source.names.clone(),
+            symbols: source.symbols.clone(),
             place: None,
             journals,
             run: None,
@@ -317,10 +317,10 @@ impl ChannelStream {
             self.state.begin(self.session, entry.session, entry.first, &mut output);
             self.began_incomplete |= self.session.is_none() && entry.first > FIRST_SEQUENCE;
             if entry.first > FIRST_SEQUENCE
-                && let Some(names) = &self.names
+                && let Some(symbols) = &self.symbols
             {
-                for (id, symbol) in &*names.of_session(entry.session) {
-                    self.state.mapping(*id, symbol, &mut output);
+                for (id, symbol) in &*symbols.of_session(entry.session) {
+                    self.state.mapping(id.0, symbol, &mut output);
                 }
             }
             if is_behind_hole && self.session.is_some() && entry.first > FIRST_SEQUENCE {

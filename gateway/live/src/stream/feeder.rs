@@ -27,12 +27,14 @@ const OPEN_INTERVAL: Duration = Duration::from_millis(200);
 /// When the system has no thread left.
 pub(crate) fn start(dataset: Arc<Dataset>) -> std::io::Result<JoinHandle<()>> {
     let name = format!("feed {}", dataset.name);
-    thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset))
+    let mut writer = WriterWatch::new();
+    // Before the first client can connect.
+    watch_writer(&dataset, &mut writer);
+    thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset, writer))
 }
 
-fn run(dataset: &Dataset) {
-    let Some(mut reader) = open(dataset) else { return };
-    let mut writer = WriterWatch::default();
+fn run(dataset: &Dataset, mut writer: WriterWatch) {
+    let Some(mut reader) = open(dataset, &mut writer) else { return };
     while !dataset.stop.load(Relaxed) {
         let mut chunk = Chunk::default();
         let wanted = dataset.native().with(dataset.demanded());
@@ -55,30 +57,36 @@ fn run(dataset: &Dataset) {
         }
         if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
-            let now = Instant::now();
-            if writer.is_due(now) {
-                if reader.is_replaced() {
-                    let Some(reopened) = reopen(dataset) else { return };
-                    reader = reopened;
-                    continue;
-                }
-                // After the day's end a log is served as it is.
-                let is_over = dataset.ring.end().is_ended;
-                let presence = if is_over { Presence::Present } else { writer.presence(&dataset.sources, now) };
-                dataset.logs.send_if_modified(|logs| {
-                    let (is_closed, is_abandoned) = (presence != Presence::Present, presence == Presence::Lost);
-                    let is_same = (logs.is_closed, logs.is_abandoned) == (is_closed, is_abandoned);
-                    (logs.is_closed, logs.is_abandoned) = (is_closed, is_abandoned);
-                    !is_same
-                });
+        }
+        if writer.is_due(Instant::now()) {
+            if !is_behind && reader.is_replaced() {
+                let Some(reopened) = reopen(dataset, &mut writer) else { return };
+                reader = reopened;
+                continue;
             }
+            watch_writer(dataset, &mut writer);
+        }
+        if !is_behind {
             thread::sleep(POLL_INTERVAL);
         }
     }
 }
 
+/// Looks whether the gateway runs. Without one, clients are to connect elsewhere.
+fn watch_writer(dataset: &Dataset, writer: &mut WriterWatch) {
+    // After the day's end a log is served as it is. The end of an earlier session in a log that is still being read is none.
+    let is_over = *dataset.is_current.borrow() && dataset.ring.end().is_ended;
+    let presence = if is_over { Presence::Present } else { writer.presence(&dataset.sources, Instant::now()) };
+    dataset.logs.send_if_modified(|logs| {
+        let (is_closed, is_abandoned) = (presence != Presence::Present, presence == Presence::Lost);
+        let is_same = (logs.is_closed, logs.is_abandoned) == (is_closed, is_abandoned);
+        (logs.is_closed, logs.is_abandoned) = (is_closed, is_abandoned);
+        !is_same
+    });
+}
+
 /// Opens the logs, and waits for a gateway that has not made them yet.
-fn open(dataset: &Dataset) -> Option<DatasetReader> {
+fn open(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
     let mut is_logged = false;
     while !dataset.stop.load(Relaxed) {
         match DatasetReader::open(&dataset.sources, &dataset.stop) {
@@ -89,6 +97,7 @@ fn open(dataset: &Dataset) -> Option<DatasetReader> {
             }
             Err(_) => {}
         }
+        watch_writer(dataset, writer);
         thread::sleep(OPEN_INTERVAL);
     }
     None
@@ -96,14 +105,14 @@ fn open(dataset: &Dataset) -> Option<DatasetReader> {
 
 /// Somebody removed a log while the gateway was down, and the gateway has begun a new one. Places in the old log mean nothing in the new
 /// one, so sessions end, and their clients come back. The new log is read from its beginning, as after a start.
-fn reopen(dataset: &Dataset) -> Option<DatasetReader> {
+fn reopen(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
     tracing::warn!(dataset = dataset.name, "live: the publication log was replaced, opening it again");
     dataset.is_current.send_replace(false);
     dataset.logs.send_modify(|logs| {
         *logs = LogsState { replacements: logs.replacements.wrapping_add(1), ..LogsState::default() };
     });
     dataset.oldest_event.forget();
-    open(dataset)
+    open(dataset, writer)
 }
 
 fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {

@@ -2,13 +2,14 @@
 
 use std::{
     path::PathBuf,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use mdgw_journal::{
-    Compression, JournalChannel,
+    Compression, JournalChannel, SymbolsService,
     journal::{Journal, JournalConfig, JournalCounts, Step},
 };
 use mdgw_runtime::{
@@ -121,6 +122,10 @@ fn journal_config(config: &Resolved, settings: &JournalSettings) -> JournalConfi
         schemas: channel.schemas,
         log_directory: config.gateway.log_directory(channel.id),
         instruments_max: channel.book.instruments_max,
+        symbols: config
+            .retransmission
+            .as_ref()
+            .map(|service| Arc::new(SymbolsService::new(service.listen, channel.group, channel.id))),
     });
     JournalConfig {
         directory: settings.directory.clone(),

@@ -8,8 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use mdgw_journal::SymbolsService;
 use mdgw_live::{
-    ChannelSource, JournalSource, NamesService,
+    ChannelSource, JournalSource,
     open_sessions::{SessionPhase, SessionStatus},
     server::{LiveConfig, LiveCounts, LiveLimits, LiveMonitor, LiveServer},
 };
@@ -245,10 +246,10 @@ fn server_config(config: &Resolved, live: &LiveSettings) -> LiveConfig {
         log_directory: config.gateway.log_directory(channel.id),
         books: channel.book,
         journals: journals.clone(),
-        names: config
+        symbols: config
             .retransmission
             .as_ref()
-            .map(|service| Arc::new(NamesService::new(service.listen, channel.group, channel.id))),
+            .map(|service| Arc::new(SymbolsService::new(service.listen, channel.group, channel.id))),
     });
     LiveConfig {
         listen: SocketAddr::V4(live.listen),

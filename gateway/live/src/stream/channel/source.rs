@@ -3,9 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{book::BookLimits, channel::SchemaSet};
+use mdgw_journal::SymbolsService;
 use mdgw_wire::identity::{ChannelId, Feed};
 
-use super::super::{journals::JournalSource, names::NamesService};
+use super::super::journals::JournalSource;
 use crate::schema::Schemas;
 
 /// A channel of a dataset.
@@ -24,7 +25,7 @@ pub struct ChannelSource {
     /// Journals that hold what the log no longer has, if there are any on this host.
     pub journals: Option<JournalSource>,
     /// What knows the symbols whose mappings the log no longer has.
-    pub names: Option<Arc<NamesService>>,
+    pub symbols: Option<Arc<SymbolsService>>,
 }
 
 impl ChannelSource {

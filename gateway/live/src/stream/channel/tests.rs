@@ -35,7 +35,7 @@ impl TestLog {
             log_directory,
             books: BookLimits::default(),
             journals: None,
-            names: None,
+            symbols: None,
         };
         Self { source, writer: open(options, 0).unwrap().writer }
     }

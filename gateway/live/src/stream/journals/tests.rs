@@ -105,6 +105,7 @@ fn write_journal(source: &ChannelSource, directory: &Path) {
         schemas: source.schemas,
         log_directory: source.log_directory.clone(),
         instruments_max: 10,
+        symbols: None,
     };
     let config = JournalConfig {
         directory: directory.to_owned(),

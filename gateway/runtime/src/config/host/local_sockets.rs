@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use mdgw_publog::has_writer;
+use mdgw_publog::{LogWriter, find_writer};
 use mdgw_status::control::check_socket_path;
 
 use super::{
@@ -46,9 +46,9 @@ pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
 /// The configured ports that are in use, and not by a gateway of this configuration.
 pub(super) fn ports_in_use(config: &Resolved) -> Vec<String> {
     // What cannot be found out is no reason for a warning: another user's log.
-    let may_run = |channel: &ChannelSetup| match has_writer(&config.gateway.log_directory(channel.id)) {
-        Ok(is_written) => is_written,
-        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    let may_run = |channel: &ChannelSetup| {
+        let writer = find_writer(&config.gateway.log_directory(channel.id));
+        writer.map_or(true, |writer| writer == LogWriter::Present)
     };
     if config.channels.iter().any(may_run) {
         return Vec::new();

@@ -394,7 +394,11 @@ pub(super) const TABLES: [Table; 25] = [
                 "Failed authentications per address; its further connections are closed at once.",
             ),
             number("line_bytes_max", limits::LIVE_LINE_BYTES_MAX, "A longer line ends the session."),
-            number("symbols_max", limits::LIVE_SYMBOLS_MAX, "Per session; `ALL_SYMBOLS` counts as none."),
+            number(
+                "symbols_max",
+                limits::LIVE_SYMBOLS_MAX,
+                "Per session, a symbol in several schemas once; `ALL_SYMBOLS` counts as none.",
+            ),
             number(
                 "queue_bytes_max",
                 limits::LIVE_QUEUE_BYTES_MAX,

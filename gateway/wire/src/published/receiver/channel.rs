@@ -909,6 +909,12 @@ impl ReceiverChannel {
             return Err(DropReason::Duplicate);
         }
         let is_first_report = is_answer_end && log_extents.report(datagram.service, extent_of(packet));
+        if is_answer_end && packet.meta.next == LogExtent::EMPTY.next {
+            // That log has nothing of the session, so there is no position to announce.
+            self.on_extent_reported(is_first_report, now, deliver);
+            self.close_when_complete(now, deliver);
+            return Ok(());
+        }
         if let Some(unavailable) = log_extents.unavailable_before().filter(|_| is_answer_end) {
             // Only what is known to exist is lost: whether there is more, a single answer does not say.
             let known = arbiter.frontier().unwrap_or_default();

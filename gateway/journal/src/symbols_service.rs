@@ -10,7 +10,7 @@ use std::{
 use mdgw_publog::SessionBytes;
 use mdgw_wire::{
     consumer_edge::{ConsumerEdge, EdgeOutput, TsRecvMode},
-    identity::{ChannelId, GroupId, Sequence, Session},
+    identity::{ChannelId, GroupId, InstrumentId, Sequence, Session},
     published::{
         packet::{PacketFlags, parse_packet},
         request::{RequestKind, ServiceRequest},
@@ -18,9 +18,9 @@ use mdgw_wire::{
 };
 use zerocopy::IntoBytes as _;
 
-/// The service that keeps the names of one channel's instruments.
+/// The service that keeps the symbols of one channel's instruments.
 #[derive(Debug)]
-pub struct NamesService {
+pub struct SymbolsService {
     address: SocketAddrV4,
     group: GroupId,
     channel: ChannelId,
@@ -31,15 +31,14 @@ pub struct NamesService {
 #[derive(Debug)]
 struct Known {
     session: SessionBytes,
-    names: Arc<Names>,
-    /// The service did not answer, or named nothing: it is asked again then.
-    ask_again: Option<Instant>,
+    symbols: Arc<Symbols>,
+    ask_again: Instant,
 }
 
 /// Symbols by instrument, in the order in which the venue named them.
-pub(crate) type Names = Vec<(u32, String)>;
+pub type Symbols = Vec<(InstrumentId, String)>;
 
-impl NamesService {
+impl SymbolsService {
     /// The service at that address. One that listens on all addresses is asked by loopback.
     #[must_use]
     pub fn new(address: SocketAddrV4, group: GroupId, channel: ChannelId) -> Self {
@@ -47,41 +46,45 @@ impl NamesService {
         Self { address: SocketAddrV4::new(host, address.port()), group, channel, known: Mutex::default() }
     }
 
-    /// The names of a session so far; none if the service does not answer.
-    pub(crate) fn of_session(&self, session: SessionBytes) -> Arc<Names> {
+    /// The symbols of a session so far; none if the service does not answer, which is logged. Waits for the answer.
+    pub fn of_session(&self, session: SessionBytes) -> Arc<Symbols> {
         // Held during the question, so that one reader asks for all.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_current = |known: &&Known| {
-            known.session == session && known.ask_again.is_none_or(|ask_again| Instant::now() < ask_again)
+        let former = known.take().filter(|known| known.session == session);
+        let known = match former {
+            Some(former) if Instant::now() < former.ask_again => known.insert(former),
+            former => known.insert(Known {
+                session,
+                symbols: self.ask_and_log(session, former.map(|former| former.symbols).unwrap_or_default()),
+                ask_again: Instant::now() + ASK_AGAIN_AFTER,
+            }),
         };
-        if let Some(known) = known.as_ref().filter(is_current) {
-            return Arc::clone(&known.names);
-        }
-        let asked = Session::from_bytes(session).map_or_else(|| Ok(Names::new()), |session| self.ask(session));
-        let error = match &asked {
-            Ok(names) if names.is_empty() => Some("it has none, as after a restart of the gateway".to_owned()),
-            Ok(_) => None,
-            Err(error) => Some(format!("{error}: does retransmission.allowed have this host?")),
-        };
-        if let Some(error) = &error {
-            tracing::warn!(
-                channel_id = self.channel.0,
-                address = %self.address,
-                error,
-                "live: the retransmission service names no instrument of a session whose beginning the log no longer has"
-            );
-        }
-        let names = Arc::new(asked.unwrap_or_default());
-        let ask_again = error.map(|_| Instant::now() + ASK_AGAIN_AFTER);
-        *known = Some(Known { session, names: Arc::clone(&names), ask_again });
-        names
+        Arc::clone(&known.symbols)
     }
 
-    fn ask(&self, session: Session) -> io::Result<Names> {
+    /// Asks the service. `former`, what it has answered before, is used if it has nothing now.
+    fn ask_and_log(&self, session: SessionBytes, former: Arc<Symbols>) -> Arc<Symbols> {
+        let asked = Session::from_bytes(session).map_or_else(|| Ok(Symbols::new()), |session| self.ask(session));
+        let error = match asked {
+            Ok(symbols) if !symbols.is_empty() => return Arc::new(symbols),
+            _ if !former.is_empty() => return former,
+            Ok(_) => "it has none, as after a restart of the gateway".to_owned(),
+            Err(error) => format!("{error}: does retransmission.allowed have this host?"),
+        };
+        tracing::warn!(
+            channel_id = self.channel.0,
+            address = %self.address,
+            error,
+            "the retransmission service names no instrument of a session whose beginning the log no longer has"
+        );
+        former
+    }
+
+    fn ask(&self, session: Session) -> io::Result<Symbols> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         socket.connect(self.address)?;
         socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        let (mut names, mut next, mut attempts) = (Names::new(), 0, 0);
+        let (mut symbols, mut next, mut attempts) = (Symbols::new(), 0, 0);
         while attempts < ATTEMPTS_MAX {
             attempts += 1;
             let request = ServiceRequest {
@@ -95,8 +98,8 @@ impl NamesService {
             };
             socket.send(request.to_packet().as_bytes())?;
             let before = next;
-            if self.receive(&socket, session, &mut next, &mut names)? {
-                return Ok(names);
+            if self.receive(&socket, session, &mut next, &mut symbols)? {
+                return Ok(symbols);
             }
             if next > before {
                 attempts = 0;
@@ -106,7 +109,7 @@ impl NamesService {
     }
 
     /// Takes the packets of one answer. Returns whether the service has no more.
-    fn receive(&self, socket: &UdpSocket, session: Session, next: &mut u64, names: &mut Names) -> io::Result<bool> {
+    fn receive(&self, socket: &UdpSocket, session: Session, next: &mut u64, symbols: &mut Symbols) -> io::Result<bool> {
         let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
         let mut datagram = [0; DATAGRAM_BYTES_MAX];
         loop {
@@ -135,7 +138,7 @@ impl NamesService {
                     if let EdgeOutput::Mapping { id, symbol } = item
                         && let Ok(symbol) = std::str::from_utf8(symbol)
                     {
-                        names.push((id.0, symbol.to_owned()));
+                        symbols.push((id, symbol.to_owned()));
                     }
                 });
             }
@@ -147,7 +150,7 @@ impl NamesService {
 /// How long an answer may pause, and how often the service is asked without an answer. It is on the same host.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 const ATTEMPTS_MAX: u32 = 2;
-/// How long a service that named nothing is not asked again.
+/// How long an answer is used. A venue names few instruments in mid-session.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// The largest packet that a gateway can be configured to publish, and more.
 const DATAGRAM_BYTES_MAX: usize = 9_216;
@@ -162,7 +165,7 @@ mod tests {
     fn a_service_that_does_not_answer_names_nothing_and_is_asked_again_later() {
         let silent = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let Ok(std::net::SocketAddr::V4(address)) = silent.local_addr() else { panic!("IPv4") };
-        let service = NamesService::new(address, GroupId(1), ChannelId(1));
+        let service = SymbolsService::new(address, GroupId(1), ChannelId(1));
         let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
         let session = Session { feed: Feed::NasdaqItch, date, restart: 0 }.to_bytes();
         assert!(service.of_session(session).is_empty());
@@ -173,11 +176,11 @@ mod tests {
         assert_eq!(requests(), 2);
         assert!(service.of_session(session).is_empty());
         assert_eq!(requests(), 0);
-        service.known.lock().unwrap().as_mut().unwrap().ask_again = Some(Instant::now());
+        service.known.lock().unwrap().as_mut().unwrap().ask_again = Instant::now();
         assert!(service.of_session(session).is_empty());
         assert_eq!(requests(), 2);
         let closed = SocketAddrV4::new(Ipv4Addr::LOCALHOST, address.port());
         drop(silent);
-        assert!(NamesService::new(closed, GroupId(1), ChannelId(1)).of_session(session).is_empty());
+        assert!(SymbolsService::new(closed, GroupId(1), ChannelId(1)).of_session(session).is_empty());
     }
 }
