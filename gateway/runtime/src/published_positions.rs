@@ -172,7 +172,11 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 #[cfg(test)]
 mod tests {
     use mdgw_engine::publish::ReceiveWatermark;
-    use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+    use mdgw_feeds::{
+        identity::{Epoch, Feed},
+        published::position::StreamPosition,
+        time::TradingDate,
+    };
 
     use super::*;
     use crate::state_file::tests::known;
@@ -235,6 +239,17 @@ mod tests {
             fs::write(&path, junk).unwrap();
             assert_eq!(read(&path), PublishedPositions::default());
         }
+    }
+
+    #[test]
+    fn positions_are_as_they_were_added() {
+        let fixture = include_str!("../../../tests/data/formats/published_positions.json");
+        let session =
+            Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 4 };
+        let of = |next| ResumePosition { session, next: Sequence(next), has_ended: next == 7 };
+        let positions = PublishedPositions::from([(ChannelId(1), of(7)), (ChannelId(900), of(u64::MAX))]);
+        assert_eq!(parse(fixture.as_bytes()), Ok(positions.clone()));
+        assert_eq!(to_text(&positions), fixture);
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl Gateway {
             ready = Some(StreamPosition::at(log_session, Sequence(next)));
         }
         let stored = self.stored.position.filter(|stored| restart.begins_at_stored && Some(*stored) < ready);
-        let begin = stored.map_or(log.writer().end(), |stored| self.place_of(stored));
+        let begin = stored.map_or_else(|| log.writer().end(), |stored| self.place_of(stored));
         if let Some(copy) = peer.filter(|copy| ready <= Some(copy.position)) {
             if restart.copies_log {
                 copy_log(&copy, &mut log, &mut maintenance);

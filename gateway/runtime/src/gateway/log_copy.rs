@@ -76,9 +76,14 @@ impl<'log> LogCopy<'log> {
         if let Some(fault) = self.fault {
             tracing::warn!(%peer, channel = setup.name, %fault, "the copy of the peer's log ends early");
         }
+        tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
+        self.remaining_hole()
+    }
+
+    /// What of the state's session the log lacks before the state.
+    fn remaining_hole(mut self) -> Option<LogHole> {
         let end = self.end();
         self.extend_hole(end, self.until.sequence);
-        tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
         self.hole
     }
 
@@ -144,3 +149,80 @@ fn is_retried(error: &CopyError) -> bool {
 const ATTEMPTS_MAX: u32 = 3;
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(20);
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        channel::ChannelState,
+        frame::{FrameHeader, FrameKind, FrameMeta, StateBody},
+    };
+    use mdgw_publog::{LogOptions, OpenedLog, Reader};
+    use zerocopy::IntoBytes as _;
+
+    use super::*;
+    use crate::state_file::tests::known;
+
+    /// An entry with the frame of a state at its beginning.
+    fn entry(first: u64, next: u64) -> LoggedEntry {
+        let body = StateBody::of(ChannelState::Live);
+        let meta = FrameMeta::state(Sequence(first));
+        let header = FrameHeader {
+            sequence: first.into(),
+            ts_recv: meta.ts_recv.into(),
+            ts_in_delta_ns: meta.ts_in_delta_ns.into(),
+            body_bytes: u16::try_from(size_of::<StateBody>()).unwrap().into(),
+            record_count: 0.into(),
+            kind: FrameKind::State as u8,
+            flags: 0,
+            part: 0.into(),
+            reserved: 0.into(),
+        };
+        let payload = [header.as_bytes(), body.as_bytes()].concat();
+        LoggedEntry { first: Sequence(first), next: Sequence(next), flags: 0, frame_count: 1, payload }
+    }
+
+    /// What is in the log, and the hole, after these entries of the peer, with a state copied at 100.
+    fn copied(own_end: Option<u64>, entries: &[(u32, LoggedEntry)]) -> (Vec<(u32, u64, u64)>, Option<(u64, u64)>) {
+        let directory = tempfile::tempdir().unwrap();
+        let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), 1) };
+        let OpenedLog { writer, mut maintenance, .. } = mdgw_publog::open(options, 1).unwrap();
+        let mut sink = LogSink::new(writer);
+        if let Some(end) = own_end {
+            sink.resume(known(1).session, Sequence(end), false);
+        }
+        let until = StreamPosition::at(known(1).session, Sequence(100));
+        let mut copy = LogCopy::new(&mut sink, &mut maintenance, until);
+        entries.iter().for_each(|(restart, entry)| copy.accept(known(*restart).session, entry));
+        let hole = copy.remaining_hole();
+        let mut reader = Reader::open(directory.path(), 1).unwrap();
+        let mut logged = Vec::new();
+        while let Some(entry) = reader.next() {
+            logged.push((Session::from_bytes(entry.session).unwrap().restart, entry.first, entry.next));
+        }
+        (logged, hole.map(|(first, next)| (first.sequence.0, next.sequence.0)))
+    }
+
+    #[test]
+    fn what_neither_log_has_is_the_hole() {
+        let at = |restart, first, next| (restart, entry(first, next));
+        let whole = [at(1, 1, 40), at(1, 40, 90), at(1, 90, 120)];
+        assert_eq!(copied(None, &whole), (vec![(1, 1, 40), (1, 40, 90), (1, 90, 100)], None));
+        assert_eq!(copied(Some(90), &whole), (vec![(1, 90, 100)], None));
+        assert_eq!(copied(None, &[]), (vec![], Some((1, 100))));
+        assert_eq!(copied(Some(30), &[]), (vec![], Some((30, 100))));
+        // The peer's log begins late, lacks entries, and ends early.
+        let holes = [at(1, 20, 40), at(1, 50, 90)];
+        assert_eq!(copied(Some(10), &holes), (vec![(1, 20, 40), (1, 50, 90)], Some((10, 100))));
+        assert_eq!(copied(None, &[at(1, 1, 40), at(1, 50, 100)]).1, Some((40, 50)));
+        // Sessions before that of the state do not count, later ones are not copied.
+        assert_eq!(copied(None, &[at(0, 7, 9), at(1, 1, 100)]), (vec![(0, 7, 9), (1, 1, 100)], None));
+        assert_eq!(copied(None, &[at(1, 1, 100), at(2, 1, 5)]), (vec![(1, 1, 100)], None));
+    }
+
+    #[test]
+    fn nothing_behind_a_damaged_entry_is_used() {
+        let damaged = LoggedEntry { frame_count: 7, ..entry(40, 60) };
+        let entries = [(1, entry(1, 40)), (1, damaged), (1, entry(60, 100))];
+        assert_eq!(copied(None, &entries), (vec![(1, 1, 40)], Some((40, 100))));
+    }
+}
