@@ -385,6 +385,20 @@ fn tail_prints_table_rows_or_json_objects() {
     assert!(rows.lines().any(|row| row.contains(" mbo        A   ")), "{rows}");
 }
 
+/// A wrong address or sender looks like a quiet feed otherwise.
+#[test]
+fn tail_says_that_no_packet_has_arrived() {
+    let gateway = GatewayFixture::new();
+    let running = gateway.gateway(&GatewayOptions::itch(), &["--date", "2019-01-30"]);
+    let _ = gateway.sim(&["--messages", "200", "--stocks", "20", "--rate", "20000"]).end().expect_code(0);
+    for (more, arrives) in [(&["--source", "127.0.0.9"][..], false), (&["--source", "127.0.0.1"], true)] {
+        let ended = gateway.start_tail(gateway.output, &[&["--exit-idle-s", "1.5"], more].concat()).end();
+        let is_said = ended.stderr.contains("no packet has arrived on any line");
+        assert_eq!(is_said, !arrives, "{more:?}: {}", ended.stderr);
+    }
+    let _ = running.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// Message protocol of IEX TOPS 1.6.
 const TOPS: u16 = 0x8003;
 

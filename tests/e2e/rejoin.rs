@@ -109,6 +109,14 @@ fn consumer_of_multicast(pair: &ElectedPair, joined: u32) -> RecordingConsumer {
     RecordingConsumer::open(&pair.gateways.fixture(1).peer_on_same_lines(3), joined)
 }
 
+/// Before that, in the first second of a session, a gateway knows no position.
+fn wait_until_positions_are_stored(pair: &ElectedPair) {
+    for node in [1, 2] {
+        let stored = pair.gateways.fixture(node).path("state.json.positions");
+        wait_until("the position is stored", || stored.exists());
+    }
+}
+
 /// Requests a state copy from a gateway, and disconnects after the first slice.
 fn abort_copy_midway(from: SocketAddrV4) {
     let mut socket = TcpStream::connect(from).unwrap();
@@ -178,11 +186,18 @@ fn messages_that_nobody_received_are_published_by_the_gateway_that_copied_the_le
     pair.wait_until_leads(1);
     let mut consumer = consumer_of_multicast(&pair, 2);
     day.play_first_half(pair.gateways.fixture(1));
-    let unreceived = messages_of(&log_entries(pair.gateways.fixture(1)));
-    assert!(unreceived.len() > 9_000, "{} messages", unreceived.len());
-    pair.spawn(2);
-    let second = pair.gateways.running(2).unwrap();
-    let _copied = second.wait_for_stderr("copied entries of the peer's log");
+    let logged = |pair: &ElectedPair| messages_of(&log_entries(pair.gateways.fixture(1)));
+    wait_until("the leader has the first half", || logged(&pair).len() > 9_000);
+    let unreceived = logged(&pair);
+    let start_second = |pair: &mut ElectedPair| {
+        pair.spawn(2);
+        let second = pair.gateways.running(2).unwrap();
+        let _copied = second.wait_for_stderr("copied entries of the peer's log");
+    };
+    start_second(&mut pair);
+    // Its next start finds in its log what this one has copied.
+    pair.gateways.kill(2);
+    start_second(&mut pair);
     pair.gateways.kill(1);
     pair.wait_until_leads(2);
     day.play_second_half(pair.gateways.fixture(2));
@@ -239,6 +254,7 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     let mut scenario = RejoinScenario::with_pair(pair, &[1, 2], "500", consumer_of_multicast);
     scenario.pair.wait_until_eligible(2);
     scenario.receive(3_000);
+    wait_until_positions_are_stored(&scenario.pair);
     // Until the lease has ended, the second gateway has messages that it does not publish.
     scenario.pair.gateways.running(1).unwrap().signal(Signal::Stop);
     let logged = |pair: &ElectedPair| messages_of(&log_entries(pair.gateways.fixture(2))).len();
@@ -263,6 +279,38 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     );
 }
 
+/// The stored positions are of the session before.
+#[test]
+fn a_session_that_begins_while_nobody_leads_is_published_from_its_first_message() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    pair.start(1);
+    pair.wait_until_leads(1);
+    pair.start(2);
+    let mut consumer = consumer_of_multicast(&pair, 3);
+    let sim = |pair: &ElectedPair, session: &str| {
+        let feed = ["--messages", "2000", "--rate", "2000", "--session", session];
+        let _ = pair.gateways.fixture(1).sim(&feed).end().expect_code(0);
+    };
+    sim(&pair, "MORNING001");
+    consumer.receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
+    wait_until_positions_are_stored(&pair);
+    pair.wait_until_eligible(2);
+    pair.gateways.running(1).unwrap().signal(Signal::Stop);
+    sim(&pair, "MORNING002");
+    let logged = || messages_of(&log_entries(pair.gateways.fixture(2)));
+    wait_until("the standby has the second session", || logged().keys().any(|(session, _)| session.restart == 1));
+    pair.gateways.kill(2);
+    pair.gateways.kill(1);
+    pair.start(2);
+    pair.wait_until_leads(2);
+    consumer.receive_until("both sessions end", |deliveries| {
+        deliveries.iter().filter(|delivery| matches!(delivery, Delivery::End(_))).count() == 2
+    });
+    let expected = messages_of(&log_entries(pair.gateways.fixture(2)));
+    assert!(expected.len() > 3_000, "{} messages", expected.len());
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
+}
+
 /// Both hosts are rebooted: the logs in memory are gone. What nobody published meanwhile comes from the venue.
 #[test]
 fn gateways_whose_logs_are_gone_publish_what_nobody_has_published_since() {
@@ -270,10 +318,7 @@ fn gateways_whose_logs_are_gone_publish_what_nobody_has_published_since() {
     let mut scenario = RejoinScenario::with_pair(pair, &[1, 2], "500", consumer_of_multicast);
     scenario.pair.wait_until_eligible(2);
     scenario.receive(3_000);
-    for node in [1, 2] {
-        let stored = scenario.pair.gateways.fixture(node).path("state.json.positions");
-        wait_until("the position is stored", || stored.exists());
-    }
+    wait_until_positions_are_stored(&scenario.pair);
     scenario.receive(6_000);
     scenario.pair.gateways.kill(1);
     scenario.pair.gateways.kill(2);

@@ -714,9 +714,11 @@ impl ChannelHandler for ChannelPipeline {
             }
             ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
-            // A copy changes nothing in the channel, so there is nothing to publish.
+            // A copy changes nothing in the channel, so there is nothing to publish. The log then has everything before the copied
+            // position, for the gateway that copies.
             ChannelMessage::CopySlice(copy_request) => {
                 copy_request.run(&mut self.channel);
+                self.sink.commit_covered();
                 return Ok(());
             }
             ChannelMessage::OutputsChanged(change) => {

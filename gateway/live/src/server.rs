@@ -239,6 +239,12 @@ impl LiveServer {
         self.feeders.iter().any(JoinHandle::is_finished)
     }
 
+    /// Whether the port is closed since no gateway writes the logs.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
     /// What shows the server to operators.
     #[must_use]
     pub fn monitor(&self) -> LiveMonitor {
@@ -301,7 +307,7 @@ async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watc
     let mut checks = tokio::time::interval(CHECK_INTERVAL);
     let mut is_failing = false;
     loop {
-        if shared.datasets.iter().all(|dataset| dataset.logs.borrow().is_closed) {
+        if shared.is_closed() {
             if listener.take().is_some() {
                 tracing::warn!("live: no gateway writes the logs, the port is closed");
             }
@@ -531,6 +537,11 @@ async fn serve(
 }
 
 impl ServerState {
+    /// Whether no gateway writes the logs of any dataset.
+    fn is_closed(&self) -> bool {
+        self.datasets.iter().all(|dataset| dataset.logs.borrow().is_closed)
+    }
+
     fn counts(&self) -> LiveCounts {
         let counters = &self.counters;
         LiveCounts {

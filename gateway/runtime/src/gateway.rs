@@ -132,7 +132,7 @@ use crate::{
     },
     control::{Admit, GroupControl, PairControl, RequestLeadership},
     latency_thread::LatencyThread,
-    published_positions::{self, PositionThread},
+    published_positions::PositionThread,
     retransmit::ServiceError,
     state_file::{ResumePosition, Start, StateError},
 };
@@ -152,7 +152,7 @@ pub struct Gateway {
     /// A reload of output lines could not be undone: a stalled channel may still send on the lines that it opened.
     has_stray_lines: bool,
     standby: Option<Standby>,
-    positions: Option<PositionThread>,
+    position_thread: Option<PositionThread>,
     link: Option<PairLink>,
     link_slot: LinkSlot,
     peer_forwarder: Option<PeerForwarder>,
@@ -331,10 +331,11 @@ impl Gateway {
         }
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
-        let positions_path = published_positions::path_beside(&config.gateway.state_file);
-        let positions =
-            status_table.map(Arc::clone).map(|table| PositionThread::start(positions_path, move || table.all()));
-        let positions = positions.transpose().map_err(GatewayError::io("start the thread that stores positions"))?;
+        let position_thread = wiring.context().published.clone().zip(status_table.map(Arc::clone));
+        let position_thread =
+            position_thread.map(|(positions, table)| PositionThread::start(positions, move || table.all()));
+        let position_thread =
+            position_thread.transpose().map_err(GatewayError::io("start the thread that stores positions"))?;
         let groups = group::handles(config, &wiring.context().groups, &pools, wiring.takeover_shared(), status_table);
         let (context, output_slots) = (wiring.context().clone(), wiring.output_slots().clone());
         let logs = config.channels.iter().map(|setup| (setup.id, config.gateway.log_directory(setup.id)));
@@ -397,7 +398,7 @@ impl Gateway {
             output_slots,
             has_stray_lines: false,
             standby,
-            positions,
+            position_thread,
             link: None,
             link_slot,
             peer_forwarder: None,
@@ -832,7 +833,7 @@ impl Gateway {
     /// When latency logs or the state could not be written completely; all parts have stopped nevertheless.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.record_all(&AuditEvent::Stopped);
-        let Self { this_start, elections, pools, standby, positions, link, peer_forwarder, placement, .. } = self;
+        let Self { this_start, elections, pools, standby, position_thread, link, peer_forwarder, placement, .. } = self;
         let Self { sentinel, latency, cold, audit, control, admin, load, listeners, .. } = self;
         drop(placement);
         // First of all, so that a peer leads while this gateway still stops.
@@ -842,7 +843,6 @@ impl Gateway {
         drop(sentinel);
         drop(peer_forwarder);
         drop(link);
-        drop(positions);
         let listener_counts = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
@@ -859,6 +859,7 @@ impl Gateway {
                 channels.push(ChannelReport::of(&pipeline, id, name));
             }
         }
+        drop(position_thread);
         let kernel_drops = cold.kernel_drops().clone();
         let stopped = cold.stop(positions);
         // The maintenance thread has read the counters a last time.

@@ -5,10 +5,10 @@
 //! JSON with a checksum, replaced as the state file is. A position that is too low repeats messages, which receivers drop.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fs, io,
     path::{Path, PathBuf},
-    sync::mpsc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -18,31 +18,124 @@ use mdgw_feeds::{
     identity::{ChannelId, Sequence, Session},
 };
 use mdgw_pair::standby::ChannelStatus;
+use mdgw_sys::alarm::Alarm;
 use serde::{Deserialize, Serialize};
 
-use crate::state_file::{ResumePosition, sibling_path, write_synced};
+use crate::state_file::{ResumePosition, StateFile, sibling_path, write_synced};
 
-/// The positions in the file, by channel.
-pub(crate) type PublishedPositions = BTreeMap<ChannelId, ResumePosition>;
+/// By channel.
+type Positions = BTreeMap<ChannelId, ResumePosition>;
 
-/// Path of the file, for that state file.
-#[must_use]
-pub(crate) fn path_beside(state_file: &Path) -> PathBuf {
-    sibling_path(state_file, ".positions")
+/// How far each channel is published at least, and the file that has it. Clones share both.
+#[derive(Clone, Debug)]
+pub(crate) struct PublishedPositions(Arc<Mutex<StoredPositions>>);
+
+#[derive(Debug)]
+struct StoredPositions {
+    path: PathBuf,
+    positions: Positions,
+    /// Whether the file has other positions.
+    is_changed: bool,
+    is_failing: bool,
 }
 
-/// What an earlier start has stored. A missing file, and a damaged one, have nothing.
-#[must_use]
-pub(crate) fn read(path: &Path) -> PublishedPositions {
+impl PublishedPositions {
+    /// Reads what earlier starts have stored beside the state file. A missing file has nothing, and a damaged one neither. Positions of
+    /// another history are removed: all of them if the state file is new, else those of a later session than the channel's last one.
+    pub(crate) fn open(state_file: &Path, state: &StateFile) -> Self {
+        let path = sibling_path(state_file, ".positions");
+        let mut positions = read(&path);
+        let count = positions.len();
+        positions.retain(|channel, position| {
+            let last = state.session(*channel).map(|known| known.session);
+            let is_known = state.has_earlier_start() && last.is_none_or(|last| position.session <= last);
+            if !is_known {
+                let (session, next) = (position.session, position.next.0);
+                tracing::warn!(channel_id = channel.0, %session, next, "the stored position of the output is not used: the state file is of another history");
+            }
+            is_known
+        });
+        let is_changed = positions.len() < count;
+        let mut stored = StoredPositions { path, positions, is_changed, is_failing: false };
+        stored.store();
+        Self(Arc::new(Mutex::new(stored)))
+    }
+
+    pub(crate) fn get(&self, channel: ChannelId) -> Option<ResumePosition> {
+        self.lock().positions.get(&channel).copied()
+    }
+
+    /// The channel is about to copy from its peer's log what no gateway may have published. If there is no position of it, stores this one
+    /// at once: a start after this one then knows that.
+    pub(crate) fn begin(&self, channel: ChannelId, position: ResumePosition) {
+        let mut stored = self.lock();
+        if let Entry::Vacant(vacant) = stored.positions.entry(channel) {
+            vacant.insert(position);
+            stored.is_changed = true;
+            stored.store();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, StoredPositions> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StoredPositions {
+    /// Takes over how far the channel is published: by this gateway, or as it was received of another one. In another session than
+    /// before, wherever; in the same one only forward.
+    fn advance(&mut self, channel: ChannelId, status: &ChannelStatus) {
+        let Some(published) = status.published.max(status.received.received_through) else {
+            // Nobody is known to have published any of the session: a start after this one then knows that.
+            if let (Entry::Vacant(vacant), Some(logged)) = (self.positions.entry(channel), status.logged_through) {
+                vacant.insert(ResumePosition { session: logged.session, next: Sequence(1), has_ended: false });
+                self.is_changed = true;
+            }
+            return;
+        };
+        let has_ended = status.state == ChannelState::Ended && status.logged_through == Some(published);
+        // The first part of a message counts for nothing.
+        let position = ResumePosition { session: published.session, next: published.sequence, has_ended };
+        let is_newer = self.positions.get(&channel).is_none_or(|known| {
+            known.session != position.session || (known.next, known.has_ended) < (position.next, position.has_ended)
+        });
+        if is_newer {
+            self.positions.insert(channel, position);
+            self.is_changed = true;
+        }
+    }
+
+    /// Stores what has changed. If that fails, it is tried again the next time.
+    fn store(&mut self) {
+        if !self.is_changed {
+            return;
+        }
+        let stored = write_synced(&self.path, to_text(&self.positions).as_bytes());
+        self.is_changed = stored.is_err();
+        let was_failing = std::mem::replace(&mut self.is_failing, stored.is_err());
+        match stored {
+            Ok(()) if was_failing => {
+                tracing::info!(ends = Alarm::StateFileFailing.name(), "the state file is writable again");
+            }
+            Err((act, error)) if !was_failing => {
+                let (alarm, what) = (Alarm::StateFileFailing.name(), "positions of the output");
+                tracing::error!(alarm, what, path = %self.path.display(), act, %error, "cannot write the state file");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+fn read(path: &Path) -> Positions {
     let is_file = path.metadata().is_ok_and(|found| found.is_file() && found.len() <= FILE_BYTES_MAX);
     if !is_file {
-        return PublishedPositions::default();
+        return Positions::default();
     }
     match fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| parse(&bytes)) {
         Ok(positions) => positions,
         Err(error) => {
             tracing::warn!(path = %path.display(), error, "stored positions of the output are not used");
-            PublishedPositions::default()
+            Positions::default()
         }
     }
 }
@@ -56,31 +149,23 @@ pub(crate) struct PositionThread {
 }
 
 impl PositionThread {
-    /// Starts with what the file has. `statuses`: the channels' status as of now.
+    /// `statuses`: the channels' status as of now.
     ///
     /// # Errors
     /// If the system allows no more threads.
     pub(crate) fn start(
-        path: PathBuf,
+        positions: PublishedPositions,
         statuses: impl Fn() -> BTreeMap<ChannelId, ChannelStatus> + Send + 'static,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
-        let mut positions = read(&path);
         let thread = std::thread::Builder::new().name("mdgw-position".to_owned()).spawn(move || {
-            let mut is_failing = false;
-            while stopped.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let mut now = positions.clone();
-                statuses().iter().for_each(|(channel, status)| advance(&mut now, *channel, status));
-                if now == positions {
-                    continue;
-                }
-                match write_synced(&path, to_text(&now).as_bytes()) {
-                    Ok(()) => (positions, is_failing) = (now, false),
-                    Err((act, error)) => {
-                        if !std::mem::replace(&mut is_failing, true) {
-                            tracing::warn!(path = %path.display(), act, %error, "cannot store the positions of the output");
-                        }
-                    }
+            loop {
+                let mut stored = positions.lock();
+                statuses().iter().for_each(|(channel, status)| stored.advance(*channel, status));
+                stored.store();
+                drop(stored);
+                if stopped.recv_timeout(INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
+                    return;
                 }
             }
         })?;
@@ -98,22 +183,9 @@ impl Drop for PositionThread {
     }
 }
 
-/// Takes over how far the channel is published: by this gateway, or as it was received of another one.
-fn advance(positions: &mut PublishedPositions, channel: ChannelId, status: &ChannelStatus) {
-    let Some(published) = status.published.max(status.received.received_through) else { return };
-    let has_ended = status.state == ChannelState::Ended && status.logged_through == Some(published);
-    // The first part of a message counts for nothing.
-    let position = ResumePosition { session: published.session, next: published.sequence, has_ended };
-    let key = |position: &ResumePosition| (position.session, position.next, position.has_ended);
-    let known = positions.entry(channel).or_insert(position);
-    if key(known) < key(&position) {
-        *known = position;
-    }
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Positions {
+struct PositionsFile {
     version: u32,
     channels: BTreeMap<u16, Published>,
     /// CRC-32C of the other fields, as written without this one.
@@ -130,26 +202,26 @@ struct Published {
     has_ended: bool,
 }
 
-impl Positions {
+impl PositionsFile {
     fn to_text(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_else(|_| unreachable!("plain numbers")) + "\n"
     }
 }
 
-fn to_text(positions: &PublishedPositions) -> String {
+fn to_text(positions: &Positions) -> String {
     let of = |position: &ResumePosition| Published {
         session: position.session.to_bytes(),
         next: position.next.0,
         has_ended: position.has_ended,
     };
     let channels = positions.iter().map(|(channel, position)| (channel.0, of(position))).collect();
-    let mut file = Positions { version: VERSION, channels, crc32c: None };
+    let mut file = PositionsFile { version: VERSION, channels, crc32c: None };
     file.crc32c = Some(crc32c::crc32c(file.to_text().as_bytes()));
     file.to_text()
 }
 
-fn parse(bytes: &[u8]) -> Result<PublishedPositions, String> {
-    let mut file: Positions = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+fn parse(bytes: &[u8]) -> Result<Positions, String> {
+    let mut file: PositionsFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if file.version != VERSION {
         return Err(format!("version {}, expected {VERSION}", file.version));
     }
@@ -190,41 +262,79 @@ mod tests {
         ChannelStatus { published, received, ..ChannelStatus::default() }
     }
 
+    /// Opened beside a state file, which knows that session, if any, of channel 1.
+    fn opened(folder: &Path, last_session: Option<u32>) -> PublishedPositions {
+        let path = folder.join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        if let Some(restart) = last_session {
+            state.set_session(ChannelId(1), known(restart)).unwrap();
+        }
+        PublishedPositions::open(&path, &state)
+    }
+
     #[test]
-    fn a_position_goes_only_forward() {
-        let mut positions = PublishedPositions::default();
+    fn a_position_goes_only_forward_within_its_session() {
+        let directory = tempfile::tempdir().unwrap();
+        let positions = opened(directory.path(), None);
         for (published, received, expected) in [
             (None, None, None),
             (None, at(1, 5), at(1, 5)),
             (at(1, 9), at(1, 5), at(1, 9)),
             (None, at(1, 7), at(1, 9)),
-            (at(0, 70), None, at(1, 9)),
             (at(2, 1), None, at(2, 1)),
+            // A session that the channel never had, as one of a later date by a wrong configuration.
+            (at(1, 30), None, at(1, 30)),
         ] {
-            advance(&mut positions, ChannelId(3), &status(published, received));
-            let kept = positions.get(&ChannelId(3)).map(|kept| StreamPosition::at(kept.session, kept.next));
+            positions.lock().advance(ChannelId(3), &status(published, received));
+            let kept = positions.get(ChannelId(3)).map(|kept| StreamPosition::at(kept.session, kept.next));
             assert_eq!(kept, expected, "{published:?} {received:?}");
         }
-        assert!(!positions[&ChannelId(3)].has_ended);
+        let has_ended = || positions.get(ChannelId(3)).unwrap().has_ended;
         let ended =
-            |logged_through| ChannelStatus { state: ChannelState::Ended, logged_through, ..status(at(2, 1), None) };
-        advance(&mut positions, ChannelId(3), &ended(at(2, 2)));
-        assert!(!positions[&ChannelId(3)].has_ended, "its last messages are not published");
-        advance(&mut positions, ChannelId(3), &ended(at(2, 1)));
-        assert!(positions[&ChannelId(3)].has_ended);
+            |logged_through| ChannelStatus { state: ChannelState::Ended, logged_through, ..status(at(1, 30), None) };
+        positions.lock().advance(ChannelId(3), &ended(at(1, 31)));
+        assert!(!has_ended(), "its last messages are not published");
+        positions.lock().advance(ChannelId(3), &ended(at(1, 30)));
+        assert!(has_ended());
+        // A session of which nobody has published anything yet.
+        let logged = ChannelStatus { logged_through: at(2, 90), ..ChannelStatus::default() };
+        for channel in [ChannelId(3), ChannelId(4)] {
+            positions.lock().advance(channel, &logged);
+        }
+        let next = |channel| positions.get(ChannelId(channel)).map(|kept| (kept.session.restart, kept.next.0));
+        assert_eq!([next(3), next(4)], [Some((1, 30)), Some((2, 1))]);
+    }
+
+    #[test]
+    fn positions_of_another_history_are_removed() {
+        let of = |next| ResumePosition { session: known(2).session, next: Sequence(next), has_ended: false };
+        for (last_session, expected) in [(2, Some(of(7))), (3, Some(of(7))), (1, None)] {
+            let directory = tempfile::tempdir().unwrap();
+            let positions = opened(directory.path(), Some(2));
+            positions.begin(ChannelId(1), of(7));
+            positions.begin(ChannelId(1), of(9));
+            positions.begin(ChannelId(2), of(5));
+            assert_eq!(positions.get(ChannelId(1)), Some(of(7)), "stored at once, and only if there was none");
+            let later = opened(directory.path(), Some(last_session));
+            assert_eq!(later.get(ChannelId(1)), expected, "{last_session}");
+            assert_eq!(later.get(ChannelId(2)), Some(of(5)), "the state file knows no session of it yet");
+            fs::remove_file(directory.path().join("state.json")).unwrap();
+            assert_eq!(opened(directory.path(), None).get(ChannelId(2)), None, "the state file is new");
+            assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(2)), None, "removed for good");
+        }
     }
 
     #[test]
     fn positions_are_read_as_written_and_a_damaged_file_has_none() {
         let directory = tempfile::tempdir().unwrap();
-        let path = path_beside(&directory.path().join("state.json"));
-        assert_eq!(read(&path), PublishedPositions::default());
+        let path = directory.path().join("positions");
+        assert_eq!(read(&path), Positions::default());
         let of = |restart, next| ResumePosition {
             session: known(restart).session,
             next: Sequence(next),
             has_ended: next == 7,
         };
-        let positions = PublishedPositions::from([(ChannelId(1), of(0, 7)), (ChannelId(900), of(3, u64::MAX))]);
+        let positions = Positions::from([(ChannelId(1), of(0, 7)), (ChannelId(900), of(3, u64::MAX))]);
         let text = to_text(&positions);
         fs::write(&path, &text).unwrap();
         assert_eq!(read(&path), positions);
@@ -237,7 +347,7 @@ mod tests {
         }
         for junk in [&b""[..], b"{}", b"[", &[0xff; 40]] {
             fs::write(&path, junk).unwrap();
-            assert_eq!(read(&path), PublishedPositions::default());
+            assert_eq!(read(&path), Positions::default());
         }
     }
 
@@ -247,7 +357,7 @@ mod tests {
         let session =
             Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 4 };
         let of = |next| ResumePosition { session, next: Sequence(next), has_ended: next == 7 };
-        let positions = PublishedPositions::from([(ChannelId(1), of(7)), (ChannelId(900), of(u64::MAX))]);
+        let positions = Positions::from([(ChannelId(1), of(7)), (ChannelId(900), of(u64::MAX))]);
         assert_eq!(parse(fixture.as_bytes()), Ok(positions.clone()));
         assert_eq!(to_text(&positions), fixture);
     }
@@ -255,16 +365,17 @@ mod tests {
     #[test]
     fn the_thread_stores_what_is_published_and_a_later_start_reads_it() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("positions");
+        let positions = opened(directory.path(), Some(1));
         let earlier = ResumePosition { session: known(1).session, next: Sequence(5), has_ended: false };
-        fs::write(&path, to_text(&PublishedPositions::from([(ChannelId(9), earlier)]))).unwrap();
+        positions.begin(ChannelId(9), earlier);
         let statuses = || BTreeMap::from([(ChannelId(3), status(at(1, 9), None))]);
-        let _thread = PositionThread::start(path.clone(), statuses).unwrap();
+        let _thread = PositionThread::start(positions, statuses).unwrap();
         let begun = std::time::Instant::now();
-        while read(&path).len() < 2 && begun.elapsed() < Duration::from_secs(60) {
+        let stored = || opened(directory.path(), Some(1));
+        while stored().get(ChannelId(3)).is_none() && begun.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(read(&path)[&ChannelId(3)].next, Sequence(9));
-        assert_eq!(read(&path)[&ChannelId(9)], earlier, "a channel that is not configured now");
+        assert_eq!(stored().get(ChannelId(3)).unwrap().next, Sequence(9));
+        assert_eq!(stored().get(ChannelId(9)), Some(earlier), "a channel that is not configured now");
     }
 }

@@ -207,6 +207,11 @@ impl StateFile {
         self.replace(state)
     }
 
+    /// Whether the file is of an earlier start, and not new.
+    pub(crate) fn has_earlier_start(&self) -> bool {
+        self.state != State::default()
+    }
+
     /// The last session of a channel.
     #[must_use]
     pub fn session(&self, channel: ChannelId) -> Option<KnownSession> {

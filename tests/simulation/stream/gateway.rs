@@ -210,10 +210,10 @@ impl Gateway {
         });
     }
 
-    /// Place in the own log of the first entry behind that position.
+    /// Place in the own log not far before the first entry behind that position.
     fn place_of(&self, position: StreamPosition) -> Position {
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
-        reader.seek(position.session.to_bytes(), position.sequence.0).expect("the own log");
+        reader.seek(position.session.to_bytes(), position.sequence.0.saturating_sub(1)).expect("the own log");
         reader.position()
     }
 
@@ -221,7 +221,7 @@ impl Gateway {
     /// subscriber that has lost their packets could request them from nobody.
     pub(super) fn copy_state(&mut self) -> Option<StateCopy> {
         let run = self.run.as_mut()?;
-        run.log.flush();
+        run.log.commit_covered();
         let mut reader = Reader::open(&self.directory, CHANNEL.0).expect("the own log");
         while reader.next().is_some() {}
         if reader.lost_entries() > 0 || run.log.writer().counts().entries_private > 0 {
@@ -441,11 +441,6 @@ fn copy_log(copy: &StateCopy, log: &mut LogSink, maintenance: &mut SegmentMainte
         };
         log.append_peer_entry(&entry, copy.position).expect("a sound entry");
         maintenance.run_once(NOW_NS);
-    }
-    let is_present = log.committed_through().is_some_and(|end| end.session == copy.position.session);
-    if is_present {
-        log.covered_through(copy.position.sequence);
-        log.commit_covered();
     }
 }
 

@@ -11,7 +11,7 @@ use mdgw_feeds::{
     time::UnixNs,
 };
 use mdgw_publog::{SessionBytes, Writer};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes as _, IntoBytes};
 
 /// Writes a channel's frames to its publication log.
 ///
@@ -157,8 +157,14 @@ impl LogSink {
         {
             return Err(PeerEntryFault::Damaged);
         }
+        // A gap that spans the end of the own log goes on behind it.
+        let rest_of_gap = frames.iter().find_map(|frame| rest_of_gap(frame, begin));
         let wanted = || frames.iter().filter(|(header, _)| (begin.0..limit.0).contains(&header.sequence.get()));
-        let count = wanted().count();
+        let count = wanted().count() + usize::from(rest_of_gap.is_some());
+        let wanted_bytes = wanted().map(|(_, body)| FRAME_HEADER_BYTES + body.len()).sum::<usize>();
+        if wanted_bytes + rest_of_gap.map_or(0, |_| GAP_FRAME_BYTES) > self.writer.payload_bytes_max() {
+            return Err(PeerEntryFault::TooLong);
+        }
         let has_ended = PacketFlags(flags.to_le_bytes()[0]).contains(PacketFlags::END_OF_SESSION);
         let is_final = end == next && payload.is_empty() && (has_ended || flags & FINAL_POSITION != 0);
         let is_known = end == begin
@@ -171,11 +177,12 @@ impl LogSink {
             self.resume(session, begin, false);
         }
         self.writer.begin(session.to_bytes(), begin.0);
+        if let Some(gap) = &rest_of_gap {
+            self.writer.append(gap);
+        }
         for (header, body) in wanted() {
-            if !(self.writer.append(header.as_bytes()) && self.writer.append(body)) {
-                self.writer.abandon();
-                return Err(PeerEntryFault::TooLong);
-            }
+            self.writer.append(header.as_bytes());
+            self.writer.append(body);
         }
         if is_final {
             self.writer.commit_lasting(end.0, flags, self.now.0);
@@ -465,6 +472,24 @@ impl SessionProgress {
         Self { session, committed: next, covered_through: next, is_followed, has_ended, has_failed }
     }
 }
+
+/// If the frame is a gap that begins before `begin` and ends behind it: the frame of the rest.
+fn rest_of_gap((header, body): &(&FrameHeader, &[u8]), begin: Sequence) -> Option<[u8; GAP_FRAME_BYTES]> {
+    let gap = GapBody::ref_from_bytes(body).ok().filter(|_| header.kind == FrameKind::Gap as u8)?;
+    let next = Sequence(gap.next.get());
+    if header.sequence.get() >= begin.0 || next <= begin {
+        return None;
+    }
+    let meta = FrameMeta::control(FrameKind::Gap, begin, next);
+    let flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+    let mut frame = [0; GAP_FRAME_BYTES];
+    let (head, tail) = frame.split_at_mut(FRAME_HEADER_BYTES);
+    head.copy_from_slice(self::header(&meta, 0, size_of::<GapBody>(), flags, 0).as_bytes());
+    tail.copy_from_slice(GapBody { first: begin.0.into(), next: next.0.into() }.as_bytes());
+    Some(frame)
+}
+
+const GAP_FRAME_BYTES: usize = FRAME_HEADER_BYTES + size_of::<GapBody>();
 
 /// A whole frame with the state of a channel that has handled everything before `next`.
 pub(super) fn state_frame(next: Sequence, state: ChannelState) -> [u8; STATE_FRAME_BYTES] {
@@ -848,7 +873,7 @@ mod tests {
         peer.sink.frame(&message(9), 1, &records(1, 80));
         peer.sink.flush();
         let long = ["#1 [5,6) 0: (6.0+17", "#1 [6,7) 0: 6.1+3)"];
-        let tail = ["#1 [7,8) 0: (7.0+1)", "#1 [8,9) 2:", "#1 [9,10) 0: (9.0+1)"];
+        let tail = ["#1 [7,8) 0: (7.0+1)", "#1 [8,9) 1:", "#1 [9,10) 0: (9.0+1)"];
         let whole = [&["#1 [1,5) 0: (1.0+1) (2.0+1) (3.0+1) (4.0+1)"][..], &long, &tail].concat();
         assert_eq!(peer.entries(), whole);
         assert_eq!(copied_entries(&peer, None, 10).entries(), whole);
@@ -859,9 +884,30 @@ mod tests {
         // A killed writer may have left the first part of the long message: readers take each part once.
         let from_6 = [&["#1 [6,6) 0: (6.0+17"][..], &long[1..], &tail[..1]].concat();
         assert_eq!(copied_entries(&peer, Some((1, 6)), 8).entries(), from_6);
-        assert_eq!(copied_entries(&peer, Some((1, 8)), 9).entries(), ["#1 [8,9) 2:"]);
+        assert_eq!(copied_entries(&peer, Some((1, 8)), 9).entries(), ["#1 [8,9) 1:"]);
         assert_eq!(copied_entries(&peer, Some((1, 10)), 10).entries(), [""; 0]);
         assert_eq!(copied_entries(&peer, Some((2, 1)), 10).entries(), [""; 0], "it is in a newer session");
+    }
+
+    #[test]
+    fn a_gap_that_spans_the_end_of_the_own_log_goes_on_behind_it() {
+        let mut peer = Harness::new();
+        peer.sink.session(session(1), Sequence(1));
+        peer.sink.frame(&message(1), 1, &records(1, 80));
+        peer.sink.flush();
+        let gap = GapBody { first: 3.into(), next: 10.into() };
+        peer.sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(3), Sequence(10)), 0, gap.as_bytes());
+        peer.sink.frame(&message(10), 1, &records(1, 80));
+        peer.sink.flush();
+        assert_eq!(peer.entries(), ["#1 [1,2) 0: (1.0+1)", "#1 [2,11) 0: (3.0+0) (10.0+1)"]);
+        assert_eq!(copied_entries(&peer, Some((1, 5)), 11).entries(), ["#1 [5,11) 0: (5.0+0) (10.0+1)"]);
+        assert_eq!(copied_entries(&peer, Some((1, 5)), 10).entries(), ["#1 [5,10) 0: (5.0+0)"]);
+        assert_eq!(copied_entries(&peer, Some((1, 10)), 11).entries(), ["#1 [10,11) 0: (10.0+1)"]);
+        let own = copied_entries(&peer, Some((1, 5)), 11);
+        let mut reader = Reader::open(own.directory.path(), 1).unwrap();
+        let entry = reader.next().unwrap();
+        let (_, body) = Frames::of_body(entry.payload).next().unwrap();
+        assert_eq!(body, GapBody { first: 5.into(), next: 10.into() }.as_bytes());
     }
 
     #[test]

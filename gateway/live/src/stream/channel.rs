@@ -304,8 +304,8 @@ impl ChannelStream {
             return self.read_journal(wanted, chunk);
         }
         let Some(entry) = self.reader.next() else { return false };
-        // Entries that the log no longer has, or messages that it never had: a gateway that restarts in mid-session goes on behind
-        // the messages of its absence, with the next number.
+        // Entries that the log no longer has, or messages that it never had: a gateway that restarts in mid-session may go on
+        // behind messages of its absence, with the next number.
         let is_behind_hole = std::mem::take(&mut self.is_behind_hole);
         let has_hole = is_behind_hole
             || self.next_entry != 0 && entry.number > self.next_entry

@@ -67,15 +67,15 @@ impl WriterWatch {
 
 /// The writer of any of the logs: one that a reload took away has none any more.
 fn find_any(sources: &[ChannelSource]) -> io::Result<LogWriter> {
-    let mut found = LogWriter::Absent;
+    let mut found = Ok(LogWriter::Absent);
     for source in sources {
-        match find_writer(&source.log_directory)? {
-            LogWriter::Present => return Ok(LogWriter::Present),
-            LogWriter::Hidden => found = LogWriter::Hidden,
-            LogWriter::Absent => {}
+        match find_writer(&source.log_directory) {
+            Ok(LogWriter::Present) => return Ok(LogWriter::Present),
+            Ok(LogWriter::Absent) => {}
+            hidden_or_error => found = hidden_or_error,
         }
     }
-    Ok(found)
+    found
 }
 
 /// Whether the gateway is there.

@@ -82,7 +82,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if server.has_failed() {
             bail!("live: a thread that reads a log stopped unexpectedly");
         }
-        let obstacle = (!is_ready).then_some("logs are read");
+        let obstacle = match (is_ready, server.is_closed()) {
+            (_, true) => Some("no gateway writes the logs, the port is closed"),
+            (false, false) => Some("logs are read"),
+            (true, false) => None,
+        };
         admin.turned(obstacle, || metrics(&monitor, live.queue_bytes_max, &reloads));
         std::thread::sleep(SIGNAL_INTERVAL);
     }

@@ -93,13 +93,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         tracing::info!(directory = %config.gateway.log_dir.display(), "mirror: ready");
         service.ready();
         while signals.pending().next().is_none() && !threads.iter().any(thread::ScopedJoinHandle::is_finished) {
-            service.feed();
             let newest: Vec<_> = reports.iter().map(|report| lock(report).clone()).collect();
-            // The listener counts turns of this thread. Those of a group's thread, which may hang at a disk, count as well.
-            if newest.iter().all(|report| report.turned_at.elapsed() < TURN_MAX) {
-                admin
-                    .turned(obstacle(&newest), || MirrorMetrics(newest.into_iter().map(|report| report.row).collect()));
+            if !newest.iter().any(Report::is_stuck) {
+                service.feed();
             }
+            admin.turned(obstacle(&newest), || MirrorMetrics(newest.into_iter().map(|report| report.row).collect()));
             thread::sleep(SIGNAL_INTERVAL);
         }
         stop.store(true, Ordering::Relaxed);
@@ -207,19 +205,27 @@ impl Args {
 #[derive(Clone, Debug)]
 struct Report {
     row: MirroredGroupRow,
+    has_received: bool,
     turned_at: Instant,
 }
 
 impl Report {
     fn of(group: &MirroredGroup) -> Self {
-        Self { row: group.metrics(), turned_at: Instant::now() }
+        Self { row: group.metrics(), has_received: group.accepted() > 0, turned_at: Instant::now() }
+    }
+
+    fn is_stuck(&self) -> bool {
+        self.turned_at.elapsed() >= TURN_MAX
     }
 }
 
 /// Why the mirror is not ready.
 fn obstacle(reports: &[Report]) -> Option<&'static str> {
     let any = |is_so: fn(&MirrorGroupMetrics) -> bool| reports.iter().any(|report| is_so(report.row.counts()));
-    if any(|counts| counts.packets == 0) {
+    // It may hang at a disk.
+    if reports.iter().any(Report::is_stuck) {
+        Some("the thread of a group makes no progress")
+    } else if !reports.iter().all(|report| report.has_received) {
         Some("a group has received nothing yet")
     } else if any(|counts| u128::from(counts.silence_ns) >= SILENCE_MAX.as_nanos()) {
         Some("no packet and no heartbeat arrives for a group; see the log")
@@ -304,7 +310,7 @@ impl MirroredGroup {
             }
             if reported_at.elapsed() >= METRICS_INTERVAL {
                 reported_at = Instant::now();
-                self.silence.update(self.id, self.subscriber.receiver().packets());
+                self.silence.update(self.id, self.accepted());
                 *lock(newest) = Report::of(self);
             }
             if logged_at.elapsed() >= LOG_INTERVAL {
@@ -372,6 +378,12 @@ impl MirroredGroup {
 
     fn refusals(&self) -> Vec<(DropReason, u64)> {
         self.drops().iter().filter(|(reason, count)| is_refusal(*reason) && *count > 0).collect()
+    }
+
+    /// Packets that were used. A group that shares its lines with another one receives the packets of both.
+    fn accepted(&self) -> u64 {
+        let receiver = self.subscriber.receiver();
+        receiver.packets().saturating_sub(receiver.drops().iter().map(|(_, count)| count).sum())
     }
 
     fn refused(&self) -> u64 {

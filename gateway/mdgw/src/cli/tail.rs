@@ -139,8 +139,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let mut subscriber = Subscriber::open(args.subscription()?).context("subscribe")?;
     let mut tail = Tail::new(args)?;
-    let mut last_new = Instant::now();
+    let begun = Instant::now();
+    let mut last_new = begun;
     let mut seen = 0;
+    let mut has_warned = false;
     let mut ended = Ok(());
     while !stop.load(Ordering::Relaxed) && !tail.is_complete(args) {
         if let Err(error) = subscriber.poll(POLL, &mut |output| tail.accept(&output)) {
@@ -152,12 +154,19 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if tail.items != seen {
             (seen, last_new) = (tail.items, Instant::now());
         }
+        if !has_warned && subscriber.receiver().packets() == 0 && begun.elapsed() >= SILENCE_MAX {
+            has_warned = true;
+            warn(NO_PACKET);
+        }
         let idle = args.exit_idle_s.map(Duration::from_secs_f64);
         if idle.is_some_and(|idle| last_new.elapsed() >= idle) {
             break;
         }
     }
     subscriber.finish(&mut |output| tail.accept(&output));
+    if !has_warned && subscriber.receiver().packets() == 0 {
+        warn(NO_PACKET);
+    }
     for channel in subscriber.receiver().channels() {
         if channel.statistics().starts_unanswered > 0 {
             let id = channel.id().0;
@@ -302,6 +311,10 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
 
 /// Longest wait for packets before the exit conditions are checked.
 const POLL: Duration = Duration::from_millis(50);
+/// How long nothing may arrive at the start. A leader sends a heartbeat each second, unless configured otherwise.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+const NO_PACKET: &str =
+    "no packet has arrived on any line: check the addresses, the interface, and whether a gateway sends from --source";
 
 /// Writes or prints the received records, and counts gaps and losses.
 #[derive(Debug)]

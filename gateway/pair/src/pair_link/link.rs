@@ -473,15 +473,17 @@ impl Link {
         }
     }
 
-    /// Sends entries of a log to a joining gateway. A refused one is closed: the requester tries again.
+    /// Sends entries of a log to a joining gateway. A refused request ends with its connection.
     fn answer_log_request(&mut self, connection: Connection, request: LogRequest) {
         self.log_answers.retain(|answer| !answer.is_finished());
-        let Some(directory) = self.logs.get(request.channel).filter(|_| self.log_answers.len() < COPIES_MAX) else {
-            self.count_refused(Refusal::QueueFull);
-            return;
+        let Some(directory) = self.logs.get(request.channel) else {
+            return self.count_refused(Refusal::Unexpected);
         };
-        let (status_table, stop) = (Arc::clone(&self.status_table), Arc::clone(&self.stop));
-        match (LogAnswer { connection, request, directory, status_table, stop }).spawn() {
+        if self.log_answers.len() >= COPIES_MAX {
+            return self.count_refused(Refusal::QueueFull);
+        }
+        let stop = Arc::clone(&self.stop);
+        match (LogAnswer { connection, request, directory, stop }).spawn() {
             Ok(answer) => self.log_answers.push(answer),
             Err(error) => tracing::warn!(%error, "pair link: cannot start a thread that sends the log"),
         }

@@ -11,8 +11,7 @@ use super::{
     requester::Requester,
 };
 
-/// Fetches the requested entries from the gateway at that address, and passes them on in the order of the log. Returns whether the
-/// peer's log has everything that the peer has written since its start.
+/// Fetches the requested entries from the gateway at that address, and passes them on in the order of the log.
 ///
 /// # Errors
 /// [`CopyError`]. What was passed on before is sound.
@@ -23,7 +22,7 @@ pub fn fetch_log(
     request: LogRequest,
     timeout: Duration,
     accept: &mut dyn FnMut(Session, &LoggedEntry),
-) -> Result<bool, CopyError> {
+) -> Result<(), CopyError> {
     let mut requester = Requester::connect(peer, identity, key, LinkMessage::LogRequest(request), timeout)?;
     loop {
         match requester.next_message()? {
@@ -31,7 +30,7 @@ pub fn fetch_log(
                 entries.iter().for_each(|entry| accept(session, entry));
                 requester.note_progress();
             }
-            LinkMessage::LogEnd { channel, is_whole } if channel == request.channel => return Ok(is_whole),
+            LinkMessage::LogEnd { channel } if channel == request.channel => return Ok(()),
             _ => {}
         }
     }

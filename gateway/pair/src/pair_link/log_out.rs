@@ -22,7 +22,6 @@ use super::{
     connection::{CloseCause, Connection},
     message::{LinkMessage, LogRequest, LoggedEntry},
 };
-use crate::standby::StatusTable;
 
 /// What an answer needs of the gateway.
 #[derive(Debug)]
@@ -32,7 +31,6 @@ pub(super) struct LogAnswer {
     pub(super) request: LogRequest,
     /// Directory of the requested log.
     pub(super) directory: PathBuf,
-    pub(super) status_table: Arc<StatusTable>,
     /// Set when the gateway stops.
     pub(super) stop: Arc<AtomicBool>,
 }
@@ -91,8 +89,7 @@ impl LogAnswer {
             self.connection.send(&LinkMessage::LogEntries { channel, session, entries })?;
             self.flush()?;
         }
-        let is_whole = self.status_table.get(channel).is_some_and(|status| status.log_entries_lost == 0);
-        self.connection.send(&LinkMessage::LogEnd { channel, is_whole })?;
+        self.connection.send(&LinkMessage::LogEnd { channel })?;
         self.flush()?;
         // The other end closes the connection when it has everything.
         let _closed = self.connection.read_once();
@@ -100,17 +97,19 @@ impl LogAnswer {
     }
 
     fn flush(&mut self) -> Result<(), CloseCause> {
-        let begun = Instant::now();
-        loop {
+        let mut progressed = Instant::now();
+        let mut unsent_bytes = self.connection.unsent_bytes();
+        // Relaxed: the flag orders nothing.
+        while !self.stop.load(Relaxed) && progressed.elapsed() < STALL {
             self.connection.flush()?;
             if self.connection.unsent_bytes() == 0 {
                 return Ok(());
             }
-            // Relaxed: the flag orders nothing.
-            if self.stop.load(Relaxed) || begun.elapsed() >= STALL {
-                return Err(CloseCause::TimedOut);
+            if self.connection.unsent_bytes() < unsent_bytes {
+                (unsent_bytes, progressed) = (self.connection.unsent_bytes(), Instant::now());
             }
         }
+        Err(CloseCause::TimedOut)
     }
 }
 

@@ -93,8 +93,6 @@ pub enum LinkMessage {
     LogEnd {
         /// Channel whose log was requested.
         channel: ChannelId,
-        /// The log lacks nothing that the sender has written since its start.
-        is_whole: bool,
     },
     /// Asks the leader of that group to hand over to the sender.
     LeadRequest {
@@ -371,10 +369,7 @@ impl LinkMessage {
                 out.extend(session.to_bytes());
                 entries.iter().for_each(|entry| entry.write(&mut out));
             }
-            Self::LogEnd { channel, is_whole } => {
-                out.extend(channel.0.to_le_bytes());
-                out.push((*is_whole).into());
-            }
+            Self::LogEnd { channel } => out.extend(channel.0.to_le_bytes()),
         }
         out
     }
@@ -440,15 +435,7 @@ impl LinkMessage {
                 }
                 Self::LogEntries { channel, session, entries }
             }
-            15 => {
-                let channel = ChannelId(rest.u16()?);
-                let is_whole = match rest.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(Malformed::Field),
-                };
-                Self::LogEnd { channel, is_whole }
-            }
+            15 => Self::LogEnd { channel: ChannelId(rest.u16()?) },
             _ => return Err(Malformed::Unknown),
         };
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
@@ -697,7 +684,7 @@ mod tests {
     }
 
     /// Messages that 0.1.0 did not have.
-    fn log_samples() -> [LinkMessage; 5] {
+    fn log_samples() -> [LinkMessage; 4] {
         let channel = ChannelId(13);
         let from = StreamPosition { session: session(), sequence: Sequence(7), part: 2 };
         let entry = |payload: Vec<u8>| LoggedEntry {
@@ -711,8 +698,7 @@ mod tests {
             LinkMessage::LogRequest(LogRequest { channel, from: None, messages_max: 5 }),
             LinkMessage::LogRequest(LogRequest { channel, from: Some(from), messages_max: 1 << 40 }),
             LinkMessage::LogEntries { channel, session: session(), entries: vec![entry(vec![]), entry(vec![7; 40])] },
-            LinkMessage::LogEnd { channel, is_whole: false },
-            LinkMessage::LogEnd { channel, is_whole: true },
+            LinkMessage::LogEnd { channel },
         ]
     }
 

@@ -211,7 +211,7 @@ impl StatusTable {
         }
     }
 
-    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelStatus>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelStatus>> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

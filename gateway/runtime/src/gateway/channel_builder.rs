@@ -70,8 +70,8 @@ pub(super) struct ChannelContext {
     pub(super) sessions: Arc<ArrayQueue<(ChannelId, KnownSession)>>,
     pub(super) peer_gap_requests: Arc<PeerGapRequests>,
     pub(super) history: Arc<InputHistory>,
-    /// How far each channel was published at least, as stored before this start.
-    pub(super) published: PublishedPositions,
+    /// How far each channel was published at least, as stored before. Not of a standalone gateway, nor for a channel that a reload adds.
+    pub(super) published: Option<PublishedPositions>,
 }
 
 /// A channel that was built, and what other threads need of it.
@@ -166,7 +166,9 @@ impl ChannelBuilder<'_> {
         if let Some(hole) = hole {
             takeover_shared.log_hole.get_or_init(|| hole);
         }
-        let is_mid_session = resumed.is_some_and(|shutdown| !shutdown.has_ended && shutdown.next > Sequence(1));
+        let has_messages = stored.session.is_some_and(|known| known.has_messages);
+        let is_mid_session =
+            resumed.is_some_and(|shutdown| !shutdown.has_ended && (shutdown.next > Sequence(1) || has_messages));
         if copied.is_none() && !replays_whole_session && is_mid_session && replay.is_available() {
             tracing::info!(channel = setup.name, "replaying the session from the venue's server to rebuild the books");
             config = replay_config(config);
@@ -280,15 +282,26 @@ impl ChannelBuilder<'_> {
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
+        let positions = self.context.published.as_ref().filter(|_| !replays_whole_session);
+        let published = positions.and_then(|positions| positions.get(setup.id));
+        let has_ended = has_ended || is_ended_at(published, logged);
         let from_log = logged.map(|(session, next)| ResumePosition { session, next, has_ended });
         let mut sink = LogSink::new(writer);
-        let mut begin = sink.writer().end();
+        let is_logged = |known: &ResumePosition| Some((known.session, known.next)) < logged;
+        let begin = match published.filter(is_logged) {
+            Some(published) => place_of(&directory, setup.id, published).map_err(log_error)?,
+            None => sink.writer().end(),
+        };
         let mut hole = None;
         if let Some((position, donor)) = copied {
             if let Some(end) = from_log {
                 sink.resume(end.session, end.next, end.has_ended);
             }
             let until = StreamPosition::at(position.session, position.next);
+            if let Some(positions) = positions {
+                let (session, next) = logged.unwrap_or((position.session, Sequence(1)));
+                positions.begin(setup.id, ResumePosition { session, next, has_ended: false });
+            }
             let copy = LogCopy::new(&mut sink, &mut maintenance, until);
             let messages_max =
                 (COPIED_MESSAGES_MAX / self.config.channels.len().max(1) as u64).max(COPIED_MESSAGES_MIN);
@@ -298,15 +311,8 @@ impl ChannelBuilder<'_> {
         // be behind: it may have been deleted, or lack entries that were kept in private memory.
         let from_log = from_log.filter(|shutdown| stored.session.is_none_or(|known| known.session == shutdown.session));
         let shutdown_position = stored.shutdown_position.filter(|_| !replays_whole_session);
-        let published = self.published(setup, stored).filter(|_| !replays_whole_session);
-        let is_logged = |published: &ResumePosition| {
-            from_log.is_some_and(|log| log.session == published.session && log.next > published.next)
-        };
-        if let Some(published) = published.filter(is_logged) {
-            begin = place_of(&directory, setup.id, published).map_err(log_error)?;
-        }
-        // It may be ahead of this gateway's own log, which then continues at its end.
-        let published = published.filter(|_| from_log.is_none());
+        // Without a log the session continues behind what was published of it.
+        let published = published.filter(|_| from_log.is_none()).and_then(|known| resume_behind(known, stored));
         let resumed =
             from_log.into_iter().chain(shutdown_position).chain(published).max_by_key(|position| position.next);
         let copied = copied.map(|(position, _)| {
@@ -323,12 +329,6 @@ impl ChannelBuilder<'_> {
         Ok(OpenedLog { sink, maintenance, directory, frame_bytes_max, logged, resumed, begin, hole })
     }
 
-    /// How far the present session was published at least.
-    fn published(&self, setup: &ChannelSetup, stored: StoredChannel) -> Option<ResumePosition> {
-        let published = self.context.published.get(&setup.id).copied();
-        published.filter(|published| stored.session.is_none_or(|known| known.session == published.session))
-    }
-
     /// Fence and epochs of the channel's group.
     fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
         self.context.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
@@ -343,10 +343,25 @@ impl ChannelBuilder<'_> {
     }
 }
 
-/// The place in a log of the first entry behind that position, or of the oldest entry.
+/// Whether a stored position says that the session has ended where the log ends.
+fn is_ended_at(published: Option<ResumePosition>, logged: Option<(Session, Sequence)>) -> bool {
+    published.is_some_and(|published| published.has_ended && logged == Some((published.session, published.next)))
+}
+
+/// Where the present session continues that is in no log. After a position of an earlier session: at its first message.
+fn resume_behind(published: ResumePosition, stored: StoredChannel) -> Option<ResumePosition> {
+    let session = stored.session?.session;
+    if published.session == session {
+        return Some(published);
+    }
+    (published.session < session).then_some(ResumePosition { session, next: Sequence(1), has_ended: false })
+}
+
+/// A place in a log not far before the first entry behind that position, or of the oldest entry.
 fn place_of(directory: &Path, channel: ChannelId, position: ResumePosition) -> Result<Position, LogError> {
     let mut reader = Reader::open(directory, channel.0)?;
-    reader.seek(position.session.to_bytes(), position.next.0)?;
+    // The first part of a message may lie in an entry that covers only the messages before it.
+    reader.seek(position.session.to_bytes(), position.next.0.saturating_sub(1))?;
     Ok(reader.position())
 }
 
@@ -489,3 +504,34 @@ const COPIED_MESSAGES_MIN: u64 = 1 << 14;
 const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
 /// Longest send of a standalone gateway, ns: half of the default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state_file::tests::known;
+
+    #[test]
+    fn the_present_session_continues_behind_its_published_part_or_at_its_first_message() {
+        let position =
+            |restart, next| ResumePosition { session: known(restart).session, next: Sequence(next), has_ended: false };
+        let stored = |session| StoredChannel { session, shutdown_position: None };
+        for (published, session, expected) in [
+            (position(1, 7), Some(known(1)), Some(position(1, 7))),
+            (position(0, 7), Some(known(1)), Some(position(1, 1))),
+            (position(2, 7), Some(known(1)), None),
+            (position(1, 7), None, None),
+        ] {
+            assert_eq!(resume_behind(published, stored(session)), expected, "{published:?}");
+        }
+    }
+
+    #[test]
+    fn a_log_has_ended_where_the_published_session_has() {
+        let published =
+            |next, has_ended| Some(ResumePosition { session: known(1).session, next: Sequence(next), has_ended });
+        let logged = Some((known(1).session, Sequence(7)));
+        assert!(is_ended_at(published(7, true), logged));
+        assert!(!is_ended_at(published(6, true), logged) && !is_ended_at(published(7, false), logged));
+        assert!(!is_ended_at(None, logged) && !is_ended_at(published(7, true), None));
+    }
+}

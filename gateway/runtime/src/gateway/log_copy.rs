@@ -5,7 +5,6 @@ use std::{net::SocketAddrV4, time::Duration};
 
 use mdgw_engine::publish::{LogSink, PeerEntry, PeerEntryFault};
 use mdgw_feeds::{
-    frame::FrameSink as _,
     identity::{Sequence, Session},
     published::position::StreamPosition,
 };
@@ -54,29 +53,21 @@ impl<'log> LogCopy<'log> {
         let channel = setup.id;
         for attempt in 1..=ATTEMPTS_MAX {
             let request = LogRequest { channel, from: self.sink.committed_through(), messages_max };
-            let ended = donors.fetch_log(peer, request, &mut |session, entry| self.accept(session, entry));
-            let is_last_attempt = attempt == ATTEMPTS_MAX;
-            match ended {
-                // An entry may follow that says that the last messages before the state had no output.
-                Ok(_) if self.is_behind() && !is_last_attempt => {}
-                Ok(is_whole) => {
-                    if is_whole && self.fault.is_none() {
-                        self.cover();
-                    }
+            match donors.fetch_log(peer, request, &mut |session, entry| self.accept(session, entry)) {
+                Ok(()) => {
+                    tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
                     break;
                 }
-                Err(error) if is_retried(&error) && !is_last_attempt => {}
+                Err(error) if is_retried(&error) && attempt < ATTEMPTS_MAX => std::thread::sleep(PAUSE),
                 Err(error) => {
-                    tracing::warn!(%peer, channel = setup.name, %error, "could not copy the peer's log: this gateway cannot publish messages before its copy of the peer's state");
+                    tracing::warn!(%peer, channel = setup.name, entries = self.entries, %error, "could not copy the peer's log: this gateway cannot publish messages before its copy of the peer's state");
                     break;
                 }
             }
-            std::thread::sleep(PAUSE);
         }
         if let Some(fault) = self.fault {
             tracing::warn!(%peer, channel = setup.name, %fault, "the copy of the peer's log ends early");
         }
-        tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
         self.remaining_hole()
     }
 
@@ -119,25 +110,12 @@ impl<'log> LogCopy<'log> {
         committed.filter(|end| end.session == self.until.session).map_or(Sequence(1), |end| end.sequence)
     }
 
-    fn is_behind(&self) -> bool {
-        self.fault.is_none() && self.end() < self.until.sequence
-    }
-
     /// Messages that stay missing begin at `first`; the log goes on at `next`.
     fn extend_hole(&mut self, first: Sequence, next: Sequence) {
         if first < next {
             let session = self.until.session;
             let begin = self.hole.map_or_else(|| StreamPosition::at(session, first), |(begin, _)| begin);
             self.hole = Some((begin, StreamPosition::at(session, next)));
-        }
-    }
-
-    /// The messages between the log's end and the state had no output.
-    fn cover(&mut self) {
-        if self.sink.committed_through().is_some_and(|end| end.session == self.until.session) {
-            self.sink.begin(unix_now());
-            self.sink.covered_through(self.until.sequence);
-            self.sink.commit_covered();
         }
     }
 }
@@ -181,8 +159,11 @@ mod tests {
         LoggedEntry { first: Sequence(first), next: Sequence(next), flags: 0, frame_count: 1, payload }
     }
 
+    /// Session and range of an entry.
+    type Logged = (u32, u64, u64);
+
     /// What is in the log, and the hole, after these entries of the peer, with a state copied at 100.
-    fn copied(own_end: Option<u64>, entries: &[(u32, LoggedEntry)]) -> (Vec<(u32, u64, u64)>, Option<(u64, u64)>) {
+    fn copied(own_end: Option<u64>, entries: &[(u32, LoggedEntry)]) -> (Vec<Logged>, Option<(u64, u64)>) {
         let directory = tempfile::tempdir().unwrap();
         let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), 1) };
         let OpenedLog { writer, mut maintenance, .. } = mdgw_publog::open(options, 1).unwrap();
@@ -224,5 +205,7 @@ mod tests {
         let damaged = LoggedEntry { frame_count: 7, ..entry(40, 60) };
         let entries = [(1, entry(1, 40)), (1, damaged), (1, entry(60, 100))];
         assert_eq!(copied(None, &entries), (vec![(1, 1, 40)], Some((40, 100))));
+        let long = LoggedEntry { payload: entry(70, 80).payload.repeat(60), frame_count: 60, ..entry(70, 80) };
+        assert_eq!(copied(Some(50), &[(1, long)]), (vec![], Some((50, 100))), "it would be too long");
     }
 }

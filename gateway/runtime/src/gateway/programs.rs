@@ -93,7 +93,7 @@ counter_block! {
     pub struct MirrorGroupMetrics, key MirrorGroupMetric {
         packets: Counter, Packets, "packets of the lines and of the retransmission services; those of unexpected senders are not in it";
         refused: Counter, Packets, "packets that were refused, as the mirror logs them; the reasons that are normal are not in it";
-        silence_ns: Gauge, Nanoseconds, "time since the last packet or heartbeat; before the first one, since the start";
+        silence_ns: Gauge, Nanoseconds, "time since the last packet or heartbeat that was used; before the first one, since the start";
         requests: Counter, None, "requests to the retransmission services";
         requests_failed: Counter, None, "requests that could not be sent, or that the host of the service refused; they are repeated";
         receive_buffer_bytes: Gauge, Bytes, "the smallest receive buffer of the group's sockets";

@@ -264,7 +264,8 @@ impl Gateway {
             .collect();
         // A gateway that runs deletes no log.
         let overrides = Overrides { beginning: StartMode::OwnLog, ..self.context.overrides };
-        let context = ChannelContext { overrides, ..self.context.clone() };
+        // Those of the start are old by now. The channel's log and its position at its removal say where it continues.
+        let context = ChannelContext { overrides, published: None, ..self.context.clone() };
         // Only a peer that has the channel can supply its state.
         let link = self.link.as_ref().map(PairLink::handle);
         let is_at_peer: Vec<bool> =

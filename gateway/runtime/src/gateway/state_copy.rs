@@ -49,8 +49,8 @@ impl Donors {
         peer: SocketAddrV4,
         request: LogRequest,
         accept: &mut dyn FnMut(Session, &LoggedEntry),
-    ) -> Result<bool, CopyError> {
-        let Some(key) = self.key.clone() else { return Ok(false) };
+    ) -> Result<(), CopyError> {
+        let Some(key) = self.key.clone() else { return Ok(()) };
         fetch_log(peer, self.identity, key, request, TIMEOUT, accept)
     }
 

@@ -219,8 +219,9 @@ impl GroupTakeovers {
 }
 
 fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTable) -> ChannelTakeover {
-    let last_received_at =
-        status_table.get(channel).filter(|status| status.packets > 0).map(|status| status.received_at);
+    // Without a watermark this gateway led before: when it last sent is not known.
+    let status = status_table.get(channel).filter(|status| status.packets > 0 && opening.received_through.is_some());
+    let last_received_at = status.map(|status| status.received_at);
     let blackout = opening.first_content.zip(last_received_at).map(|(content, received_at)| content.since(received_at));
     ChannelTakeover {
         channel: channel.0,

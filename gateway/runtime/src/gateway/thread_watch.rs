@@ -171,27 +171,36 @@ impl ThreadWatch {
             }
             let threads = self.threads.iter_mut().zip(has_stopped);
             let changed: Vec<bool> = threads.map(|(watched, has_stopped)| watched.check(has_stopped)).collect();
-            self.changes(&changed).iter().for_each(|(thread, has_stalled)| log_change(thread, *has_stalled));
+            self.changes(&changed).iter().for_each(Change::log);
         }
         self.threads.iter().filter(|watched| watched.has_stalled).map(|watched| watched.thread.clone()).collect()
     }
 
-    /// What to log of the threads that have changed, and whether they have stalled. Those of a pool are one entry, since a pool
-    /// stops as a whole: a thread with several names.
-    fn changes(&self, changed: &[bool]) -> Vec<(HotThread, bool)> {
-        let changed = |threads: Range<usize>| {
+    /// What to log of the threads that have changed. Those of a pool are one entry, since a pool stops as a whole.
+    fn changes(&self, changed: &[bool]) -> Vec<Change> {
+        let of = |threads: Range<usize>| {
             let of_range = self.threads.iter().zip(changed).take(threads.end).skip(threads.start);
-            of_range.filter(|(_, is_changed)| **is_changed).map(|(watched, _)| watched)
+            of_range.map(|(watched, is_changed)| (watched, *is_changed))
         };
-        let elections =
-            changed(0..self.threads.len()).filter(|watched| matches!(watched.thread, HotThread::Election(_)));
-        let mut changes: Vec<_> = elections.map(|watched| (watched.thread.clone(), watched.has_stalled)).collect();
+        let elections = of(0..self.threads.len()).filter(|(_, is_changed)| *is_changed);
+        let mut changes: Vec<_> = elections
+            .filter_map(|(watched, _)| match watched.thread {
+                HotThread::Election(group) => Some(Change::Election { group, has_stalled: watched.has_stalled }),
+                HotThread::Pool(_) => None,
+            })
+            .collect();
         for pool in &self.pools {
-            for has_stalled in [true, false] {
-                let names = changed(pool.threads.clone()).filter(|watched| watched.has_stalled == has_stalled);
-                let names = names.filter_map(|watched| watched.thread.pool_thread()).collect::<Vec<_>>().join(", ");
-                if !names.is_empty() {
-                    changes.push((HotThread::Pool(names), has_stalled));
+            let threads = || of(pool.threads.clone());
+            let names = |has_stalled| {
+                let names = threads().filter(|(watched, is_changed)| *is_changed && watched.has_stalled == has_stalled);
+                names.filter_map(|(watched, _)| watched.thread.pool_thread()).collect::<Vec<_>>().join(", ")
+            };
+            // While another thread of the pool is stalled, the alarm goes on.
+            let is_over = threads().all(|(watched, _)| !watched.has_stalled);
+            for has_stalled in [true, false].into_iter().filter(|has_stalled| *has_stalled || is_over) {
+                let threads = names(has_stalled);
+                if !threads.is_empty() {
+                    changes.push(Change::Pool { pool: pool.name.clone(), threads, has_stalled });
                 }
             }
         }
@@ -199,28 +208,47 @@ impl ThreadWatch {
     }
 }
 
-/// Logs that a thread has stalled, or works again.
-fn log_change(thread: &HotThread, has_stalled: bool) {
-    match thread {
-        HotThread::Election(group) if has_stalled => tracing::error!(
-            alarm = Alarm::ElectionThreadStall.name(),
-            group = group.0,
-            "the election thread makes no progress: this gateway does not lead, and feeds no watchdog"
-        ),
-        HotThread::Election(group) => {
-            tracing::info!(
+/// Something to log.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    Election {
+        group: GroupId,
+        has_stalled: bool,
+    },
+    Pool {
+        pool: String,
+        /// Names of the threads that have changed.
+        threads: String,
+        /// If not, no thread of the pool is stalled any more.
+        has_stalled: bool,
+    },
+}
+
+impl Change {
+    fn log(&self) {
+        match self {
+            Self::Election { group, has_stalled: true } => tracing::error!(
+                alarm = Alarm::ElectionThreadStall.name(),
+                group = group.0,
+                "the election thread makes no progress: this gateway does not lead, and feeds no watchdog"
+            ),
+            Self::Election { group, has_stalled: false } => tracing::info!(
                 ends = Alarm::ElectionThreadStall.name(),
                 group = group.0,
                 "the election thread makes progress again"
-            );
-        }
-        HotThread::Pool(thread) if has_stalled => tracing::error!(
-            alarm = Alarm::PoolThreadStall.name(),
-            thread,
-            "a thread of a pool makes no progress: this gateway gives up leadership, and feeds no watchdog"
-        ),
-        HotThread::Pool(thread) => {
-            tracing::info!(ends = Alarm::PoolThreadStall.name(), thread, "a thread of a pool makes progress again");
+            ),
+            Self::Pool { pool, threads, has_stalled: true } => tracing::error!(
+                alarm = Alarm::PoolThreadStall.name(),
+                pool,
+                thread = threads,
+                "a thread of a pool makes no progress: this gateway gives up leadership, and feeds no watchdog"
+            ),
+            Self::Pool { pool, threads, has_stalled: false } => tracing::info!(
+                ends = Alarm::PoolThreadStall.name(),
+                pool,
+                thread = threads,
+                "a thread of a pool makes progress again"
+            ),
         }
     }
 }
@@ -340,14 +368,18 @@ mod tests {
                 watch.threads.iter_mut().zip(stalled).map(|(watched, stalled)| watched.check(stalled)).collect();
             watch.changes(&changed)
         };
-        let main = |names: &str| HotThread::Pool(names.to_owned());
+        let election = |has_stalled| Change::Election { group: GroupId(1), has_stalled };
+        let main = |threads: &str, has_stalled| Change::Pool {
+            pool: "main".to_owned(),
+            threads: threads.to_owned(),
+            has_stalled,
+        };
         assert_eq!(check([false; 4]), []);
-        assert_eq!(check([false, false, true, false]), [(main("main-1"), true)]);
-        let expected = [(HotThread::Election(GroupId(1)), true), (main("main-0, main-2"), true)];
-        assert_eq!(check([true; 4]), expected);
+        assert_eq!(check([false, false, true, false]), [main("main-1", true)]);
+        assert_eq!(check([true; 4]), [election(true), main("main-0, main-2", true)]);
         assert_eq!(check([true; 4]), []);
-        let expected = [(main("main-0, main-1, main-2"), false)];
-        assert_eq!(check([true, false, false, false]), expected);
+        assert_eq!(check([true, true, false, false]), [], "one is stalled");
+        assert_eq!(check([true, false, false, false]), [main("main-0", false)]);
     }
 
     #[test]

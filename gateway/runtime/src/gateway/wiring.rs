@@ -51,7 +51,7 @@ use crate::{
         tag_keys::tag_policies,
     },
     latency_thread::{ChannelMetricsCollector, LatencyThread, ThreadStageCollector},
-    published_positions,
+    published_positions::PublishedPositions,
     retransmit::{ServedChannel, snapshot_group::SnapshotGroup},
     state_file::{StartEpoch, StateFile},
 };
@@ -88,6 +88,9 @@ impl<'c> Wiring<'c> {
             Leadership::Standalone => StartEpoch::Next,
             Leadership::Elected => StartEpoch::Stored,
         };
+        // Before the start is recorded: it tells a new state file.
+        let published = (overrides.leadership == Leadership::Elected)
+            .then(|| PublishedPositions::open(&config.gateway.state_file, &state));
         let start = state.begin(config.gateway.node, start_epoch, unix_now(), random_number)?;
         let output_slots = OutputSlots::of(config);
         let mut egresses = Vec::new();
@@ -128,7 +131,7 @@ impl<'c> Wiring<'c> {
             peer_gap_requests: Arc::new(PeerGapRequests::new(
                 usize::from(REQUESTS_IN_FLIGHT_MAX) * channels_max.max(1),
             )),
-            published: published_positions::read(&published_positions::path_beside(&config.gateway.state_file)),
+            published,
             history: Arc::new(InputHistory::new(
                 config.channels.iter().map(|setup| (setup.id, setup.feed)),
                 link.map_or(HISTORY_BYTES, |link| link.history_bytes),

@@ -28,7 +28,7 @@ struct Written {
 
 /// Fields that say which thing an alarm is about. The others say how it is.
 const NAMING_FIELDS: [&str; 10] =
-    ["channel", "channel_id", "stream", "line", "group", "node", "peer", "thread", "listener", "gateway"];
+    ["channel", "channel_id", "stream", "line", "group", "node", "peer", "pool", "listener", "gateway"];
 /// Most things at a time. An alarm beyond them is written without a limit.
 const THINGS_MAX: usize = 4_096;
 

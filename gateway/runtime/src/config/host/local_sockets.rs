@@ -32,6 +32,13 @@ pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
         gateway.audit_file.as_deref().map(|path| ("audit file", path)),
     ];
     let files: Vec<(&str, &Path)> = files.into_iter().flatten().collect();
+    if let Some(audit) = &gateway.audit_file {
+        let beside = |suffix: &str| format!("{}{suffix}", gateway.state_file.display());
+        let of_state = ["", ".lock", ".new", ".positions", ".positions.new"].map(beside);
+        if of_state.iter().any(|path| audit.as_path() == Path::new(path)) {
+            refusals.fault(format!("audit file {} is also a file of the gateway's state", audit.display()));
+        }
+    }
     for (index, (owner, path)) in sockets.iter().enumerate() {
         if let Err(error) = check_socket_path(path) {
             refusals.refused(&error, format!("{owner} {}: {error}", path.display()));
@@ -101,6 +108,15 @@ mod tests {
         assert_eq!(faults(&config), [""; 0]);
         fs::write(path("admin"), "").unwrap();
         config.gateway.control_socket = Some(path("state"));
+        for suffix in ["", ".lock", ".positions"] {
+            let mut audited = config.clone();
+            let audit = format!("{}{suffix}", audited.gateway.state_file.display());
+            audited.gateway.audit_file = Some(audit.into());
+            assert!(
+                faults(&audited).iter().any(|fault| fault.ends_with("is also a file of the gateway's state")),
+                "{suffix}"
+            );
+        }
         let [both, file] = &faults(&config)[..] else { panic!("{:?}", faults(&config)) };
         assert!(both.ends_with("is both the state file and the control socket"), "{both}");
         assert!(file.starts_with("admin socket ") && file.ends_with("a file that is no socket"), "{file}");
