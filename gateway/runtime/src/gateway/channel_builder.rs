@@ -282,7 +282,8 @@ impl ChannelBuilder<'_> {
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         let [flags, _] = last_flags.to_le_bytes();
         let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
-        let positions = self.context.published.as_ref().filter(|_| !replays_whole_session);
+        // With a copied state the log stays, whatever was asked for.
+        let positions = self.context.published.as_ref().filter(|_| copied.is_some() || !replays_whole_session);
         let published = positions.and_then(|positions| positions.get(setup.id));
         let has_ended = has_ended || is_ended_at(published, logged);
         let from_log = logged.map(|(session, next)| ResumePosition { session, next, has_ended });
