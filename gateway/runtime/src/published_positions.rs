@@ -140,7 +140,7 @@ fn read(path: &Path) -> Positions {
     }
 }
 
-/// Stores the positions once a second, until it is dropped.
+/// Stores the positions once a second, and when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PositionThread {
     /// Closed to stop the thread.
@@ -159,14 +159,13 @@ impl PositionThread {
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("mdgw-position".to_owned()).spawn(move || {
-            loop {
+            let mut is_over = false;
+            // Once more at the end.
+            while !is_over {
+                is_over = stopped.recv_timeout(INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout);
                 let mut stored = positions.lock();
                 statuses().iter().for_each(|(channel, status)| stored.advance(*channel, status));
                 stored.store();
-                drop(stored);
-                if stopped.recv_timeout(INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout) {
-                    return;
-                }
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })

@@ -306,7 +306,7 @@ impl ChannelBuilder<'_> {
             let copy = LogCopy::new(&mut sink, &mut maintenance, until);
             let messages_max =
                 (COPIED_MESSAGES_MAX / self.config.channels.len().max(1) as u64).max(COPIED_MESSAGES_MIN);
-            hole = copy.fill(self.donors, donor, setup, messages_max);
+            hole = copy.fill(self.donors, donor, setup, messages_max).and_then(|hole| unpublished(hole, published));
         }
         // The end of the log and the stored position are both used if they belong to the present session. The log may
         // be behind: it may have been deleted, or lack entries that were kept in private memory.
@@ -342,6 +342,13 @@ impl ChannelBuilder<'_> {
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         stored.session.filter(|known| is_wanted && known.has_messages)
     }
+}
+
+/// What of a hole was not published.
+fn unpublished((first, next): LogHole, published: Option<ResumePosition>) -> Option<LogHole> {
+    let through = published.map(|published| StreamPosition::at(published.session, published.next));
+    let first = through.filter(|through| through.session == next.session).map_or(first, |through| through.max(first));
+    (first < next).then_some((first, next))
 }
 
 /// Whether a stored position says that the session has ended where the log ends.
@@ -523,6 +530,23 @@ mod tests {
             (position(1, 7), None, None),
         ] {
             assert_eq!(resume_behind(published, stored(session)), expected, "{published:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_published_of_a_hole_is_no_hole() {
+        let at = |sequence| StreamPosition::at(known(1).session, Sequence(sequence));
+        let published = |restart, next| {
+            Some(ResumePosition { session: known(restart).session, next: Sequence(next), has_ended: false })
+        };
+        for (published, expected) in [
+            (None, Some((at(10), at(90)))),
+            (published(1, 5), Some((at(10), at(90)))),
+            (published(1, 40), Some((at(40), at(90)))),
+            (published(1, 90), None),
+            (published(0, 70), Some((at(10), at(90)))),
+        ] {
+            assert_eq!(unpublished((at(10), at(90)), published), expected, "{published:?}");
         }
     }
 
