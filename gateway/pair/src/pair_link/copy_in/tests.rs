@@ -258,12 +258,14 @@ fn entries_of_a_log_are_fetched_from_the_end_of_the_requesters_log_on() {
         (None, 700, (1, 2_301)),
     ] {
         // The threads of earlier answers may not have ended yet: then the request is refused.
-        let fetched = (0..1_000).find_map(|_| fetch(CHANNEL, from, messages_max).ok()).unwrap();
+        let mut fetched = (0..1_000).find_map(|_| fetch(CHANNEL, from, messages_max).ok()).unwrap();
+        // The end of the first session covers nothing.
+        fetched.retain(|(_, first, next)| first < next);
         // The entry before the first one may hold a part of it.
         let all = (1..=500).map(|sequence| (0, sequence)).chain((1..=3_000).map(|sequence| (1, sequence)));
         let before = (first.0, u64::max(first.1, 2) - 1);
         let expected: Vec<_> = all.filter(|entry| *entry >= before).map(|(of, next)| (of, next, next + 1)).collect();
-        assert_eq!(fetched, expected, "{from:?} {messages_max}");
+        assert!(fetched == expected, "{from:?} {messages_max}: {:?} to {:?}", fetched.first(), fetched.last());
     }
     let unknown = fetch(ChannelId(9), None, 1);
     assert!(matches!(unknown, Err(CopyError::Io(_))), "{unknown:?}");
