@@ -87,6 +87,12 @@ impl RejoinScenario {
         scenario
     }
 
+    /// Waits until that gateway has that role, and receives meanwhile: a consumer that requests nothing must not overflow its socket.
+    fn receive_until_role(&mut self, node: u8, role: &str) {
+        let Self { pair, consumer, .. } = self;
+        consumer.receive_until(role, |_| pair.role(node) == role);
+    }
+
     /// How many items the consumer has received.
     pub(crate) fn delivered_count(&self) -> usize {
         self.consumer.deliveries.len()
@@ -263,9 +269,9 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
     scenario.pair.gateways.kill(2);
     scenario.pair.gateways.kill(1);
     scenario.pair.start(2);
-    scenario.pair.wait_until_leads(2);
+    scenario.receive_until_role(2, "leader");
     scenario.pair.start(1);
-    scenario.pair.wait_until_eligible(1);
+    scenario.receive_until_role(1, "candidate");
     let (pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
     assert!(
@@ -328,9 +334,9 @@ fn gateways_whose_logs_are_gone_publish_what_nobody_has_published_since() {
     let reference = messages_of(&log_entries(&scenario.reference.fixture)).len();
     wait_until("nobody publishes", || messages_of(&log_entries(&scenario.reference.fixture)).len() > reference + 1_000);
     scenario.pair.start(2);
+    scenario.receive_until_role(2, "leader");
     scenario.pair.start(1);
-    let leader = scenario.pair.leader();
-    scenario.pair.wait_until_eligible(3 - leader);
+    scenario.receive_until_role(1, "candidate");
     let (_pair, consumer, expected) = scenario.finish();
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
 }

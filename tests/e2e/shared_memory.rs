@@ -16,6 +16,7 @@ use mdgw_feeds::identity::ChannelId;
 use mdgw_log_reader::{
     ConsumerEdges, EdgeOutput, Item, LogChannel, LogReader, LogReaderConfig, LogStart, TsRecvMode, WaitStrategy,
 };
+use mdgw_publog::{LogOptions, LogWriter, find_writer, open};
 use mdgw_sys::unix_group::group_id;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions},
@@ -32,6 +33,27 @@ const GROUP: &str = "daemon";
 const LOG_DIR: &str = "MDGW_TEST_LOG_DIR";
 /// Set there: the file for the records.
 const RECORDS: &str = "MDGW_TEST_RECORDS";
+
+/// Not beside the log's own tests: a process that begins keeps their locks for a moment.
+#[test]
+fn a_writer_in_another_pid_namespace_may_be_hidden() {
+    let test = "a_writer_in_another_pid_namespace_may_be_hidden";
+    if let Some(directory) = env::var_os(LOG_DIR) {
+        return assert_eq!(find_writer(Path::new(&directory)).unwrap(), LogWriter::Hidden);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let _log = open(LogOptions { segment_bytes: 1 << 16, ..LogOptions::new(directory.path(), 1) }, 0).unwrap();
+    let in_namespace = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
+    let make_namespace = Command::new("unshare").args(in_namespace).arg("true").output();
+    if !make_namespace.is_ok_and(|output| output.status.success()) {
+        return skip(test, "no namespace can be made");
+    }
+    let mut again = Command::new("unshare");
+    again.args(in_namespace).arg(env::current_exe().unwrap()).args(["--exact", &format!("shared_memory::{test}")]);
+    let output = again.env(LOG_DIR, directory.path()).output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
+}
 
 #[test]
 fn a_member_of_the_group_reads_all_and_others_are_refused() {

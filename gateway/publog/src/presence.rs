@@ -28,10 +28,12 @@ pub fn find_writer(directory: &Path) -> io::Result<LogWriter> {
     let (major, minor) = (libc::major(lock.dev()), libc::minor(lock.dev()));
     // "1: FLOCK  ADVISORY  WRITE 708 fe:01:1835022 0 EOF"; a process that waits for a lock has "->" before the kind.
     let wanted = format!("{major:02x}:{minor:02x}:{}", lock.ino());
-    let locks = fs::read_to_string("/proc/locks")?;
-    if locks.lines().filter(|line| !line.contains("->")).any(|line| line.split_whitespace().any(|word| word == wanted))
-    {
-        return Ok(LogWriter::Present);
+    for _ in 0..READS {
+        let locks = fs::read_to_string("/proc/locks")?;
+        let mut held = locks.lines().filter(|line| !line.contains("->"));
+        if held.any(|line| line.split_whitespace().any(|word| word == wanted)) {
+            return Ok(LogWriter::Present);
+        }
     }
     let sees_all = fs::read_link("/proc/self/ns/pid")? == Path::new(INITIAL_PID_NAMESPACE);
     Ok(if sees_all && is_device_of_mount(major, minor)? { LogWriter::Absent } else { LogWriter::Hidden })
@@ -45,13 +47,13 @@ fn is_device_of_mount(major: u32, minor: u32) -> io::Result<bool> {
     Ok(mounts.lines().any(|line| line.split_whitespace().nth(2) == Some(device.as_str())))
 }
 
+/// The kernel returns the list in pieces. While other locks come and go, one that stays may be in none of them.
+const READS: usize = 3;
 /// The kernel's first PID namespace, whose processes see the locks of all others: `PROC_PID_INIT_INO` in its `proc_ns.h`.
 const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
     use crate::{LogOptions, open};
 
@@ -64,27 +66,5 @@ mod tests {
         assert_eq!(find(), LogWriter::Present);
         drop(log);
         assert_ne!(find(), LogWriter::Present);
-    }
-
-    /// Without a right to make namespaces there is nothing to test.
-    #[test]
-    fn a_writer_in_another_pid_namespace_may_be_hidden() {
-        const LOG: &str = "MDGW_TEST_LOG_WITH_HIDDEN_WRITER";
-        if let Some(directory) = std::env::var_os(LOG) {
-            return assert_eq!(find_writer(Path::new(&directory)).unwrap(), LogWriter::Hidden);
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let _log = open(LogOptions { segment_bytes: 1 << 16, ..LogOptions::new(directory.path(), 1) }, 0).unwrap();
-        let in_namespace = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
-        let run = |program: &mut Command| program.output().is_ok_and(|output| output.status.success());
-        if !run(Command::new("unshare").args(in_namespace).arg("true")) {
-            return;
-        }
-        let mut again = Command::new("unshare");
-        again.args(in_namespace).arg(std::env::current_exe().unwrap());
-        again.args(["--exact", "presence::tests::a_writer_in_another_pid_namespace_may_be_hidden"]);
-        let output = again.env(LOG, directory.path()).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
     }
 }
