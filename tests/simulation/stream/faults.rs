@@ -80,7 +80,11 @@ impl StreamSimulation {
     fn choose(&mut self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let could_lead = |number: &usize| {
             let slot = &self.slots[*number];
-            is_wanted(*number) && slot.is_eligible && !slot.is_stopped && slot.gateway.run.is_some()
+            is_wanted(*number)
+                && slot.is_eligible
+                && !slot.is_stopped
+                && slot.gateway.run.is_some()
+                && !self.is_blind(*number)
         };
         let candidates: Vec<_> = (0..self.slots.len()).filter(could_lead).collect();
         let chosen = self.random.below(candidates.len() as u64);
@@ -139,6 +143,10 @@ impl StreamSimulation {
     }
 
     fn kill(&mut self, gateway: usize) {
+        // Only a gateway that has received the present leader may lead: one has to be left.
+        if self.setup.waits_for_leader() && self.choose(|number| number != gateway).is_none() {
+            return;
+        }
         if !self.end_process(gateway) {
             return;
         }
@@ -242,8 +250,16 @@ impl StreamSimulation {
             return;
         }
         self.output_cut = Some(OutputCut { gateway: leader, epoch: self.epoch });
+        self.last_cut = self.output_cut;
         let delay_ns = self.random.below(CUT_NS_MAX);
         self.after(delay_ns, Event::CutLeadershipEnds);
+    }
+
+    /// Whether the gateway's output was cut, and it has received nothing of another leader since. It would continue behind what nobody
+    /// has received: weakness 15 of SAFETY.md.
+    pub(super) fn is_blind(&self, gateway: usize) -> bool {
+        let received = self.slots[gateway].gateway.run.as_ref().map(|run| run.standby.received_epoch());
+        self.last_cut.is_some_and(|cut| cut.gateway == gateway && received <= Some(cut.epoch))
     }
 
     /// The gateway whose output is cut.

@@ -44,6 +44,8 @@ pub(super) struct StreamSimulation {
     pub(super) faults_stopped: bool,
     /// The output cable of this leader is dead.
     pub(super) output_cut: Option<OutputCut>,
+    /// The last cut, also one that is over.
+    pub(super) last_cut: Option<OutputCut>,
     /// The only gateway whose log maintenance may be suspended, so that its log runs out of segments.
     pub(super) starved_gateway: usize,
     ticks: usize,
@@ -224,6 +226,7 @@ impl StreamSimulation {
             published: None,
             faults_stopped: false,
             output_cut: None,
+            last_cut: None,
             starved_gateway,
             ticks: 0,
             counts: Counts::default(),
@@ -354,10 +357,11 @@ impl StreamSimulation {
             run.note_published(MonoNs(now_ns));
             run.standby.publish_watermark(MonoNs(now_ns));
             run.on_deadline(is_heartbeat_due);
-            // A restarted gateway becomes eligible when it has caught up.
-            let is_caught_up = run.is_caught_up(now_ns);
-            self.slots[gateway].is_eligible |= is_caught_up;
-            if self.ticks.is_multiple_of(STORE_TICKS) {
+            // A restarted gateway becomes eligible when it has caught up, and, if so set up, has received the present leader.
+            let (is_caught_up, received) = (run.is_caught_up(now_ns), run.standby.received_epoch());
+            let may_lead = !self.setup.waits_for_leader() || received == self.epoch;
+            self.slots[gateway].is_eligible |= is_caught_up && may_lead;
+            if self.ticks.is_multiple_of(STORE_TICKS) && !self.is_blind(gateway) {
                 self.slots[gateway].gateway.store(MonoNs(now_ns));
             }
             self.forward_sent(gateway);

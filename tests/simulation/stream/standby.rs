@@ -98,6 +98,11 @@ impl StandbyReceiver {
         self.takeover.received_through.set(ReceiveWatermark { received_through, epoch: self.tracker.epoch() });
     }
 
+    /// Epoch of the last accepted packet of another gateway.
+    pub(super) fn received_epoch(&self) -> Epoch {
+        self.tracker.epoch()
+    }
+
     /// How far the output of other gateways was received.
     pub(super) fn received_through(&self) -> Option<StreamPosition> {
         self.tracker.position()
