@@ -8,7 +8,11 @@ use std::{
 
 use mdgw_election::auth::{Nonce, SharedKey};
 
-use super::{CopyError, framing::LinkStream, message::LinkIdentity, message::LinkMessage};
+use super::{
+    CopyError,
+    framing::LinkStream,
+    message::{LinkIdentity, LinkMessage},
+};
 
 /// The requester's end.
 #[derive(Debug)]
