@@ -231,6 +231,42 @@ fn a_standby_that_accepts_untagged_packets_follows_a_leader_without_a_key() {
     assert_eq!((counts.drops.get(DropReason::TagMissing), counts.drops.get(DropReason::TagInvalid)), (0, 1));
 }
 
+/// An old leader, paused at a send, goes on after this gateway has led above it and has restarted. Receivers drop what it sends.
+#[test]
+fn packets_of_an_old_leader_are_stale_to_a_restarted_gateway_too() {
+    let packets = day(600, 1, SESSION);
+    let (before, behind) = packets.split_at(packets.len() / 2);
+    let gateway = InProcessGateway::start(GatewayFixture::with_node(2), &wanted());
+    let mut consumer = RecordingConsumer::open(&gateway.fixture.peer_on_same_lines(3), 2);
+    let venue = VenueSender::default();
+    venue.send(gateway.fixture.lines[0], before);
+    wait_until("the log has the first half", || messages_of(&gateway.log()).len() > 200);
+    let old_leader = ScriptedLeader::new(gateway.fixture.output, OLD_EPOCH);
+    old_leader.publish(&gateway.log()[..10]);
+    gateway.wait_until_received(gateway.log()[9].until());
+    gateway.open_fence(NEW_EPOCH);
+    consumer.receive_until("the first half", |deliveries| deliveries.len() > 200);
+    gateway.handle().fence().close();
+    gateway.handle().on_fence_change();
+    wait_until("the gateway has stopped to publish", || gateway.handle().drained().is_some());
+    let published = gateway.log().len();
+    venue.send(gateway.fixture.lines[0], behind);
+    wait_until("the log has the session's end", || gateway.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
+    let log = gateway.log();
+
+    let restarted = gateway.restart(&wanted());
+    let middle = usize::midpoint(published, log.len());
+    old_leader.publish(&log[published..middle]);
+    // A packet of its own, as the kernel returns it: all before it are read when this one is.
+    ScriptedLeader::new(restarted.fixture.output, NEW_EPOCH).publish(&log[..1]);
+    wait_until("the packets are read", || restarted.channel_status().own_packets > 0);
+    restarted.open_fence(Epoch(5 << 8 | 2));
+    consumer.receive_to_session_end(session(0));
+    assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
+    let stale = restarted.stop().listener_counts.unwrap().drops.get(DropReason::EpochStale);
+    assert_eq!(stale, (middle - published) as u64);
+}
+
 #[test]
 fn takeover_across_a_session_restart() {
     let days = [day(400, 1, *b"SESSION000"), day(400, 2, *b"SESSION001")];

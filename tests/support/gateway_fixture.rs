@@ -357,6 +357,18 @@ fn members(group: Ipv4Addr) -> u32 {
     rows.by_ref().filter_map(|mut row| (row.next()? == wanted).then(|| row.next()?.parse::<u32>().ok()).flatten()).sum()
 }
 
+/// Datagrams that each socket of that address has dropped: its buffer was full.
+///
+/// # Panics
+/// When the kernel's table cannot be read.
+#[must_use]
+pub fn dropped_datagrams(address: SocketAddrV4) -> Vec<u64> {
+    let wanted = format!("{:08X}:{:04X}", u32::from_le_bytes(address.ip().octets()), address.port());
+    let table = fs::read_to_string("/proc/thread-self/net/udp").expect("the sockets can be read");
+    let rows = table.lines().filter(|row| row.split_whitespace().nth(1) == Some(&wanted));
+    rows.filter_map(|row| row.split_whitespace().last()?.parse().ok()).collect()
+}
+
 fn with<'a>(mut all: Vec<&'a str>, one: &'a str) -> Vec<&'a str> {
     all.push(one);
     all

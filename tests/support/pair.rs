@@ -36,7 +36,7 @@ use zerocopy::FromBytes as _;
 
 use crate::{
     feeds::Packet,
-    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, wait_until_joined},
+    gateway_fixture::{GatewayFixture, GatewayOptions, dropped_datagrams, free_address, wait_until_joined},
     process::{TEST_TIMEOUT, wait_until},
 };
 
@@ -138,6 +138,19 @@ impl InProcessGateway {
         wait_until("the output of the leader is received", || {
             status_table.get(CHANNEL).is_some_and(|status| status.received.received_through == Some(position))
         });
+    }
+
+    /// Stops the gateway in order, and starts it again on its own log.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn restart(self, options: &GatewayOptions) -> Self {
+        let Self { fixture, gateway } = self;
+        let _report = gateway.stop().expect("the gateway ends in order");
+        // Latency logs of one process are named by the second.
+        std::thread::sleep(Duration::from_millis(1_100));
+        Self::start_with(fixture, options, StartMode::OwnLog)
     }
 
     /// Stops the gateway in order.
@@ -353,6 +366,8 @@ fn sender() -> UdpSocket {
 #[derive(Debug)]
 pub struct RecordingConsumer {
     subscriber: Subscriber,
+    /// Of its line.
+    address: SocketAddrV4,
     /// All deliveries, in order.
     pub deliveries: Vec<Delivery>,
 }
@@ -411,7 +426,7 @@ impl RecordingConsumer {
     fn open_with_config(config: SubscriberConfig, fixture: &GatewayFixture, members: u32) -> Self {
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(fixture.output, members);
-        Self { subscriber, deliveries: Vec::new() }
+        Self { subscriber, address: fixture.output, deliveries: Vec::new() }
     }
 
     /// Receives until `is_done`.
@@ -445,7 +460,9 @@ impl RecordingConsumer {
     /// # Errors
     /// The first message that is lost, duplicated, out of order, or different.
     pub fn check_deliveries(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
-        check_deliveries(&self.deliveries, expected)
+        // The sockets are the consumer's and those of the gateways that listen.
+        let with_drops = |violation| format!("{violation}; dropped at sockets: {:?}", dropped_datagrams(self.address));
+        check_deliveries(&self.deliveries, expected).map_err(with_drops)
     }
 }
 

@@ -99,7 +99,7 @@ pub use self::reload::ReloadTick;
 pub use self::report::{ChannelReport, GatewayReport, LineReport, LoadReport, PoolLoad};
 use self::{
     alarms::Alarms,
-    channel_builder::ChannelContext,
+    channel_builder::{ChannelContext, GroupParts},
     cold::ColdThreads,
     election::{DeathRecorder, ElectionContext, LinkSlot, PeerForwarder},
     health::{GroupHealth, HealthMonitor, OwnMember, PeerFitness, lock},
@@ -332,8 +332,12 @@ impl Gateway {
         let standby = wiring.start_standby()?;
         let status_table = standby.as_ref().map(Standby::status_table);
         let position_thread = wiring.context().published.clone().zip(status_table.map(Arc::clone));
-        let position_thread =
-            position_thread.map(|(positions, table)| PositionThread::start(positions, move || table.all()));
+        let position_thread = position_thread.map(|(positions, table)| {
+            let groups = wiring.context().groups.clone();
+            let held = |GroupParts { fence, epochs, .. }: &GroupParts| fence.epoch().max(epochs.held());
+            let all_held = move || groups.iter().map(|(group, parts)| (*group, held(parts))).collect();
+            PositionThread::start(positions, move || table.all(), all_held)
+        });
         let position_thread =
             position_thread.transpose().map_err(GatewayError::io("start the thread that stores positions"))?;
         let groups = group::handles(config, &wiring.context().groups, &pools, wiring.takeover_shared(), status_table);

@@ -1,6 +1,7 @@
 //! How far each channel's output was published, by whichever gateway, as of the last second: a file beside the state file. It counts where
 //! the publication log is gone, as after a reboot with logs in memory: what nobody has published since that position is requested from
-//! the venue again, and published. For a cold thread of its own, since a disk may be slow.
+//! the venue again, and published. With it goes the epoch of each group that receivers hold, which is stored soon after it is observed: what
+//! an older leader still sends after a restart is stale here too. For a cold thread of its own, since a disk may be slow.
 //!
 //! JSON with a checksum, replaced as the state file is. A position that is too low repeats messages, which receivers drop.
 
@@ -10,12 +11,12 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mdgw_feeds::{
     channel::ChannelState,
-    identity::{ChannelId, Sequence, Session},
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
 };
 use mdgw_pair::standby::ChannelStatus;
 use mdgw_sys::alarm::Alarm;
@@ -25,6 +26,8 @@ use crate::state_file::{ResumePosition, StateFile, sibling_path, write_synced};
 
 /// By channel.
 type Positions = BTreeMap<ChannelId, ResumePosition>;
+/// The epoch that receivers hold, by group.
+type HeldEpochs = BTreeMap<GroupId, Epoch>;
 
 /// How far each channel is published at least, and the file that has it. Clones share both.
 #[derive(Clone, Debug)]
@@ -34,7 +37,8 @@ pub(crate) struct PublishedPositions(Arc<Mutex<StoredPositions>>);
 struct StoredPositions {
     path: PathBuf,
     positions: Positions,
-    /// Whether the file has other positions.
+    epochs: HeldEpochs,
+    /// Whether the file has others.
     is_changed: bool,
     is_failing: bool,
 }
@@ -44,8 +48,9 @@ impl PublishedPositions {
     /// another history are removed: all of them if the state file is new, else those of a later session than the channel's last one.
     pub(crate) fn open(state_file: &Path, state: &StateFile) -> Self {
         let path = sibling_path(state_file, ".positions");
-        let mut positions = read(&path);
-        let count = positions.len();
+        let (mut positions, mut epochs) = read(&path);
+        let count = positions.len() + epochs.len();
+        epochs.retain(|_, _| state.has_earlier_start());
         positions.retain(|channel, position| {
             let last = state.session(*channel).map(|known| known.session);
             let is_known = state.has_earlier_start() && last.is_none_or(|last| position.session <= last);
@@ -55,14 +60,19 @@ impl PublishedPositions {
             }
             is_known
         });
-        let is_changed = positions.len() < count;
-        let mut stored = StoredPositions { path, positions, is_changed, is_failing: false };
+        let is_changed = positions.len() + epochs.len() < count;
+        let mut stored = StoredPositions { path, positions, epochs, is_changed, is_failing: false };
         stored.store();
         Self(Arc::new(Mutex::new(stored)))
     }
 
     pub(crate) fn get(&self, channel: ChannelId) -> Option<ResumePosition> {
         self.lock().positions.get(&channel).copied()
+    }
+
+    /// The epoch of the group that receivers hold, as earlier runs knew it.
+    pub(crate) fn held_epoch(&self, group: GroupId) -> Epoch {
+        self.lock().epochs.get(&group).copied().unwrap_or_default()
     }
 
     /// The channel is about to copy from its peer's log what no gateway may have published. If there is no position of it, stores this one
@@ -105,12 +115,22 @@ impl StoredPositions {
         }
     }
 
+    /// Takes over the epochs that receivers hold. Returns whether one is new.
+    fn raise_epochs(&mut self, held: HeldEpochs) -> bool {
+        let is_new = |(group, epoch): &(GroupId, Epoch)| self.epochs.get(group).copied().unwrap_or_default() < *epoch;
+        let raised: Vec<_> = held.into_iter().filter(is_new).collect();
+        self.is_changed |= !raised.is_empty();
+        let has_new = !raised.is_empty();
+        self.epochs.extend(raised);
+        has_new
+    }
+
     /// Stores what has changed. If that fails, it is tried again the next time.
     fn store(&mut self) {
         if !self.is_changed {
             return;
         }
-        let stored = write_synced(&self.path, to_text(&self.positions).as_bytes());
+        let stored = write_synced(&self.path, to_text(&self.positions, &self.epochs).as_bytes());
         self.is_changed = stored.is_err();
         let was_failing = std::mem::replace(&mut self.is_failing, stored.is_err());
         match stored {
@@ -126,21 +146,21 @@ impl StoredPositions {
     }
 }
 
-fn read(path: &Path) -> Positions {
+fn read(path: &Path) -> (Positions, HeldEpochs) {
     let is_file = path.metadata().is_ok_and(|found| found.is_file() && found.len() <= FILE_BYTES_MAX);
     if !is_file {
-        return Positions::default();
+        return Default::default();
     }
     match fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| parse(&bytes)) {
         Ok(positions) => positions,
         Err(error) => {
             tracing::warn!(path = %path.display(), error, "stored positions of the output are not used");
-            Positions::default()
+            Default::default()
         }
     }
 }
 
-/// Stores the positions once a second, and when it is dropped.
+/// Stores the positions once a second and when it is dropped, and new epochs at once.
 #[derive(Debug)]
 pub(crate) struct PositionThread {
     /// Closed to stop the thread.
@@ -149,23 +169,37 @@ pub(crate) struct PositionThread {
 }
 
 impl PositionThread {
-    /// `statuses`: the channels' status as of now.
+    /// `statuses`: the channels' status as of now. `held`: the epoch that receivers hold, of each group.
     ///
     /// # Errors
     /// If the system allows no more threads.
     pub(crate) fn start(
         positions: PublishedPositions,
         statuses: impl Fn() -> BTreeMap<ChannelId, ChannelStatus> + Send + 'static,
+        held: impl Fn() -> HeldEpochs + Send + 'static,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("mdgw-position".to_owned()).spawn(move || {
-            let mut is_over = false;
+            let (mut is_over, mut stored_at, mut epoch_stored_at) = (false, Instant::now(), None::<Instant>);
             // Once more at the end.
             while !is_over {
-                is_over = stopped.recv_timeout(INTERVAL) != Err(mpsc::RecvTimeoutError::Timeout);
+                is_over = stopped.recv_timeout(POLL) != Err(mpsc::RecvTimeoutError::Timeout);
+                let is_due = is_over || stored_at.elapsed() >= INTERVAL;
+                // A flood of forged epochs writes the file no more often than that.
+                let may_store_epoch = epoch_stored_at.is_none_or(|at| at.elapsed() >= EPOCH_INTERVAL);
+                if !is_due && !may_store_epoch {
+                    continue;
+                }
                 let mut stored = positions.lock();
-                statuses().iter().for_each(|(channel, status)| stored.advance(*channel, status));
-                stored.store();
+                let has_new_epoch = stored.raise_epochs(held());
+                if is_due || has_new_epoch {
+                    stored_at = Instant::now();
+                    if has_new_epoch {
+                        epoch_stored_at = Some(stored_at);
+                    }
+                    statuses().iter().for_each(|(channel, status)| stored.advance(*channel, status));
+                    stored.store();
+                }
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
@@ -187,6 +221,9 @@ impl Drop for PositionThread {
 struct PositionsFile {
     version: u32,
     channels: BTreeMap<u16, Published>,
+    /// Not in version 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    epochs: BTreeMap<u16, u64>,
     /// CRC-32C of the other fields, as written without this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     crc32c: Option<u32>,
@@ -207,21 +244,22 @@ impl PositionsFile {
     }
 }
 
-fn to_text(positions: &Positions) -> String {
+fn to_text(positions: &Positions, epochs: &HeldEpochs) -> String {
     let of = |position: &ResumePosition| Published {
         session: position.session.to_bytes(),
         next: position.next.0,
         has_ended: position.has_ended,
     };
     let channels = positions.iter().map(|(channel, position)| (channel.0, of(position))).collect();
-    let mut file = PositionsFile { version: VERSION, channels, crc32c: None };
+    let epochs = epochs.iter().map(|(group, epoch)| (group.0, epoch.0)).collect();
+    let mut file = PositionsFile { version: VERSION, channels, epochs, crc32c: None };
     file.crc32c = Some(crc32c::crc32c(file.to_text().as_bytes()));
     file.to_text()
 }
 
-fn parse(bytes: &[u8]) -> Result<Positions, String> {
+fn parse(bytes: &[u8]) -> Result<(Positions, HeldEpochs), String> {
     let mut file: PositionsFile = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    if file.version != VERSION {
+    if ![VERSION_WITHOUT_EPOCHS, VERSION].contains(&file.version) {
         return Err(format!("version {}, expected {VERSION}", file.version));
     }
     if file.crc32c.take() != Some(crc32c::crc32c(file.to_text().as_bytes())) {
@@ -232,11 +270,17 @@ fn parse(bytes: &[u8]) -> Result<Positions, String> {
         let (next, has_ended) = (Sequence(published.next), published.has_ended);
         Ok((ChannelId(channel), ResumePosition { session, next, has_ended }))
     };
-    file.channels.into_iter().map(position).collect()
+    let positions = file.channels.into_iter().map(position).collect::<Result<_, String>>()?;
+    Ok((positions, file.epochs.into_iter().map(|(group, epoch)| (GroupId(group), Epoch(epoch))).collect()))
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+const VERSION_WITHOUT_EPOCHS: u32 = 1;
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the thread looks for new epochs.
+const POLL: Duration = Duration::from_millis(20);
+/// New epochs are stored no more often than this.
+const EPOCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Largest file that is read: above 65,536 channels of some 200 bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -317,8 +361,13 @@ mod tests {
             let later = opened(directory.path(), Some(last_session));
             assert_eq!(later.get(ChannelId(1)), expected, "{last_session}");
             assert_eq!(later.get(ChannelId(2)), Some(of(5)), "the state file knows no session of it yet");
+            assert!(later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(9))])));
+            assert!(!later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(8))])));
+            later.lock().store();
+            assert_eq!(opened(directory.path(), Some(2)).held_epoch(GroupId(1)), Epoch(9));
             fs::remove_file(directory.path().join("state.json")).unwrap();
-            assert_eq!(opened(directory.path(), None).get(ChannelId(2)), None, "the state file is new");
+            let of_new_state = opened(directory.path(), None);
+            assert_eq!((of_new_state.get(ChannelId(2)), of_new_state.held_epoch(GroupId(1))), (None, Epoch(0)));
             assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(2)), None, "removed for good");
         }
     }
@@ -327,38 +376,43 @@ mod tests {
     fn positions_are_read_as_written_and_a_damaged_file_has_none() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("positions");
-        assert_eq!(read(&path), Positions::default());
+        assert_eq!(read(&path), Default::default());
         let of = |restart, next| ResumePosition {
             session: known(restart).session,
             next: Sequence(next),
             has_ended: next == 7,
         };
         let positions = Positions::from([(ChannelId(1), of(0, 7)), (ChannelId(900), of(3, u64::MAX))]);
-        let text = to_text(&positions);
+        let epochs = HeldEpochs::from([(GroupId(1), Epoch::new(7, 2))]);
+        let text = to_text(&positions, &epochs);
         fs::write(&path, &text).unwrap();
-        assert_eq!(read(&path), positions);
+        let stored = (positions, epochs);
+        assert_eq!(read(&path), stored);
         for index in 0..text.len() {
             let mut damaged = text.clone().into_bytes();
             damaged[index] ^= 1;
             fs::write(&path, &damaged).unwrap();
             let found = read(&path);
-            assert!(found.is_empty() || found == positions, "byte {index}");
+            assert!(found == Default::default() || found == stored, "byte {index}");
         }
         for junk in [&b""[..], b"{}", b"[", &[0xff; 40]] {
             fs::write(&path, junk).unwrap();
-            assert_eq!(read(&path), Positions::default());
+            assert_eq!(read(&path), Default::default());
         }
     }
 
     #[test]
     fn positions_are_as_they_were_added() {
-        let fixture = include_str!("../../../tests/data/formats/published_positions.json");
+        let fixture = include_str!("../../../tests/data/formats/published_positions_2.json");
+        let without_epochs = include_str!("../../../tests/data/formats/published_positions.json");
         let session =
             Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 4 };
         let of = |next| ResumePosition { session, next: Sequence(next), has_ended: next == 7 };
         let positions = Positions::from([(ChannelId(1), of(7)), (ChannelId(900), of(u64::MAX))]);
-        assert_eq!(parse(fixture.as_bytes()), Ok(positions.clone()));
-        assert_eq!(to_text(&positions), fixture);
+        let epochs = HeldEpochs::from([(GroupId(1), Epoch::new(7, 2)), (GroupId(900), Epoch(u64::MAX))]);
+        assert_eq!(to_text(&positions, &epochs), fixture);
+        assert_eq!(parse(without_epochs.as_bytes()), Ok((positions.clone(), HeldEpochs::default())));
+        assert_eq!(parse(fixture.as_bytes()), Ok((positions, epochs)));
     }
 
     #[test]
@@ -368,7 +422,8 @@ mod tests {
         let earlier = ResumePosition { session: known(1).session, next: Sequence(5), has_ended: false };
         positions.begin(ChannelId(9), earlier);
         let statuses = || BTreeMap::from([(ChannelId(3), status(at(1, 9), None))]);
-        let _thread = PositionThread::start(positions, statuses).unwrap();
+        let held = || HeldEpochs::from([(GroupId(1), Epoch::new(7, 2)), (GroupId(2), Epoch::default())]);
+        let _thread = PositionThread::start(positions, statuses, held).unwrap();
         let begun = std::time::Instant::now();
         let stored = || opened(directory.path(), Some(1));
         while stored().get(ChannelId(3)).is_none() && begun.elapsed() < Duration::from_secs(60) {
@@ -376,5 +431,6 @@ mod tests {
         }
         assert_eq!(stored().get(ChannelId(3)).unwrap().next, Sequence(9));
         assert_eq!(stored().get(ChannelId(9)), Some(earlier), "a channel that is not configured now");
+        assert_eq!([1, 2].map(|group| stored().held_epoch(GroupId(group))), [Epoch::new(7, 2), Epoch::default()]);
     }
 }

@@ -89,7 +89,7 @@ pub struct ServedChannel {
 impl ServedChannel {
     /// The highest epoch under which packets of the group may have been published, as far as this gateway knows.
     fn known_epoch(&self) -> Epoch {
-        self.fence.epoch().max(self.epochs.highest_observed().unwrap_or_default())
+        self.fence.epoch().max(self.epochs.held())
     }
 
     /// Bytes of a packet with that many bytes of frames.

@@ -77,6 +77,8 @@ struct Stored {
     position: Option<StreamPosition>,
     /// The highest known epoch.
     epoch: Epoch,
+    /// The epoch that receivers hold.
+    held: Epoch,
 }
 
 /// Safeguards of a restart that a negative control switches off.
@@ -88,6 +90,8 @@ pub(super) struct RestartSafeguards {
     pub(super) begins_at_stored: bool,
     /// A gateway knows the epochs that its earlier runs knew.
     pub(super) remembers_epochs: bool,
+    /// Packets below the epoch that receivers held in its earlier runs are stale.
+    pub(super) remembers_held: bool,
 }
 
 /// The state of another gateway, for one that starts.
@@ -177,6 +181,9 @@ impl Gateway {
         let outputs = sockets.iter().map(|socket| Output { socket: Arc::clone(socket), destination: None });
         let known_epoch = if restart.remembers_epochs { self.stored.epoch } else { Epoch::default() };
         let epochs = Arc::new(KnownEpochs::new(known_epoch, 1_000));
+        if restart.remembers_held {
+            epochs.record_held(self.stored.held);
+        }
         let standby = StandbyReceiver::new(*node, &self.directory, ready, Arc::clone(&takeover), (epochs, *safeguards));
         let served = ServedChannel {
             group: GROUP,
@@ -235,7 +242,15 @@ impl Gateway {
     pub(super) fn store(&mut self, now: MonoNs) {
         let Some(run) = &mut self.run else { return };
         let published = if run.fence.is_open_at(now) { run.sent_position() } else { run.standby.received_through() };
-        self.stored = Stored { position: self.stored.position.max(published), epoch: run.standby.epochs.highest() };
+        self.stored.position = self.stored.position.max(published);
+        self.stored.epoch = run.standby.epochs.highest();
+    }
+
+    /// Stores the epoch that receivers hold. In the product this follows some milliseconds after a takeover.
+    pub(super) fn store_held(&mut self) {
+        if let Some(run) = &self.run {
+            self.stored.held = run.fence.epoch().max(run.standby.epochs.held());
+        }
     }
 
     /// Kills the process at a random point: the last entries in its log are unsent, and the very last ones may be

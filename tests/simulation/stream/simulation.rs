@@ -361,6 +361,7 @@ impl StreamSimulation {
             let (is_caught_up, received) = (run.is_caught_up(now_ns), run.standby.received_epoch());
             let may_lead = !self.setup.waits_for_leader() || received == self.epoch;
             self.slots[gateway].is_eligible |= is_caught_up && may_lead;
+            self.slots[gateway].gateway.store_held();
             if self.ticks.is_multiple_of(STORE_TICKS) && !self.is_blind(gateway) {
                 self.slots[gateway].gateway.store(MonoNs(now_ns));
             }
@@ -399,7 +400,7 @@ impl StreamSimulation {
             slot.unread.push(bytes);
         } else if let Some(run) = &mut slot.gateway.run {
             run.standby.follow(now);
-            run.standby.observe(&bytes, now);
+            run.standby.observe(&bytes, run.fence.epoch(), now);
             run.standby.publish_watermark(now);
         }
     }

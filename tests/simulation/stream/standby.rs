@@ -70,11 +70,11 @@ impl StandbyReceiver {
         }
     }
 
-    /// A packet arrives. The gateway's own packets are ignored.
-    pub(super) fn observe(&mut self, bytes: &[u8], now: MonoNs) {
+    /// A packet arrives. The gateway's own packets are ignored, and those of epochs below the one under which it led last.
+    pub(super) fn observe(&mut self, bytes: &[u8], led: Epoch, now: MonoNs) {
         let packet = parse_packet(bytes).expect("a packet");
         let epoch = packet.meta.epoch;
-        if epoch.node() != self.node && self.epochs.observe(epoch).is_ok() {
+        if epoch.node() != self.node && epoch >= led && self.epochs.observe(epoch).is_ok() {
             self.tracker.accept(StreamPosition::range_of_packet(&packet), epoch, now);
         }
     }

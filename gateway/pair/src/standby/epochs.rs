@@ -30,6 +30,8 @@ pub struct KnownEpochs {
     observed: AtomicU64,
     /// Who sent the packet of the highest observed epoch; `None`: a peer reported that epoch.
     observed_from: Mutex<Option<SocketAddrV4>>,
+    /// The same of earlier runs, and what they published under. Not a reason for a leader to go above it.
+    held_before: AtomicU64,
     rejected_jumps: AtomicU64,
     jump_max: u64,
     waker: OnceLock<Waker>,
@@ -54,6 +56,7 @@ impl KnownEpochs {
             authenticated: word(start.0),
             observed: word(0),
             observed_from: Mutex::default(),
+            held_before: word(0),
             rejected_jumps: word(0),
             jump_max,
             waker: OnceLock::new(),
@@ -69,6 +72,12 @@ impl KnownEpochs {
     /// The election's record, its votes or the pair link name this epoch.
     pub fn record_authenticated(&self, epoch: Epoch) {
         self.authenticated.fetch_max(epoch.0, Relaxed);
+    }
+
+    /// Receivers hold this epoch: an earlier run has observed it, or published under it. They drop packets of lower ones as stale, so this
+    /// gateway does too: such packets would count as received otherwise.
+    pub fn record_held(&self, epoch: Epoch) {
+        self.held_before.fetch_max(epoch.0, Relaxed);
     }
 
     /// A connected peer has reported an epoch above the one under which this gateway leads. Receivers may hold it: this leader
@@ -89,10 +98,10 @@ impl KnownEpochs {
     /// Observes the epoch of a packet that was received from that address.
     ///
     /// # Errors
-    /// - [`DropReason::EpochStale`]: a higher epoch was received before.
+    /// - [`DropReason::EpochStale`]: receivers [hold](Self::held) a higher epoch.
     /// - [`DropReason::EpochJump`]: too far above the received and the authenticated epochs; counted.
     pub fn observe_from(&self, epoch: Epoch, from: Option<SocketAddrV4>) -> Result<(), DropReason> {
-        if epoch.0 < self.observed.load(Relaxed) {
+        if epoch < self.held() {
             return Err(DropReason::EpochStale);
         }
         if epoch.count() > self.highest().count().saturating_add(self.jump_max) {
@@ -148,10 +157,16 @@ impl KnownEpochs {
         self.observed_from.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The highest epoch of which receivers have accepted a packet, as far as this gateway and its earlier runs know.
+    #[must_use]
+    pub fn held(&self) -> Epoch {
+        Epoch(self.observed.load(Relaxed).max(self.held_before.load(Relaxed)))
+    }
+
     /// The highest epoch known from any source: a new epoch must be above it.
     #[must_use]
     pub fn highest(&self) -> Epoch {
-        Epoch(self.observed.load(Relaxed).max(self.authenticated.load(Relaxed)))
+        self.held().max(Epoch(self.authenticated.load(Relaxed)))
     }
 
     /// Packets whose epoch was not accepted.
@@ -236,6 +251,18 @@ mod tests {
         assert_eq!(known.highest_observed_from(), Some((epoch(8), sender(2))));
         known.record_above_leader(epoch(9));
         assert_eq!(known.highest_observed_from(), Some((epoch(9), None)), "the peer has sent no packet");
+    }
+
+    #[test]
+    fn packets_below_an_epoch_that_receivers_hold_are_stale_after_a_restart_too() {
+        let known = KnownEpochs::new(Epoch::new(5, 1), 10);
+        known.record_held(Epoch::new(4, 1));
+        assert_eq!(known.observe(Epoch::new(3, 2)), Err(DropReason::EpochStale));
+        assert_eq!((known.highest_observed(), known.held()), (None, Epoch::new(4, 1)), "no leader has to go above it");
+        // The epoch in the state file may never have been opened: a leader below it is received.
+        assert_eq!(known.observe(Epoch::new(4, 2)), Ok(()));
+        assert_eq!(known.observe(Epoch::new(7, 2)), Ok(()));
+        assert_eq!((known.held(), known.highest()), (Epoch::new(7, 2), Epoch::new(7, 2)));
     }
 
     #[test]

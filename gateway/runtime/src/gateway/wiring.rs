@@ -113,6 +113,9 @@ impl<'c> Wiring<'c> {
                 Leadership::Elected => (Fence::closed(), state.group_epoch(group)),
             };
             let epochs = Arc::new(KnownEpochs::new(start_epoch, EPOCH_JUMP_MAX));
+            if let Some(published) = &published {
+                epochs.record_held(published.held_epoch(group));
+            }
             (group, GroupParts { fence: Arc::new(fence), epochs, start_epoch })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
