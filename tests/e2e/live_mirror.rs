@@ -20,8 +20,8 @@ use mdgw_publog::Reader;
 use mdgw_tests::{
     elected_pair::ElectedPair,
     feeds,
-    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined},
-    http::{get_at, try_get_at},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined, write_key_of},
+    http::{get_at, metric_at, try_get_at, wait_for_readiness},
     process::{self, MdgwProcess, Signal, wait_until},
     relay::LossyRelay,
     trading_day::{self, TradingDay},
@@ -48,8 +48,12 @@ struct MirrorHost {
 
 impl MirrorHost {
     fn of(gateways: &[&GatewayFixture]) -> Self {
+        Self::with_options(gateways, &GatewayOptions::itch())
+    }
+
+    fn with_options(gateways: &[&GatewayFixture], options: &GatewayOptions) -> Self {
         let fixture = GatewayFixture::new();
-        let config = fixture.config(&GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+        let config = fixture.config(&GatewayOptions { has_recovery: false, ..options.clone() });
         let content = fs::read_to_string(&config).unwrap();
         let (before, rest) = content.split_once("[retransmission]").unwrap();
         let behind = rest.split_once("[latency]").unwrap().1;
@@ -82,16 +86,11 @@ impl MirrorHost {
 
     /// The value of a sample, as the admin listener shows it.
     fn metric(&self, sample: &str) -> f64 {
-        let (code, text) = get_at(self.admin, "/metrics");
-        let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
-        value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{code}: no {sample} in\n{text}"))
+        metric_at(self.admin, sample)
     }
 
     fn wait_for_readiness(&self, code: u16, reason: &str) {
-        wait_until(&format!("/ready is {code}, {reason}"), || {
-            let (found, text) = get_at(self.admin, "/ready");
-            found == code && text.trim() == reason
-        });
+        wait_for_readiness(self.admin, code, reason);
     }
 
     fn log(&self) -> PathBuf {
@@ -310,6 +309,41 @@ fn a_mirror_without_packets_is_not_ready_and_raises_an_alarm_until_they_come_aga
     host.wait_for_readiness(200, "running");
     let mirror = mirror.stop_with(Signal::Terminate).expect_code(0);
     assert!(mirror.stderr.contains("ends=\"mirror-silent\""), "{}", mirror.stderr);
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// Packets that the mirror does not use leave its logs empty, however many arrive.
+#[test]
+fn a_mirror_that_receives_only_packets_of_another_group_or_key_is_not_ready() {
+    let gateways_host = GatewayFixture::new();
+    let keys = ["key", "other_key"].map(|name| gateways_host.path(name));
+    keys.iter().zip([0x5a, 0xa5]).for_each(|(path, byte)| write_key_of(path, byte));
+    let with_key = |path: &Path| GatewayOptions {
+        output: format!("tag_key_files = [\"{}\"]\n", text(path)),
+        ..GatewayOptions::itch()
+    };
+    let day = TradingDay::of(&gateways_host, 1_000);
+    let gateway = day.gateway(&gateways_host, &with_key(&keys[0]));
+    let of_other_key = MirrorHost::with_options(&[&gateways_host], &with_key(&keys[1]));
+    let of_other_group = MirrorHost::with_options(&[&gateways_host], &with_key(&keys[0]));
+    let config = of_other_group.fixture.path("gateway.toml");
+    let content = fs::read_to_string(&config).unwrap();
+    let content = content.replace("id = 1\n", "id = 1\ngroup = 2\n").replace("groups = [1]", "groups = [2]");
+    fs::write(config, content).unwrap();
+    let hosts = [(of_other_key, 1, "tag_invalid"), (of_other_group, 2, "channel_unknown")];
+    let networks = hosts.each_ref().map(|(host, ..)| host.network(NO_DAMAGE));
+    let mirrors = hosts.each_ref().map(|(host, ..)| host.start());
+    day.play_first_half(&gateways_host);
+    for (host, group, reason) in &hosts {
+        let dropped = format!("mdgw_mirror_group_dropped_total{{group=\"{group}\",reason=\"{reason}\"}}");
+        wait_until(&format!("packets are dropped: {reason}"), || host.metric(&dropped) > 10.0);
+        let (code, text) = get_at(host.admin, "/ready");
+        assert_eq!((code, text.trim()), (503, "a group has received nothing yet"), "{reason}");
+    }
+    drop(networks);
+    for mirror in mirrors {
+        let _ = mirror.stop_with(Signal::Terminate).expect_code(0);
+    }
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 

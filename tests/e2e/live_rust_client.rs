@@ -6,7 +6,7 @@ use std::{
     future::Future,
     io::ErrorKind,
     mem::offset_of,
-    net::{SocketAddr, SocketAddrV4, TcpStream},
+    net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     path::Path,
     sync::mpsc,
     thread,
@@ -27,7 +27,8 @@ use mdgw_feeds::identity::Sequence;
 use mdgw_tests::{
     captures::print_to_stderr,
     feeds::{self, MIDNIGHT_NS},
-    gateway_fixture::{GatewayFixture, GatewayOptions, text},
+    gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
+    http::{metric_at, wait_for_readiness},
     order_books::symbols_of_file,
     pair::log_entries,
     process::{self, Signal, TEST_TIMEOUT, wait_until},
@@ -290,7 +291,7 @@ fn clients_are_sent_away_when_the_gateway_has_ended_and_served_when_it_is_back()
 }
 
 /// Official clients take the first address that accepts a connection: one without a gateway would keep them from the other. The day's
-/// end is no reason to send them away.
+/// end is no reason to send them away. Operators see a closed port.
 #[test]
 fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over() {
     let fixture = GatewayFixture::new();
@@ -298,20 +299,42 @@ fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
     day.play_first_half(&fixture);
     let _ = gateway.stop_with(Signal::Kill);
-    let (live, address) = start_live(&fixture);
-    live.wait_for_stderr("live: no gateway writes the logs, the port is closed");
+    let admin = free_address();
+    let with_admin = format!("admin_listen = \"{admin}\"\n");
+    let accepting = || metric_at(admin, "mdgw_live_accepting");
+    let alarms = || metric_at(admin, "mdgw_alarms_total{alarm=\"live-closed\"}");
+    let (live, address) = start_live_with(&fixture, &with_admin);
+    let line = live.wait_for_stderr("live: no gateway writes the logs, the port is closed");
+    assert!(line.contains("alarm=\"live-closed\""), "{line}");
     let refused = TcpStream::connect(address).map_err(|error| error.kind());
     assert_eq!(refused.map(drop), Err(ErrorKind::ConnectionRefused));
+    wait_for_readiness(admin, 503, "no gateway writes the logs, the port is closed");
+    assert_eq!((accepting(), alarms()), (0.0, 1.0));
 
+    // Another process has taken the port.
+    let other = TcpListener::bind(address).unwrap();
     let gateway = day.gateway(&fixture, &GatewayOptions::itch());
-    live.wait_for_stderr("live: the port is open again");
+    live.wait_for_stderr("live: cannot listen again, trying on");
+    wait_for_readiness(admin, 503, "the port is not open yet; see the log");
+    assert_eq!((accepting(), alarms()), (0.0, 2.0));
+    drop(other);
+    let line = live.wait_for_stderr("live: the port is open again");
+    assert!(line.contains("ends=\"live-closed\""), "{line}");
+    wait_for_readiness(admin, 200, "running");
+    assert_eq!(accepting(), 1.0);
     let _client = run(log_in(&[address], KEY, Compression::None)).unwrap();
     day.play_second_half(&fixture);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+    // In the middle of the day the port would be closed after 4.5 seconds.
+    thread::sleep(Duration::from_secs(6));
+    assert_eq!((accepting(), alarms()), (1.0, 2.0));
+    wait_for_readiness(admin, 200, "running");
     let _ = live.stop_with(Signal::Terminate).expect_code(0);
 
-    let (live, address) = start_live(&fixture);
+    let (live, address) = start_live_with(&fixture, &with_admin);
     wait_until("the port is open", || TcpStream::connect(address).is_ok());
+    wait_for_readiness(admin, 200, "running");
+    assert_eq!(accepting(), 1.0);
     let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
     assert!(!run(Session::until_replayed(&[address], all, Compression::None)).records.is_empty());
     let _ = live.stop_with(Signal::Terminate).expect_code(0);

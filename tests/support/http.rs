@@ -5,6 +5,8 @@ use std::{
     net::{SocketAddrV4, TcpStream},
 };
 
+use crate::process::wait_until;
+
 /// Status code and body of a GET request over that connection.
 ///
 /// # Panics
@@ -47,6 +49,28 @@ pub fn exchange(mut stream: impl Read + Write, path: &str) -> io::Result<String>
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
+}
+
+/// The value of a sample of a program's metrics, named with its labels.
+///
+/// # Panics
+/// When nothing listens there, or there is no such sample.
+#[must_use]
+pub fn metric_at(address: SocketAddrV4, sample: &str) -> f64 {
+    let (code, text) = get_at(address, "/metrics");
+    let value = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{code}: no {sample} in\n{text}"))
+}
+
+/// Waits until `/ready` answers with that code and that text.
+///
+/// # Panics
+/// When it does not.
+pub fn wait_for_readiness(address: SocketAddrV4, code: u16, reason: &str) {
+    wait_until(&format!("/ready is {code}, {reason}"), || {
+        let (found, text) = get_at(address, "/ready");
+        found == code && text.trim() == reason
+    });
 }
 
 /// Text as a part of a query.

@@ -112,10 +112,10 @@ fn link_differences(rules: &str) -> Vec<String> {
 }
 
 /// How the names of alarms begin whose alerts come from no listener of a gateway.
-const SERVES_NO_PAGE: [&str; 4] = ["admin-listener-down", "journal-", "nats-", "mirror-"];
+const SERVES_NO_PAGE: [&str; 5] = ["admin-listener-down", "journal-", "nats-", "live-", "mirror-"];
 
 /// Rules over states that the page does not show, by alarm and metric.
-const NOT_ON_THE_PAGE: [(&str, &str); 6] = [
+const NOT_ON_THE_PAGE: [(&str, &str); 7] = [
     // The rules take only for how long the metric has been there, whatever its value.
     ("gap-declared", "mdgw_channel_state"),
     ("log-behind", "mdgw_channel_state"),
@@ -124,6 +124,7 @@ const NOT_ON_THE_PAGE: [(&str, &str); 6] = [
     // Other processes, which have no page.
     ("journal-stopped", "mdgw_journal_writing"),
     ("nats-unreachable", "mdgw_nats_failing"),
+    ("live-closed", "mdgw_live_accepting"),
     ("mirror-silent", "mdgw_mirror_group_silence_seconds"),
 ];
 

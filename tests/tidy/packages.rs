@@ -15,7 +15,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
     ("gateway/publog", &[]),
     ("gateway/keys", &[]),
     ("gateway/log-books", &["feeds", "publog", "wire"]),
-    ("gateway/live", &["feeds", "journal", "keys", "log-books", "publog", "wire"]),
+    ("gateway/live", &["feeds", "journal", "keys", "log-books", "publog", "sys", "wire"]),
     ("gateway/journal", &["captures", "feeds", "publog", "sys", "wire"]),
     ("gateway/nats", &["feeds", "keys", "publog", "sys", "wire"]),
     ("gateway/doctor", &["sys"]),

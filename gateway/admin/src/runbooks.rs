@@ -45,6 +45,7 @@ runbooks! {
     "nats-hole"
     "nats-fenced"
     "nats-stream-changed"
+    "live-closed"
     "mirror-hole"
     "mirror-silent"
     "mirror-refused"

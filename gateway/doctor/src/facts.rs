@@ -9,6 +9,7 @@ use mdgw_sys::{
 };
 
 use crate::{
+    buffer_limit::OwnRights,
     needs::{Directory, Needs},
     time_daemon::DaemonReport,
 };
@@ -26,6 +27,8 @@ pub struct Facts {
     pub time_daemon: Option<Result<DaemonReport, String>>,
     /// Space of the folders that the gateway writes to.
     pub disks: Vec<Disk>,
+    /// Rights of this process.
+    pub own_rights: OwnRights,
     /// Store nodes, peers and voters.
     pub endpoints: Vec<Endpoint>,
     /// What `mdgw check` finds, if there is a configuration.
@@ -119,6 +122,7 @@ impl Facts {
             clock: synchronisation().map_err(text),
             time_daemon: DaemonReport::read(),
             disks: directories.iter().map(Disk::read).collect(),
+            own_rights: OwnRights::read(),
             endpoints: Vec::new(),
             check: None,
         }

@@ -99,6 +99,12 @@ impl Files {
         argument == config || !argument.is_empty() && same_path().unwrap_or(false)
     }
 
+    /// Whether a path, as a file of the host has it, names that file.
+    pub(crate) fn is_same_file(&self, path: &str, file: &str) -> bool {
+        let same_path = || Some(fs::canonicalize(self.path(path)).ok()? == fs::canonicalize(file).ok()?);
+        path == file || path.starts_with('/') && same_path().unwrap_or(false)
+    }
+
     /// Whether the processes of the host can be seen. Not so in a container, whatever runs it, and where `/proc` hides the
     /// processes of other users: the kernel's own process 2 is there on every host, and in no namespace of a container.
     pub(crate) fn shows_processes_of_host(&self) -> bool {

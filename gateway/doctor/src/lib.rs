@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod buffer_limit;
 mod clock;
 mod core_set;
 mod cores;
@@ -15,6 +16,7 @@ mod memory;
 mod needs;
 mod network;
 mod report;
+mod service_unit;
 mod services;
 #[cfg(test)]
 mod tests;
@@ -25,12 +27,19 @@ use std::path::Path;
 
 use self::files::Files;
 pub use self::{
+    buffer_limit::{BufferLimit, OwnRights},
     core_set::CoreSet,
     facts::{CheckResult, Disk, Endpoint, Facts, InterfaceFacts, NicFacts, NoAnswer, Role},
     needs::{Directory, FeedLine, Needs, PinnedThreads},
     report::{Counts, Group, Item, Report, Status},
     time_daemon::DaemonReport,
 };
+
+/// Whether `net.core.rmem_max` limits the receive buffers of the gateway with that configuration. `root` is `/` but in tests.
+#[must_use]
+pub fn buffer_limit(root: &Path, config: &str, own: OwnRights) -> BufferLimit {
+    BufferLimit::find(&Files::new(root), Some(config), own)
+}
 
 /// All items, in the order of their groups. `root` is `/` but in tests; without `needs`, what depends on a configuration is unknown.
 #[must_use]

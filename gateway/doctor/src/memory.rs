@@ -45,7 +45,7 @@ fn limit(files: &Files, process: &str, name: &str) -> Result<Option<u64>, String
 }
 
 /// Whether a process has a capability in effect (linux/capability.h); `false` if the kernel does not show it.
-fn has_capability(files: &Files, process: &str, number: u32) -> bool {
+pub(crate) fn has_capability(files: &Files, process: &str, number: u32) -> bool {
     let status = files.text(&format!("/proc/{process}/status")).unwrap_or_default();
     let digits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
@@ -55,8 +55,8 @@ fn has_capability(files: &Files, process: &str, number: u32) -> bool {
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_NICE: u32 = 23;
 
-/// Sets a limit in a drop-in of the service's unit, for its next start. It restarts nothing: that of a leader is a takeover.
-fn unit_limit(limit: &str, value: &str) -> String {
+/// Sets a limit, or another setting, in a drop-in of the service's unit, for its next start. It restarts nothing: that of a leader is a takeover.
+pub(crate) fn unit_limit(limit: &str, value: &str) -> String {
     let folder = "/etc/systemd/system/mdgw.service.d";
     format!(
         "mkdir -p {folder} && printf '[Service]\\n{limit}={value}\\n' > {folder}/{limit}.conf && systemctl daemon-reload    # in force with the next start of mdgw"

@@ -3,15 +3,17 @@
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use crate::{
+    buffer_limit::BufferLimit,
     core_set::CoreSet,
     facts::{Facts, InterfaceFacts, NicFacts},
     files::Files,
+    memory::unit_limit,
     needs::{FeedLine, Needs},
     report::{Check, Group, Item},
 };
 
 pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
-    let mut items = vec![receive_buffers(files, needs)];
+    let mut items = vec![receive_buffers(files, facts, needs)];
     let Some(needs) = needs else {
         items.extend(
             PER_CARD
@@ -85,20 +87,31 @@ fn check(name: &'static str, why: &'static str) -> Check {
 /// Receive buffer of a line by default, bytes.
 const RECEIVE_BUFFER_BYTES: u64 = 16 << 20;
 
-fn receive_buffers(files: &Files, needs: Option<&Needs>) -> Item {
+fn receive_buffers(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Item {
     let check = check(
         "receive buffers",
         "The kernel caps a line's receive buffer: it drops the rest of a burst that comes while the thread is busy.",
     );
     let wanted = needs.and_then(|needs| needs.lines.iter().map(|line| line.receive_buffer_bytes).max());
     let wanted = wanted.unwrap_or(RECEIVE_BUFFER_BYTES);
-    match files.number("/proc/sys/net/core/rmem_max") {
-        Ok(max) => check.ok_if(
-            u64::try_from(max).is_ok_and(|max| max >= wanted),
-            format!("net.core.rmem_max {max}, wanted {wanted}"),
-            || format!("sysctl -w net.core.rmem_max={wanted}"),
-        ),
-        Err(error) => check.unknown(error),
+    let limit = files.number("/proc/sys/net/core/rmem_max");
+    let is_enough = limit.as_ref().is_ok_and(|max| u64::try_from(*max).is_ok_and(|max| max >= wanted));
+    let read = limit.map(|max| format!("net.core.rmem_max {max}, wanted {wanted}"));
+    if is_enough {
+        return check.ok(read.unwrap_or_default());
+    }
+    let BufferLimit { exceeded_by, has_unit } =
+        BufferLimit::find(files, needs.map(|needs| &*needs.config), facts.own_rights);
+    match (exceeded_by, read) {
+        (Some(by), Ok(read)) => check.ok(format!("{read}; no limit with {by}")),
+        (Some(by), Err(_)) => check.ok(format!("no limit with {by}")),
+        (None, Err(error)) => check.unknown(error),
+        (None, Ok(read)) => {
+            let sysctl = format!("sysctl -w net.core.rmem_max={wanted}");
+            let drop_in = || unit_limit("AmbientCapabilities", "CAP_NET_ADMIN");
+            let capability = has_unit.then(|| format!("{}, instead of a higher limit", drop_in()));
+            check.warn_any(read, [sysctl].into_iter().chain(capability))
+        }
     }
 }
 

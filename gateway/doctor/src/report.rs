@@ -113,6 +113,11 @@ impl Check {
         self.item(Status::Fail, read, commands.into())
     }
 
+    /// A warning with commands of which each mends it.
+    pub(crate) fn warn_any(self, read: impl Into<String>, commands: impl Iterator<Item = String>) -> Item {
+        self.item(Status::Warn, read, commands.collect())
+    }
+
     /// `Ok`, or a warning with one command.
     pub(crate) fn ok_if(self, is_ok: bool, read: impl Into<String>, command: impl FnOnce() -> String) -> Item {
         if is_ok { self.ok(read) } else { self.warn(read, [command()]) }

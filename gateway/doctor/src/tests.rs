@@ -58,6 +58,7 @@ fn facts(is_good: bool) -> Facts {
         clock: Ok(Synchronisation { is_synchronised: is_good, offset_ns: 120, error_us_max: 9 }),
         time_daemon: is_good.then_some(Ok(REPORT)),
         disks: vec![Disk { directory: needs.directories[0].clone(), free_bytes }],
+        own_rights: NO_RIGHTS,
         endpoints: vec![
             endpoint(Role::Store, "etcd1:2379"),
             endpoint(Role::Peer, "10.0.0.2:31200"),
@@ -70,6 +71,8 @@ fn facts(is_good: bool) -> Facts {
         }),
     }
 }
+
+const NO_RIGHTS: OwnRights = OwnRights { is_root: false, may_exceed_buffer_limit: false };
 
 /// Of a clock that is well kept.
 const REPORT: DaemonReport =
@@ -236,6 +239,33 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
 }
 
 #[test]
+fn a_low_limit_of_receive_buffers_is_well_where_the_gateway_may_exceed_it() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), false);
+    let receive_buffers = |may_exceed_buffer_limit| {
+        let own_rights = OwnRights { may_exceed_buffer_limit, ..NO_RIGHTS };
+        let report = examine(root.path(), &Facts { own_rights, ..facts(true) }, Some(&needs()));
+        let item = report.items.into_iter().find(|item| item.name == "receive buffers").unwrap();
+        (item.status, item.read, item.commands.len())
+    };
+    let low = "net.core.rmem_max 212992, wanted 16777216";
+    assert_eq!(receive_buffers(false), (Status::Warn, low.to_owned(), 1));
+    let well = (Status::Ok, format!("{low}; no limit with CAP_NET_ADMIN of this process"), 0);
+    assert_eq!(receive_buffers(true), well);
+    let unit = "/etc/systemd/system/mdgw.service";
+    let write_unit = |more: &str| {
+        write(root.path(), &[(unit, &format!("[Service]\nUser=mdgw\nExecStart=mdgw run gateway.toml\n{more}"))]);
+    };
+    write_unit("");
+    assert_eq!(receive_buffers(false), (Status::Warn, low.to_owned(), 2), "both remedies");
+    write_unit("AmbientCapabilities=CAP_NET_ADMIN\n");
+    let well = (Status::Ok, format!("{low}; no limit with CAP_NET_ADMIN by mdgw.service"), 0);
+    assert_eq!(receive_buffers(false), well);
+    fs::remove_file(root.path().join("proc/sys/net/core/rmem_max")).unwrap();
+    assert_eq!(receive_buffers(false).0, Status::Ok);
+}
+
+#[test]
 fn what_an_empty_container_hides_is_unknown_with_the_reason() {
     let root = tempfile::tempdir().unwrap();
     // Without a marker file, as under containerd and CRI-O.
@@ -247,6 +277,7 @@ fn what_an_empty_container_hides_is_unknown_with_the_reason() {
         clock: Err("not permitted".to_owned()),
         time_daemon: None,
         disks: Vec::new(),
+        own_rights: NO_RIGHTS,
         endpoints: Vec::new(),
         check: None,
     };

@@ -6,13 +6,14 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::JoinHandle,
     time::Duration,
 };
 
 use mdgw_keys::KeyError;
+use mdgw_sys::alarm::Alarm;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io,
@@ -151,6 +152,12 @@ impl LiveMonitor {
     pub fn counts(&self) -> LiveCounts {
         self.shared.counts()
     }
+
+    /// See [`LiveServer::is_accepting`].
+    #[must_use]
+    pub fn is_accepting(&self) -> bool {
+        self.shared.is_accepting.load(Relaxed)
+    }
 }
 
 #[derive(Debug)]
@@ -166,6 +173,8 @@ struct ServerState {
     open_sessions: OpenSessions,
     failures: Mutex<HashMap<IpAddr, (Instant, u32)>>,
     session_id: AtomicU64,
+    /// Whether the port is open.
+    is_accepting: AtomicBool,
 }
 
 impl LiveServer {
@@ -197,14 +206,17 @@ impl LiveServer {
             open_sessions: OpenSessions::default(),
             failures: Mutex::default(),
             session_id: AtomicU64::new(connection::now_ns()),
+            is_accepting: AtomicBool::new(false),
             config,
         });
         let stop = watch::Sender::new(false);
         let (accepting, receiver) = (Arc::clone(&shared), stop.subscribe());
         runtime.spawn(async move {
             match TcpListener::from_std(listener) {
-                Ok(listener) => accept(&accepting, listener, receiver).await,
-                Err(error) => tracing::error!(%error, "live: cannot accept"),
+                Ok(listener) => accept(&accepting, listener, address, receiver).await,
+                Err(error) => {
+                    tracing::error!(alarm = Alarm::LiveClosed.name(), %error, "live: cannot accept clients until the next start");
+                }
             }
         });
         Ok(Self { shared, address, stop, feeders, runtime: Some(runtime) })
@@ -243,6 +255,12 @@ impl LiveServer {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
+    }
+
+    /// Whether clients can connect. A port that another process took while it was closed cannot be opened again.
+    #[must_use]
+    pub fn is_accepting(&self) -> bool {
+        self.shared.is_accepting.load(Relaxed)
     }
 
     /// What shows the server to operators.
@@ -298,33 +316,66 @@ fn datasets(config: &LiveConfig) -> Vec<Arc<Dataset>> {
     groups.into_iter().map(|(name, sources)| Arc::new(Dataset::new(name, sources, ring_bytes, replays_max))).collect()
 }
 
+/// The port for clients, and whether operators see it as open. However the accepting task ends, the port is closed and shown so.
+struct Port<'a> {
+    listener: Option<TcpListener>,
+    is_open: &'a AtomicBool,
+}
+
+impl Port<'_> {
+    fn open(&mut self, listener: TcpListener) {
+        self.listener = Some(listener);
+        self.is_open.store(true, Relaxed);
+    }
+
+    /// Whether the port was open.
+    fn close(&mut self) -> bool {
+        self.is_open.store(false, Relaxed);
+        self.listener.take().is_some()
+    }
+}
+
+impl Drop for Port<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// Accepts connections while the gateway runs. Clients take the first address that accepts: while nothing is served here, the kernel
 /// refuses them, and they go on at the other gateway.
-async fn accept(shared: &Arc<ServerState>, listener: TcpListener, mut stop: watch::Receiver<bool>) {
-    let Ok(address) = listener.local_addr() else { return };
-    let mut listener = Some(listener);
+async fn accept(
+    shared: &Arc<ServerState>,
+    listener: TcpListener,
+    address: SocketAddr,
+    mut stop: watch::Receiver<bool>,
+) {
+    let alarm = Alarm::LiveClosed.name();
+    let mut port = Port { listener: None, is_open: &shared.is_accepting };
+    port.open(listener);
     let mut rate = ConnectionRate::new(shared.config.limits.handshakes_per_second);
     let mut checks = tokio::time::interval(CHECK_INTERVAL);
     let mut is_failing = false;
     loop {
         if shared.is_closed() {
-            if listener.take().is_some() {
-                tracing::warn!("live: no gateway writes the logs, the port is closed");
+            is_failing = false;
+            if port.close() {
+                tracing::warn!(alarm, "live: no gateway writes the logs, the port is closed");
             }
-        } else if listener.is_none() {
+        } else if port.listener.is_none() {
             match TcpListener::bind(address).await {
-                Ok(open) => {
-                    tracing::info!("live: the port is open again");
-                    (listener, is_failing) = (Some(open), false);
+                Ok(listener) => {
+                    port.open(listener);
+                    is_failing = false;
+                    tracing::info!(ends = alarm, "live: the port is open again");
                 }
                 Err(error) if !std::mem::replace(&mut is_failing, true) => {
-                    tracing::error!(%error, %address, "live: cannot listen again, trying on");
+                    tracing::error!(alarm, %error, %address, "live: cannot listen again, trying on");
                 }
                 Err(_) => {}
             }
         }
         let next = async {
-            match &listener {
+            match &port.listener {
                 Some(listener) => listener.accept().await,
                 None => std::future::pending().await,
             }

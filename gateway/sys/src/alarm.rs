@@ -72,6 +72,7 @@ alarms! {
     NatsHole = "nats-hole", "the NATS stream lacks messages that the publication log no longer had";
     NatsFenced = "nats-fenced", "the NATS sink was overtaken by the sink of another gateway";
     NatsStreamChanged = "nats-stream-changed", "the NATS stream lost messages that it had acknowledged";
+    LiveClosed = "live-closed", "live clients are refused: no gateway writes the host's logs, or the port cannot be opened";
     MirrorHole = "mirror-hole", "the mirrored log lacks messages of the gateway's output, or may lack some";
     MirrorSilent = "mirror-silent", "no packet and no heartbeat of the gateways arrives at the mirror";
     MirrorRefused = "mirror-refused", "the mirror refuses packets of the output groups";

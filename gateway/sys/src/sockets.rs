@@ -16,7 +16,7 @@ use std::{io, os::fd::AsFd};
 pub use interface::Interface;
 pub use membership::{Egress, InterfaceDependents, Membership, MembershipWatch};
 pub use output::{OutputOptions, open_output};
-pub use receive::{ReceiveBuffer, ReceiveOptions, ReceiveSocket, open_receive};
+pub use receive::{ReceiveBuffer, ReceiveOptions, ReceiveSocket, may_exceed_buffer_limit, open_receive};
 pub use source_filter::SourceFilter;
 
 use crate::socket_options;

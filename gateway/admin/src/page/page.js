@@ -30,6 +30,7 @@ let filter = "all";
 let search = "";
 const rows = new Map(); // channel id to its table rows
 const alarmItems = new Map(); // alarm to its list item
+const lastingSince = new Map(); // alarm that lasts to the gateway's time of the first answer that showed it, ns
 
 // ---- helpers ----
 
@@ -218,7 +219,10 @@ function showAlarms(answer, lasting) {
     const what = lasting.get(name);
     const more = what && what.length > 4 ? ` and ${what.length - 4} more` : "";
     setText(item.about, alarm.about + (what ? `: ${what.slice(0, 4).join("; ")}${more}` : ""));
-    const times = alarm.count ? `${plural(alarm.count, "time", "times")}, last ${span((answer.snapshot.time_ns - alarm.last_ns) / 1e9)} ago` : "";
+    // The alert rules wait before they fire: at a takeover some conditions last for a moment.
+    const seen = what ? `seen for ${span((answer.snapshot.time_ns - lastingSince.get(name)) / 1e9)}` : "";
+    const raised = alarm.count ? `${plural(alarm.count, "time", "times")}, last ${span((answer.snapshot.time_ns - alarm.last_ns) / 1e9)} ago` : "";
+    const times = [seen, raised].filter(text => text).join("; ");
     setText(item.pill, what ? "now" : rank(alarm) ? "recent" : "earlier");
     setClass(item.pill, `pill ${what ? "bad" : rank(alarm) ? "warn" : ""}`);
     setText(item.times, times);
@@ -584,6 +588,8 @@ async function poll() {
 function accept(answer) {
   const isSame = last && last.gateway.started_ns === answer.gateway.started_ns;
   // The gateway may send the same snapshot twice.
+  // Of the time between, nothing was seen: a hidden page asks for nothing.
+  if (!isSame || answer.snapshot.time_ns - last.snapshot.time_ns > 3 * STALE_MS * 1e6) lastingSince.clear();
   if (!isSame) before = null;
   else if (answer.snapshot.clock_ns > last.snapshot.clock_ns) before = last;
   last = answer;
@@ -595,6 +601,8 @@ function accept(answer) {
 function show() {
   if (!last) return;
   const lasting = lastingAlarms(last);
+  for (const name of lasting.keys()) if (!lastingSince.has(name)) lastingSince.set(name, last.snapshot.time_ns);
+  for (const name of lastingSince.keys()) if (!lasting.has(name)) lastingSince.delete(name);
   $("content").hidden = false;
   showHead(last);
   showSummary(last, lasting);

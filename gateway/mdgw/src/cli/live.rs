@@ -82,12 +82,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if server.has_failed() {
             bail!("live: a thread that reads a log stopped unexpectedly");
         }
-        let obstacle = match (is_ready, server.is_closed()) {
-            (_, true) => Some("no gateway writes the logs, the port is closed"),
-            (false, false) => Some("logs are read"),
-            (true, false) => None,
-        };
-        admin.turned(obstacle, || metrics(&monitor, live.queue_bytes_max, &reloads));
+        admin.turned(obstacle(&server, is_ready), || metrics(&monitor, live.queue_bytes_max, &reloads));
         std::thread::sleep(SIGNAL_INTERVAL);
     }
     drop(requested);
@@ -106,6 +101,19 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         counts.skips
     ))?;
     Ok(Outcome::Done)
+}
+
+/// Why clients cannot be served.
+fn obstacle(server: &LiveServer, is_ready: bool) -> Option<&'static str> {
+    if server.is_closed() {
+        Some("no gateway writes the logs, the port is closed")
+    } else if !server.is_accepting() {
+        Some("the port is not open yet; see the log")
+    } else if !is_ready {
+        Some("logs are read")
+    } else {
+        None
+    }
 }
 
 /// How often the keys were read again.
@@ -156,6 +164,7 @@ fn metrics(monitor: &LiveMonitor, behind_bytes_max: u64, reloads: &Reloads) -> L
         too_slow,
         skips,
         sent_bytes,
+        accepting: u64::from(monitor.is_accepting()),
         sessions_open: open.len() as u64,
         sessions_replaying: open.iter().filter(is_replaying).count() as u64,
         behind_max_bytes: open.iter().filter_map(|session| session.behind_bytes).max().unwrap_or_default(),

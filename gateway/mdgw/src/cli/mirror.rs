@@ -427,3 +427,58 @@ impl MirroredGroup {
         text
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The report of a group that receives packets, and whose thread reported that long ago.
+    fn report(turned_ago: Duration) -> Report {
+        let row = MirroredGroupRow::new(
+            GroupId(1),
+            MirrorGroupMetrics { packets: 7, ..MirrorGroupMetrics::default() },
+            DropCounts::default(),
+            Vec::new(),
+        );
+        let turned_at = Instant::now().checked_sub(turned_ago);
+        Report {
+            row,
+            has_received: true,
+            turned_at: turned_at.unwrap_or_else(|| unreachable!("the host runs for longer")),
+        }
+    }
+
+    /// The other threads go on, so nothing else shows it.
+    #[test]
+    fn a_thread_of_a_group_that_hangs_makes_the_mirror_stuck_and_not_ready() {
+        let turns = report(TURN_MAX / 4);
+        let hangs = report(TURN_MAX);
+        assert!(!turns.is_stuck() && hangs.is_stuck());
+        assert_eq!(obstacle(&[turns.clone(), turns.clone()]), None);
+        let stuck = Some("the thread of a group makes no progress");
+        assert_eq!(obstacle(&[turns.clone(), hangs.clone()]), stuck);
+        // Whatever the last report before it hung says.
+        assert_eq!(obstacle(&[Report { has_received: false, ..hangs }, turns]), stuck);
+    }
+
+    #[test]
+    fn a_mirror_is_ready_once_each_group_receives() {
+        let receives = report(Duration::ZERO);
+        let nothing = Report { has_received: false, ..receives.clone() };
+        let silent_for = |silence: Duration| {
+            let counts = MirrorGroupMetrics {
+                silence_ns: u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX),
+                ..MirrorGroupMetrics::default()
+            };
+            let row = MirroredGroupRow::new(GroupId(2), counts, DropCounts::default(), Vec::new());
+            Report { row, ..receives.clone() }
+        };
+        for (second, expected) in [
+            (nothing, Some("a group has received nothing yet")),
+            (silent_for(SILENCE_MAX), Some("no packet and no heartbeat arrives for a group; see the log")),
+            (silent_for(SILENCE_MAX / 2), None),
+        ] {
+            assert_eq!(obstacle(&[receives.clone(), second.clone()]), expected, "{second:?}");
+        }
+    }
+}

@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use mdgw_doctor::OwnRights;
 use mdgw_election::sentinel::shared_page::GROUPS_MAX;
 use mdgw_engine::handle_set::backend_choice::{self, IoChoice};
 use mdgw_feeds::identity::GroupId;
@@ -49,6 +50,8 @@ pub struct Host {
     pub shared_cores: Vec<usize>,
     /// `net.core.rmem_max`, bytes; `None` if it cannot be read.
     pub receive_buffer_bytes_max: Option<usize>,
+    /// Whether the gateway may exceed that (CAP_NET_ADMIN).
+    pub may_exceed_buffer_limit: bool,
     /// Interfaces on which the kernel is set to IGMP version 1 or 2.
     pub old_igmp: Vec<Interface>,
     /// `net.ipv4.igmp_max_msf`: most sources of one group; `None` if it cannot be read.
@@ -102,6 +105,7 @@ impl Host {
                 .filter_map(|interface| Some((interface.clone(), interface.lookup().ok()?.address?)))
                 .collect(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
+            may_exceed_buffer_limit: may_exceed_buffer_limit(config),
             old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
             sources_max: read_sysctl("igmp_max_msf"),
             lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
@@ -195,25 +199,32 @@ impl Host {
                 ));
             }
         }
-        if self.receive_buffer_bytes_max.is_none() {
-            found.warnings.push(
-                "net.core.rmem_max cannot be read, so whether the kernel grants receive_buffer_bytes is not known"
-                    .to_owned(),
-            );
-        }
-        let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
-        for channel in &config.channels {
-            for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
-                found.warnings.push(format!(
-                    "line {} of channel {}: without CAP_NET_ADMIN the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}; see ops/sysctl",
-                    line.line,
-                    channel.name,
-                    Bytes(max as u64),
-                    Bytes(line.receive_buffer_bytes as u64),
-                ));
-            }
-        }
+        found.warnings.extend(self.capped_buffers(config));
         found
+    }
+
+    /// Warnings about receive buffers that the kernel would cap.
+    fn capped_buffers(&self, config: &Resolved) -> Vec<String> {
+        if self.may_exceed_buffer_limit {
+            return Vec::new();
+        }
+        let Some(max) = self.receive_buffer_bytes_max else {
+            let text =
+                "net.core.rmem_max cannot be read, so whether the kernel grants receive_buffer_bytes is not known";
+            return vec![text.to_owned()];
+        };
+        let lines = config.channels.iter().flat_map(|channel| channel.lines.iter().map(move |line| (channel, line)));
+        let capped = lines.filter(|(_, line)| line.receive_buffer_bytes > max).map(|(channel, line)| {
+            format!(
+                "line {} of channel {}: the kernel limits receive buffers to {} (net.core.rmem_max), but receive_buffer_bytes is {}: raise \
+                 net.core.rmem_max (ops/sysctl), or give the gateway CAP_NET_ADMIN as ops/systemd/mdgw.service does",
+                line.line,
+                channel.name,
+                Bytes(max as u64),
+                Bytes(line.receive_buffer_bytes as u64),
+            )
+        });
+        capped.collect()
     }
 
     /// The address from which the host sends on that interface.
@@ -515,6 +526,12 @@ impl Refusals {
     }
 }
 
+/// Whether `net.core.rmem_max` is no limit for the gateway with that configuration.
+fn may_exceed_buffer_limit(config: &Resolved) -> bool {
+    let limit = mdgw_doctor::buffer_limit(Path::new("/"), &config.path.display().to_string(), OwnRights::read());
+    limit.exceeded_by.is_some()
+}
+
 /// Whether files can be created in `directory`, or in its nearest existing parent: the start would create the missing
 /// directories. The error names the path that was tried.
 pub fn check_writable(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
@@ -615,13 +632,21 @@ mod tests {
             ]
         );
         assert_eq!(warnings.len(), 4);
-        assert!(warnings[0].contains("limits receive buffers to 208 KiB"), "{warnings:?}");
-        let unreadable = Host { receive_buffer_bytes_max: None, ..host };
+        for part in
+            ["limits receive buffers to 208 KiB", "raise net.core.rmem_max", "or give the gateway CAP_NET_ADMIN"]
+        {
+            assert!(warnings[0].contains(part), "{part}: {warnings:?}");
+        }
+        let unreadable = Host { receive_buffer_bytes_max: None, ..host.clone() };
         let warnings = unreadable.findings(&Resolved::shipped()).warnings;
         assert!(
             matches!(&warnings[..], [text] if text.starts_with("net.core.rmem_max cannot be read")),
             "{warnings:?}"
         );
+        for host in [host, unreadable] {
+            let capable = Host { may_exceed_buffer_limit: true, ..host };
+            assert_eq!(capable.findings(&Resolved::shipped()).warnings, [""; 0], "the kernel caps nothing");
+        }
     }
 
     #[test]

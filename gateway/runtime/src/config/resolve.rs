@@ -6,6 +6,7 @@ mod backend;
 mod channels;
 mod election;
 mod journal;
+mod listeners;
 mod live;
 mod nats;
 mod outputs;
@@ -128,7 +129,7 @@ impl Resolver<'_> {
             log,
             warnings: Vec::new(),
         };
-        self.admin_listeners(file, &resolved);
+        self.check_listeners(file, &resolved);
         resolved.warnings = std::mem::take(&mut self.warnings);
         resolved
     }
@@ -169,24 +170,6 @@ impl Resolver<'_> {
             directory: text(&latency.directory).map(Into::into),
             interval_ns: self.number::<u64>(&latency.interval_ms, limits::LATENCY_INTERVAL_MS) * NS_PER_MS,
             significant_digits: self.number(&latency.significant_digits, limits::SIGNIFICANT_DIGITS),
-        }
-    }
-
-    /// Each process that can be scraped has an admin listener of its own.
-    fn admin_listeners(&mut self, file: &file::File, resolved: &Resolved) {
-        let listeners = resolved.admin_listeners();
-        let written = [
-            ("live.admin_listen", file.live.as_ref().and_then(|live| live.get_ref().admin_listen.as_ref())),
-            ("journal.admin_listen", file.journal.as_ref().and_then(|journal| journal.get_ref().admin_listen.as_ref())),
-            ("nats.admin_listen", file.nats.as_ref().and_then(|nats| nats.get_ref().admin_listen.as_ref())),
-            ("mirror.admin_listen", file.mirror.as_ref().and_then(|mirror| mirror.get_ref().admin_listen.as_ref())),
-        ];
-        for (key, written) in written.into_iter().filter_map(|(key, written)| Some((key, written?))) {
-            let Some(index) = listeners.iter().position(|(other, _)| *other == key) else { continue };
-            let Some(((_, listen), before)) = listeners.get(..=index).and_then(<[_]>::split_last) else { continue };
-            if let Some((other, _)) = before.iter().find(|(_, other)| other == listen) {
-                self.add_problem(&written.span(), format!("{listen}: this is {other}; each process needs its own"));
-            }
         }
     }
 

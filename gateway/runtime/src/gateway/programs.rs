@@ -32,6 +32,7 @@ counter_block! {
         too_slow: Counter, None, "sessions ended since the client was too slow";
         skips: Counter, None, "times that records were skipped for a slow client";
         sent_bytes: Counter, Bytes, "bytes that the sockets of all sessions took";
+        accepting: Gauge, None, "1: clients can connect; 0: the port is closed, since no gateway writes the logs or the port cannot be opened";
         sessions_open: Gauge, None, "sessions that are open";
         sessions_replaying: Gauge, None, "open sessions that replay the log";
         behind_max_bytes: Gauge, Bytes, "how far the open session is behind that is farthest behind; at queue_bytes_max it ends or skips";

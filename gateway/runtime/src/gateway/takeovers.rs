@@ -15,7 +15,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
     time::MonoNs,
 };
-use mdgw_pair::standby::StatusTable;
+use mdgw_pair::standby::{ChannelStatus, StatusTable};
 use mdgw_sys::{alarm::Alarm, fence::Fence};
 use mdgw_telemetry::{
     counter_block,
@@ -157,8 +157,10 @@ impl TakeoverWatch {
                 );
             }
         }
-        let channels: Vec<_> =
-            openings.iter().map(|(channel, opening, _)| takeover(*channel, opening, status_table)).collect();
+        let of_channel = |(channel, opening, _): &(ChannelId, FenceOpening, _)| {
+            takeover(*channel, opening, status_table.get(*channel))
+        };
+        let channels: Vec<_> = openings.iter().map(of_channel).collect();
         watch.count(&channels);
         if let Some(sender) = &self.sender {
             let change = AuditEvent::TookOver { cause: Cow::Borrowed(cause), channels };
@@ -218,9 +220,10 @@ impl GroupTakeovers {
     }
 }
 
-fn takeover(channel: ChannelId, opening: &FenceOpening, status_table: &StatusTable) -> ChannelTakeover {
+/// `status` has what was received of the other gateway.
+fn takeover(channel: ChannelId, opening: &FenceOpening, status: Option<ChannelStatus>) -> ChannelTakeover {
     // Without a watermark this gateway led before: when it last sent is not known.
-    let status = status_table.get(channel).filter(|status| status.packets > 0 && opening.received_through.is_some());
+    let status = status.filter(|status| status.packets > 0 && opening.received_through.is_some());
     let last_received_at = status.map(|status| status.received_at);
     let blackout = opening.first_content.zip(last_received_at).map(|(content, received_at)| content.since(received_at));
     ChannelTakeover {
@@ -330,6 +333,27 @@ mod tests {
         }
         let next_session = StreamPosition::at(session(2), Sequence(5));
         assert_eq!(skipped(&opening(None, next_session), hole), None);
+    }
+
+    /// Its last packets were its own, and the status has only those of the other gateway: the time since them may be hours.
+    #[test]
+    fn a_leader_that_led_before_has_no_blackout() {
+        let channel = ChannelId(7);
+        let session =
+            Session { feed: Feed::NasdaqItch, date: TradingDate::from_yyyymmdd(20_190_130).unwrap(), restart: 1 };
+        let status = ChannelStatus { packets: 5, received_at: MonoNs(1_000), ..ChannelStatus::default() };
+        let opening = |received_through| FenceOpening {
+            received_through,
+            first_content: Some(MonoNs(4_000)),
+            ..FenceOpening::default()
+        };
+        let received = Some(StreamPosition::at(session, Sequence(100)));
+        let blackout_ns =
+            |received_through, status| takeover(channel, &opening(received_through), Some(status)).blackout_ns;
+        assert_eq!(blackout_ns(received, status), Some(3_000));
+        assert_eq!(blackout_ns(None, status), None);
+        let nothing = ChannelStatus { packets: 0, ..status };
+        assert_eq!(blackout_ns(received, nothing), None, "nothing was received of the other gateway");
     }
 
     #[test]

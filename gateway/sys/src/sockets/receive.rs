@@ -165,6 +165,14 @@ fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<Recei
     Ok(buffer)
 }
 
+/// Whether this process may have larger buffers than `net.core.rmem_max`. Asks by a socket that is closed again.
+#[must_use]
+pub fn may_exceed_buffer_limit() -> bool {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP));
+    // Any size takes the privilege.
+    socket.is_ok_and(|socket| set_socket_recv_buffer_size_force(&socket, 1 << 16).is_ok())
+}
+
 impl Membership {
     /// Joins on the interface's present index.
     pub(super) fn join(&mut self) -> std::io::Result<()> {
@@ -296,6 +304,15 @@ mod tests {
         options.receive_buffer_bytes = 2 << 30;
         let socket = open_receive(&options).unwrap();
         assert!(socket.buffer.is_capped(), "{:?}", socket.buffer);
+    }
+
+    #[test]
+    fn buffers_beyond_the_limit_are_granted_if_this_process_may_exceed_it() {
+        let limit: usize = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap().trim().parse().unwrap();
+        let mut options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
+        options.receive_buffer_bytes = 2 * limit;
+        let socket = open_receive(&options).unwrap();
+        assert_eq!(may_exceed_buffer_limit(), !socket.buffer.is_capped(), "{:?}", socket.buffer);
     }
 
     #[test]

@@ -39,12 +39,11 @@ pub(super) fn refusals(config: &Resolved, refusals: &mut Refusals) {
             refusals.fault(format!("audit file {} is also a file of the gateway's state", audit.display()));
         }
     }
-    for (index, (owner, path)) in sockets.iter().enumerate() {
+    for (owner, path) in &sockets {
         if let Err(error) = check_socket_path(path) {
             refusals.refused(&error, format!("{owner} {}: {error}", path.display()));
         }
-        let others = files.iter().chain(sockets.get(..index).unwrap_or_default());
-        for (other, _) in others.filter(|(_, other)| other == path) {
+        for (other, _) in files.iter().filter(|(_, other)| other == path) {
             refusals.fault(format!("{} is both the {other} and the {owner}", path.display()));
         }
     }

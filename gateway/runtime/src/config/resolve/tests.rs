@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod admin;
+mod listeners;
 mod reload;
 mod snapshot_group;
 

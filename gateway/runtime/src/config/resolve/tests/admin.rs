@@ -35,11 +35,11 @@ fn each_program_beside_the_gateway_may_have_an_admin_listener_of_its_own() {
     refused(
         &with(address, address),
         expect![
-            "x.toml:34:16: journal.admin_listen: 127.0.0.1:9465: this is live.admin_listen; each process needs its own"
+            "x.toml:34:16: journal.admin_listen: 127.0.0.1:9465: this is live.admin_listen; each listener needs its own"
         ],
     );
     refused(
         &with("admin_listen = \"127.0.0.1:9464\"\n", ""),
-        expect!["x.toml:31:16: live.admin_listen: 127.0.0.1:9464: this is admin.listen; each process needs its own"],
+        expect!["x.toml:31:16: live.admin_listen: 127.0.0.1:9464: this is admin.listen; each listener needs its own"],
     );
 }
