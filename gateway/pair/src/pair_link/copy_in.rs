@@ -12,7 +12,7 @@ use mdgw_feeds::channel::{Channel, ChannelConfig, CopyFault, CopyRestorer};
 use super::{
     framing::LinkFault,
     message::{CopyEnd, LinkIdentity, LinkMessage},
-    requester::Requester,
+    requester::{Patience, Requester},
 };
 
 /// Why there is no copy.
@@ -56,11 +56,21 @@ pub fn fetch_copy(
     identity: LinkIdentity,
     key: SharedKey,
     config: ChannelConfig,
-    timeout: Duration,
+    patience: &mut Patience,
+) -> Result<Channel, CopyError> {
+    patience.spend(|patience| fetch(peer, identity, key, config, patience))
+}
+
+fn fetch(
+    peer: SocketAddrV4,
+    identity: LinkIdentity,
+    key: SharedKey,
+    config: ChannelConfig,
+    patience: &mut Patience,
 ) -> Result<Channel, CopyError> {
     let channel = config.id;
     let mut receiver = CopyRestorer::new(config);
-    let mut requester = Requester::connect(peer, identity, key, LinkMessage::CopyRequest { channel }, timeout)?;
+    let mut requester = Requester::connect(peer, identity, key, LinkMessage::CopyRequest { channel }, patience)?;
     let (mut slices, mut checksum) = (0, 0);
     let (begun, mut logged_at) = (Instant::now(), Instant::now());
     loop {

@@ -18,6 +18,18 @@ use mdgw_sys::clock::unix_now;
 use super::{group::LogHole, state_copy::Donors};
 use crate::config::resolved::ChannelSetup;
 
+/// What a copy of a peer's log has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogCopyOutcome {
+    /// What the log lacks of the state's session before the state.
+    pub(super) hole: Option<LogHole>,
+    /// The part of the hole that later entries of the log follow: no channel can fill it.
+    pub(super) hole_before_end: Option<LogHole>,
+    /// The peer stopped answering: it has died, hangs, or cannot be reached. A peer that refuses the request, or whose log lacks the
+    /// entries, still runs.
+    pub(super) is_peer_lost: bool,
+}
+
 /// The log of a channel before it begins, and how far it is to be filled.
 #[derive(Debug)]
 pub(super) struct LogCopy<'log> {
@@ -42,15 +54,16 @@ impl<'log> LogCopy<'log> {
         Self { sink, maintenance, until, hole: None, entries: 0, fault: None, segments: 0 }
     }
 
-    /// Fills the log from the log of the peer that the state was copied from. Returns what of the state's session stays missing in it.
+    /// Fills the log from the log of the peer that the state was copied from.
     pub(super) fn fill(
         mut self,
-        donors: &Donors,
+        donors: &mut Donors,
         peer: SocketAddrV4,
         setup: &ChannelSetup,
         messages_max: u64,
-    ) -> Option<LogHole> {
+    ) -> LogCopyOutcome {
         let channel = setup.id;
+        let mut is_peer_lost = false;
         for attempt in 1..=ATTEMPTS_MAX {
             let request = LogRequest { channel, from: self.sink.committed_through(), messages_max };
             match donors.fetch_log(peer, request, &mut |session, entry| self.accept(session, entry)) {
@@ -58,9 +71,13 @@ impl<'log> LogCopy<'log> {
                     tracing::info!(%peer, channel = setup.name, entries = self.entries, "copied entries of the peer's log");
                     break;
                 }
-                Err(error) if is_retried(&error) && attempt < ATTEMPTS_MAX => std::thread::sleep(PAUSE),
+                Err(error) if is_retried(&error) && attempt < ATTEMPTS_MAX && !donors.is_given_up(peer) => {
+                    std::thread::sleep(PAUSE);
+                }
                 Err(error) => {
-                    tracing::warn!(%peer, channel = setup.name, entries = self.entries, %error, "could not copy the peer's log: this gateway cannot publish messages before its copy of the peer's state");
+                    tracing::warn!(%peer, channel = setup.name, entries = self.entries, %error, "could not copy the peer's log");
+                    // The last attempt counts: the connection of a peer that has died ends like that of one that refuses the request.
+                    is_peer_lost = matches!(error, CopyError::Unreachable(_)) || donors.is_given_up(peer);
                     break;
                 }
             }
@@ -68,14 +85,17 @@ impl<'log> LogCopy<'log> {
         if let Some(fault) = self.fault {
             tracing::warn!(%peer, channel = setup.name, %fault, "the copy of the peer's log ends early");
         }
-        self.remaining_hole()
+        if is_peer_lost {
+            donors.forget(peer);
+        }
+        self.outcome(is_peer_lost)
     }
 
-    /// What of the state's session the log lacks before the state.
-    fn remaining_hole(mut self) -> Option<LogHole> {
+    fn outcome(mut self, is_peer_lost: bool) -> LogCopyOutcome {
+        let hole_before_end = self.hole;
         let end = self.end();
         self.extend_hole(end, self.until.sequence);
-        self.hole
+        LogCopyOutcome { hole: self.hole, hole_before_end, is_peer_lost }
     }
 
     fn accept(&mut self, session: Session, entry: &LoggedEntry) {
@@ -164,6 +184,15 @@ mod tests {
 
     /// What is in the log, and the hole, after these entries of the peer, with a state copied at 100.
     fn copied(own_end: Option<u64>, entries: &[(u32, LoggedEntry)]) -> (Vec<Logged>, Option<(u64, u64)>) {
+        let (logged, [hole, _]) = copied_with_holes(own_end, entries);
+        (logged, hole)
+    }
+
+    /// The same, and the part of the hole before the end of the log.
+    fn copied_with_holes(
+        own_end: Option<u64>,
+        entries: &[(u32, LoggedEntry)],
+    ) -> (Vec<Logged>, [Option<(u64, u64)>; 2]) {
         let directory = tempfile::tempdir().unwrap();
         let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), 1) };
         let OpenedLog { writer, mut maintenance, .. } = mdgw_publog::open(options, 1).unwrap();
@@ -174,13 +203,14 @@ mod tests {
         let until = StreamPosition::at(known(1).session, Sequence(100));
         let mut copy = LogCopy::new(&mut sink, &mut maintenance, until);
         entries.iter().for_each(|(restart, entry)| copy.accept(known(*restart).session, entry));
-        let hole = copy.remaining_hole();
+        let LogCopyOutcome { hole, hole_before_end, .. } = copy.outcome(false);
         let mut reader = Reader::open(directory.path(), 1).unwrap();
         let mut logged = Vec::new();
         while let Some(entry) = reader.next() {
             logged.push((Session::from_bytes(entry.session).unwrap().restart, entry.first, entry.next));
         }
-        (logged, hole.map(|(first, next)| (first.sequence.0, next.sequence.0)))
+        let sequences = |hole: Option<LogHole>| hole.map(|(first, next)| (first.sequence.0, next.sequence.0));
+        (logged, [hole, hole_before_end].map(sequences))
     }
 
     #[test]
@@ -198,6 +228,20 @@ mod tests {
         // Sessions before that of the state do not count, later ones are not copied.
         assert_eq!(copied(None, &[at(0, 7, 9), at(1, 1, 100)]), (vec![(0, 7, 9), (1, 1, 100)], None));
         assert_eq!(copied(None, &[at(1, 1, 100), at(2, 1, 5)]), (vec![(1, 1, 100)], None));
+    }
+
+    #[test]
+    fn the_part_of_a_hole_that_later_entries_follow_is_told_apart() {
+        let at = |first, next| (1, entry(first, next));
+        for (own_end, entries, expected) in [
+            (Some(30), vec![], [Some((30, 100)), None]),
+            (Some(30), vec![at(30, 60)], [Some((60, 100)), None]),
+            (Some(30), vec![at(40, 60)], [Some((30, 100)), Some((30, 40))]),
+            (Some(30), vec![at(40, 100)], [Some((30, 40)), Some((30, 40))]),
+            (None, vec![at(1, 100)], [None, None]),
+        ] {
+            assert_eq!(copied_with_holes(own_end, &entries).1, expected, "{own_end:?} {entries:?}");
+        }
     }
 
     #[test]
