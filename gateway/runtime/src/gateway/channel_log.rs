@@ -109,8 +109,12 @@ impl ChannelLog {
             self.sink.resume(end.session, end.next, end.has_ended);
         }
         let until = StreamPosition::at(state.session, state.next);
-        let outcome =
-            LogCopy::new(&mut self.sink, &mut self.maintenance, until).fill(donors, donor, setup, messages_max);
+        let outcome = LogCopy::new(&mut self.sink, &mut self.maintenance, until).fill(
+            donors,
+            donor,
+            (setup.id, &setup.name),
+            messages_max,
+        );
         self.end = self.sink.session_progress().and_then(|progress| {
             let session = Session::from_bytes(progress.session)?;
             Some(ResumePosition { session, next: progress.committed, has_ended: progress.has_ended })

@@ -3,6 +3,8 @@
 use std::{cmp::Ordering, io::ErrorKind, net::SocketAddrV4, time::Duration};
 
 use mdgw_election::auth::SharedKey;
+#[cfg(test)]
+use mdgw_election::identity::Incarnation;
 use mdgw_feeds::identity::Session;
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig},
@@ -50,6 +52,13 @@ impl Donors {
             key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
             peers: link.into_iter().flat_map(|link| &link.peers).map(|peer| Peer::at(peer.address)).collect(),
         }
+    }
+
+    /// One peer.
+    #[cfg(test)]
+    pub(super) fn at(peer: SocketAddrV4, key: SharedKey, patience: Patience) -> Self {
+        let identity = LinkIdentity { node: 1, incarnation: Incarnation(1) };
+        Self { identity, key: Some(key), peers: vec![Peer { address: peer, patience }] }
     }
 
     /// Whether there were peers to copy from, and none of them answers any more.
