@@ -180,30 +180,115 @@ fn a_restarted_gateway_catches_up_before_it_takes_over() {
     assert!(messages_of(&log_entries(pair.gateways.fixture(1))) == expected, "its log is not whole");
 }
 
+/// Starts the first gateway, whose output goes to a port at which nobody listens.
+fn start_leader_that_nobody_receives(pair: &mut ElectedPair) {
+    let output = format!(":{}", pair.gateways.fixture(1).output.port());
+    let elsewhere = format!(":{}", free_address().port());
+    let config = pair.config_text(1).replace(&output, &elsewhere);
+    pair.gateways.start(1, &config);
+    pair.wait_until_leads(1);
+}
+
+fn start_second_with_copy_of_log(pair: &mut ElectedPair) {
+    pair.spawn(2);
+    let _copied = pair.gateways.running(2).unwrap().wait_for_stderr("copied entries of the peer's log");
+}
+
+fn logged_messages(pair: &ElectedPair, node: u8) -> BTreeMap<(Session, u64), Vec<u8>> {
+    messages_of(&log_entries(pair.gateways.fixture(node)))
+}
+
+/// The first gateway has sent its state to the second one, and dies while it sends its log.
+fn kill_donor_in_the_middle_of_its_log(pair: &mut ElectedPair) {
+    let relay = StallingRelay::of_logs(pair.link_address(1), LOG_BYTES_MAX);
+    pair.route_link_through(1, relay.address);
+    pair.spawn(2);
+    relay.wait_until_stalled();
+    pair.gateways.kill(1);
+}
+
+/// Bytes of a log until the relay stalls: some messages of the link, and a part of the log.
+const LOG_BYTES_MAX: usize = 128 << 10;
+
+/// The leader's output reaches nobody, and it dies while it sends its log. The gateway that has copied its state has the venue replay what
+/// nobody has published.
+#[test]
+fn messages_of_a_donor_that_dies_while_it_sends_its_log_come_from_the_venue() {
+    let mut pair = ElectedPair::new(GatewayOptions::itch());
+    start_leader_that_nobody_receives(&mut pair);
+    let consumer = |pair: &ElectedPair, _| consumer_of_multicast(pair, 2);
+    let mut scenario = RejoinScenario::with_pair(pair, &[], "500", consumer);
+    let logged = |scenario: &RejoinScenario, node| logged_messages(&scenario.pair, node).len();
+    wait_until("the leader has messages", || logged(&scenario, 1) > 2_000);
+    start_second_with_copy_of_log(&mut scenario.pair);
+    scenario.pair.gateways.kill(2);
+    let before = logged(&scenario, 1);
+    wait_until("the leader has more messages than a part of the log", || logged(&scenario, 1) > before + 5_000);
+    kill_donor_in_the_middle_of_its_log(&mut scenario.pair);
+    let second = scenario.pair.gateways.running(2).unwrap();
+    let _copied = second.wait_for_stderr("starting with a copy of the peer's state");
+    let lost = second.wait_for_stderr("could not copy the peer's log");
+    assert!(!lost.contains("entries=0"), "no part of the log: {lost}");
+    let _instead = second.wait_for_stderr("replaying the session from the venue's server");
+    scenario.receive_until_role(2, "leader");
+    let (mut pair, consumer, expected) = scenario.finish();
+    assert_eq!(consumer.check_deliveries(&expected), Ok(()));
+    assert!(logged_messages(&pair, 2) == expected, "its log is not whole");
+    let stderr = pair.gateways.stop(2);
+    assert!(!stderr.contains("gap-declared"), "{stderr}");
+}
+
+fn lost_range(delivery: &Delivery) -> Option<(u64, u64)> {
+    match delivery {
+        Delivery::Gap(first, next) | Delivery::Lost(first, next) => Some((*first, *next)),
+        _ => None,
+    }
+}
+
+/// The same where the venue cannot replay: the copied state is used, and the hole before it is named.
+#[test]
+fn without_a_venue_the_hole_of_a_donor_that_dies_while_it_sends_its_log_is_named() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
+    start_leader_that_nobody_receives(&mut pair);
+    let mut consumer = consumer_of_multicast(&pair, 2);
+    day.play_first_half(pair.gateways.fixture(1));
+    wait_until("the leader has the first half", || logged_messages(&pair, 1).len() > 9_000);
+    let unreceived = logged_messages(&pair, 1);
+    kill_donor_in_the_middle_of_its_log(&mut pair);
+    pair.wait_until_leads(2);
+    // While the consumer asks for them, its window holds what comes behind.
+    consumer.receive_until("the messages are given up", |deliveries| {
+        deliveries.iter().any(|item| lost_range(item).is_some())
+    });
+    day.play_second_half(pair.gateways.fixture(2));
+    consumer.receive_until("the session ends", |deliveries| matches!(deliveries.last(), Some(Delivery::End(_))));
+    let published = logged_messages(&pair, 2);
+    let missing: Vec<u64> =
+        unreceived.keys().filter(|name| !published.contains_key(name)).map(|(_, sequence)| *sequence).collect();
+    let (first, last) = (missing[0], *missing.last().unwrap());
+    assert!(first > 100 && last - first > 1_000, "{first} to {last}: no part of the log, or all of it");
+    let lost: Vec<_> = consumer.deliveries.iter().filter_map(lost_range).collect();
+    assert!(lost.len() == 1 && lost[0].0 <= first && last < lost[0].1, "{lost:?} {first} {last}");
+    let line = pair.gateways.running(2).unwrap().wait_for_stderr("messages skipped");
+    assert!(line.contains("alarm=\"gap-declared\"") && line.contains(&format!("first={}", lost[0].0)), "{line}");
+    assert!(line.contains(&format!("next={}", lost[0].1)), "{line}");
+}
+
 /// The leader's output reaches nobody. The gateway that copies the leader's state has to publish all of it when the leader dies.
 #[test]
 fn messages_that_nobody_received_are_published_by_the_gateway_that_copied_the_leaders_state() {
     let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
     let day = TradingDay::of(pair.gateways.fixture(1), 20_000);
-    let output = format!(":{}", pair.gateways.fixture(1).output.port());
-    let elsewhere = format!(":{}", free_address().port());
-    let deaf = pair.config_text(1).replace(&output, &elsewhere);
-    pair.gateways.start(1, &deaf);
-    pair.wait_until_leads(1);
+    start_leader_that_nobody_receives(&mut pair);
     let mut consumer = consumer_of_multicast(&pair, 2);
     day.play_first_half(pair.gateways.fixture(1));
-    let logged = |pair: &ElectedPair| messages_of(&log_entries(pair.gateways.fixture(1)));
-    wait_until("the leader has the first half", || logged(&pair).len() > 9_000);
-    let unreceived = logged(&pair);
-    let start_second = |pair: &mut ElectedPair| {
-        pair.spawn(2);
-        let second = pair.gateways.running(2).unwrap();
-        let _copied = second.wait_for_stderr("copied entries of the peer's log");
-    };
-    start_second(&mut pair);
+    wait_until("the leader has the first half", || logged_messages(&pair, 1).len() > 9_000);
+    let unreceived = logged_messages(&pair, 1);
+    start_second_with_copy_of_log(&mut pair);
     // Its next start finds in its log what this one has copied.
     pair.gateways.kill(2);
-    start_second(&mut pair);
+    start_second_with_copy_of_log(&mut pair);
     pair.gateways.kill(1);
     pair.wait_until_leads(2);
     day.play_second_half(pair.gateways.fixture(2));

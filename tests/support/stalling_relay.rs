@@ -11,7 +11,7 @@ use std::{
 
 use crate::process::wait_until;
 
-/// Relays TCP connections. It forwards only a limited number of bytes of the answer, until it has stalled once. It keeps the
+/// Relays TCP connections. It forwards only a limited number of bytes of an answer, until it has stalled once. It keeps the
 /// stalled connection open until the server closes it. Its threads end with the test process.
 #[derive(Debug)]
 pub struct StallingRelay {
@@ -27,6 +27,20 @@ impl StallingRelay {
     /// When it can't listen.
     #[must_use]
     pub fn start(to: SocketAddrV4, bytes_max: usize) -> Self {
+        Self::of(to, bytes_max, |_| true)
+    }
+
+    /// Starts a relay to a gateway's link that stalls only in answers to requests for the publication log.
+    ///
+    /// # Panics
+    /// When it can't listen.
+    #[must_use]
+    pub fn of_logs(to: SocketAddrV4, bytes_max: usize) -> Self {
+        Self::of(to, bytes_max, |request| request.get(REQUEST_KIND_AT) == Some(&LOG_REQUEST_KIND))
+    }
+
+    /// `stalls`: whether the answer to a client that has sent these bytes is limited.
+    fn of(to: SocketAddrV4, bytes_max: usize, stalls: fn(&[u8]) -> bool) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has an address left");
         let Ok(SocketAddr::V4(address)) = listener.local_addr() else { panic!("not an IPv4 socket") };
         let is_stalled = Arc::new(AtomicBool::new(false));
@@ -37,9 +51,34 @@ impl StallingRelay {
                 let Ok(server) = TcpStream::connect(to) else { continue };
                 let is_stalled = Arc::clone(&thread_copy);
                 let (Ok(client_reader), Ok(server_writer)) = (client.try_clone(), server.try_clone()) else { continue };
-                std::thread::spawn(move || forward(client_reader, server_writer, usize::MAX, &AtomicBool::new(false)));
                 let bytes_max = if is_stalled.load(Ordering::Acquire) { usize::MAX } else { bytes_max };
-                std::thread::spawn(move || forward(server, client, bytes_max, &is_stalled));
+                let is_limited = Arc::new(AtomicBool::new(stalls(&[])));
+                let limits = Arc::clone(&is_limited);
+                std::thread::spawn(move || {
+                    let mut sent = Vec::new();
+                    // Before the request is forwarded: the answer begins later.
+                    forward(client_reader, server_writer, |bytes| {
+                        if sent.len() <= REQUEST_KIND_AT {
+                            sent.extend_from_slice(bytes);
+                            limits.fetch_or(stalls(&sent), Ordering::AcqRel);
+                        }
+                        bytes.len()
+                    });
+                });
+                std::thread::spawn(move || {
+                    let mut left = bytes_max;
+                    forward(server, client, |bytes| {
+                        if !is_limited.load(Ordering::Acquire) {
+                            return bytes.len();
+                        }
+                        let forwarded = bytes.len().min(left);
+                        left -= forwarded;
+                        if forwarded < bytes.len() {
+                            is_stalled.store(true, Ordering::Release);
+                        }
+                        forwarded
+                    });
+                });
             }
         });
         Self { address, is_stalled }
@@ -51,20 +90,21 @@ impl StallingRelay {
     }
 }
 
-/// Forwards until one end closes, then closes both.
-fn forward(mut from: TcpStream, mut to: TcpStream, bytes_max: usize, is_stalled: &AtomicBool) {
-    let (mut bytes, mut left) = ([0; 1_024], bytes_max);
+/// Forwards until one end closes, then closes both. `limit`: how many of the bytes that were read are forwarded.
+fn forward(mut from: TcpStream, mut to: TcpStream, mut limit: impl FnMut(&[u8]) -> usize) {
+    let mut bytes = [0; 1_024];
     let mut forward_some = || -> io::Result<usize> {
         let count = from.read(&mut bytes)?;
-        let forwarded = count.min(left);
-        left -= forwarded;
-        if forwarded < count {
-            is_stalled.store(true, Ordering::Release);
-        }
-        to.write_all(bytes.get(..forwarded).unwrap_or_default())?;
+        let read = bytes.get(..count).unwrap_or_default();
+        to.write_all(read.get(..limit(read)).unwrap_or_default())?;
         Ok(count)
     };
     while forward_some().is_ok_and(|count| count > 0) {}
     // A shutdown fails if its end is closed already.
     let _shut_down = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
 }
+
+/// Where a client's first message has its kind: behind the hello, and the length, number and tag of the message.
+const REQUEST_KIND_AT: usize = 36 + 4 + 8 + 32;
+/// Kind of a request for the entries of a log.
+const LOG_REQUEST_KIND: u8 = 13;

@@ -29,7 +29,7 @@ pub use catch_up::is_covered_by;
 pub use packet::packet_header;
 pub use publisher::{BlockedLines, PublishCounts};
 pub use publisher::{OUTPUT_LINES_MAX, Publisher, PublisherConfig};
-pub use sink::{FINAL_POSITION, LogSink, PeerEntry, PeerEntryFault, SessionProgress, SinkCounts};
+pub use sink::{FINAL_POSITION, LogSink, PeerEntries, PeerEntry, PeerEntryFault, SessionProgress, SinkCounts};
 pub use takeover_state::{
     DrainAck, DrainAckShared, FenceOpening, FenceOpeningShared, ReceiveWatermark, ReceiveWatermarkShared,
     SentPositionShared, TakeoverShared,

@@ -44,3 +44,4 @@ pub use log_in::fetch_log;
 pub use mismatch::ChannelLogs;
 pub use position_query::query_positions;
 pub use reported_epochs::{LinkedGroup, ReportedEpochs};
+pub use requester::SilenceLimit;

@@ -5,6 +5,7 @@
 
 mod alarms;
 mod channel_builder;
+mod channel_log;
 mod cold;
 #[cfg(test)]
 mod counters_reference;

@@ -13,7 +13,7 @@ use std::{
 
 use mdgw_captures::random::Random;
 use mdgw_engine::publish::{
-    LogSink, PeerEntry, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared,
+    LogSink, PeerEntries, PeerEntry, PublishCounts, Publisher, PublisherConfig, ReceiveWatermark, TakeoverShared,
 };
 use mdgw_feeds::{
     book::BookLimits,
@@ -444,7 +444,8 @@ impl RunningGateway {
 /// Copies what the own log lacks before the copied state.
 fn copy_log(copy: &StateCopy, log: &mut LogSink, maintenance: &mut SegmentMaintenance) {
     let mut reader = Reader::open(&copy.directory, CHANNEL.0).expect("the peer's log");
-    log.begin(UnixNs(NOW_NS));
+    let mut entries = PeerEntries::new(log, copy.position);
+    entries.begin(UnixNs(NOW_NS));
     while let Some(entry) = reader.next() {
         let entry = PeerEntry {
             session: Session::from_bytes(entry.session).expect("a session"),
@@ -454,7 +455,7 @@ fn copy_log(copy: &StateCopy, log: &mut LogSink, maintenance: &mut SegmentMainte
             frame_count: entry.frame_count,
             payload: entry.payload,
         };
-        log.append_peer_entry(&entry, copy.position).expect("a sound entry");
+        entries.append(&entry).expect("a sound entry");
         maintenance.run_once(NOW_NS);
     }
 }

@@ -1,17 +1,17 @@
 //! Frames into log entries: each entry is the body of one published packet.
 
+mod peer_entries;
+
+pub use self::peer_entries::{PeerEntries, PeerEntry, PeerEntryFault};
 use mdgw_feeds::{
     channel::ChannelState,
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Sequence, Session},
-    published::{
-        packet::{Frames, PacketFlags},
-        position::StreamPosition,
-    },
+    published::{packet::PacketFlags, position::StreamPosition},
     time::UnixNs,
 };
 use mdgw_publog::{SessionBytes, Writer};
-use zerocopy::{FromBytes as _, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Writes a channel's frames to its publication log.
 ///
@@ -73,34 +73,6 @@ pub struct SessionProgress {
     pub has_failed: bool,
 }
 
-/// An entry of the log of another gateway, which has the same channel.
-#[derive(Clone, Copy, Debug)]
-pub struct PeerEntry<'a> {
-    /// Session of the entry.
-    pub session: Session,
-    /// First sequence covered.
-    pub first: Sequence,
-    /// First sequence after the covered range.
-    pub next: Sequence,
-    /// Flags of the entry.
-    pub flags: u16,
-    /// Frames in the payload.
-    pub frame_count: u16,
-    /// The frames, without any space between them.
-    pub payload: &'a [u8],
-}
-
-/// Why an entry of another gateway's log cannot be appended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PeerEntryFault {
-    /// Frames, ranges and lengths do not fit together.
-    #[error("an entry of the peer's log is damaged")]
-    Damaged,
-    /// The peer's packets are longer than this gateway's.
-    #[error("an entry of the peer's log is longer than payload_bytes_max")]
-    TooLong,
-}
-
 /// Counts of a [`LogSink`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SinkCounts {
@@ -130,68 +102,6 @@ impl LogSink {
         let progress = SessionProgress::starting_at(session, next);
         self.session_progress = Some(SessionProgress { has_ended, is_followed: false, ..progress });
         self.kept = KeptOutput::committed(next);
-    }
-
-    /// Appends what an entry of another gateway's log has between the end of this log and `until`. Before the channel begins. If the entry
-    /// begins behind the end of this log, the sequences between are a hole in it.
-    ///
-    /// # Errors
-    /// The entry is not appended then.
-    pub fn append_peer_entry(&mut self, entry: &PeerEntry<'_>, until: StreamPosition) -> Result<(), PeerEntryFault> {
-        let PeerEntry { session, first, next, flags, frame_count, payload } = *entry;
-        let committed = self.committed_through();
-        if session > until.session || committed.is_some_and(|committed| committed.session > session) {
-            return Ok(());
-        }
-        let is_continued = committed.is_some_and(|committed| committed.session == session);
-        let begin = committed.filter(|_| is_continued).map_or(first, |committed| committed.sequence.max(first));
-        let limit = if session == until.session { until.sequence } else { Sequence(u64::MAX) };
-        let end = next.min(limit);
-        let frames: Vec<_> = Frames::of_body(payload).collect();
-        let frame_bytes = frames.iter().map(|(_, body)| FRAME_HEADER_BYTES + body.len()).sum::<usize>();
-        let sequences = || frames.iter().map(|(header, _)| header.sequence.get());
-        if frames.len() != usize::from(frame_count)
-            || frame_bytes != payload.len()
-            || !sequences().is_sorted()
-            || sequences().any(|sequence| !(first.0..=next.0).contains(&sequence))
-        {
-            return Err(PeerEntryFault::Damaged);
-        }
-        // A gap that spans the end of the own log goes on behind it.
-        let rest_of_gap = frames.iter().find_map(|frame| rest_of_gap(frame, begin));
-        let wanted = || frames.iter().filter(|(header, _)| (begin.0..limit.0).contains(&header.sequence.get()));
-        let count = wanted().count() + usize::from(rest_of_gap.is_some());
-        let wanted_bytes = wanted().map(|(_, body)| FRAME_HEADER_BYTES + body.len()).sum::<usize>();
-        if wanted_bytes + rest_of_gap.map_or(0, |_| GAP_FRAME_BYTES) > self.writer.payload_bytes_max() {
-            return Err(PeerEntryFault::TooLong);
-        }
-        let has_ended = PacketFlags(flags.to_le_bytes()[0]).contains(PacketFlags::END_OF_SESSION);
-        let is_final = end == next && payload.is_empty() && (has_ended || flags & FINAL_POSITION != 0);
-        let is_known = end == begin
-            && count == 0
-            && (!is_final || self.session_progress.is_some_and(|known| is_continued && known.has_ended));
-        if end < begin || is_known {
-            return Ok(());
-        }
-        if !is_continued || begin > committed.map_or(Sequence(0), |committed| committed.sequence) {
-            self.resume(session, begin, false);
-        }
-        self.writer.begin(session.to_bytes(), begin.0);
-        if let Some(gap) = &rest_of_gap {
-            self.writer.append(gap);
-        }
-        for (header, body) in wanted() {
-            self.writer.append(header.as_bytes());
-            self.writer.append(body);
-        }
-        if is_final {
-            self.writer.commit_lasting(end.0, flags, self.now.0);
-        } else {
-            let flags = if count == 0 { PacketFlags::HEARTBEAT.0.into() } else { flags };
-            self.writer.commit(end.0, u16::try_from(count).unwrap_or(frame_count), flags, self.now.0);
-        }
-        self.resume(session, end, is_final && has_ended);
-        Ok(())
     }
 
     /// Takes the channel out of service: uncommitted frames of the input that failed are dropped, those of the input
@@ -327,11 +237,12 @@ impl LogSink {
     /// Splits a message's body at record boundaries; each part is alone in its packet. Only the last part covers the
     /// message; the first covers the messages before it.
     #[cold]
-    fn append_parts(&mut self, meta: &FrameMeta, body: &[u8]) -> bool {
+    /// `first_part`: number of the first of these parts.
+    fn append_parts(&mut self, meta: &FrameMeta, body: &[u8], first_part: u16) -> bool {
         self.flush();
         let part_bytes_max = self.part_bytes_max();
         let mut rest = body;
-        let mut part = 0_u16;
+        let mut part = first_part;
         while let Some((part_bytes, record_count)) = records_up_to(rest, part_bytes_max) {
             let (part_body, behind) = rest.split_at(part_bytes);
             let is_last = behind.is_empty();
@@ -421,7 +332,7 @@ impl FrameSink for LogSink {
             let flags = meta.flags.with(FrameFlags::FIRST_PART).with(FrameFlags::LAST_PART);
             self.append(&header(meta, record_count, body.len(), flags, 0), body)
         } else {
-            self.append_parts(meta, body)
+            self.append_parts(meta, body, 0)
         };
         self.counts.frames += u64::from(written);
         self.counts.records += if written { record_count.into() } else { 0 };
@@ -472,24 +383,6 @@ impl SessionProgress {
         Self { session, committed: next, covered_through: next, is_followed, has_ended, has_failed }
     }
 }
-
-/// If the frame is a gap that begins before `begin` and ends behind it: the frame of the rest.
-fn rest_of_gap((header, body): &(&FrameHeader, &[u8]), begin: Sequence) -> Option<[u8; GAP_FRAME_BYTES]> {
-    let gap = GapBody::ref_from_bytes(body).ok().filter(|_| header.kind == FrameKind::Gap as u8)?;
-    let next = Sequence(gap.next.get());
-    if header.sequence.get() >= begin.0 || next <= begin {
-        return None;
-    }
-    let meta = FrameMeta::control(FrameKind::Gap, begin, next);
-    let flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
-    let mut frame = [0; GAP_FRAME_BYTES];
-    let (head, tail) = frame.split_at_mut(FRAME_HEADER_BYTES);
-    head.copy_from_slice(self::header(&meta, 0, size_of::<GapBody>(), flags, 0).as_bytes());
-    tail.copy_from_slice(GapBody { first: begin.0.into(), next: next.0.into() }.as_bytes());
-    Some(frame)
-}
-
-const GAP_FRAME_BYTES: usize = FRAME_HEADER_BYTES + size_of::<GapBody>();
 
 /// A whole frame with the state of a channel that has handled everything before `next`.
 pub(super) fn state_frame(next: Sequence, state: ChannelState) -> [u8; STATE_FRAME_BYTES] {
@@ -544,17 +437,23 @@ mod tests {
 
     const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
-    struct Harness {
-        directory: tempfile::TempDir,
-        sink: LogSink,
+    pub(super) struct Harness {
+        pub(super) directory: tempfile::TempDir,
+        pub(super) sink: LogSink,
     }
 
     impl Harness {
-        fn new() -> Self {
+        pub(super) fn new() -> Self {
+            Self::with_payload_of(1_408)
+        }
+
+        /// With so many bytes of frames in an entry at most.
+        pub(super) fn with_payload_of(payload_bytes_max: usize) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let options = LogOptions {
                 segment_bytes: 256 << 10,
                 private_bytes: 64 << 10,
+                payload_bytes_max,
                 ..LogOptions::new(directory.path(), 1)
             };
             let OpenedLog { writer, .. } = mdgw_publog::open(options, NOW.0).unwrap();
@@ -565,7 +464,7 @@ mod tests {
 
         /// Each entry as `#restart [first,next) flags: frames`; a frame as `sequence.part+records`, and `(`, `)` where
         /// it begins or ends its message.
-        fn entries(&self) -> Vec<String> {
+        pub(super) fn entries(&self) -> Vec<String> {
             let mut reader = Reader::open(self.directory.path(), 1).unwrap();
             let mut lines = Vec::new();
             while let Some(entry) = reader.next() {
@@ -595,16 +494,16 @@ mod tests {
         }
     }
 
-    fn session(restart: u32) -> Session {
+    pub(super) fn session(restart: u32) -> Session {
         Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart }
     }
 
-    fn message(sequence: u64) -> FrameMeta {
+    pub(super) fn message(sequence: u64) -> FrameMeta {
         FrameMeta::message(Sequence(sequence), NOW, 5)
     }
 
     /// `count` records of `bytes` bytes.
-    fn records(count: usize, bytes: usize) -> Vec<u8> {
+    pub(super) fn records(count: usize, bytes: usize) -> Vec<u8> {
         let mut record = vec![0; bytes];
         record[0] = u8::try_from(bytes / 4).unwrap();
         record.repeat(count)
@@ -834,109 +733,5 @@ mod tests {
         sink.flush();
         assert_eq!(harness.entries(), ["#0 [1,3) 0: (1.0+0) (2.0+1)"], "a gap, and the next message");
         assert_eq!(harness.sink.counts().refused, 2);
-    }
-
-    /// All entries of this log, appended to another one from `begin` on, which ends at `until` then.
-    fn copied_entries(peer: &Harness, begin: Option<(u32, u64)>, until: u64) -> Harness {
-        let mut own = Harness::new();
-        if let Some((restart, sequence)) = begin {
-            own.sink.resume(session(restart), Sequence(sequence), false);
-        }
-        let mut reader = Reader::open(peer.directory.path(), 1).unwrap();
-        while let Some(entry) = reader.next() {
-            let entry = PeerEntry {
-                session: Session::from_bytes(entry.session).unwrap(),
-                first: Sequence(entry.first),
-                next: Sequence(entry.next),
-                flags: entry.flags,
-                frame_count: entry.frame_count,
-                payload: entry.payload,
-            };
-            own.sink.append_peer_entry(&entry, StreamPosition::at(session(1), Sequence(until))).unwrap();
-        }
-        own
-    }
-
-    #[test]
-    fn entries_of_a_peers_log_fill_exactly_what_the_own_log_lacks_before_a_position() {
-        let mut peer = Harness::new();
-        peer.sink.session(session(1), Sequence(1));
-        for sequence in 1..=4 {
-            peer.sink.frame(&message(sequence), 1, &records(1, 80));
-        }
-        peer.sink.flush();
-        peer.sink.frame(&message(6), 20, &records(20, 80));
-        peer.sink.frame(&message(7), 1, &records(1, 80));
-        peer.sink.flush();
-        peer.sink.covered_through(Sequence(9));
-        peer.sink.commit_covered();
-        peer.sink.frame(&message(9), 1, &records(1, 80));
-        peer.sink.flush();
-        let long = ["#1 [5,6) 0: (6.0+17", "#1 [6,7) 0: 6.1+3)"];
-        let tail = ["#1 [7,8) 0: (7.0+1)", "#1 [8,9) 1:", "#1 [9,10) 0: (9.0+1)"];
-        let whole = [&["#1 [1,5) 0: (1.0+1) (2.0+1) (3.0+1) (4.0+1)"][..], &long, &tail].concat();
-        assert_eq!(peer.entries(), whole);
-        assert_eq!(copied_entries(&peer, None, 10).entries(), whole);
-        assert_eq!(copied_entries(&peer, Some((0, 77)), 10).entries(), whole);
-        let from_3 = [&["#1 [3,5) 0: (3.0+1) (4.0+1)"][..], &long, &tail].concat();
-        assert_eq!(copied_entries(&peer, Some((1, 3)), 10).entries(), from_3);
-        assert_eq!(copied_entries(&peer, Some((1, 3)), 4).entries(), ["#1 [3,4) 0: (3.0+1)"]);
-        // A killed writer may have left the first part of the long message: readers take each part once.
-        let from_6 = [&["#1 [6,6) 0: (6.0+17"][..], &long[1..], &tail[..1]].concat();
-        assert_eq!(copied_entries(&peer, Some((1, 6)), 8).entries(), from_6);
-        assert_eq!(copied_entries(&peer, Some((1, 8)), 9).entries(), ["#1 [8,9) 1:"]);
-        assert_eq!(copied_entries(&peer, Some((1, 10)), 10).entries(), [""; 0]);
-        assert_eq!(copied_entries(&peer, Some((2, 1)), 10).entries(), [""; 0], "it is in a newer session");
-    }
-
-    #[test]
-    fn a_gap_that_spans_the_end_of_the_own_log_goes_on_behind_it() {
-        let mut peer = Harness::new();
-        peer.sink.session(session(1), Sequence(1));
-        peer.sink.frame(&message(1), 1, &records(1, 80));
-        peer.sink.flush();
-        let gap = GapBody { first: 3.into(), next: 10.into() };
-        peer.sink.frame(&FrameMeta::control(FrameKind::Gap, Sequence(3), Sequence(10)), 0, gap.as_bytes());
-        peer.sink.frame(&message(10), 1, &records(1, 80));
-        peer.sink.flush();
-        assert_eq!(peer.entries(), ["#1 [1,2) 0: (1.0+1)", "#1 [2,11) 0: (3.0+0) (10.0+1)"]);
-        assert_eq!(copied_entries(&peer, Some((1, 5)), 11).entries(), ["#1 [5,11) 0: (5.0+0) (10.0+1)"]);
-        assert_eq!(copied_entries(&peer, Some((1, 5)), 10).entries(), ["#1 [5,10) 0: (5.0+0)"]);
-        assert_eq!(copied_entries(&peer, Some((1, 10)), 11).entries(), ["#1 [10,11) 0: (10.0+1)"]);
-        let own = copied_entries(&peer, Some((1, 5)), 11);
-        let mut reader = Reader::open(own.directory.path(), 1).unwrap();
-        let entry = reader.next().unwrap();
-        let (_, body) = Frames::of_body(entry.payload).next().unwrap();
-        assert_eq!(body, GapBody { first: 5.into(), next: 10.into() }.as_bytes());
-    }
-
-    #[test]
-    fn damaged_entries_of_a_peers_log_are_refused() {
-        let frame = state_frame(Sequence(7), ChannelState::Live);
-        let too_long = frame.repeat(99);
-        let until = StreamPosition::at(session(1), Sequence(90));
-        let entry = |first, next, frame_count, payload| PeerEntry {
-            session: session(1),
-            first: Sequence(first),
-            next: Sequence(next),
-            flags: 0,
-            frame_count,
-            payload,
-        };
-        for (damaged, fault) in [
-            (entry(1, 8, 2, &frame[..]), PeerEntryFault::Damaged),
-            (entry(1, 8, 0, &frame[..]), PeerEntryFault::Damaged),
-            (entry(1, 8, 1, &frame[..frame.len() - 1]), PeerEntryFault::Damaged),
-            (entry(1, 6, 1, &frame[..]), PeerEntryFault::Damaged),
-            (entry(8, 9, 1, &frame[..]), PeerEntryFault::Damaged),
-            (entry(1, 8, 99, &too_long), PeerEntryFault::TooLong),
-        ] {
-            let mut own = Harness::new();
-            assert_eq!(own.sink.append_peer_entry(&damaged, until), Err(fault), "{damaged:?}");
-            assert_eq!(own.entries(), [""; 0]);
-        }
-        let mut own = Harness::new();
-        assert_eq!(own.sink.append_peer_entry(&entry(1, 8, 1, &frame), until), Ok(()));
-        assert_eq!(own.sink.committed_through(), Some(StreamPosition::at(session(1), Sequence(8))));
     }
 }

@@ -12,7 +12,7 @@ use mdgw_feeds::channel::{Channel, ChannelConfig, CopyFault, CopyRestorer};
 use super::{
     framing::LinkFault,
     message::{CopyEnd, LinkIdentity, LinkMessage},
-    requester::Requester,
+    requester::{Requester, SilenceLimit},
 };
 
 /// Why there is no copy.
@@ -56,11 +56,21 @@ pub fn fetch_copy(
     identity: LinkIdentity,
     key: SharedKey,
     config: ChannelConfig,
-    timeout: Duration,
+    silence_limit: &mut SilenceLimit,
+) -> Result<Channel, CopyError> {
+    silence_limit.spend(|silence_limit| fetch(peer, identity, key, config, silence_limit))
+}
+
+fn fetch(
+    peer: SocketAddrV4,
+    identity: LinkIdentity,
+    key: SharedKey,
+    config: ChannelConfig,
+    silence_limit: &mut SilenceLimit,
 ) -> Result<Channel, CopyError> {
     let channel = config.id;
     let mut receiver = CopyRestorer::new(config);
-    let mut requester = Requester::connect(peer, identity, key, LinkMessage::CopyRequest { channel }, timeout)?;
+    let mut requester = Requester::connect(peer, identity, key, LinkMessage::CopyRequest { channel }, silence_limit)?;
     let (mut slices, mut checksum) = (0, 0);
     let (begun, mut logged_at) = (Instant::now(), Instant::now());
     loop {

@@ -14,21 +14,64 @@ use super::{
     message::{LinkIdentity, LinkMessage},
 };
 
+/// How long a starting gateway waits for a peer that sends nothing: at one time, and in all failed requests together. A request that
+/// succeeds costs nothing of it, however slow the peer is.
+#[derive(Clone, Debug)]
+pub struct SilenceLimit {
+    silence_max: Duration,
+    /// What is left for all requests.
+    left: Duration,
+    /// Last progress of the present request. Positions arrive without end, so they do not count.
+    progressed: Instant,
+}
+
+impl SilenceLimit {
+    /// `silence_max`: for one silence. `total`: for the silences of all requests that fail.
+    #[must_use]
+    pub fn new(silence_max: Duration, total: Duration) -> Self {
+        Self { silence_max, left: total, progressed: Instant::now() }
+    }
+
+    /// Whether the peer is to be asked no more.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.left.is_zero()
+    }
+
+    /// Longest silence of the present request.
+    fn timeout(&self) -> Duration {
+        // The system knows no timeout of zero.
+        self.silence_max.min(self.left).max(Duration::from_millis(1))
+    }
+
+    fn note_progress(&mut self) {
+        self.progressed = Instant::now();
+    }
+
+    /// Runs a request. If it fails, the silence before its end is spent.
+    pub(super) fn spend<T>(&mut self, request: impl FnOnce(&mut Self) -> Result<T, CopyError>) -> Result<T, CopyError> {
+        self.note_progress();
+        let outcome = request(self);
+        if outcome.is_err() {
+            self.left = self.left.saturating_sub(self.progressed.elapsed());
+        }
+        outcome
+    }
+}
+
 /// The requester's end.
 #[derive(Debug)]
-pub(super) struct Requester {
+pub(super) struct Requester<'p> {
     socket: TcpStream,
     stream: LinkStream,
     /// Sent when the peer's hello has arrived: only then it can be authenticated.
     request: Option<LinkMessage>,
     bytes: Vec<u8>,
-    /// Positions arrive without end, so the time limit counts from the last progress of the answer.
-    progressed: Instant,
-    timeout: Duration,
+    silence_limit: &'p mut SilenceLimit,
 }
 
-impl Requester {
-    /// Connects to the gateway at that address. Each step, and the time until the answer goes on, take `timeout` at most.
+impl<'p> Requester<'p> {
+    /// Connects to the gateway at that address. `silence_limit` bounds each step, and the time until the answer goes on.
     ///
     /// # Errors
     /// [`CopyError::Unreachable`].
@@ -37,15 +80,15 @@ impl Requester {
         identity: LinkIdentity,
         key: SharedKey,
         request: LinkMessage,
-        timeout: Duration,
+        silence_limit: &'p mut SilenceLimit,
     ) -> Result<Self, CopyError> {
+        let timeout = silence_limit.timeout();
         let mut socket = TcpStream::connect_timeout(&peer.into(), timeout).map_err(CopyError::Unreachable)?;
-        socket.set_read_timeout(Some(timeout))?;
         socket.set_write_timeout(Some(timeout))?;
         let stream = LinkStream::new(key, identity, Nonce::random()?);
         socket.write_all(&stream.hello()).map_err(CopyError::Unreachable)?;
         let bytes = vec![0; READ_BYTES_MAX];
-        Ok(Self { socket, stream, request: Some(request), bytes, progressed: Instant::now(), timeout })
+        Ok(Self { socket, stream, request: Some(request), bytes, silence_limit })
     }
 
     /// The peer's next message, whatever it is about.
@@ -60,12 +103,14 @@ impl Requester {
             {
                 self.socket.write_all(&sealed)?;
             }
-            if self.progressed.elapsed() >= self.timeout {
+            let silence_left = self.silence_limit.timeout().saturating_sub(self.silence_limit.progressed.elapsed());
+            if silence_left.is_zero() {
                 return Err(self.silent(ErrorKind::TimedOut.into()));
             }
             if let Some(message) = message {
                 return Ok(message);
             }
+            self.socket.set_read_timeout(Some(silence_left))?;
             let count = match self.socket.read(&mut self.bytes) {
                 Ok(0) => return Err(self.silent(ErrorKind::UnexpectedEof.into())),
                 Ok(count) => count,
@@ -78,7 +123,7 @@ impl Requester {
 
     /// A part of the answer has arrived.
     pub(super) fn note_progress(&mut self) {
-        self.progressed = Instant::now();
+        self.silence_limit.note_progress();
     }
 
     /// The kernel accepts connections even for a stopped process. So a peer that never answered counts as unreachable and

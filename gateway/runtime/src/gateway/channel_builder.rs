@@ -4,36 +4,27 @@ use std::{
     collections::BTreeMap,
     hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, SocketAddrV4},
-    path::{Path, PathBuf},
     sync::Arc,
 };
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_engine::{
     pipeline::{ChannelPipeline, LineSocket, PeerGapRequests, PipelineCounter, PipelineParts, RecoverySocket},
-    publish::{LogSink, Publisher, PublisherConfig, SessionProgress, TakeoverShared},
+    publish::{Publisher, PublisherConfig, TakeoverShared},
 };
 use mdgw_feeds::{
     arbiter::RecoveryConfig,
     channel::{Channel, ChannelConfig, ChannelState, KnownSession, LateStart},
-    identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
-    published::{
-        packet::{PACKET_BYTES_MAX, PACKET_HEADER_BYTES, PacketFlags},
-        position::StreamPosition,
-        tag::{TAG_BYTES, TagPolicy},
-    },
+    identity::{ChannelId, Epoch, GroupId, Line, Sequence},
+    published::{position::StreamPosition, tag::TagPolicy},
 };
 use mdgw_log_books::state::InitialState;
 use mdgw_pair::{
     pair_link::message::LinkIdentity,
     standby::{ChannelGauges, InputHistory, KnownEpochs, MonitoredChannel, MonitoredInput},
 };
-use mdgw_publog::{
-    LogError, LogOptions, LogRecovery, Position, Reader, Retention, SegmentMaintenance, create_log_root,
-};
 use mdgw_sys::{
     batch::Outputs,
-    clock::unix_now,
     fence::Fence,
     handle::{ChannelIndex, Handle},
     hardware_stamps,
@@ -43,14 +34,15 @@ use mdgw_telemetry::{channel_metrics::channel_recorder_pair, counters::Registry}
 use socket2::Socket;
 
 use super::{
-    GatewayError, Leadership, Overrides, StartMode, group::LogHole, log_copy::LogCopy, log_maintenance::MaintainedLog,
-    output_slots::OutputSlots, state_copy::Donors, venue_replay::VenueReplay,
+    GatewayError, Leadership, Overrides, StartMode,
+    channel_log::{ChannelLog, log_error, remove_log, unpublished},
+    log_maintenance::MaintainedLog,
+    output_slots::OutputSlots,
+    state_copy::Donors,
+    venue_replay::VenueReplay,
 };
 use crate::{
-    config::{
-        Resolved,
-        resolved::{ChannelSetup, GatewayConfig, OutputConfig},
-    },
+    config::{Resolved, resolved::ChannelSetup},
     latency_thread::ChannelMetricsCollector,
     published_positions::PublishedPositions,
     retransmit::ServedChannel,
@@ -120,7 +112,7 @@ impl ChannelBuilder<'_> {
         &mut self,
         index: usize,
         setup: &ChannelSetup,
-        stored: StoredChannel,
+        mut stored: StoredChannel,
     ) -> Result<BuiltChannel, GatewayError> {
         let overrides = self.context.overrides;
         let output = self.config.outputs.iter().find(|output| output.groups.contains(&setup.group));
@@ -139,11 +131,48 @@ impl ChannelBuilder<'_> {
         let mut replay = VenueReplay::new(setup, self.session_to_replay(stored));
         let mut replays_whole_session = overrides.beginning == StartMode::WholeSession;
         let can_replay_input = &mut || replays_whole_session || replay.is_available();
-        let (copied, donor) = self.donors.channel(self.config, setup, &joining, can_replay_input).unzip();
+        let (mut copied, donor) = self.donors.channel(self.config, setup, &joining, can_replay_input).unzip();
         // Without a reachable peer the session cannot be replayed: the peer may have died during the copy.
         replays_whole_session &= !self.donors.are_all_unreachable();
         if overrides.leadership == Leadership::Elected && replays_whole_session {
             config = joining;
+        }
+        if replays_whole_session && copied.is_none() {
+            remove_log(self.config, setup)?;
+        }
+        // With a copied state the log stays, whatever was asked for.
+        let positions = self.context.published.as_ref().filter(|_| copied.is_some() || !replays_whole_session);
+        let published = positions.and_then(|positions| positions.get(setup.id));
+        let mut log = ChannelLog::open(self.config, setup, output, published)?;
+        let begin = log.first_unpublished(published).map_err(|source| log_error(setup, source))?;
+        let mut resumed = None;
+        let mut hole = None;
+        if let Some((state, donor)) = copied.as_ref().and_then(copied_position).zip(donor) {
+            if let Some(positions) = positions {
+                let begun = ResumePosition { next: Sequence(1), ..state };
+                positions.begin(setup.id, ResumePosition { has_ended: false, ..log.end.unwrap_or(begun) });
+            }
+            let outcome = log.copy_from_peer(self.donors, donor, setup, state, self.copied_messages_max());
+            hole = outcome.hole.and_then(|hole| unpublished(hole, published));
+            resumed = Some(log.position_with_copy(state));
+            // A donor that runs publishes what the hole has, or has published it. A dead one never will.
+            if outcome.is_peer_lost
+                && hole.is_some()
+                && !state.has_ended
+                && let Some(instead) = self.replay_instead(setup, stored, copied.as_ref(), &log, published)
+            {
+                tracing::warn!(peer = %donor, channel = setup.name, "the copy of the peer's state is not used: the peer died before it had sent its log, and the venue can replay the session");
+                copied = None;
+                replays_whole_session = false;
+                hole = outcome.hole_before_end.and_then(|hole| unpublished(hole, published));
+                (stored, replay, resumed) = (instead.stored, instead.replay, Some(instead.position));
+                config.resume = stored.session;
+            }
+        } else if !replays_whole_session {
+            resumed = log.own_position(stored, published);
+        }
+        if let Some(position) = resumed {
+            log.resume(position);
         }
 
         let takeover_shared = Arc::new(TakeoverShared::default());
@@ -160,8 +189,8 @@ impl ChannelBuilder<'_> {
             .filter(|_| self.config.takes_snapshots_of(setup.group))
             .and_then(initial_state)
             .map(Arc::new);
-        let OpenedLog { sink, maintenance, directory: log_directory, frame_bytes_max, logged, resumed, begin, hole } =
-            self.open_log(setup, output, stored, start_position.zip(donor), replays_whole_session)?;
+        let logged_through = start_position.or(log.end).map(|end| StreamPosition::at(end.session, end.next));
+        let ChannelLog { sink, maintenance, directory: log_directory, frame_bytes_max, .. } = log;
         config.log_position = resumed.map(|shutdown| (shutdown.session, shutdown.next));
         if let Some(hole) = hole {
             takeover_shared.log_hole.get_or_init(|| hole);
@@ -183,10 +212,7 @@ impl ChannelBuilder<'_> {
             group: setup.group,
             channel: setup.id,
             log_directory: log_directory.clone(),
-            logged_through: start_position
-                .map(|start_position| (start_position.session, start_position.next))
-                .or(logged)
-                .map(|(session, next)| StreamPosition::at(session, next)),
+            logged_through,
             retention_hold: maintenance.retention_hold(),
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
@@ -248,86 +274,29 @@ impl ChannelBuilder<'_> {
         })
     }
 
-    fn open_log(
+    /// How many messages are copied at most into the log of a channel.
+    fn copied_messages_max(&self) -> u64 {
+        (COPIED_MESSAGES_MAX / self.config.channels.len().max(1) as u64).max(COPIED_MESSAGES_MIN)
+    }
+
+    /// What the channel begins with instead of the copy of a state, behind which its log stays; `None` if the venue cannot replay the session
+    /// of that state.
+    fn replay_instead<'c>(
         &self,
-        setup: &ChannelSetup,
-        output: Option<&OutputConfig>,
+        setup: &'c ChannelSetup,
         stored: StoredChannel,
-        copied: Option<(ResumePosition, SocketAddrV4)>,
-        replays_whole_session: bool,
-    ) -> Result<OpenedLog, GatewayError> {
-        let gateway = &self.config.gateway;
-        let directory = self.config.gateway.log_directory(setup.id);
-        if replays_whole_session && copied.is_none() && directory.exists() {
-            let act = format!("remove the log of channel {} before a full replay", setup.name);
-            std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
-        }
-        let log_error = |source| GatewayError::Log { channel: setup.name.clone(), source };
-        let options = log_options(gateway, setup, output)?;
-        let frame_bytes_max = options.payload_bytes_max;
-        let mdgw_publog::OpenedLog { writer, mut maintenance, recovered } =
-            mdgw_publog::open(options, unix_now().0).map_err(log_error)?;
-        let LogRecovery { segments, damaged_segments, removed_files, last, last_flags, next_number } = recovered;
-        let next = last.map(|(_, next)| next);
-        tracing::info!(channel = setup.name, segments, next_entry = next_number, next, "publication log");
-        if damaged_segments + removed_files > 0 {
-            tracing::warn!(
-                channel = setup.name,
-                damaged_segments,
-                removed_files,
-                "the publication log was damaged, as after a power loss: each damaged segment ends before its first damaged entry, \
-                 and files without a whole header were removed. Receivers cannot request what is missing from this gateway"
-            );
-        }
-        let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
-        let [flags, _] = last_flags.to_le_bytes();
-        let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
-        // With a copied state the log stays, whatever was asked for.
-        let positions = self.context.published.as_ref().filter(|_| copied.is_some() || !replays_whole_session);
-        let published = positions.and_then(|positions| positions.get(setup.id));
-        let has_ended = has_ended || is_ended_at(published, logged);
-        let from_log = logged.map(|(session, next)| ResumePosition { session, next, has_ended });
-        let mut sink = LogSink::new(writer);
-        let is_logged = |known: &ResumePosition| Some((known.session, known.next)) < logged;
-        let begin = match published.filter(is_logged) {
-            Some(published) => place_of(&directory, setup.id, published).map_err(log_error)?,
-            None => sink.writer().end(),
-        };
-        let mut hole = None;
-        if let Some((position, donor)) = copied {
-            if let Some(end) = from_log {
-                sink.resume(end.session, end.next, end.has_ended);
-            }
-            let until = StreamPosition::at(position.session, position.next);
-            if let Some(positions) = positions {
-                let (session, next) = logged.unwrap_or((position.session, Sequence(1)));
-                positions.begin(setup.id, ResumePosition { session, next, has_ended: false });
-            }
-            let copy = LogCopy::new(&mut sink, &mut maintenance, until);
-            let messages_max =
-                (COPIED_MESSAGES_MAX / self.config.channels.len().max(1) as u64).max(COPIED_MESSAGES_MIN);
-            hole = copy.fill(self.donors, donor, setup, messages_max).and_then(|hole| unpublished(hole, published));
-        }
-        // The end of the log and the stored position are both used if they belong to the present session. The log may
-        // be behind: it may have been deleted, or lack entries that were kept in private memory.
-        let from_log = from_log.filter(|shutdown| stored.session.is_none_or(|known| known.session == shutdown.session));
-        let shutdown_position = stored.shutdown_position.filter(|_| !replays_whole_session);
-        // Without a log the session continues behind what was published of it.
-        let published = published.filter(|_| from_log.is_none()).and_then(|known| resume_behind(known, stored));
-        let resumed =
-            from_log.into_iter().chain(shutdown_position).chain(published).max_by_key(|position| position.next);
-        let copied = copied.map(|(position, _)| {
-            // The peer's log may have the session's end already.
-            let is_at =
-                |progress: &&SessionProgress| progress.session == position.session.to_bytes() && progress.has_ended;
-            let has_ended = position.has_ended || sink.session_progress().filter(is_at).is_some();
-            ResumePosition { has_ended, ..position }
-        });
-        let resumed = copied.or(resumed);
-        if let Some(ResumePosition { session, next, has_ended }) = resumed {
-            sink.resume(session, next, has_ended);
-        }
-        Ok(OpenedLog { sink, maintenance, directory, frame_bytes_max, logged, resumed, begin, hole })
+        copied: Option<&Channel>,
+        log: &ChannelLog,
+        published: Option<ResumePosition>,
+    ) -> Option<ReplayInstead<'c>> {
+        // This gateway may never have followed that session.
+        let session = copied?.known_session()?;
+        let shutdown_position = stored.shutdown_position.filter(|position| position.session == session.session);
+        let stored = StoredChannel { session: Some(session), shutdown_position };
+        let begun = ResumePosition { session: session.session, next: Sequence(1), has_ended: false };
+        let position = log.own_position(stored, Some(published.unwrap_or(begun)))?;
+        let mut replay = VenueReplay::new(setup, self.session_to_replay(stored));
+        replay.is_available().then_some(ReplayInstead { stored, position, replay })
     }
 
     /// Fence and epochs of the channel's group.
@@ -342,56 +311,6 @@ impl ChannelBuilder<'_> {
         let is_wanted = leadership == Leadership::Elected && copy_peer_state;
         stored.session.filter(|known| is_wanted && known.has_messages)
     }
-}
-
-/// What of a hole was not published.
-fn unpublished((first, next): LogHole, published: Option<ResumePosition>) -> Option<LogHole> {
-    let through = published.map(|published| StreamPosition::at(published.session, published.next));
-    let first = through.filter(|through| through.session == next.session).map_or(first, |through| through.max(first));
-    (first < next).then_some((first, next))
-}
-
-/// Whether a stored position says that the session has ended where the log ends.
-fn is_ended_at(published: Option<ResumePosition>, logged: Option<(Session, Sequence)>) -> bool {
-    published.is_some_and(|published| published.has_ended && logged == Some((published.session, published.next)))
-}
-
-/// Where the present session continues that is in no log. After a position of an earlier session: at its first message.
-fn resume_behind(published: ResumePosition, stored: StoredChannel) -> Option<ResumePosition> {
-    let session = stored.session?.session;
-    if published.session == session {
-        return Some(published);
-    }
-    (published.session < session).then_some(ResumePosition { session, next: Sequence(1), has_ended: false })
-}
-
-/// A place in a log not far before the first entry behind that position, or of the oldest entry.
-fn place_of(directory: &Path, channel: ChannelId, position: ResumePosition) -> Result<Position, LogError> {
-    let mut reader = Reader::open(directory, channel.0)?;
-    // The first part of a message may lie in an entry that covers only the messages before it.
-    reader.seek(position.session.to_bytes(), position.next.0.saturating_sub(1))?;
-    Ok(reader.position())
-}
-
-/// Options of a channel's publication log. Makes the directory of the logs.
-pub(super) fn log_options(
-    gateway: &GatewayConfig,
-    setup: &ChannelSetup,
-    output: Option<&OutputConfig>,
-) -> Result<LogOptions, GatewayError> {
-    let mut options = LogOptions::new(gateway.log_directory(setup.id), setup.id.0);
-    options.reader_group = gateway.log_reader_group()?;
-    create_log_root(&gateway.log_dir, options.reader_group)
-        .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
-    options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
-    options.payload_bytes_max =
-        output.map_or(PACKET_BYTES_MAX - PACKET_HEADER_BYTES - TAG_BYTES, OutputConfig::frame_bytes_max);
-    options.retention = Retention {
-        bytes_max: gateway.retention_bytes,
-        age_ns_max: gateway.retention_ns,
-        protected_bytes_max: 2 * gateway.retention_bytes,
-    };
-    Ok(options)
 }
 
 fn open_lines(setup: &ChannelSetup) -> Result<Vec<LineSocket>, GatewayError> {
@@ -467,21 +386,13 @@ fn copied_position(channel: &Channel) -> Option<ResumePosition> {
     Some(ResumePosition { session, next, has_ended: channel.state() == ChannelState::Ended })
 }
 
-/// A channel's publication log, ready to be written.
-struct OpenedLog {
-    sink: LogSink,
-    maintenance: SegmentMaintenance,
-    directory: PathBuf,
-    /// Most bytes of frames in an entry.
-    frame_bytes_max: usize,
-    /// End of the log.
-    logged: Option<(Session, Sequence)>,
-    /// Position of the channel at the end of the gateway's last run.
-    resumed: Option<ResumePosition>,
-    /// No gateway is known to have published the entries behind it: those of an earlier run, and of a peer's log.
-    begin: Position,
-    /// What the log lacks before a copied state.
-    hole: Option<LogHole>,
+/// How a channel begins whose copied state is not used.
+struct ReplayInstead<'c> {
+    /// With the session of that state.
+    stored: StoredChannel,
+    /// Where the channel continues.
+    position: ResumePosition,
+    replay: VenueReplay<'c>,
 }
 
 /// Enables NIC timestamps. A failure is only logged, since the gateway can use kernel timestamps. The summary names the
@@ -512,51 +423,3 @@ const COPIED_MESSAGES_MIN: u64 = 1 << 14;
 const CATCH_UP_PACKETS_PER_S: u64 = 20_000;
 /// Longest send of a standalone gateway, ns: half of the default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::state_file::tests::known;
-
-    #[test]
-    fn the_present_session_continues_behind_its_published_part_or_at_its_first_message() {
-        let position =
-            |restart, next| ResumePosition { session: known(restart).session, next: Sequence(next), has_ended: false };
-        let stored = |session| StoredChannel { session, shutdown_position: None };
-        for (published, session, expected) in [
-            (position(1, 7), Some(known(1)), Some(position(1, 7))),
-            (position(0, 7), Some(known(1)), Some(position(1, 1))),
-            (position(2, 7), Some(known(1)), None),
-            (position(1, 7), None, None),
-        ] {
-            assert_eq!(resume_behind(published, stored(session)), expected, "{published:?}");
-        }
-    }
-
-    #[test]
-    fn what_was_published_of_a_hole_is_no_hole() {
-        let at = |sequence| StreamPosition::at(known(1).session, Sequence(sequence));
-        let published = |restart, next| {
-            Some(ResumePosition { session: known(restart).session, next: Sequence(next), has_ended: false })
-        };
-        for (published, expected) in [
-            (None, Some((at(10), at(90)))),
-            (published(1, 5), Some((at(10), at(90)))),
-            (published(1, 40), Some((at(40), at(90)))),
-            (published(1, 90), None),
-            (published(0, 70), Some((at(10), at(90)))),
-        ] {
-            assert_eq!(unpublished((at(10), at(90)), published), expected, "{published:?}");
-        }
-    }
-
-    #[test]
-    fn a_log_has_ended_where_the_published_session_has() {
-        let published =
-            |next, has_ended| Some(ResumePosition { session: known(1).session, next: Sequence(next), has_ended });
-        let logged = Some((known(1).session, Sequence(7)));
-        assert!(is_ended_at(published(7, true), logged));
-        assert!(!is_ended_at(published(6, true), logged) && !is_ended_at(published(7, false), logged));
-        assert!(!is_ended_at(None, logged) && !is_ended_at(published(7, true), None));
-    }
-}

@@ -17,7 +17,7 @@ use mdgw_publog::{LogOptions, OpenedLog, SegmentMaintenance};
 use mdgw_sys::clock::unix_now;
 use zerocopy::IntoBytes as _;
 
-use super::{GatewayError, channel_builder::log_options, log_maintenance::LogCounters};
+use super::{GatewayError, channel_log::log_options, log_maintenance::LogCounters};
 use crate::config::{Resolved, resolved::ChannelSetup};
 
 /// The log of one channel. Packed and split as a gateway packs and splits; what was lost on the way here is a hole between two entries.

@@ -1,15 +1,17 @@
 //! A restarted gateway copies its peer's state, channel by channel.
 
-use std::{cmp::Ordering, net::SocketAddrV4, time::Duration};
+use std::{cmp::Ordering, io::ErrorKind, net::SocketAddrV4, time::Duration};
 
 use mdgw_election::auth::SharedKey;
+#[cfg(test)]
+use mdgw_election::identity::Incarnation;
 use mdgw_feeds::identity::Session;
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig},
     published::position::StreamPosition,
 };
 use mdgw_pair::pair_link::{
-    CopyError, fetch_copy, fetch_log,
+    CopyError, SilenceLimit, fetch_copy, fetch_log,
     message::{LinkIdentity, LogRequest, LoggedEntry},
 };
 
@@ -22,8 +24,22 @@ pub(super) struct Donors {
     /// This start of this gateway.
     identity: LinkIdentity,
     key: Option<SharedKey>,
-    /// Link addresses of the peers, without those that did not answer.
-    peers: Vec<SocketAddrV4>,
+    /// Without those that did not answer.
+    peers: Vec<Peer>,
+}
+
+/// A peer, and how long this start still waits for it.
+#[derive(Debug)]
+struct Peer {
+    /// Of its link.
+    address: SocketAddrV4,
+    silence_limit: SilenceLimit,
+}
+
+impl Peer {
+    fn at(address: SocketAddrV4) -> Self {
+        Self { address, silence_limit: SilenceLimit::new(SILENCE_MAX, SILENCES_MAX) }
+    }
 }
 
 impl Donors {
@@ -34,8 +50,15 @@ impl Donors {
             identity,
             // A key that cannot be read is reported when the gateway links.
             key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
-            peers: link.map_or_else(Vec::new, |link| link.peers.iter().map(|peer| peer.address).collect()),
+            peers: link.into_iter().flat_map(|link| &link.peers).map(|peer| Peer::at(peer.address)).collect(),
         }
+    }
+
+    /// One peer.
+    #[cfg(test)]
+    pub(super) fn at(peer: SocketAddrV4, key: SharedKey, silence_limit: SilenceLimit) -> Self {
+        let identity = LinkIdentity { node: 1, incarnation: Incarnation(1) };
+        Self { identity, key: Some(key), peers: vec![Peer { address: peer, silence_limit }] }
     }
 
     /// Whether there were peers to copy from, and none of them answers any more.
@@ -45,13 +68,24 @@ impl Donors {
 
     /// Fetches entries of the log of the peer at that address: see [`fetch_log`].
     pub(super) fn fetch_log(
-        &self,
+        &mut self,
         peer: SocketAddrV4,
         request: LogRequest,
         accept: &mut dyn FnMut(Session, &LoggedEntry),
     ) -> Result<(), CopyError> {
-        let Some(key) = self.key.clone() else { return Ok(()) };
-        fetch_log(peer, self.identity, key, request, TIMEOUT, accept)
+        self.request(peer, |identity, key, silence_limit| {
+            fetch_log(peer, identity, key, request, silence_limit, accept)
+        })
+    }
+
+    /// Whether this start asks the peer at that address for nothing more: it was silent for too long, or was [forgotten](Self::forget).
+    pub(super) fn is_given_up(&self, peer: SocketAddrV4) -> bool {
+        self.peers.iter().find(|known| known.address == peer).is_none_or(|known| known.silence_limit.is_exhausted())
+    }
+
+    /// The peer at that address does not answer any more, and is not asked for other channels.
+    pub(super) fn forget(&mut self, peer: SocketAddrV4) {
+        self.peers.retain(|other| other.address != peer);
     }
 
     /// The channel with a peer's state, and the peer's address; `None` if no peer supplies a better state than this gateway has. `joining`:
@@ -64,10 +98,11 @@ impl Donors {
         joining: &ChannelConfig,
         can_replay_input: &mut dyn FnMut() -> bool,
     ) -> Option<(Channel, SocketAddrV4)> {
-        let key = self.key.as_ref()?;
+        self.key.as_ref()?;
         let own = log_end(&config.gateway.log_directory(setup.id), setup.id);
-        for peer in self.peers.clone() {
-            match copy_with_retries(peer, self.identity, key, joining) {
+        let peers: Vec<_> = self.peers.iter().map(|peer| peer.address).collect();
+        for peer in peers {
+            match self.copy_with_retries(peer, joining) {
                 Ok(channel) => {
                     let (session, next) = channel.position()?;
                     let at = StreamPosition::at(session, next);
@@ -85,29 +120,41 @@ impl Donors {
                     // A peer that is unreachable, or whose connection broke in every attempt, is not tried for other
                     // channels.
                     if matches!(error, CopyError::Unreachable(_) | CopyError::Io(_)) {
-                        self.peers.retain(|other| *other != peer);
+                        self.forget(peer);
                     }
                 }
             }
         }
         None
     }
-}
 
-/// Copies the state from one peer. A transient error is followed by another attempt.
-fn copy_with_retries(
-    peer: SocketAddrV4,
-    identity: LinkIdentity,
-    key: &SharedKey,
-    joining: &ChannelConfig,
-) -> Result<Channel, CopyError> {
-    let mut attempt = 1;
-    loop {
-        match fetch_copy(peer, identity, key.clone(), joining.clone(), TIMEOUT) {
-            Err(error) if error.is_transient() && attempt < ATTEMPTS_MAX => std::thread::sleep(RETRY_INTERVAL),
-            outcome => return outcome,
+    /// Copies the state from one peer. A transient error is followed by another attempt.
+    fn copy_with_retries(&mut self, peer: SocketAddrV4, joining: &ChannelConfig) -> Result<Channel, CopyError> {
+        let mut attempt = 1;
+        loop {
+            let outcome = self.request(peer, |identity, key, silence_limit| {
+                fetch_copy(peer, identity, key, joining.clone(), silence_limit)
+            });
+            match outcome {
+                Err(error) if error.is_transient() && attempt < ATTEMPTS_MAX && !self.is_given_up(peer) => {
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+                outcome => return outcome,
+            }
+            attempt += 1;
         }
-        attempt += 1;
+    }
+
+    fn request<T>(
+        &mut self,
+        peer: SocketAddrV4,
+        request: impl FnOnce(LinkIdentity, SharedKey, &mut SilenceLimit) -> Result<T, CopyError>,
+    ) -> Result<T, CopyError> {
+        let known = self.peers.iter_mut().find(|known| known.address == peer);
+        let (Some(known), Some(key)) = (known, self.key.clone()) else {
+            return Err(CopyError::Unreachable(ErrorKind::NotConnected.into()));
+        };
+        request(self.identity, key, &mut known.silence_limit)
     }
 }
 
@@ -138,7 +185,10 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Pause before the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// A copy without progress for this long has failed.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+/// How long a start waits for one peer in all failed copies of all channels: a peer that stops in the middle of a copy is asked once more, since
+/// it may have been paused only.
+const SILENCES_MAX: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {

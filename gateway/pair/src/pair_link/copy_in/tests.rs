@@ -37,6 +37,10 @@ use crate::{
 const CHANNEL: ChannelId = ChannelId(5);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+fn silence_limit() -> SilenceLimit {
+    SilenceLimit::new(TIMEOUT, TIMEOUT)
+}
+
 struct DiscardSink;
 
 impl FrameSink for DiscardSink {
@@ -128,10 +132,10 @@ fn a_live_channel_is_copied_over_a_link_repeatedly() {
     let _link = donor_link(listen, &channel);
 
     // A joiner with another key receives nothing.
-    let refused = fetch_copy(listen, identity(1), SharedKey::new(&[8; 32]), config(), TIMEOUT);
+    let refused = fetch_copy(listen, identity(1), SharedKey::new(&[8; 32]), config(), &mut silence_limit());
     assert!(matches!(refused, Err(CopyError::Io(_) | CopyError::Link(_))), "{refused:?}");
     for _ in 0..2 {
-        let copied = fetch_copy(listen, identity(1), key(), config(), TIMEOUT).unwrap();
+        let copied = fetch_copy(listen, identity(1), key(), config(), &mut silence_limit()).unwrap();
         let (_, next) = copied.position().unwrap();
         assert!(next > Sequence(20_000));
         let (mut reference, mut generator) = (Channel::new(config()), day());
@@ -189,7 +193,7 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     };
     let all = slices.iter().fold(0, |checksum, slice| crc32c::crc32c_append(checksum, slice));
     let whole = [slice_messages(&slices), vec![end(slices.len(), all, None)]].concat();
-    let take = |messages| fetch_copy(scripted_donor(messages), identity(1), key(), config(), TIMEOUT);
+    let take = |messages| fetch_copy(scripted_donor(messages), identity(1), key(), config(), &mut silence_limit());
     let copied = take(whole.clone()).unwrap();
     assert_eq!(copied.orders(&|_| true), channel.orders(&|_| true), "the control");
 
@@ -204,7 +208,8 @@ fn a_donor_that_dies_damages_or_refuses_yields_no_copy() {
     // The kernel accepts connections even for a stopped process.
     let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
-    let silent = fetch_copy(address, identity(1), key(), config(), Duration::from_millis(50));
+    let short = &mut SilenceLimit::new(Duration::from_millis(50), TIMEOUT);
+    let silent = fetch_copy(address, identity(1), key(), config(), short);
     assert!(matches!(&silent, Err(error @ CopyError::Unreachable(_)) if !error.is_transient()), "{silent:?}");
     assert!(half.is_err_and(|error| error.is_transient()) && changed.is_err_and(|error| !error.is_transient()));
     let early = take(vec![end(0, 0, None)]);
@@ -244,7 +249,7 @@ fn entries_of_a_log_are_fetched_from_the_end_of_the_requesters_log_on() {
         let mut fetched = Vec::new();
         let mut accept = |of: Session, entry: &LoggedEntry| fetched.push((of.restart, entry.first.0, entry.next.0));
         let request = LogRequest { channel, from, messages_max };
-        fetch_log(listen, identity(1), key(), request, TIMEOUT, &mut accept)?;
+        fetch_log(listen, identity(1), key(), request, &mut silence_limit(), &mut accept)?;
         Ok::<_, CopyError>(fetched)
     };
     for (from, messages_max, first) in [
@@ -269,4 +274,71 @@ fn entries_of_a_log_are_fetched_from_the_end_of_the_requesters_log_on() {
     }
     let unknown = fetch(ChannelId(9), None, 1);
     assert!(matches!(unknown, Err(CopyError::Io(_))), "{unknown:?}");
+}
+
+/// Acts as a donor whose link runs and whose channel hangs: it sends positions on each connection, and never a part of an answer.
+fn donor_that_never_answers() -> SocketAddrV4 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
+    thread::spawn(move || {
+        for mut socket in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let mut stream = LinkStream::new(key(), identity(2), Nonce::random().unwrap());
+                socket.write_all(&stream.hello()).unwrap();
+                let mut bytes = [0; 1_024];
+                let count = socket.read(&mut bytes).unwrap();
+                stream.push(&bytes[..count]);
+                let _request = stream.next_message();
+                let positions = LinkMessage::Positions(Vec::new());
+                while stream.seal(&positions).is_some_and(|sealed| socket.write_all(&sealed).is_ok()) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn all_requests_together_wait_for_a_silent_donor_no_longer_than_the_limit() {
+    let (silence_max, total) = (Duration::from_millis(200), Duration::from_millis(300));
+    // The kernel accepts connections even for a stopped process.
+    let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(stopped_at) = stopped.local_addr().unwrap() else { unreachable!() };
+    for (donor, is_reached) in [(stopped_at, false), (donor_that_never_answers(), true)] {
+        let mut silence_limit = SilenceLimit::new(silence_max, total);
+        let begun = Instant::now();
+        let mut requests = 0;
+        while !silence_limit.is_exhausted() {
+            let request = LogRequest { channel: CHANNEL, from: None, messages_max: 1 };
+            let outcome = if requests % 2 == 0 {
+                fetch_copy(donor, identity(1), key(), config(), &mut silence_limit).map(|_| ())
+            } else {
+                fetch_log(donor, identity(1), key(), request, &mut silence_limit, &mut |_, _| {})
+            };
+            let is_io = matches!(&outcome, Err(CopyError::Io(_)));
+            assert!(is_io == is_reached && outcome.is_err(), "{outcome:?}");
+            requests += 1;
+        }
+        // A request more may be cut short by the clock.
+        assert!((2..=3).contains(&requests), "{requests} requests");
+        let waited = begun.elapsed();
+        assert!(waited >= total && waited < total * 10, "{waited:?}");
+    }
+}
+
+/// A slow donor spends nothing of the limit while its answers succeed.
+#[test]
+fn requests_that_succeed_are_no_silence() {
+    let directory = tempfile::tempdir().unwrap();
+    write_log(directory.path(), &[(0, 5)]);
+    let listen = free_address();
+    let logs = ChannelLogs::of([(CHANNEL, directory.path().to_owned())]);
+    let _link = link(listen, ChannelSender::new(|_, _| false), logs);
+    let mut silence_limit = SilenceLimit::new(TIMEOUT, TIMEOUT);
+    let slow = &mut |_: Session, _: &LoggedEntry| thread::sleep(Duration::from_millis(2));
+    let request = LogRequest { channel: CHANNEL, from: None, messages_max: 100 };
+    fetch_log(listen, identity(1), key(), request, &mut silence_limit, slow).unwrap();
+    let left = format!("{silence_limit:?}");
+    assert!(left.contains(&format!("left: {TIMEOUT:?}")), "{left}");
 }
