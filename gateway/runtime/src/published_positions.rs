@@ -424,7 +424,7 @@ mod tests {
         let statuses = || BTreeMap::from([(ChannelId(3), status(at(1, 9), None))]);
         let held = || HeldEpochs::from([(GroupId(1), Epoch::new(7, 2)), (GroupId(2), Epoch::default())]);
         let _thread = PositionThread::start(positions, statuses, held).unwrap();
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let stored = || opened(directory.path(), Some(1));
         while stored().get(ChannelId(3)).is_none() && begun.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(20));
