@@ -257,9 +257,8 @@ fn packets_of_an_old_leader_are_stale_to_a_restarted_gateway_too() {
     let restarted = gateway.restart(&wanted());
     let middle = usize::midpoint(published, log.len());
     old_leader.publish(&log[published..middle]);
-    // A packet of its own, as the kernel returns it: all before it are read when this one is.
-    ScriptedLeader::new(restarted.fixture.output, NEW_EPOCH).publish(&log[..1]);
-    wait_until("the packets are read", || restarted.channel_status().own_packets > 0);
+    // Nothing tells that packets were dropped before the gateway stops: the count below fails if they are not read in this time.
+    std::thread::sleep(std::time::Duration::from_millis(500));
     restarted.open_fence(Epoch(5 << 8 | 2));
     consumer.receive_to_session_end(session(0));
     assert_eq!(consumer.check_deliveries(&messages_of(&log)), Ok(()));
