@@ -321,7 +321,7 @@ fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over
     let line = live.wait_for_stderr("live: the port is open again");
     assert!(line.contains("ends=\"live-closed\""), "{line}");
     wait_for_readiness(admin, 200, "running");
-    assert_eq!(accepting(), 1.0);
+    wait_until("the port is shown as open", || accepting() == 1.0);
     let _client = run(log_in(&[address], KEY, Compression::None)).unwrap();
     day.play_second_half(&fixture);
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -334,7 +334,7 @@ fn a_start_without_a_gateway_accepts_no_client_until_one_runs_or_the_day_is_over
     let (live, address) = start_live_with(&fixture, &with_admin);
     wait_until("the port is open", || TcpStream::connect(address).is_ok());
     wait_for_readiness(admin, 200, "running");
-    assert_eq!(accepting(), 1.0);
+    wait_until("the port is shown as open", || accepting() == 1.0);
     let all = vec![subscription(Schema::Mbo, Symbols::All, 0)];
     assert!(!run(Session::until_replayed(&[address], all, Compression::None)).records.is_empty());
     let _ = live.stop_with(Signal::Terminate).expect_code(0);

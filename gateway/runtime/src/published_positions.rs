@@ -38,6 +38,8 @@ struct StoredPositions {
     path: PathBuf,
     positions: Positions,
     epochs: HeldEpochs,
+    /// The file was there at each earlier start of this history: what it lacks, nobody is known to have published.
+    is_whole: bool,
     /// Whether the file has others.
     is_changed: bool,
     is_failing: bool,
@@ -48,7 +50,11 @@ impl PublishedPositions {
     /// another history are removed: all of them if the state file is new, else those of a later session than the channel's last one.
     pub(crate) fn open(state_file: &Path, state: &StateFile) -> Self {
         let path = sibling_path(state_file, ".positions");
-        let (mut positions, mut epochs) = read(&path);
+        let read = read(&path);
+        let is_whole = read.is_some() || !state.has_earlier_start();
+        // So the next start finds it, however early this one ends.
+        let is_missing = read.is_none() && is_whole;
+        let (mut positions, mut epochs) = read.unwrap_or_default();
         let count = positions.len() + epochs.len();
         epochs.retain(|_, _| state.has_earlier_start());
         positions.retain(|channel, position| {
@@ -60,14 +66,17 @@ impl PublishedPositions {
             }
             is_known
         });
-        let is_changed = positions.len() + epochs.len() < count;
-        let mut stored = StoredPositions { path, positions, epochs, is_changed, is_failing: false };
+        let is_changed = is_missing || positions.len() + epochs.len() < count;
+        let mut stored = StoredPositions { path, positions, epochs, is_whole, is_changed, is_failing: false };
         stored.store();
         Self(Arc::new(Mutex::new(stored)))
     }
 
-    pub(crate) fn get(&self, channel: ChannelId) -> Option<ResumePosition> {
-        self.lock().positions.get(&channel).copied()
+    /// Up to where the channel is published, for a gateway whose log of it ends in that session.
+    pub(crate) fn get(&self, channel: ChannelId, logged: Option<Session>) -> Option<ResumePosition> {
+        let stored = self.lock();
+        let nothing = |session| ResumePosition { session, next: Sequence(1), has_ended: false };
+        stored.positions.get(&channel).copied().or_else(|| logged.filter(|_| stored.is_whole).map(nothing))
     }
 
     /// The epoch of the group that receivers hold, as earlier runs knew it.
@@ -146,16 +155,16 @@ impl StoredPositions {
     }
 }
 
-fn read(path: &Path) -> (Positions, HeldEpochs) {
+fn read(path: &Path) -> Option<(Positions, HeldEpochs)> {
     let is_file = path.metadata().is_ok_and(|found| found.is_file() && found.len() <= FILE_BYTES_MAX);
     if !is_file {
-        return Default::default();
+        return None;
     }
     match fs::read(path).map_err(|error| error.to_string()).and_then(|bytes| parse(&bytes)) {
-        Ok(positions) => positions,
+        Ok(stored) => Some(stored),
         Err(error) => {
             tracing::warn!(path = %path.display(), error, "stored positions of the output are not used");
-            Default::default()
+            None
         }
     }
 }
@@ -329,10 +338,10 @@ mod tests {
             (at(1, 30), None, at(1, 30)),
         ] {
             positions.lock().advance(ChannelId(3), &status(published, received));
-            let kept = positions.get(ChannelId(3)).map(|kept| StreamPosition::at(kept.session, kept.next));
+            let kept = positions.get(ChannelId(3), None).map(|kept| StreamPosition::at(kept.session, kept.next));
             assert_eq!(kept, expected, "{published:?} {received:?}");
         }
-        let has_ended = || positions.get(ChannelId(3)).unwrap().has_ended;
+        let has_ended = || positions.get(ChannelId(3), None).unwrap().has_ended;
         let ended =
             |logged_through| ChannelStatus { state: ChannelState::Ended, logged_through, ..status(at(1, 30), None) };
         positions.lock().advance(ChannelId(3), &ended(at(1, 31)));
@@ -344,7 +353,7 @@ mod tests {
         for channel in [ChannelId(3), ChannelId(4)] {
             positions.lock().advance(channel, &logged);
         }
-        let next = |channel| positions.get(ChannelId(channel)).map(|kept| (kept.session.restart, kept.next.0));
+        let next = |channel| positions.get(ChannelId(channel), None).map(|kept| (kept.session.restart, kept.next.0));
         assert_eq!([next(3), next(4)], [Some((1, 30)), Some((2, 1))]);
     }
 
@@ -357,18 +366,37 @@ mod tests {
             positions.begin(ChannelId(1), of(7));
             positions.begin(ChannelId(1), of(9));
             positions.begin(ChannelId(2), of(5));
-            assert_eq!(positions.get(ChannelId(1)), Some(of(7)), "stored at once, and only if there was none");
+            assert_eq!(positions.get(ChannelId(1), None), Some(of(7)), "stored at once, and only if there was none");
             let later = opened(directory.path(), Some(last_session));
-            assert_eq!(later.get(ChannelId(1)), expected, "{last_session}");
-            assert_eq!(later.get(ChannelId(2)), Some(of(5)), "the state file knows no session of it yet");
+            assert_eq!(later.get(ChannelId(1), None), expected, "{last_session}");
+            assert_eq!(later.get(ChannelId(2), None), Some(of(5)), "the state file knows no session of it yet");
             assert!(later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(9))])));
             assert!(!later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(8))])));
             later.lock().store();
             assert_eq!(opened(directory.path(), Some(2)).held_epoch(GroupId(1)), Epoch(9));
             fs::remove_file(directory.path().join("state.json")).unwrap();
             let of_new_state = opened(directory.path(), None);
-            assert_eq!((of_new_state.get(ChannelId(2)), of_new_state.held_epoch(GroupId(1))), (None, Epoch(0)));
-            assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(2)), None, "removed for good");
+            assert_eq!((of_new_state.get(ChannelId(2), None), of_new_state.held_epoch(GroupId(1))), (None, Epoch(0)));
+            assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(2), None), None, "removed for good");
+        }
+    }
+
+    /// The disk may be slow, or the gateway killed at once.
+    #[test]
+    fn what_a_file_of_all_starts_lacks_is_published_from_its_first_message() {
+        let directory = tempfile::tempdir().unwrap();
+        let session = known(2).session;
+        let next = |positions: &PublishedPositions| positions.get(ChannelId(1), Some(session)).map(|known| known.next);
+        assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)));
+        assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)), "the first start has made the file");
+        assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "nothing is logged");
+        fs::remove_file(directory.path().join("state.json.positions")).unwrap();
+        for _ in 0..2 {
+            assert_eq!(
+                next(&opened(directory.path(), Some(2))),
+                None,
+                "as after an upgrade: earlier starts stored none"
+            );
         }
     }
 
@@ -376,7 +404,7 @@ mod tests {
     fn positions_are_read_as_written_and_a_damaged_file_has_none() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("positions");
-        assert_eq!(read(&path), Default::default());
+        assert_eq!(read(&path), None);
         let of = |restart, next| ResumePosition {
             session: known(restart).session,
             next: Sequence(next),
@@ -387,17 +415,17 @@ mod tests {
         let text = to_text(&positions, &epochs);
         fs::write(&path, &text).unwrap();
         let stored = (positions, epochs);
-        assert_eq!(read(&path), stored);
+        assert_eq!(read(&path), Some(stored.clone()));
         for index in 0..text.len() {
             let mut damaged = text.clone().into_bytes();
             damaged[index] ^= 1;
             fs::write(&path, &damaged).unwrap();
             let found = read(&path);
-            assert!(found == Default::default() || found == stored, "byte {index}");
+            assert!(found.is_none() || found == Some(stored.clone()), "byte {index}");
         }
         for junk in [&b""[..], b"{}", b"[", &[0xff; 40]] {
             fs::write(&path, junk).unwrap();
-            assert_eq!(read(&path), Default::default());
+            assert_eq!(read(&path), None);
         }
     }
 
@@ -426,11 +454,11 @@ mod tests {
         let _thread = PositionThread::start(positions, statuses, held).unwrap();
         let begun = Instant::now();
         let stored = || opened(directory.path(), Some(1));
-        while stored().get(ChannelId(3)).is_none() && begun.elapsed() < Duration::from_secs(60) {
+        while stored().get(ChannelId(3), None).is_none() && begun.elapsed() < Duration::from_secs(60) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(stored().get(ChannelId(3)).unwrap().next, Sequence(9));
-        assert_eq!(stored().get(ChannelId(9)), Some(earlier), "a channel that is not configured now");
+        assert_eq!(stored().get(ChannelId(3), None).unwrap().next, Sequence(9));
+        assert_eq!(stored().get(ChannelId(9), None), Some(earlier), "a channel that is not configured now");
         assert_eq!([1, 2].map(|group| stored().held_epoch(GroupId(group))), [Epoch::new(7, 2), Epoch::default()]);
     }
 }

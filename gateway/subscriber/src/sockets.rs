@@ -44,7 +44,10 @@ pub(super) fn open_service(address: SocketAddrV4, receive_buffer_bytes: usize) -
 fn open(receive_buffer_bytes: usize) -> io::Result<(Socket, usize)> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_nonblocking(true)?;
-    socket.set_recv_buffer_size(receive_buffer_bytes)?;
+    // Beyond the host's limit where the process may: a receiver that is busy for a moment must not lose packets.
+    if rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, receive_buffer_bytes).is_err() {
+        socket.set_recv_buffer_size(receive_buffer_bytes)?;
+    }
     let granted = socket.recv_buffer_size()?;
     Ok((socket, granted))
 }

@@ -142,8 +142,9 @@ impl ChannelBuilder<'_> {
         }
         // With a copied state the log stays, whatever was asked for.
         let positions = self.context.published.as_ref().filter(|_| copied.is_some() || !replays_whole_session);
-        let published = positions.and_then(|positions| positions.get(setup.id));
-        let mut log = ChannelLog::open(self.config, setup, output, published)?;
+        let mut log = ChannelLog::open(self.config, setup, output)?;
+        let published = positions.and_then(|positions| positions.get(setup.id, log.end.map(|end| end.session)));
+        log.end_with(published);
         let begin = log.first_unpublished(published).map_err(|source| log_error(setup, source))?;
         let mut resumed = None;
         let mut hole = None;

@@ -50,7 +50,6 @@ impl ChannelLog {
         config: &Resolved,
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
-        published: Option<ResumePosition>,
     ) -> Result<Self, GatewayError> {
         let options = log_options(&config.gateway, setup, output)?;
         let frame_bytes_max = options.payload_bytes_max;
@@ -70,7 +69,7 @@ impl ChannelLog {
         }
         let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         let [flags, _] = last_flags.to_le_bytes();
-        let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION) || is_ended_at(published, logged);
+        let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
         Ok(Self {
             sink: LogSink::new(writer),
             maintenance,
@@ -79,6 +78,13 @@ impl ChannelLog {
             end: logged.map(|(session, next)| ResumePosition { session, next, has_ended }),
             channel: setup.id,
         })
+    }
+
+    /// The stored position may know that the session has ended where the log ends.
+    pub(super) fn end_with(&mut self, published: Option<ResumePosition>) {
+        if let Some(end) = &mut self.end {
+            end.has_ended |= is_ended_at(published, Some((end.session, end.next)));
+        }
     }
 
     /// A place in the log. No gateway is known to have published the entries behind it: those behind `published`, or else those that the log
