@@ -3,7 +3,7 @@
 //! The gateway's pool has a core for itself. `mdgw live`, all clients and the sender share the others. Half of the sessions never read.
 
 use std::{
-    fmt::Write as _,
+    fmt::{self, Write as _},
     fs,
     net::{Ipv4Addr, TcpStream, UdpSocket},
     ops::Range,
@@ -33,11 +33,12 @@ use super::{
         input::{Input, InputShape},
         own_latency,
     },
-    LiveOptions, PartResult,
+    LiveOptions, PartResult, bare,
     client::{Client, Wanted},
     program::{Groups, LiveServer, Program, configuration},
     ratios,
     receive::Receiver,
+    record_counter::METADATA_BYTES,
     text,
 };
 use crate::report::Spread;
@@ -45,11 +46,32 @@ use crate::report::Spread;
 /// Most of the publish stage's p99 beside sessions, over without.
 const P99_RATIO_MAX: f64 = 1.1;
 
-/// One row: the gateway beside that many sessions.
+/// One row of the table.
 struct Row {
-    /// `None`: without `mdgw live`.
-    sessions: Option<usize>,
+    beside: Beside,
     runs: Vec<Run>,
+}
+
+/// What runs on the other cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    /// The sender alone.
+    Nothing,
+    /// A bare loop that writes to a socket and reads from it, without pause. Shows what any busy program there costs: cores share caches,
+    /// memory and, as hardware threads, their units.
+    BareLoop,
+    /// `mdgw live` with that many sessions.
+    Live(usize),
+}
+
+impl fmt::Display for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "without mdgw live"),
+            Self::BareLoop => write!(f, "without mdgw live, beside a bare loop"),
+            Self::Live(sessions) => write!(f, "beside {sessions} sessions, {} of which never read", sessions / 2),
+        }
+    }
 }
 
 /// What one row showed in one round.
@@ -64,9 +86,9 @@ pub(super) fn run(options: &LiveOptions, program: &Path) -> Result<PartResult> {
     let cores = pinnable_cores();
     let (pool_core, others) = cores.split_last().context("a core")?;
     ensure!(!others.is_empty(), "the gateway's pool and mdgw live need a core each");
-    let with_live = options.beside.iter().map(|sessions| Some(*sessions));
-    let row = |sessions| Row { sessions, runs: Vec::new() };
-    let mut rows: Vec<_> = [None].into_iter().chain(with_live).map(row).collect();
+    let with_live = options.beside.iter().map(|sessions| Beside::Live(*sessions));
+    let row = |beside| Row { beside, runs: Vec::new() };
+    let mut rows: Vec<_> = [Beside::Nothing, Beside::BareLoop].into_iter().chain(with_live).map(row).collect();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive number of packets")]
     let packets = (options.rate as f64 * options.seconds).ceil() as usize;
     let mut input = Input::new(InputShape {
@@ -79,12 +101,12 @@ pub(super) fn run(options: &LiveOptions, program: &Path) -> Result<PartResult> {
     input.grow_to(packets * rows.len());
     for _ in 0..options.rounds {
         let gateway = Gateway::start(program, *pool_core, &options.wait)?;
-        let sessions: Vec<_> = rows.iter().map(|row| row.sessions).collect();
+        let beside: Vec<_> = rows.iter().map(|row| row.beside).collect();
         // Threads and programs inherit the cores of their starter: a thread of its own, which ends with the round.
         let measured = thread::scope(|scope| {
             let driver = scope.spawn(|| {
                 confine_to(others)?;
-                gateway.drive(program, &sessions, &input, packets, options.rate)
+                gateway.drive(program, &beside, &input, packets, options.rate)
             });
             driver.join().map_err(|_| anyhow!("the driving thread panicked"))?
         })?;
@@ -108,12 +130,8 @@ fn report(rows: &[Row], options: &LiveOptions) -> PartResult {
     };
     let (mut lines, mut values) = (String::new(), Vec::new());
     for row in rows {
-        let mut value = json!({ "sessions": row.sessions });
-        let name = match row.sessions {
-            None => "without mdgw live".to_owned(),
-            Some(count) => format!("beside {count} sessions, {} of which never read", count / 2),
-        };
-        let _ = write!(lines, "{} packets/s, {name}:", options.rate);
+        let mut value = json!({ "row": row.beside.to_string() });
+        let _ = write!(lines, "{} packets/s, {}:", options.rate, row.beside);
         let stages: [(&str, StageTimes); 2] = [("publish", |run| &run.publish), ("wire to wire", |run| &run.whole)];
         for (stage, of) in stages {
             let (us, base_us) = (p99_us(row, of), p99_us(&rows[0], of));
@@ -171,7 +189,7 @@ impl Gateway {
     fn drive(
         &self,
         program: &Path,
-        rows: &[Option<usize>],
+        rows: &[Beside],
         input: &Input,
         packets: usize,
         rate: u64,
@@ -182,9 +200,17 @@ impl Gateway {
         let mut sender = Sender::open(self.groups, input)?;
         sender.send(input.warm_up_packets, rate)?;
         let mut measured = Vec::new();
-        for sessions in rows {
-            let live = sessions.map(|_| LiveServer::start(program, &self.directory.path().join("log"))).transpose()?;
-            let open = live.as_ref().zip(*sessions).map(|(live, count)| Sessions::open(live, count)).transpose()?;
+        for beside in rows {
+            let (mut live, mut open, mut busy) = (None, None, None);
+            match beside {
+                Beside::Nothing => {}
+                Beside::BareLoop => busy = Some(BusyLoop::start()),
+                Beside::Live(count) => {
+                    let server = LiveServer::start(program, &self.directory.path().join("log"))?;
+                    open = Some(Sessions::open(&server, *count)?);
+                    live = Some(server);
+                }
+            }
             thread::sleep(SETTLE_TIME);
             let (records_before, begin) = (open.as_ref().map_or(0, Sessions::records), Instant::now());
             let begin_ns = unix_now().0;
@@ -192,6 +218,7 @@ impl Gateway {
             let range_ns = begin_ns..unix_now().0;
             let records = open.as_ref().map_or(0, Sessions::records) - records_before;
             measured.push(Measured { range_ns, received: records as f64 / 1e6 / begin.elapsed().as_secs_f64() });
+            drop(busy);
             open.map(Sessions::close).transpose()?;
             live.map(|live| live.program.stop()).transpose()?;
         }
@@ -232,6 +259,39 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 }
+
+/// The bare loop, again and again until this is dropped.
+struct BusyLoop {
+    stop: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<Result<()>>>,
+}
+
+impl BusyLoop {
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            // Metadata, then records of 56 bytes.
+            let mut bytes = vec![0; METADATA_BYTES];
+            bytes.resize(METADATA_BYTES + BUSY_RECORDS * 56, 14);
+            while !of_thread.load(Ordering::Relaxed) {
+                bare::send_to_all(&bytes, 1)?;
+            }
+            Ok(())
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for BusyLoop {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _joined = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// Of a turn of the bare loop, some milliseconds.
+const BUSY_RECORDS: usize = 200_000;
 
 /// Open sessions of all symbols. Every second one is never read.
 struct Sessions {
