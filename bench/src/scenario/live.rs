@@ -52,7 +52,7 @@ pub(crate) struct LiveOptions {
     #[arg(long, value_delimiter = ',', default_value = "1,100")]
     sessions: Vec<usize>,
     /// memory: idle sessions at the two ends of the slope.
-    #[arg(long, value_delimiter = ',', num_args = 2, default_value = "10,510")]
+    #[arg(long, value_delimiter = ',', default_value = "10,510")]
     idle_sessions: Vec<usize>,
     /// latency: entries of a round.
     #[arg(long, default_value_t = 3_000)]
@@ -94,7 +94,10 @@ struct PartResult {
 pub(crate) fn run(options: &LiveOptions) -> Result<()> {
     ensure!(options.rounds > 0, "--rounds: above 0");
     ensure!(options.sessions.iter().all(|count| *count > 0), "--sessions: above 0");
-    ensure!(options.idle_sessions[0] < options.idle_sessions[1], "--idle-sessions: ascending");
+    ensure!(
+        matches!(options.idle_sessions[..], [few, many] if few < many),
+        "--idle-sessions: two numbers, the smaller one first"
+    );
     ensure!(options.rate > 0 && options.seconds > 0.0 && options.entries > 0, "--rate, --seconds, --entries: above 0");
     raise_descriptor_limit()?;
     let program = options.program.clone().map_or_else(|| Ok(env::current_exe()?.with_file_name("mdgw")), anyhow::Ok)?;

@@ -55,7 +55,7 @@ struct Row {
 /// What runs on the other cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
-    /// The sender alone.
+    /// The sender of the input alone.
     Nothing,
     /// A bare loop that writes to a socket and reads from it, without pause. Shows what any busy program there costs: cores share caches,
     /// memory and, as hardware threads, their units.
