@@ -69,6 +69,8 @@ enum Scenario {
     SharedMemoryReader(scenario::shared_memory::ReaderArgs),
     /// How long a late start by snapshot takes, and what it costs the thread of the channel.
     SnapshotStart(scenario::snapshot_start::SnapshotStartOptions),
+    /// `mdgw live`: throughput over a bare loop, memory of a session, latency from the log, and what sessions cost the gateway.
+    Live(scenario::live::LiveOptions),
     /// Wire to wire, seen from outside: the gateway as a program, over a bare loop that receives and sends again.
     Wire(Box<scenario::wire::WireOptions>),
 }
@@ -115,6 +117,7 @@ fn main() -> Result<()> {
         Scenario::SharedMemory(options) => scenario::shared_memory::run(&options),
         Scenario::SharedMemoryReader(args) => scenario::shared_memory::run_reader(&args),
         Scenario::SnapshotStart(options) => scenario::snapshot_start::run(&options),
+        Scenario::Live(options) => scenario::live::run(&options),
         Scenario::Wire(options) => scenario::wire::run(&options),
     }
 }

@@ -1,5 +1,7 @@
 //! `mdgw-bench wire` runs, publishes everything at a low rate, and reports each row. Latencies are not judged here.
 
+mod bench_live;
+
 use std::{
     path::PathBuf,
     process::{Command, Stdio},

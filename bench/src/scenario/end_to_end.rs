@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 fn compare(day: &SyntheticDay, directory: &Path, capture: &Path, options: &Options) -> Result<()> {
     let mut rounds = Rounds::new(&NAMES, day.message_count);
-    let mut channel = Channel::new(config(SchemaSet::default(), day));
+    let mut channel = Channel::new(channel_config(SchemaSet::default(), day));
     let mut records = 0;
     for _ in 0..options.rounds {
         let mut reference = ReferenceBooks::new();
@@ -65,12 +65,12 @@ fn compare(day: &SyntheticDay, directory: &Path, capture: &Path, options: &Optio
         ensure!(messages == day.message_count, "arbitration lets each message through once");
         for (name, schemas) in [(BOOK, SchemaSet(0)), (NORMALISE, SchemaSet::default_for(Feed::NasdaqItch))] {
             // Memory is touched before the session, as the gateway does it.
-            channel = Channel::new(config(schemas, day));
+            channel = Channel::new(channel_config(schemas, day));
             rounds.time(name, || run_pipeline(capture, &mut channel, &mut Discard))?;
             check(name, &channel, day)?;
         }
         let (written, log) = with_log(directory, |sink| {
-            channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch), day));
+            channel = Channel::new(channel_config(SchemaSet::default_for(Feed::NasdaqItch), day));
             rounds.time(WHOLE_PIPELINE, || run_pipeline(capture, &mut channel, sink))
         })?;
         written?;
@@ -114,7 +114,7 @@ pub(crate) fn arbitrate_day(day: &SyntheticDay) -> Result<u64> {
 /// Runs the data path once, into a publication log. Returns the number of records that it wrote.
 pub(crate) fn run_day(day: &SyntheticDay) -> Result<u64> {
     with_capture(day, |directory, capture| {
-        let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch), day));
+        let mut channel = Channel::new(channel_config(SchemaSet::default_for(Feed::NasdaqItch), day));
         let (outcome, records) = with_log(directory, |sink| run_pipeline(capture, &mut channel, sink))?;
         outcome?;
         check(WHOLE_PIPELINE, &channel, day)?;
@@ -130,7 +130,7 @@ fn with_capture<T>(day: &SyntheticDay, run: impl FnOnce(&Path, &Path) -> Result<
     run(directory.path(), &capture)
 }
 
-fn config(schemas: SchemaSet, day: &SyntheticDay) -> ChannelConfig {
+pub(crate) fn channel_config(schemas: SchemaSet, day: &SyntheticDay) -> ChannelConfig {
     let mut config = ChannelConfig::new(ChannelId(1), Feed::NasdaqItch);
     config.schemas = schemas;
     config.books = day.limits;

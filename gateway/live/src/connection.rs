@@ -823,6 +823,14 @@ impl Served {
     }
 
     fn append(&mut self, chunk: &Chunk, phase: Phase) {
+        if !self.is_dropping
+            && !self.is_behind_hole
+            && let Some((records, schemas, ts_event_min)) = chunk.whole()
+            && self.subscriptions.passes_all(schemas, ts_event_min, phase)
+            && self.outgoing.push_whole(records)
+        {
+            return;
+        }
         let now = now_ns();
         let dropped = if self.is_dropping { self.dropped_first() } else { Schemas::default() };
         for mut record in chunk.records() {

@@ -19,7 +19,7 @@ pub(crate) struct Outgoing {
 
 /// Speed matters more than size: the lowest level.
 const ZSTD_LEVEL: i32 = 1;
-/// Buffers above this are released when they are empty.
+/// Buffers above this are released once the session has nothing to send.
 const IDLE_BYTES_MAX: usize = 4 << 10;
 
 impl Outgoing {
@@ -45,6 +45,14 @@ impl Outgoing {
         control::append_record(&mut self.batch, record, self.ts_out.then_some(now_ns));
     }
 
+    /// Appends records as they are. Returns whether that was possible: not with send times.
+    pub(crate) fn push_whole(&mut self, records: &[u8]) -> bool {
+        if !self.ts_out {
+            self.push_bytes(records);
+        }
+        !self.ts_out
+    }
+
     /// Bytes of the batch.
     pub(crate) fn batch_bytes(&self) -> usize {
         self.batch.len()
@@ -56,9 +64,12 @@ impl Outgoing {
     /// When the compressor fails.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
         if self.batch.is_empty() {
+            self.release_idle();
             return Ok(());
         }
         match &mut self.encoder {
+            // Both buffers stay with a busy session: no batch is copied, or written into memory that is new each time.
+            None if self.ready.is_empty() => std::mem::swap(&mut self.ready, &mut self.batch),
             None => self.ready.append(&mut self.batch),
             Some(encoder) => {
                 encoder.write_all(&self.batch)?;
@@ -93,10 +104,13 @@ impl Outgoing {
         if self.sent >= self.ready.len() {
             self.sent = 0;
             self.ready.clear();
-            for buffer in [&mut self.ready, &mut self.batch] {
-                if buffer.is_empty() && buffer.capacity() > IDLE_BYTES_MAX {
-                    *buffer = Vec::new();
-                }
+        }
+    }
+
+    fn release_idle(&mut self) {
+        for buffer in [&mut self.ready, &mut self.batch] {
+            if buffer.is_empty() && buffer.capacity() > IDLE_BYTES_MAX {
+                *buffer = Vec::new();
             }
         }
     }
@@ -107,6 +121,25 @@ mod tests {
     use std::io::Read as _;
 
     use super::*;
+
+    /// A session is mostly idle, and there are thousands.
+    #[test]
+    fn buffers_stay_while_a_session_is_busy_and_go_when_it_is_idle() {
+        let mut outgoing = Outgoing::new(Compression::None, false).unwrap();
+        for _ in 0..3 {
+            outgoing.push_bytes(&[7; 100_000]);
+            outgoing.flush().unwrap();
+            assert_eq!(outgoing.unsent(), [7; 100_000]);
+            outgoing.advance(99_999);
+            outgoing.push_bytes(&[8; 10]);
+            outgoing.flush().unwrap();
+            assert_eq!(outgoing.unsent(), [7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8]);
+            outgoing.advance(11);
+            assert!(outgoing.ready.capacity() >= 100_000, "the next batch finds its memory");
+        }
+        outgoing.flush().unwrap();
+        assert!(outgoing.ready.capacity().max(outgoing.batch.capacity()) <= IDLE_BYTES_MAX);
+    }
 
     #[test]
     fn a_compressed_stream_can_be_read_up_to_each_batch() {

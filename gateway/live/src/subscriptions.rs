@@ -233,6 +233,11 @@ impl Subscriptions {
         Some(SymbolType::RawSymbol)
     }
 
+    /// Whether the session gets every record of these schemas from that event time on, whatever its instrument is.
+    pub(crate) fn passes_all(&self, schemas: Schemas, ts_event_min: u64, phase: Phase) -> bool {
+        self.all.passes(schemas, ts_event_min, phase)
+    }
+
     /// Whether the session gets a record.
     pub(crate) fn passes(&self, record: &ChunkRecord<'_>, ts_event: u64, phase: Phase) -> bool {
         if self.any.and(record.schemas).is_empty() {
@@ -324,6 +329,17 @@ mod tests {
         let at = |schema, ts_event, phase| passes(&subscriptions, 1, schema, ts_event, phase);
         assert!(!at(Schemas::MBO, 99, Phase::Replay) && at(Schemas::MBO, 100, Phase::Replay));
         assert!(!at(Schemas::TRADES, 200, Phase::Replay) && at(Schemas::TRADES, 50, Phase::Live));
+    }
+
+    #[test]
+    fn all_records_pass_only_for_a_subscription_to_all_symbols() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.add_symbol("A".into(), Some(1), Schemas::MBO, None);
+        assert!(!subscriptions.passes_all(Schemas::MBO, 5, Phase::Live));
+        subscriptions.add_all(Schemas::MBO, Some(100));
+        assert!(!subscriptions.passes_all(Schemas::MBO, 99, Phase::Replay), "one of them is earlier");
+        assert!(subscriptions.passes_all(Schemas::MBO, 100, Phase::Replay));
+        assert!(!subscriptions.passes_all(Schemas::TRADES, 100, Phase::Live));
     }
 
     /// A start in the future, or of a client that comes from a gateway that was ahead.

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use mdgw_sys::{affinity::pin_to, clock::unix_now};
+use mdgw_telemetry::stages::Stage;
 
 use super::{
     admin_client::AdminClient,
@@ -59,7 +60,11 @@ impl Rig {
             driver.join().map_err(|_| anyhow!("the sending thread panicked"))?
         })?;
         let directory = running.stop()?;
-        outcome.own = own_latency::read(&directory.path().join(LATENCY_DIRECTORY), outcome.begun_ns)?;
+        outcome.own = own_latency::read(
+            &directory.path().join(LATENCY_DIRECTORY),
+            Stage::WireToWire,
+            outcome.begun_ns..u64::MAX,
+        )?;
         Ok(outcome)
     }
 }

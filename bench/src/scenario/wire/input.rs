@@ -8,27 +8,27 @@ use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
 
 /// What shapes the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct InputShape {
+pub(in crate::scenario) struct InputShape {
     /// Messages of a measured packet; fewer if they would not fit a datagram.
-    pub(super) messages_per_packet: usize,
-    pub(super) channel_count: usize,
+    pub(in crate::scenario) messages_per_packet: usize,
+    pub(in crate::scenario) channel_count: usize,
     /// Of all channels together.
-    pub(super) live_orders: u32,
+    pub(in crate::scenario) live_orders: u32,
     /// Of all channels together: messages before the first measured packet, in full packets.
-    pub(super) warm_up_messages: u64,
-    pub(super) seed: u64,
+    pub(in crate::scenario) warm_up_messages: u64,
+    pub(in crate::scenario) seed: u64,
 }
 
 /// The packets of all channels. Every run sends a prefix of them.
-pub(super) struct Input {
+pub(in crate::scenario) struct Input {
     pub(super) shape: InputShape,
-    pub(super) channels: Vec<ChannelInput>,
+    pub(in crate::scenario) channels: Vec<ChannelInput>,
     /// The first packets of each channel, which bring the directory and fill the books.
-    pub(super) warm_up_packets: usize,
+    pub(in crate::scenario) warm_up_packets: usize,
 }
 
 impl Input {
-    pub(super) fn new(shape: InputShape) -> Self {
+    pub(in crate::scenario) fn new(shape: InputShape) -> Self {
         let mut channels: Vec<_> = (0..shape.channel_count).map(|index| ChannelInput::new(&shape, index)).collect();
         let warm_up_packets = channels.iter().map(|channel| channel.ends.len()).max().unwrap_or(0);
         for channel in &mut channels {
@@ -40,7 +40,7 @@ impl Input {
     }
 
     /// Makes sure that each channel has that many measured packets.
-    pub(super) fn grow_to(&mut self, packets_per_channel: usize) {
+    pub(in crate::scenario) fn grow_to(&mut self, packets_per_channel: usize) {
         for channel in &mut self.channels {
             while channel.ends.len() < self.warm_up_packets + packets_per_channel {
                 channel.push_packet(self.shape.messages_per_packet);
@@ -50,7 +50,7 @@ impl Input {
 }
 
 /// The packets of one channel.
-pub(super) struct ChannelInput {
+pub(in crate::scenario) struct ChannelInput {
     generator: ItchGenerator,
     session: MoldSession,
     bytes: Vec<u8>,
@@ -121,7 +121,7 @@ impl ChannelInput {
     }
 
     /// The packet of that number, from the first one of the warm-up.
-    pub(super) fn packet(&self, number: usize) -> &[u8] {
+    pub(in crate::scenario) fn packet(&self, number: usize) -> &[u8] {
         let start = number.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.bytes[start..self.ends[number]]
     }

@@ -1,7 +1,7 @@
-//! What the gateway itself measured from wire to wire, out of its latency logs. Unlike the latencies seen from outside it has nothing
+//! What the gateway itself measured, out of its latency logs. Unlike the latencies seen from outside it has nothing
 //! of the sender and the receiver, which may share a core with the gateway's cold threads.
 
-use std::{ffi::OsStr, fs, path::Path};
+use std::{ffi::OsStr, fs, ops::Range, path::Path};
 
 use anyhow::{Context as _, Result};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -17,22 +17,21 @@ use mdgw_telemetry::stages::Stage;
 
 use super::outcome::histogram;
 
-/// The wire-to-wire latencies of all intervals that began at `from_ns` (since 1970 UTC) or later, in the logs of a directory. Empty if
-/// there is no log.
-pub(super) fn read(directory: &Path, from_ns: u64) -> Result<Histogram<u64>> {
+/// The latencies of a stage in all intervals within that time (ns since 1970 UTC), in the logs of a directory. Empty if there is no log.
+pub(in crate::scenario) fn read(directory: &Path, stage: Stage, within_ns: Range<u64>) -> Result<Histogram<u64>> {
     let mut all = histogram();
     let Ok(files) = fs::read_dir(directory) else { return Ok(all) };
     for file in files {
         let path = file?.path();
         if path.extension() == Some(OsStr::new("hlog")) {
             let log = fs::read(&path)?;
-            add(&log, from_ns, &mut all).with_context(|| format!("read {}", path.display()))?;
+            add(&log, stage, &within_ns, &mut all).with_context(|| format!("read {}", path.display()))?;
         }
     }
     Ok(all)
 }
 
-fn add(log: &[u8], from_ns: u64, all: &mut Histogram<u64>) -> Result<()> {
+fn add(log: &[u8], wanted: Stage, within_ns: &Range<u64>, all: &mut Histogram<u64>) -> Result<()> {
     let mut base_ns = 0;
     for entry in IntervalLogIterator::new(log) {
         match entry.map_err(|error| anyhow::anyhow!("{error:?}"))? {
@@ -40,9 +39,10 @@ fn add(log: &[u8], from_ns: u64, all: &mut Histogram<u64>) -> Result<()> {
             LogEntry::StartTime(_) => {}
             LogEntry::Interval(interval) => {
                 let tag = interval.tag().map(|tag| tag.as_str().parse::<IntervalTag>());
-                let is_wire_to_wire = matches!(tag, Some(Ok(IntervalTag { stage: Stage::WireToWire, .. })));
+                let is_wanted = matches!(tag, Some(Ok(IntervalTag { stage, .. })) if stage == wanted);
                 let begin_ns = base_ns + u64::try_from(interval.start_timestamp().as_nanos())?;
-                if is_wire_to_wire && begin_ns >= from_ns {
+                let end_ns = begin_ns + u64::try_from(interval.duration().as_nanos())?;
+                if is_wanted && within_ns.start <= begin_ns && end_ns <= within_ns.end {
                     let encoded = STANDARD.decode(interval.encoded_histogram())?;
                     let values: Histogram<u64> = Deserializer::new().deserialize(&mut encoded.as_slice())?;
                     all.add(values)?;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_before_the_measured_packets_and_other_stages_do_not_count() {
+    fn intervals_outside_the_measured_time_and_other_stages_do_not_count() {
         let base = UnixNs(1_548_856_800_000_000_000);
         let mut writer = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
         let mut write = |second: u64, stage, value_ns| {
@@ -74,10 +74,12 @@ mod tests {
         write(5, Stage::WireToWire, 2_000);
         write(5, Stage::WireToUser, 3_000);
         write(6, Stage::WireToWire, 4_000);
+        write(7, Stage::WireToWire, 5_000);
         let log = writer.into_inner().unwrap();
         let mut all = histogram();
-        add(&log, base.0 + 4_000_000_000, &mut all).unwrap();
+        let within_ns = base.0 + 4_000_000_000..base.0 + 7_500_000_000;
+        add(&log, Stage::WireToWire, &within_ns, &mut all).unwrap();
         assert_eq!((all.len(), all.min() / 1_000, all.max() / 1_000), (2, 2, 4));
-        assert!(read(Path::new("/nonexistent"), 0).unwrap().is_empty());
+        assert!(read(Path::new("/nonexistent"), Stage::WireToWire, within_ns).unwrap().is_empty());
     }
 }

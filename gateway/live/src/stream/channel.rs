@@ -255,6 +255,16 @@ impl ChannelStream {
         self.state.is_incomplete || self.state.suspect.contains(&instrument)
     }
 
+    /// From now on orders do not reach the books: nothing that follows from them is wanted, and nobody asks for them.
+    pub(crate) fn keep_no_books(&mut self) {
+        self.state.keeps_books = false;
+    }
+
+    /// Messages of the session are missing that another stream of the same channel had to do without.
+    pub(crate) fn inherit_hole(&mut self, from: &Self) {
+        self.state.has_hole |= from.has_hole();
+    }
+
     /// Whether messages of the session are missing behind its beginning.
     pub(crate) fn has_hole(&self) -> bool {
         self.state.has_hole

@@ -8,11 +8,18 @@ use crate::{control, schema::Schemas};
 /// Bytes of records after which a chunk is full. A chunk can exceed it by the records of one log entry.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
+/// What the last entry of a chunk usually has beyond that.
+const ROOM_BYTES: usize = 2 << 10;
+
 /// Records in stream order.
 #[derive(Debug, Default)]
 pub(crate) struct Chunk {
     bytes: Vec<u8>,
     index: Vec<IndexEntry>,
+    /// Schemas of which every record is; empty if there is a mapping or a control record, which are not for all alike.
+    common_schemas: Schemas,
+    /// The earliest event time.
+    ts_event_min: u64,
     /// For each channel of the dataset, the place in its log with which the chunk begins.
     pub(crate) first_places: Vec<LogPlace>,
     /// Every channel's session had ended when the chunk was made.
@@ -57,9 +64,19 @@ impl ChunkRecord<'_> {
 }
 
 impl Chunk {
+    /// An empty chunk with room for as much as it usually takes.
+    pub(crate) fn with_room() -> Self {
+        let bytes = Vec::with_capacity(CHUNK_BYTES + ROOM_BYTES);
+        Self { bytes, index: Vec::with_capacity(CHUNK_BYTES / size_of::<dbn::MboMsg>()), ..Self::default() }
+    }
+
     /// Appends a record.
     pub(crate) fn push(&mut self, record: &[u8], schemas: Schemas) {
         let Ok(begin) = u32::try_from(self.bytes.len()) else { return };
+        let (is_first, ts_event) = (self.index.is_empty(), control::ts_event(record));
+        let common = if record.get(1) == Some(&rtype::SYSTEM) { Schemas::default() } else { schemas };
+        self.common_schemas = if is_first { common } else { self.common_schemas.and(common) };
+        self.ts_event_min = if is_first { ts_event } else { self.ts_event_min.min(ts_event) };
         self.bytes.extend_from_slice(record);
         self.index.push(IndexEntry { begin, instrument_id: control::instrument_id(record), schemas });
     }
@@ -72,6 +89,12 @@ impl Chunk {
             instrument_id: entry.instrument_id,
             schemas: entry.schemas,
         })
+    }
+
+    /// All records, if each of them is of some schema and none needs a look of its own: their bytes, those schemas, and the earliest
+    /// event time.
+    pub(crate) fn whole(&self) -> Option<(&[u8], Schemas, u64)> {
+        (!self.common_schemas.is_empty()).then_some((&self.bytes, self.common_schemas, self.ts_event_min))
     }
 
     /// Memory of the records and their index.
@@ -115,5 +138,29 @@ mod tests {
         assert_eq!((records[0].is_mapping(), records[0].mapped_symbol()), (true, Some("AAPL")));
         assert_eq!((records[1].bytes, records[1].schemas), (heartbeat.as_ref(), Schemas::OHLCV_1S));
         assert!(records[1].is_control());
+    }
+
+    #[test]
+    fn a_chunk_is_whole_for_the_schemas_of_all_its_records() {
+        let order = |ts_event| dbn::MboMsg {
+            hd: dbn::RecordHeader::new::<dbn::MboMsg>(rtype::MBO, 1, 7, ts_event),
+            ..Default::default()
+        };
+        let mut chunk = Chunk::with_room();
+        assert!(chunk.whole().is_none(), "nothing is in it");
+        chunk.push(order(9).as_ref(), Schemas::MBO);
+        chunk.push(order(5).as_ref(), Schemas::MBO.with(Schemas::TRADES));
+        let (bytes, schemas, ts_event_min) = chunk.whole().unwrap();
+        assert_eq!((bytes.len(), schemas, ts_event_min), (112, Schemas::MBO, 5));
+        let whole = |record: &[u8], schemas| {
+            let mut chunk = Chunk::default();
+            chunk.push(order(9).as_ref(), Schemas::MBO);
+            chunk.push(record, schemas);
+            chunk.whole().is_some()
+        };
+        assert!(whole(order(9).as_ref(), Schemas::MBO));
+        assert!(!whole(order(9).as_ref(), Schemas::TRADES), "no schema has both");
+        assert!(!whole(control::mapping(1, 77, (dbn::SType::RawSymbol, "A"), "A").as_ref(), Schemas::default()));
+        assert!(!whole(control::heartbeat(5).as_ref(), Schemas::MBO), "its send time is that of the session");
     }
 }

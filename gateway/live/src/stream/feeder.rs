@@ -1,8 +1,11 @@
 //! The thread that reads the logs of a dataset for all sessions.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
-    thread::{self, JoinHandle},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
 };
 
@@ -18,6 +21,8 @@ use super::{
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// How long after the end of a session another one of the same day is taken for a restart of the venue, which ends no client's session.
 const RESTART_WAIT: Duration = Duration::from_secs(1);
+/// How often the log's writer is looked for, and a log that took the place of the one that is read.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 /// How long the feeder waits before it tries again to open a log.
 const OPEN_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -33,8 +38,42 @@ pub(crate) fn start(dataset: Arc<Dataset>) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name(name.chars().take(15).collect()).spawn(move || run(&dataset, writer))
 }
 
+/// Feeds, and looks for the writer on a thread of its own: the kernel takes milliseconds for its list of locks, and records would wait.
 fn run(dataset: &Dataset, mut writer: WriterWatch) {
-    let Some(mut reader) = open(dataset, &mut writer) else { return };
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = || {
+            while !has_ended.load(Relaxed) {
+                thread::park_timeout(WATCH_INTERVAL);
+                watch_writer(dataset, &mut writer);
+            }
+        };
+        match thread::Builder::new().name("writer watch".to_owned()).spawn_scoped(scope, watch) {
+            Ok(watch) => {
+                let _ends_with_the_feeder = EndOnDrop { has_ended: &has_ended, watch: watch.thread().clone() };
+                feed(dataset);
+            }
+            Err(error) => tracing::error!(%error, "live: cannot start a thread"),
+        }
+    });
+}
+
+/// Ends the watch, also when the feeder panics.
+struct EndOnDrop<'a> {
+    has_ended: &'a AtomicBool,
+    watch: Thread,
+}
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.has_ended.store(true, Relaxed);
+        self.watch.unpark();
+    }
+}
+
+fn feed(dataset: &Dataset) {
+    let Some(mut reader) = open(dataset) else { return };
+    let mut looked_at = Instant::now();
     while !dataset.stop.load(Relaxed) {
         let mut chunk = Chunk::default();
         let wanted = dataset.native().with(dataset.demanded());
@@ -58,13 +97,13 @@ fn run(dataset: &Dataset, mut writer: WriterWatch) {
         if !is_behind {
             dataset.is_current.send_if_modified(|is_current| !std::mem::replace(is_current, true));
         }
-        if writer.is_due(Instant::now()) {
-            if !is_behind && reader.is_replaced() {
-                let Some(reopened) = reopen(dataset, &mut writer) else { return };
+        if !is_behind && looked_at.elapsed() >= WATCH_INTERVAL {
+            looked_at = Instant::now();
+            if reader.is_replaced() {
+                let Some(reopened) = reopen(dataset) else { return };
                 reader = reopened;
                 continue;
             }
-            watch_writer(dataset, &mut writer);
         }
         if !is_behind {
             thread::sleep(POLL_INTERVAL);
@@ -86,7 +125,7 @@ fn watch_writer(dataset: &Dataset, writer: &mut WriterWatch) {
 }
 
 /// Opens the logs, and waits for a gateway that has not made them yet.
-fn open(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
+fn open(dataset: &Dataset) -> Option<DatasetReader> {
     let mut is_logged = false;
     while !dataset.stop.load(Relaxed) {
         match DatasetReader::open(&dataset.sources, &dataset.stop) {
@@ -97,7 +136,6 @@ fn open(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
             }
             Err(_) => {}
         }
-        watch_writer(dataset, writer);
         thread::sleep(OPEN_INTERVAL);
     }
     None
@@ -105,14 +143,14 @@ fn open(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
 
 /// Somebody removed a log while the gateway was down, and the gateway has begun a new one. Places in the old log mean nothing in the new
 /// one, so sessions end, and their clients come back. The new log is read from its beginning, as after a start.
-fn reopen(dataset: &Dataset, writer: &mut WriterWatch) -> Option<DatasetReader> {
+fn reopen(dataset: &Dataset) -> Option<DatasetReader> {
     tracing::warn!(dataset = dataset.name, "live: the publication log was replaced, opening it again");
     dataset.is_current.send_replace(false);
     dataset.logs.send_modify(|logs| {
         *logs = LogsState { replacements: logs.replacements.wrapping_add(1), ..LogsState::default() };
     });
     dataset.oldest_event.forget();
-    open(dataset, writer)
+    open(dataset)
 }
 
 fn append(dataset: &Dataset, reader: &DatasetReader, chunk: Chunk) {

@@ -43,6 +43,16 @@ impl DatasetReader {
         self.channels.iter_mut().for_each(ChannelStream::skip_journal_retries);
     }
 
+    /// From now on only published schemas are wanted: books are not kept.
+    pub(crate) fn keep_no_books(&mut self) {
+        self.channels.iter_mut().for_each(ChannelStream::keep_no_books);
+    }
+
+    /// Records that another reader of the same logs had to do without are missing here too.
+    pub(crate) fn inherit_holes(&mut self, from: &Self) {
+        self.channels.iter_mut().zip(&from.channels).for_each(|(channel, from)| channel.inherit_hole(from));
+    }
+
     /// Whether a journal has gone before it was read, since the last call.
     pub(crate) fn take_lost_journal(&mut self) -> bool {
         self.channels.iter_mut().fold(false, |has_lost, channel| channel.take_lost_journal() | has_lost)

@@ -178,6 +178,10 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
     let wanted = || Schemas(state.wanted.load(Relaxed));
     let hand_over = |item| Handle::current().block_on(hand_over(dataset, state, sender, item));
     let Ok(mut reader) = DatasetReader::open(&dataset.sources, &state.stop) else { return };
+    let mut has_books = needs_books(dataset, wanted());
+    if !has_books {
+        reader.keep_no_books();
+    }
     let mut is_past_start = false;
     while !sender.is_closed() && !state.stop.load(Relaxed) {
         // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
@@ -190,11 +194,16 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
             continue;
         }
         while !has_reached(&reader.next_places(), &target.first_places) {
-            let mut chunk = Chunk::default();
+            let schemas = wanted();
+            if !has_books && needs_books(dataset, schemas) {
+                let Some(with_books) = reader_with_books(dataset, state, &reader) else { return };
+                (reader, has_books) = (with_books, true);
+            }
+            let mut chunk = Chunk::with_room();
             // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
             is_past_start |= has_reached(&reader.next_places(), &live_from.first_places);
             let until = if is_past_start { &target.first_places } else { &live_from.first_places };
-            let entries = reader.read(wanted(), Some(until), &mut chunk);
+            let entries = reader.read(schemas, Some(until), &mut chunk);
             let has_left = sender.is_closed() || state.stop.load(Relaxed);
             if has_left || (reader.take_lost_journal() && !hand_over(ReplayItem::LostJournal)) {
                 return;
@@ -228,6 +237,28 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
             return;
         }
     }
+}
+
+/// Whether books are to be kept for these schemas. They cost more than all else that a replay does, and most replays want what is published.
+/// A replay that may read journals keeps them in any case: beginning again would read the journals again.
+fn needs_books(dataset: &Dataset, schemas: Schemas) -> bool {
+    dataset.sources.iter().any(|source| source.journals.is_some() || !source.native().contains(schemas))
+}
+
+/// A reader at the same place that has kept books since the beginning of the logs: a schema that follows from them was subscribed to
+/// during the replay. `None` if the logs no longer reach up to that place, or the session has left.
+fn reader_with_books(dataset: &Dataset, state: &ReplayState, without: &DatasetReader) -> Option<DatasetReader> {
+    let places = without.next_places();
+    let mut reader = DatasetReader::open(&dataset.sources, &state.stop).ok()?;
+    while !state.stop.load(Relaxed) {
+        // The session has had these records.
+        let mut passed = Chunk::default();
+        if reader.read(Schemas::default(), Some(&places), &mut passed) == 0 {
+            reader.inherit_holes(without);
+            return has_reached(&reader.next_places(), &places).then_some(reader);
+        }
+    }
+    None
 }
 
 fn has_reached(places: &[LogPlace], target: &[LogPlace]) -> bool {
@@ -318,6 +349,52 @@ mod tests {
         dataset.ring.pass_places(&target.first_places);
         run(&dataset, &state, &target, &sender);
         assert!(items.try_recv().is_err());
+    }
+
+    /// Books are not kept for mbo alone. What is subscribed to meanwhile follows from the orders before it too.
+    #[test]
+    fn a_schema_that_is_added_to_a_replay_without_books_follows_from_all_orders() {
+        const ORDERS: u32 = 3_000;
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        dataset.set_produced(Schemas::MBO.with(Schemas::MBP_1));
+        (1..=u64::from(ORDERS)).for_each(|sequence| log.add_order(sequence));
+        let place = LogPlace { entry: u64::from(ORDERS) + 1, part: None };
+        let target = RingPosition { chunk: 0, first_places: vec![place], is_ended: false };
+        dataset.ring.pass_places(&target.first_places);
+        let (sender, mut items) = mpsc::channel(1);
+        let state = ReplayState::new(Schemas::MBO);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (mut orders, mut depths) = (Vec::new(), Vec::new());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _entered = runtime.enter();
+                run(&dataset, &state, &target, &sender);
+            });
+            while items.is_empty() {
+                thread::sleep(FEEDER_INTERVAL);
+            }
+            state.wanted.fetch_or(Schemas::MBP_1.0, Relaxed);
+            while let Some(ReplayItem::Chunk { chunk, .. }) = items.blocking_recv() {
+                for record in chunk.records() {
+                    if record.schemas.contains(Schemas::MBO) {
+                        orders.push(control::ts_event(record.bytes));
+                    } else {
+                        let at = core::mem::offset_of!(dbn::Mbp1Msg, levels)
+                            + core::mem::offset_of!(dbn::BidAskPair, bid_ct);
+                        depths.push((control::ts_event(record.bytes), control::u32_at(record.bytes, at)));
+                    }
+                }
+            }
+        });
+        assert!(orders.iter().copied().eq(1..=u64::from(ORDERS)), "each order once");
+        assert!(depths.len() > 100 && depths.len() < orders.len(), "from some chunk on: {}", depths.len());
+        assert!(
+            depths.iter().all(|(sequence, count)| *sequence == u64::from(*count)),
+            "the level has all orders so far"
+        );
+        assert_eq!(depths.last().map(|(sequence, _)| *sequence), Some(ORDERS.into()));
     }
 
     /// Subscriptions without a replay begin with the session, so no chunk has records of both sides of the session's start, however

@@ -12,7 +12,6 @@ use super::channel::ChannelSource;
 /// Looks at the locks of a dataset's logs. One gateway writes all logs of a dataset.
 #[derive(Debug)]
 pub(crate) struct WriterWatch {
-    looked_at: Option<Instant>,
     /// Whether a writer was ever seen.
     was_seen: bool,
     absent_since: Option<Instant>,
@@ -22,16 +21,7 @@ pub(crate) struct WriterWatch {
 impl WriterWatch {
     /// Nothing was looked at so far.
     pub(crate) fn new() -> Self {
-        Self { looked_at: None, was_seen: false, absent_since: None, presence: Presence::Present }
-    }
-
-    /// Whether it is time to look again.
-    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.looked_at.is_none_or(|looked_at| now.duration_since(looked_at) >= INTERVAL);
-        if is_due {
-            self.looked_at = Some(now);
-        }
-        is_due
+        Self { was_seen: false, absent_since: None, presence: Presence::Present }
     }
 
     /// Looks whether the writer has ended and has not come back: a gateway that is restarted goes on with its logs. An error says nothing
@@ -89,8 +79,6 @@ pub(crate) enum Presence {
     Lost,
 }
 
-/// Time between two looks at the lock.
-const INTERVAL: Duration = Duration::from_millis(250);
 /// How long a gateway may take for its restart before its clients are sent elsewhere.
 const ABSENCE_MAX: Duration = Duration::from_secs(5);
 /// How long before that the port is closed.

@@ -24,6 +24,8 @@ use crate::{control, schema::Schemas};
 #[derive(Debug)]
 pub(super) struct ChannelState {
     pub(super) derivation: Derivation,
+    /// Whether orders reach the books. Without, nothing that follows from books may be wanted.
+    pub(super) keeps_books: bool,
     pub(super) intervals: Intervals,
     /// The mbo records of the message in progress.
     message: Vec<Mbo>,
@@ -78,6 +80,7 @@ impl ChannelState {
         };
         Self {
             derivation,
+            keeps_books: true,
             intervals: Intervals::default(),
             message: Vec::new(),
             is_message_whole: false,
@@ -177,8 +180,9 @@ impl ChannelState {
         let trade = (kind != rtype::MBO).then(|| read_trade(kind, bytes)).flatten();
         let schemas = Schemas::of_record(kind, trade.as_ref().is_some_and(|trade| trade.action == b'T'));
         if !wanted.and(schemas).is_empty() {
-            match marked(bytes).filter(|_| self.has_hole && kind == rtype::MBO) {
-                Some(order) => chunk.push(&order, schemas),
+            let marked = if self.has_hole && kind == rtype::MBO { marked(bytes) } else { None };
+            match &marked {
+                Some(order) => chunk.push(order, schemas),
                 None => chunk.push(bytes, schemas),
             }
         }
@@ -190,7 +194,9 @@ impl ChannelState {
                 } else {
                     suspect.insert(mbo.instrument_id);
                 }
-                message.push(mbo);
+                if self.keeps_books {
+                    message.push(mbo);
+                }
             }
             Derivation::Quotes if kind == rtype::MBP_1 => {
                 if let Some(event) = &trade {
