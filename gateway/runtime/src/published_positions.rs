@@ -387,7 +387,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let session = known(2).session;
         let next = |positions: &PublishedPositions| positions.get(ChannelId(1), Some(session)).map(|known| known.next);
-        assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)));
+        assert_eq!(next(&opened(directory.path(), None)), Some(Sequence(1)));
         assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)), "the first start has made the file");
         assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "nothing is logged");
         fs::remove_file(directory.path().join("state.json.positions")).unwrap();
