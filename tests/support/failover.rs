@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     io::{self, BufRead as _, BufReader, Write as _},
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
@@ -38,6 +38,8 @@ use mdgw_election::{
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
 use mdgw_sys::{clock::mono_now, fence::Fence};
+
+use crate::gateway_fixture::free_address;
 
 /// Lease, renewal and margin, ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,18 +281,12 @@ impl VoteCluster {
         let key = directory.path().join("key");
         std::fs::write(&key, "5a".repeat(32))?;
         std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
-        // All sockets are bound at the same time, so that the ports differ. They are then closed, so that the children
-        // can bind the ports.
-        let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
-        let ports: Vec<u16> =
-            sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
-        drop(sockets);
         let (event_sender, events) = mpsc::channel();
         let mut cluster = Self {
             program: program.to_owned(),
             timing,
             directory,
-            ports: [ports[0], ports[1], ports[2]],
+            ports: [(); 3].map(|()| free_address().port()),
             children: BTreeMap::new(),
             events,
             event_sender,

@@ -51,7 +51,7 @@ fn run(dataset: &Dataset, mut writer: WriterWatch) {
         match thread::Builder::new().name("writer watch".to_owned()).spawn_scoped(scope, watch) {
             Ok(watch) => {
                 let _ends_with_the_feeder = EndOnDrop { has_ended: &has_ended, watch: watch.thread().clone() };
-                feed(dataset);
+                feed(dataset, || watch.is_finished());
             }
             Err(error) => tracing::error!(%error, "live: cannot start a thread"),
         }
@@ -71,7 +71,8 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-fn feed(dataset: &Dataset) {
+/// Ends with the watch, which ends before only if it panics: without it a gateway's death would go unnoticed.
+fn feed(dataset: &Dataset, has_watch_ended: impl Fn() -> bool) {
     let Some(mut reader) = open(dataset) else { return };
     let mut looked_at = Instant::now();
     while !dataset.stop.load(Relaxed) {
@@ -99,6 +100,9 @@ fn feed(dataset: &Dataset) {
         }
         if !is_behind && looked_at.elapsed() >= WATCH_INTERVAL {
             looked_at = Instant::now();
+            if has_watch_ended() {
+                return;
+            }
             if reader.is_replaced() {
                 let Some(reopened) = reopen(dataset) else { return };
                 reader = reopened;
