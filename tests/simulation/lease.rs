@@ -99,7 +99,7 @@ impl fmt::Display for Failure {
 
 #[test]
 fn at_most_one_leader_during_faults_and_one_after() {
-    let runs = for_seeds("with faults", 20_000, |seed| {
+    let runs = for_seeds("with faults", 6_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).expect("0 or 1");
         let with = |faults| LeaseSetup { faults, ..PAIR };
         let setups = [

@@ -141,11 +141,11 @@ const SHORT_BREAKS: StreamSetup = StreamSetup { session_break_ns: MS / 5, ..WITH
 #[test]
 fn every_message_is_delivered_once_across_leaders() {
     let kinds = [
-        ("streams, lossless network", PAIR, 1_300),
-        ("streams, lossless network, all killed", ALL_KILLED, 1_300),
+        ("streams, lossless network", PAIR, 700),
+        ("streams, lossless network, all killed", ALL_KILLED, 700),
         ("streams, lossy network", LOSSY, 700),
-        ("streams, with election", WITH_ELECTION, 2_500),
-        ("streams, with election, short breaks", SHORT_BREAKS, 2_000),
+        ("streams, with election", WITH_ELECTION, 800),
+        ("streams, with election, short breaks", SHORT_BREAKS, 800),
     ];
     for (name, setup, seeds) in kinds {
         let counts = for_seeds_on_one_core(name, seeds, |seed| {
