@@ -45,7 +45,7 @@ pub(super) struct ChannelLog {
 }
 
 impl ChannelLog {
-    /// Opens the log, which keeps its entries. `published`: how far the channel is known to be published.
+    /// Opens the log, which keeps its entries.
     pub(super) fn open(
         config: &Resolved,
         setup: &ChannelSetup,
