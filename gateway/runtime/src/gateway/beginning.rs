@@ -109,9 +109,11 @@ impl ChannelStart<'_> {
         let mut log = self.open_log()?;
         let published = self.published_of(&mut log);
         let unpublished_from = self.first_unpublished(&log, published)?;
-        let begun = ResumePosition { next: Sequence(1), has_ended: false, ..state };
+        // No gateway is known to have published what is behind this.
+        let known = published.or(log.end).unwrap_or(ResumePosition { next: Sequence(1), ..state });
+        let known = ResumePosition { has_ended: false, ..known };
         if let Some(positions) = self.published {
-            positions.begin(self.setup.id, ResumePosition { has_ended: false, ..log.end.unwrap_or(begun) });
+            positions.begin(self.setup.id, known);
         }
         let outcome = log.copy_from_peer(self.donors, donor, self.setup, state, self.copied_messages_max());
         let hole = outcome.hole.and_then(|hole| unpublished(hole, published));
@@ -119,7 +121,7 @@ impl ChannelStart<'_> {
         if let Some(session) = session.filter(|_| outcome.is_peer_lost && hole.is_some() && !state.has_ended) {
             let shutdown_position = stored.shutdown_position.filter(|position| position.session == session.session);
             let stored = StoredChannel { session: Some(session), shutdown_position };
-            let resumed = log.own_position(stored, Some(published.unwrap_or(begun)));
+            let resumed = log.own_position(stored, Some(known));
             let mut replay = VenueReplay::new(self.setup, self.session_to_replay(stored));
             if resumed.is_some() && replay.is_available() {
                 tracing::warn!(peer = %donor, channel = self.setup.name, "the copy of the peer's state is not used: the peer died before it had sent its log, and the venue can replay the session");
@@ -380,6 +382,13 @@ mod tests {
         }
     }
 
+    /// A peer that has died.
+    fn dead() -> SocketAddrV4 {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
+        address
+    }
+
     /// A peer that sends this entry of its log, and then no more.
     fn dies_after(first: u64, next: u64) -> SocketAddrV4 {
         peer(move |socket, stream| {
@@ -426,5 +435,16 @@ mod tests {
         let host = Host::new().with_venue();
         host.log([(1, 30)]);
         assert_eq!(host.begin(Some(dies_after(30, 80))), behind_own_log(80, &[(1, 30), (30, 80)], true));
+    }
+
+    /// The gateway was killed before its first position was on disk. The next start copies a peer's state, and both gateways die.
+    #[test]
+    fn messages_without_a_position_are_published_after_a_start_with_a_copy_too() {
+        let host = Host::new();
+        host.log([(1, 100)]);
+        assert_eq!(host.begin(Some(dead())), with_copy(&[(1, 100)], (100, 500)));
+        let begun = host.begin(None);
+        assert_eq!(begun.unpublished, [(1, 100)]);
+        assert_eq!(begun.continues_at, Some(100));
     }
 }
