@@ -72,11 +72,11 @@ impl PublishedPositions {
         Self(Arc::new(Mutex::new(stored)))
     }
 
-    /// Up to where the channel is published, for a gateway whose log of it ends in that session.
-    pub(crate) fn get(&self, channel: ChannelId, logged: Option<Session>) -> Option<ResumePosition> {
+    /// Up to where the channel is published, for a gateway that knows that session of it last.
+    pub(crate) fn get(&self, channel: ChannelId, last: Option<Session>) -> Option<ResumePosition> {
         let stored = self.lock();
         let nothing = |session| ResumePosition { session, next: Sequence(1), has_ended: false };
-        stored.positions.get(&channel).copied().or_else(|| logged.filter(|_| stored.is_whole).map(nothing))
+        stored.positions.get(&channel).copied().or_else(|| last.filter(|_| stored.is_whole).map(nothing))
     }
 
     /// The epoch of the group that receivers hold, as earlier runs knew it.
@@ -389,7 +389,7 @@ mod tests {
         let next = |positions: &PublishedPositions| positions.get(ChannelId(1), Some(session)).map(|known| known.next);
         assert_eq!(next(&opened(directory.path(), None)), Some(Sequence(1)));
         assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)), "the first start has made the file");
-        assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "nothing is logged");
+        assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "no session has begun");
         fs::remove_file(directory.path().join("state.json.positions")).unwrap();
         for _ in 0..2 {
             assert_eq!(

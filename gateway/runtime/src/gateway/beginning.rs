@@ -83,7 +83,7 @@ impl ChannelStart<'_> {
             return self.with_whole_session(if is_elected { joining } else { config });
         }
         let mut log = self.open_log()?;
-        let published = self.published_of(&mut log);
+        let published = self.published_of(&mut log, stored);
         let unpublished_from = self.first_unpublished(&log, published)?;
         let resumed = log.own_position(stored, published);
         Ok(self.behind_own_log(config, stored, log, (resumed, unpublished_from), replay))
@@ -107,7 +107,7 @@ impl ChannelStart<'_> {
     ) -> Result<Beginning, GatewayError> {
         let CopiedState { channel, position: state, session, donor } = copied;
         let mut log = self.open_log()?;
-        let published = self.published_of(&mut log);
+        let published = self.published_of(&mut log, stored);
         let unpublished_from = self.first_unpublished(&log, published)?;
         // No gateway is known to have published what is behind this.
         let known = published.or(log.end).unwrap_or(ResumePosition { next: Sequence(1), ..state });
@@ -184,8 +184,8 @@ impl ChannelStart<'_> {
     }
 
     /// How far the channel is known to be published. The log takes over whether the session has ended there.
-    fn published_of(&self, log: &mut ChannelLog) -> Option<ResumePosition> {
-        let session = log.end.map(|end| end.session);
+    fn published_of(&self, log: &mut ChannelLog, stored: StoredChannel) -> Option<ResumePosition> {
+        let session = log.end.map(|end| end.session).or(stored.session.map(|known| known.session));
         let published = self.published.and_then(|positions| positions.get(self.setup.id, session));
         log.end_with(published);
         published
@@ -333,6 +333,13 @@ mod tests {
             PublishedPositions::open(&self.state_file(), &state).begin(self.config.channels[0].id, position);
         }
 
+        /// An orderly stop, of a gateway that may have messages which nobody has published.
+        fn stop_at(&self, next: u64) {
+            let position = ResumePosition { session: known_session().session, next: Sequence(next), has_ended: false };
+            let mut state = StateFile::open(&self.state_file()).unwrap();
+            state.record_shutdown([(self.config.channels[0].id, position)]).unwrap();
+        }
+
         /// The gateway starts, and the channel begins so. It may find a donor at that address, whose state is copied at 500.
         fn begin(&self, donor: Option<SocketAddrV4>) -> Begun {
             let state = StateFile::open(&self.state_file()).unwrap();
@@ -446,5 +453,16 @@ mod tests {
         let begun = host.begin(None);
         assert_eq!(begun.unpublished, [(1, 100)]);
         assert_eq!(begun.continues_at, Some(100));
+    }
+
+    /// As after a reboot with the logs in memory.
+    #[test]
+    fn a_session_without_a_log_and_a_position_is_replayed_and_published_from_its_first_message() {
+        assert_eq!(Host::new().with_venue().begin(None), behind_own_log(1, &[], true));
+        let host = Host::new().with_venue();
+        host.publish_through(30);
+        assert_eq!(host.begin(None), behind_own_log(30, &[], true));
+        host.stop_at(45);
+        assert_eq!(host.begin(None), behind_own_log(30, &[], true), "nobody has published what is before 45");
     }
 }
