@@ -121,14 +121,20 @@ impl ChannelStart<'_> {
         if let Some(session) = session.filter(|_| outcome.is_peer_lost && hole.is_some() && !state.has_ended) {
             let shutdown_position = stored.shutdown_position.filter(|position| position.session == session.session);
             let stored = StoredChannel { session: Some(session), shutdown_position };
-            let resumed = log.own_position(stored, Some(known));
             let mut replay = VenueReplay::new(self.setup, self.session_to_replay(stored));
-            if resumed.is_some() && replay.is_available() {
+            if known.session <= session.session && replay.is_available() {
                 tracing::warn!(peer = %donor, channel = self.setup.name, "the copy of the peer's state is not used: the peer died before it had sent its log, and the venue can replay the session");
-                let hole = outcome.hole_before_end.and_then(|hole| unpublished(hole, published));
+                let mut unpublished_from = unpublished_from;
+                if outcome.hole_before_end.is_some_and(|hole| unpublished(hole, published).is_some()) {
+                    // The log goes on behind its last entry: the venue's messages could not fill a hole before that. They replace all of them.
+                    drop(log);
+                    remove_log(self.config, self.setup)?;
+                    log = self.open_log()?;
+                    unpublished_from = self.first_unpublished(&log, None)?;
+                }
                 config.resume = stored.session;
-                let beginning = self.behind_own_log(config, stored, log, (resumed, unpublished_from), replay);
-                return Ok(Beginning { hole, ..beginning });
+                let resumed = log.own_position(stored, Some(known));
+                return Ok(self.behind_own_log(config, stored, log, (resumed, unpublished_from), replay));
             }
         }
         let position = log.position_with_copy(state);
@@ -464,5 +470,23 @@ mod tests {
         assert_eq!(host.begin(None), behind_own_log(30, &[], true));
         host.stop_at(45);
         assert_eq!(host.begin(None), behind_own_log(30, &[], true), "nobody has published what is before 45");
+    }
+
+    /// Entries of the peer's log that begin behind a hole would keep the venue's messages out of it.
+    #[test]
+    fn a_hole_before_entries_of_a_donor_that_dies_is_filled_by_the_venue() {
+        for (published, continues_at) in [(None, 1), (Some(20), 20), (Some(40), 40)] {
+            let host = Host::new().with_venue();
+            host.log([(1, 30)]);
+            published.into_iter().for_each(|next| host.publish_through(next));
+            host.stop_at(45);
+            let begun = host.begin(Some(dies_after(50, 80)));
+            assert_eq!(begun, behind_own_log(continues_at, &[], true), "{published:?}");
+        }
+        // The hole was published.
+        let host = Host::new().with_venue();
+        host.log([(1, 30)]);
+        host.publish_through(60);
+        assert_eq!(host.begin(Some(dies_after(50, 80))), behind_own_log(80, &[(50, 80)], true));
     }
 }
