@@ -209,7 +209,7 @@ fn assert_violation_found(what: &str, setup: StreamSetup, is_expected: fn(&Viola
 const CONTROL_SEEDS: u64 = 700;
 
 fn is_loss(violation: &Violation) -> bool {
-    matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. })
+    matches!(violation, Violation::Lost { .. } | Violation::Unexpected { .. } | Violation::Missing(_))
 }
 
 /// Epoch 0 is excluded: services that have not received any leader yet answer under it, and no leader uses it.

@@ -4,6 +4,7 @@
 //! that no part uses another that has already stopped.
 
 mod alarms;
+mod beginning;
 mod channel_builder;
 mod channel_log;
 mod cold;

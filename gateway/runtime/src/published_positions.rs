@@ -72,11 +72,11 @@ impl PublishedPositions {
         Self(Arc::new(Mutex::new(stored)))
     }
 
-    /// Up to where the channel is published, for a gateway whose log of it ends in that session.
-    pub(crate) fn get(&self, channel: ChannelId, logged: Option<Session>) -> Option<ResumePosition> {
+    /// Up to where the channel is published, for a gateway that knows that session of it last.
+    pub(crate) fn get(&self, channel: ChannelId, last: Option<Session>) -> Option<ResumePosition> {
         let stored = self.lock();
         let nothing = |session| ResumePosition { session, next: Sequence(1), has_ended: false };
-        stored.positions.get(&channel).copied().or_else(|| logged.filter(|_| stored.is_whole).map(nothing))
+        stored.positions.get(&channel).copied().or_else(|| last.filter(|_| stored.is_whole).map(nothing))
     }
 
     /// The epoch of the group that receivers hold, as earlier runs knew it.
@@ -124,14 +124,14 @@ impl StoredPositions {
         }
     }
 
-    /// Takes over the epochs that receivers hold. Returns whether one is new.
-    fn raise_epochs(&mut self, held: HeldEpochs) -> bool {
+    /// Takes over the epochs that receivers hold. Returns the groups whose epoch is new.
+    fn raise_epochs(&mut self, held: HeldEpochs) -> Vec<GroupId> {
         let is_new = |(group, epoch): &(GroupId, Epoch)| self.epochs.get(group).copied().unwrap_or_default() < *epoch;
-        let raised: Vec<_> = held.into_iter().filter(is_new).collect();
+        let raised: HeldEpochs = held.into_iter().filter(is_new).collect();
+        let groups: Vec<_> = raised.keys().copied().collect();
         self.is_changed |= !raised.is_empty();
-        let has_new = !raised.is_empty();
         self.epochs.extend(raised);
-        has_new
+        groups
     }
 
     /// Stores what has changed. If that fails, it is tried again the next time.
@@ -189,29 +189,52 @@ impl PositionThread {
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("mdgw-position".to_owned()).spawn(move || {
-            let (mut is_over, mut stored_at, mut epoch_stored_at) = (false, Instant::now(), None::<Instant>);
+            let (mut is_over, mut pace) = (false, Pace::new(Instant::now()));
             // Once more at the end.
             while !is_over {
                 is_over = stopped.recv_timeout(POLL) != Err(mpsc::RecvTimeoutError::Timeout);
-                let is_due = is_over || stored_at.elapsed() >= INTERVAL;
-                // A flood of forged epochs writes the file no more often than that.
-                let may_store_epoch = epoch_stored_at.is_none_or(|at| at.elapsed() >= EPOCH_INTERVAL);
-                if !is_due && !may_store_epoch {
-                    continue;
-                }
                 let mut stored = positions.lock();
-                let has_new_epoch = stored.raise_epochs(held());
-                if is_due || has_new_epoch {
-                    stored_at = Instant::now();
-                    if has_new_epoch {
-                        epoch_stored_at = Some(stored_at);
-                    }
+                let is_due = pace.is_due(&mut stored, held(), Instant::now());
+                if is_over {
+                    let _all = stored.raise_epochs(held());
+                }
+                if is_due || is_over {
                     statuses().iter().for_each(|(channel, status)| stored.advance(*channel, status));
                     stored.store();
                 }
             }
         })?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+/// When the thread stores: once a second, and soon after a group's new epoch or a failure.
+#[derive(Debug)]
+struct Pace {
+    stored_at: Instant,
+    epoch_stored_at: BTreeMap<GroupId, Instant>,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Self {
+        Self { stored_at: now, epoch_stored_at: BTreeMap::new() }
+    }
+
+    /// Takes over the epochs that receivers hold now, and returns whether to store. A flood of forged epochs in one group does not delay
+    /// the epochs of the others.
+    fn is_due(&mut self, stored: &mut StoredPositions, mut held: HeldEpochs, now: Instant) -> bool {
+        let is_full_turn = now.duration_since(self.stored_at) >= INTERVAL;
+        let is_rested = |at: Instant| now.duration_since(at) >= EPOCH_INTERVAL;
+        held.retain(|group, _| is_full_turn || self.epoch_stored_at.get(group).is_none_or(|at| is_rested(*at)));
+        // What the last attempt could not store.
+        let is_retry = stored.is_changed && is_rested(self.stored_at);
+        let raised = stored.raise_epochs(held);
+        let is_due = is_full_turn || is_retry || !raised.is_empty();
+        if is_due {
+            self.stored_at = now;
+        }
+        self.epoch_stored_at.extend(raised.into_iter().map(|group| (group, now)));
+        is_due
     }
 }
 
@@ -288,7 +311,7 @@ const VERSION_WITHOUT_EPOCHS: u32 = 1;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// How often the thread looks for new epochs.
 const POLL: Duration = Duration::from_millis(20);
-/// New epochs are stored no more often than this.
+/// New epochs of one group are stored no more often than this, and a failed attempt is repeated so.
 const EPOCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Largest file that is read: above 65,536 channels of some 200 bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -370,8 +393,8 @@ mod tests {
             let later = opened(directory.path(), Some(last_session));
             assert_eq!(later.get(ChannelId(1), None), expected, "{last_session}");
             assert_eq!(later.get(ChannelId(2), None), Some(of(5)), "the state file knows no session of it yet");
-            assert!(later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(9))])));
-            assert!(!later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(8))])));
+            assert_eq!(later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(9))])), [GroupId(1)]);
+            assert_eq!(later.lock().raise_epochs(HeldEpochs::from([(GroupId(1), Epoch(8))])), []);
             later.lock().store();
             assert_eq!(opened(directory.path(), Some(2)).held_epoch(GroupId(1)), Epoch(9));
             fs::remove_file(directory.path().join("state.json")).unwrap();
@@ -389,7 +412,7 @@ mod tests {
         let next = |positions: &PublishedPositions| positions.get(ChannelId(1), Some(session)).map(|known| known.next);
         assert_eq!(next(&opened(directory.path(), None)), Some(Sequence(1)));
         assert_eq!(next(&opened(directory.path(), Some(2))), Some(Sequence(1)), "the first start has made the file");
-        assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "nothing is logged");
+        assert_eq!(opened(directory.path(), Some(2)).get(ChannelId(1), None), None, "no session has begun");
         fs::remove_file(directory.path().join("state.json.positions")).unwrap();
         for _ in 0..2 {
             assert_eq!(
@@ -441,6 +464,45 @@ mod tests {
         assert_eq!(to_text(&positions, &epochs), fixture);
         assert_eq!(parse(without_epochs.as_bytes()), Ok((positions.clone(), HeldEpochs::default())));
         assert_eq!(parse(fixture.as_bytes()), Ok((positions, epochs)));
+    }
+
+    #[test]
+    fn an_epoch_waits_for_those_of_its_own_group_and_a_failed_attempt_is_repeated_soon() {
+        let directory = tempfile::tempdir().unwrap();
+        let positions = opened(directory.path(), Some(1));
+        let mut stored = positions.lock();
+        let begun = Instant::now();
+        let mut pace = Pace::new(begun);
+        let mut is_due = |stored: &mut StoredPositions, ms, held: &[(u16, u64)]| {
+            let held = held.iter().map(|(group, epoch)| (GroupId(*group), Epoch(*epoch))).collect();
+            pace.is_due(stored, held, begun + Duration::from_millis(ms))
+        };
+        let folder = directory.path().join("gone");
+        for (ms, held, is_expected) in [
+            (20, &[(1, 5), (2, 5)][..], true),
+            (40, &[(1, 5), (2, 5)], false),
+            // A node dies: six groups change, one after the other.
+            (60, &[(1, 5), (3, 5)], true),
+            (80, &[(1, 5), (4, 5)], true),
+            (100, &[(1, 6)], false),
+            (120, &[(1, 6)], true),
+            (140, &[(1, 7)], false),
+            (1_000, &[(1, 7)], true),
+            (1_020, &[(1, 7)], false),
+        ] {
+            assert_eq!(is_due(&mut stored, ms, held), is_expected, "{ms} ms");
+            stored.store();
+        }
+        let path = std::mem::replace(&mut stored.path, folder.join("positions"));
+        assert!(is_due(&mut stored, 1_200, &[(1, 8)]));
+        stored.store();
+        assert!(stored.is_failing && !is_due(&mut stored, 1_220, &[(1, 8)]));
+        assert!(is_due(&mut stored, 1_300, &[(1, 8)]), "tried again before the next second");
+        stored.path = path;
+        stored.store();
+        assert!(!is_due(&mut stored, 1_420, &[(1, 8)]));
+        drop(stored);
+        assert_eq!(opened(directory.path(), Some(1)).held_epoch(GroupId(1)), Epoch(8));
     }
 
     #[test]

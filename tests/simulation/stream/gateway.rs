@@ -54,6 +54,10 @@ pub(super) struct Gateway {
     random: Random,
     /// What outlives the process besides the log.
     stored: Stored,
+    /// When the epoch that receivers hold is stored, if it is new.
+    held_due_ns: Option<u64>,
+    /// The process was killed while the epoch that receivers hold waited to be stored: a limit of W6 in SAFETY.md.
+    pub(super) has_forgotten_held: bool,
     /// `None`: the process is down.
     pub(super) run: Option<RunningGateway>,
 }
@@ -66,6 +70,8 @@ pub(super) struct GatewaySetup {
     pub(super) segment_bytes: usize,
     /// Share of send calls that find a socket full.
     pub(super) full_share: f64,
+    /// Longest time from a new epoch until it is stored, ns.
+    pub(super) held_delay_ns_max: u64,
     pub(super) safeguards: StandbySafeguards,
     pub(super) restart: RestartSafeguards,
 }
@@ -127,13 +133,22 @@ pub(super) struct RunningGateway {
 
 impl Gateway {
     pub(super) fn new(setup: GatewaySetup, directory: PathBuf, day: &Rc<VenueScript>, random: Random) -> Self {
-        Self { setup, directory, day: Rc::clone(day), random, stored: Stored::default(), run: None }
+        Self {
+            setup,
+            directory,
+            day: Rc::clone(day),
+            random,
+            stored: Stored::default(),
+            held_due_ns: None,
+            has_forgotten_held: false,
+            run: None,
+        }
     }
 
     /// Starts the process on its existing log, with another gateway's state where that is ahead. Else the venue or the peer resends the
     /// present session from its beginning.
     pub(super) fn start(&mut self, peer: Option<StateCopy>) {
-        let GatewaySetup { node, sockets, segment_bytes, full_share, safeguards, restart } = &self.setup;
+        let GatewaySetup { node, sockets, segment_bytes, full_share, safeguards, restart, .. } = &self.setup;
         let options = LogOptions {
             segment_bytes: *segment_bytes,
             private_bytes: *segment_bytes,
@@ -246,16 +261,30 @@ impl Gateway {
         self.stored.epoch = run.standby.epochs.highest();
     }
 
-    /// Stores the epoch that receivers hold. In the product this follows some milliseconds after a takeover.
-    pub(super) fn store_held(&mut self) {
-        if let Some(run) = &self.run {
-            self.stored.held = run.fence.epoch().max(run.standby.epochs.held());
+    /// Stores the epoch that receivers hold, some time after it is new.
+    pub(super) fn store_held(&mut self, now_ns: u64) {
+        let Some(held) = self.unstored_held() else { return };
+        let random = &mut self.random;
+        let due_ns = *self.held_due_ns.get_or_insert_with(|| match self.setup.held_delay_ns_max {
+            0 => now_ns,
+            delay_ns_max => now_ns + random.below(delay_ns_max),
+        });
+        if due_ns <= now_ns {
+            (self.stored.held, self.held_due_ns) = (held, None);
         }
+    }
+
+    /// The epoch that receivers hold, if it is not stored yet.
+    fn unstored_held(&self) -> Option<Epoch> {
+        let run = self.run.as_ref()?;
+        Some(run.fence.epoch().max(run.standby.epochs.held())).filter(|held| *held > self.stored.held)
     }
 
     /// Kills the process at a random point: the last entries in its log are unsent, and the very last ones may be
     /// uncommitted. Returns the counts of the process.
     pub(super) fn kill(&mut self, now_ns: u64) -> Option<(PublishCounts, WriterCounts)> {
+        self.has_forgotten_held |= self.setup.held_delay_ns_max > 0 && self.unstored_held().is_some();
+        self.held_due_ns = None;
         let mut run = self.run.take()?;
         let before = run.log.writer().end();
         for _ in 0..self.random.below(4) {

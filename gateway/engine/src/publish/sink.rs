@@ -97,11 +97,22 @@ impl LogSink {
     }
 
     /// Continues after an earlier run, whose committed entries ended at `next` of `session`; `has_ended`: the venue had
-    /// ended the session there. Until the venue sends again, heartbeats carry that position.
+    /// ended the session there. Until the venue sends again, heartbeats carry that position. Uncommitted frames are dropped.
     pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
+        self.drop_uncommitted();
         let progress = SessionProgress::starting_at(session, next);
         self.session_progress = Some(SessionProgress { has_ended, is_followed: false, ..progress });
         self.kept = KeptOutput::committed(next);
+    }
+
+    /// Drops the open entry: the log ends where its committed entries end.
+    fn drop_uncommitted(&mut self) {
+        self.writer.abandon();
+        self.frame_count = 0;
+        if let Some(progress) = self.session_progress.as_mut() {
+            progress.covered_through = progress.committed;
+            self.kept = KeptOutput::committed(progress.committed);
+        }
     }
 
     /// Takes the channel out of service: uncommitted frames of the input that failed are dropped, those of the input
@@ -235,9 +246,8 @@ impl LogSink {
     }
 
     /// Splits a message's body at record boundaries; each part is alone in its packet. Only the last part covers the
-    /// message; the first covers the messages before it.
+    /// message; the first covers the messages before it. `first_part`: number of the first of these parts.
     #[cold]
-    /// `first_part`: number of the first of these parts.
     fn append_parts(&mut self, meta: &FrameMeta, body: &[u8], first_part: u16) -> bool {
         self.flush();
         let part_bytes_max = self.part_bytes_max();

@@ -14,8 +14,8 @@ use super::{
     message::{LinkIdentity, LinkMessage},
 };
 
-/// How long a starting gateway waits for a peer that sends nothing: at one time, and in all failed requests together. A request that
-/// succeeds costs nothing of it, however slow the peer is.
+/// How long a starting gateway waits for a peer that sends nothing: at one time, and in all requests together that the peer leaves
+/// unanswered. A request that the peer answers costs nothing of it, however slow the peer is, and even if it refuses the request.
 #[derive(Clone, Debug)]
 pub struct SilenceLimit {
     silence_max: Duration,
@@ -26,7 +26,7 @@ pub struct SilenceLimit {
 }
 
 impl SilenceLimit {
-    /// `silence_max`: for one silence. `total`: for the silences of all requests that fail.
+    /// `silence_max`: for one silence. `total`: for the silences of all requests that the peer leaves unanswered.
     #[must_use]
     pub fn new(silence_max: Duration, total: Duration) -> Self {
         Self { silence_max, left: total, progressed: Instant::now() }
@@ -48,11 +48,11 @@ impl SilenceLimit {
         self.progressed = Instant::now();
     }
 
-    /// Runs a request. If it fails, the silence before its end is spent.
+    /// Runs a request. If the peer leaves it unanswered, the silence before its end is spent.
     pub(super) fn spend<T>(&mut self, request: impl FnOnce(&mut Self) -> Result<T, CopyError>) -> Result<T, CopyError> {
         self.note_progress();
         let outcome = request(self);
-        if outcome.is_err() {
+        if matches!(outcome, Err(CopyError::Unreachable(_) | CopyError::Io(_))) {
             self.left = self.left.saturating_sub(self.progressed.elapsed());
         }
         outcome
@@ -134,3 +134,33 @@ impl<'p> Requester<'p> {
 }
 
 const READ_BYTES_MAX: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::channel::CopyFault;
+
+    use super::*;
+
+    /// A peer that has a state of no channel answers each request at once.
+    #[test]
+    fn an_answer_without_a_state_is_no_silence() {
+        let total = Duration::from_secs(3);
+        let mut silence_limit = SilenceLimit::new(Duration::from_secs(2), total);
+        let mut spend = |error: fn() -> CopyError| {
+            let outcome = silence_limit.spend(|_| {
+                std::thread::sleep(Duration::from_micros(20));
+                Err::<(), _>(error())
+            });
+            assert!(outcome.is_err());
+            silence_limit.left
+        };
+        for _ in 0..1_000 {
+            assert_eq!(spend(|| CopyFault::NoState.into()), total);
+        }
+        assert_eq!(spend(|| CopyFault::TooBusy.into()), total);
+        assert_eq!(spend(|| CopyError::Damaged), total);
+        let after_io = spend(|| CopyError::Io(ErrorKind::TimedOut.into()));
+        let after_unreachable = spend(|| CopyError::Unreachable(ErrorKind::TimedOut.into()));
+        assert!(after_unreachable < after_io && after_io < total, "{after_unreachable:?} {after_io:?}");
+    }
+}

@@ -163,6 +163,14 @@ impl KnownEpochs {
         Epoch(self.observed.load(Relaxed).max(self.held_before.load(Relaxed)))
     }
 
+    /// The epoch because of which packets of lower ones are stale to a gateway that has published under `own`.
+    pub(crate) fn held_above(&self, own: Epoch) -> HeldEpoch {
+        let (observed, from) = self.highest_observed_from().unwrap_or_default();
+        let epoch = self.held().max(own);
+        // The sender of the higher epoch is in question; the leader's packets are as they should be.
+        HeldEpoch { epoch, from: from.filter(|_| observed == epoch), is_of_earlier_run: observed.max(own) < epoch }
+    }
+
     /// The highest epoch known from any source: a new epoch must be above it.
     #[must_use]
     pub fn highest(&self) -> Epoch {
@@ -174,6 +182,16 @@ impl KnownEpochs {
     pub fn rejected_jumps(&self) -> u64 {
         self.rejected_jumps.load(Relaxed)
     }
+}
+
+/// An epoch that receivers hold, as far as this gateway knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldEpoch {
+    pub(crate) epoch: Epoch,
+    /// Who sent the packet of that epoch, if this run has received one of another gateway.
+    pub(crate) from: Option<SocketAddrV4>,
+    /// Only an earlier run has received or used the epoch.
+    pub(crate) is_of_earlier_run: bool,
 }
 
 #[cfg(test)]
@@ -263,6 +281,21 @@ mod tests {
         assert_eq!(known.observe(Epoch::new(4, 2)), Ok(()));
         assert_eq!(known.observe(Epoch::new(7, 2)), Ok(()));
         assert_eq!((known.held(), known.highest()), (Epoch::new(7, 2), Epoch::new(7, 2)));
+    }
+
+    #[test]
+    fn the_epoch_above_a_dropped_leader_is_named_after_a_restart_too() {
+        let known = KnownEpochs::new(Epoch::new(45, 1), 10);
+        let epoch = |count| Epoch::new(count, 9);
+        let held = |epoch, from, is_of_earlier_run| HeldEpoch { epoch, from, is_of_earlier_run };
+        known.record_held(epoch(43));
+        assert_eq!(known.observe(epoch(41)), Err(DropReason::EpochStale));
+        assert_eq!(known.held_above(Epoch::default()), held(epoch(43), None, true));
+        assert_eq!(known.held_above(epoch(44)), held(epoch(44), None, false));
+        let sender = Some(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 4_000));
+        assert_eq!(known.observe_from(epoch(43), sender), Ok(()));
+        assert_eq!(known.held_above(Epoch::default()), held(epoch(43), sender, false));
+        assert_eq!(known.held_above(epoch(44)), held(epoch(44), None, false));
     }
 
     #[test]

@@ -42,7 +42,7 @@ use mdgw_wire::{
 use zerocopy::FromBytes as _;
 
 use super::{
-    epochs::KnownEpochs,
+    epochs::{HeldEpoch, KnownEpochs},
     history::InputHistory,
     log_follower::LogFollower,
     probe::{ProbeTimes, Prober, ReceivePath},
@@ -748,10 +748,8 @@ impl Channel {
             // A leader receives nothing of the highest epoch, which is its own.
             Err(DropReason::EpochStale) if !self.fence.is_open_at(now) => {
                 if let Some(packets) = self.outdated_leader.on_lower(now) {
-                    let (observed, observed_from) = self.epochs.highest_observed_from().unwrap_or_default();
-                    let highest = observed.max(own);
-                    // The sender of the higher epoch is in question; the leader's packets are as they should be.
-                    let from = observed_from.filter(|_| observed == highest);
+                    let HeldEpoch { epoch: highest, from, is_of_earlier_run } = self.epochs.held_above(own);
+                    let since = if is_of_earlier_run { "is known from an earlier run" } else { "was received before" };
                     tracing::error!(
                         alarm = Alarm::Outranked.name(),
                         group = self.status_table.group.0,
@@ -762,7 +760,7 @@ impl Channel {
                         highest_node = highest.node(),
                         from = from.map(tracing::field::display),
                         packets,
-                        "the leader's packets are dropped: a higher epoch was received before, and nothing of that epoch comes"
+                        "the leader's packets are dropped: a higher epoch {since}, and nothing of that epoch comes"
                     );
                 }
             }

@@ -45,7 +45,7 @@ pub(super) struct ChannelLog {
 }
 
 impl ChannelLog {
-    /// Opens the log, which keeps its entries. `published`: how far the channel is known to be published.
+    /// Opens the log, which keeps its entries.
     pub(super) fn open(
         config: &Resolved,
         setup: &ChannelSetup,
@@ -146,9 +146,9 @@ impl ChannelLog {
         published: Option<ResumePosition>,
     ) -> Option<ResumePosition> {
         let from_log = self.end.filter(|end| stored.session.is_none_or(|known| known.session == end.session));
-        // Without a log the session continues behind what was published of it.
+        // Without a log the session continues behind what was published of it, however much more the log had at the shutdown.
         let published = published.filter(|_| from_log.is_none()).and_then(|known| resume_behind(known, stored));
-        from_log.into_iter().chain(stored.shutdown_position).chain(published).max_by_key(|position| position.next)
+        published.or_else(|| from_log.into_iter().chain(stored.shutdown_position).max_by_key(|position| position.next))
     }
 
     /// The channel continues at that position.

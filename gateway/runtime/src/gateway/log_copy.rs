@@ -145,7 +145,7 @@ const ATTEMPTS_MAX: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{
         io::{Read as _, Write as _},
         net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -171,7 +171,7 @@ mod tests {
     use crate::state_file::tests::known;
 
     /// An entry with the frame of a state at its beginning.
-    fn entry(first: u64, next: u64) -> LoggedEntry {
+    pub(in crate::gateway) fn entry(first: u64, next: u64) -> LoggedEntry {
         let body = StateBody::of(ChannelState::Live);
         let meta = FrameMeta::state(Sequence(first));
         let header = FrameHeader {
@@ -240,12 +240,12 @@ mod tests {
         assert_eq!(copied(None, &[at(1, 1, 100), at(2, 1, 5)]), (vec![(1, 1, 100)], None));
     }
 
-    fn key() -> SharedKey {
+    pub(in crate::gateway) fn key() -> SharedKey {
         SharedKey::new(&[7; 32])
     }
 
     /// The address of a peer that does that with the request of each connection.
-    fn peer(act: impl Fn(&mut TcpStream, &mut LinkStream) + Send + 'static) -> SocketAddrV4 {
+    pub(in crate::gateway) fn peer(act: impl Fn(&mut TcpStream, &mut LinkStream) + Send + 'static) -> SocketAddrV4 {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!("bound to one") };
         std::thread::spawn(move || {

@@ -84,7 +84,7 @@ fn is_first_message(answer: &Packet<'_>, session: &KnownSession) -> bool {
 const DATAGRAM_BYTES_MAX: usize = 2_048;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use mdgw_feeds::{
         identity::{Feed, Session},
         time::UnixNs,
@@ -93,9 +93,9 @@ mod tests {
 
     use super::*;
 
-    const NAME: [u8; 10] = *b"SESSION001";
+    pub(in crate::gateway) const NAME: [u8; 10] = *b"SESSION001";
 
-    fn known_session() -> KnownSession {
+    pub(in crate::gateway) fn known_session() -> KnownSession {
         let session = Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart: 0 };
         let (started, latest) = (UnixNs(0), UnixNs(0));
         KnownSession { session, venue: venue_session(NAME), started, latest, has_messages: true }
@@ -103,7 +103,7 @@ mod tests {
 
     /// Starts a server that answers each request with the next of `answers`. After the last answer, its socket stays
     /// open for a while without answering.
-    fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
+    pub(in crate::gateway) fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let std::net::SocketAddr::V4(server) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
         std::thread::spawn(move || {
@@ -124,7 +124,7 @@ mod tests {
         }
     }
 
-    fn packet(name: [u8; 10], first: u64) -> Vec<u8> {
+    pub(in crate::gateway) fn packet(name: [u8; 10], first: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut writer = PacketWriter::begin(&mut bytes, name, Sequence(first), 1_400);
         assert!(writer.push(b"message"));

@@ -103,6 +103,7 @@ impl<'log> PeerEntries<'log> {
             || frame_bytes != payload.len()
             || !sequences().is_sorted()
             || sequences().any(|sequence| !(first.0..=next.0).contains(&sequence))
+            || frames.iter().any(|(header, body)| meta_of(header, body).is_none())
         {
             return Err(PeerEntryFault::Damaged);
         }
@@ -129,7 +130,11 @@ impl<'log> PeerEntries<'log> {
         };
         self.parts.take_if(|parts| !continues_parts(parts));
         if self.parts.is_some() || bytes > sink.writer.payload_bytes_max() {
-            return self.append_cut(rest_of_gap.as_ref(), wanted().copied(), end);
+            let appended = self.append_cut(rest_of_gap.as_ref(), wanted().copied(), end);
+            if appended.is_err() {
+                self.sink.drop_uncommitted();
+            }
+            return appended;
         }
         sink.writer.begin(session.to_bytes(), begin.0);
         if let Some(gap) = &rest_of_gap {
@@ -201,9 +206,8 @@ fn is_part(header: &FrameHeader) -> bool {
 
 /// Of a frame, without the flags that say which part it is.
 fn meta_of(header: &FrameHeader, body: &[u8]) -> Option<FrameMeta> {
-    let kind = [FrameKind::Message, FrameKind::Gap, FrameKind::Snapshot, FrameKind::State]
-        .into_iter()
-        .find(|kind| *kind as u8 == header.kind)?;
+    // No log has chunks of snapshots.
+    let kind = FrameKind::from_number(header.kind).filter(|kind| *kind != FrameKind::SnapshotChunk)?;
     let sequence = Sequence(header.sequence.get());
     let next = match kind {
         FrameKind::Message => Sequence(sequence.0.checked_add(1)?),
@@ -466,6 +470,73 @@ mod tests {
         assert_eq!(appended(&[&first, &last]), (vec![Ok(()); 2], long.map(str::to_owned).to_vec()));
         assert_eq!(appended(&[&first, &first, &last]), (vec![Ok(()); 3], long.map(str::to_owned).to_vec()));
         assert_eq!(appended(&[&first, &first]), (vec![Ok(()); 2], vec![]), "no part of a message without its end");
+    }
+
+    /// An entry that is too long for packets of 640 bytes. Its first frame is sound.
+    #[test]
+    fn an_entry_with_a_bad_frame_covers_nothing_behind_its_sound_frames() {
+        let mut peer = Harness::with_payload_of(1_408);
+        peer.sink.session(session(1), Sequence(50));
+        peer.sink.frame(&message(50), 5, &records(5, 80));
+        // A record of 680 bytes fits no packet of the other gateway.
+        peer.sink.frame(&message(51), 1, &records(1, 680));
+        peer.sink.flush();
+        let mut reader = Reader::open(peer.directory.path(), 1).unwrap();
+        let payload = reader.next().unwrap().payload.to_vec();
+        let second = FRAME_HEADER_BYTES + 400;
+        let with_kind = |kind_of_second: u8| {
+            let mut payload = payload.clone();
+            payload[second + std::mem::offset_of!(FrameHeader, kind)] = kind_of_second;
+            payload
+        };
+        // Of the second message only the parts 0 and 2.
+        let part = |number: u16, flags: FrameFlags| {
+            let body = records(1, 80);
+            [header(&message(51), 1, body.len(), flags, number).as_bytes(), &body].concat()
+        };
+        let without_part_1 =
+            [&payload[..second], &part(0, FrameFlags::FIRST_PART), &part(2, FrameFlags::default())].concat();
+        let until = StreamPosition::at(session(1), Sequence(500));
+        for (frame_count, payload, fault, expected) in [
+            (2, payload.clone(), PeerEntryFault::TooLong, &["#1 [50,51) 0: (50.0+5)"][..]),
+            (2, with_kind(9), PeerEntryFault::Damaged, &[]),
+            (2, with_kind(FrameKind::SnapshotChunk as u8), PeerEntryFault::Damaged, &[]),
+            (2, with_kind(FrameKind::Gap as u8), PeerEntryFault::Damaged, &[]),
+            (3, without_part_1, PeerEntryFault::Damaged, &[]),
+        ] {
+            let (first, next) = (Sequence(50), Sequence(80));
+            let entry = PeerEntry { session: session(1), first, next, flags: 0, frame_count, payload: &payload };
+            for resumes in [true, false] {
+                // The entry with parts has 656 bytes.
+                let mut own = Harness::with_payload_of(640);
+                own.sink.resume(session(1), Sequence(50), false);
+                assert_eq!(PeerEntries::new(&mut own.sink, until).append(&entry), Err(fault));
+                if resumes {
+                    own.sink.resume(session(1), Sequence(500), false);
+                }
+                own.sink.flush();
+                assert!(!own.sink.commit_covered(), "{fault:?} {resumes}");
+                assert_eq!(own.entries(), expected, "{fault:?} {resumes}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_entry_with_an_unknown_frame_is_refused_even_if_it_fits() {
+        let mut frame = state_frame(Sequence(7), ChannelState::Live);
+        frame[std::mem::offset_of!(FrameHeader, kind)] = 9;
+        let entry = PeerEntry {
+            session: session(1),
+            first: Sequence(7),
+            next: Sequence(8),
+            flags: 0,
+            frame_count: 1,
+            payload: &frame,
+        };
+        let mut own = Harness::new();
+        let until = StreamPosition::at(session(1), Sequence(90));
+        assert_eq!(PeerEntries::new(&mut own.sink, until).append(&entry), Err(PeerEntryFault::Damaged));
+        assert_eq!(own.entries(), [""; 0]);
     }
 
     #[test]
