@@ -191,7 +191,7 @@ impl ChannelStart<'_> {
 
     /// How far the channel is known to be published. The log takes over whether the session has ended there.
     fn published_of(&self, log: &mut ChannelLog, stored: StoredChannel) -> Option<ResumePosition> {
-        let session = log.end.map(|end| end.session).or(stored.session.map(|known| known.session));
+        let session = log.end.map(|end| end.session).or_else(|| stored.session.map(|known| known.session));
         let published = self.published.and_then(|positions| positions.get(self.setup.id, session));
         log.end_with(published);
         published
@@ -305,7 +305,7 @@ mod tests {
             config.gateway.log_dir = directory.path().join("log");
             config.channels[0].recovery = None;
             let host = Self { directory, config };
-            let mut state = StateFile::open(&host.state_file()).unwrap();
+            let mut state = StateFile::open(host.state_file()).unwrap();
             let _first = PublishedPositions::open(&host.state_file(), &state);
             state.set_session(host.config.channels[0].id, known_session()).unwrap();
             host
@@ -334,7 +334,7 @@ mod tests {
         }
 
         fn publish_through(&self, next: u64) {
-            let state = StateFile::open(&self.state_file()).unwrap();
+            let state = StateFile::open(self.state_file()).unwrap();
             let position = ResumePosition { session: known_session().session, next: Sequence(next), has_ended: false };
             PublishedPositions::open(&self.state_file(), &state).begin(self.config.channels[0].id, position);
         }
@@ -342,13 +342,13 @@ mod tests {
         /// An orderly stop, of a gateway that may have messages which nobody has published.
         fn stop_at(&self, next: u64) {
             let position = ResumePosition { session: known_session().session, next: Sequence(next), has_ended: false };
-            let mut state = StateFile::open(&self.state_file()).unwrap();
+            let mut state = StateFile::open(self.state_file()).unwrap();
             state.record_shutdown([(self.config.channels[0].id, position)]).unwrap();
         }
 
         /// The gateway starts, and the channel begins so. It may find a donor at that address, whose state is copied at 500.
         fn begin(&self, donor: Option<SocketAddrV4>) -> Begun {
-            let state = StateFile::open(&self.state_file()).unwrap();
+            let state = StateFile::open(self.state_file()).unwrap();
             let setup = &self.config.channels[0];
             let positions = PublishedPositions::open(&self.state_file(), &state);
             let mut donors = match donor {
