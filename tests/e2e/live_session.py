@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import databento
 
 # A client that waits without end shows where, and fails.
-faulthandler.dump_traceback_later(50, exit=True)
+faulthandler.dump_traceback_later(150, exit=True)
 
 KEY = "db-unitTESTkey0123456789abcdefgh"
 

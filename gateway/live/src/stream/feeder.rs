@@ -81,9 +81,10 @@ fn feed(dataset: &Dataset, has_watch_ended: impl Fn() -> bool) {
         dataset.set_produced(wanted);
         let entries = reader.read(wanted, None, &mut chunk);
         let is_behind = chunk.is_full() || entries >= ENTRIES_MAX;
-        if entries == 0 {
-            // A session that had ended before the feeder came to it ends at once.
-            let wait = if *dataset.is_current.borrow() { RESTART_WAIT } else { Duration::ZERO };
+        let is_current = *dataset.is_current.borrow();
+        if entries == 0 || !(is_behind || is_current) {
+            // A session that had ended before the feeder came to it ends at once: before the first client can connect.
+            let wait = if is_current { RESTART_WAIT } else { Duration::ZERO };
             reader.end_sessions(wait, wanted, &mut chunk);
         }
         append(dataset, &reader, chunk);
@@ -181,7 +182,10 @@ fn answer(dataset: &Dataset, reader: &DatasetReader, request: SnapshotRequest) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{channel::tests::TestLog, ring::RingRead};
+    use crate::stream::{
+        channel::tests::{TestLog, restarted},
+        ring::RingRead,
+    };
 
     /// Event times of the ring's records.
     fn events(dataset: &Dataset) -> Vec<u64> {
@@ -222,6 +226,21 @@ mod tests {
         log.add_order(7);
         wait_until(|| events(&dataset) == [1, 2, 3, 6, 7]);
         assert_eq!(dataset.logs.borrow().replacements, 1);
+        dataset.stop.store(true, Relaxed);
+        feeder.join().unwrap();
+    }
+
+    /// Otherwise the end would come a second later, and end the sessions of the clients that have come by then.
+    #[test]
+    fn a_session_that_ended_before_the_start_has_ended_when_the_first_client_comes() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        log.add_trade_of(restarted(7), 1, 5);
+        log.end_session(7, 2);
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
+        let feeder = start(Arc::clone(&dataset)).unwrap();
+        wait_until(|| *dataset.is_current.borrow());
+        assert!(dataset.ring.end().is_ended);
         dataset.stop.store(true, Relaxed);
         feeder.join().unwrap();
     }
