@@ -1,7 +1,7 @@
 //! `mdgw doctor` on this machine, as it is: with shipped configurations, and without one.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt as _, process::Command};
+use std::{collections::BTreeSet, fs, net::TcpListener, os::unix::fs::PermissionsExt as _, process::Command};
 
 use mdgw_tests::{process, skip::skip};
 use serde_json::Value;
@@ -72,14 +72,26 @@ fn a_store_that_is_not_there_is_a_failure_and_an_invalid_configuration_an_error(
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gateway.toml");
     let shipped = fs::read_to_string(format!("{}/../ops/config/loopback.toml", env!("CARGO_MANIFEST_DIR"))).unwrap();
-    let zookeeper = "\n[election]\nbackend = \"zookeeper\"\nname = \"gw1\"\n[election.zookeeper]\n\
-                     endpoints = [\"127.0.0.1:1\"]\npath = \"/mdgw\"\n";
-    fs::write(&path, shipped + zookeeper).unwrap();
-    let exited = process::run(["doctor", path.to_str().unwrap(), "--json"]);
-    let report = exited.json();
-    let store = report["items"].as_array().unwrap().iter().find(|item| item["name"] == "store").unwrap();
-    assert_eq!((&store["status"], &store["subject"]), (&"fail".into(), &"127.0.0.1:1".into()), "{report}");
-    assert_eq!(exited.expect_code(2).stderr, "");
+    // As of a store whose processes are stopped: the kernel accepts connections, and nobody answers.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = listener.local_addr().unwrap().to_string();
+    for (backend, address, read) in [
+        ("zookeeper", "127.0.0.1:1", "Connection refused"),
+        ("zookeeper", silent.as_str(), "accepts a connection, and does not answer within 1 s"),
+        ("etcd", &silent, "accepts a connection, and does not answer within 1 s"),
+    ] {
+        let election = format!(
+            "\n[election]\nbackend = \"{backend}\"\nname = \"gw1\"\n[election.{backend}]\nendpoints = [\"{address}\"]\n"
+        );
+        fs::write(&path, format!("{shipped}{election}")).unwrap();
+        let exited = process::run(["doctor", path.to_str().unwrap(), "--json"]);
+        let report = exited.json();
+        let store = report["items"].as_array().unwrap().iter().find(|item| item["name"] == "store").unwrap();
+        assert_eq!((&store["status"], &store["subject"]), (&"fail".into(), &address.into()), "{report}");
+        assert!(store["read"].as_str().unwrap().contains(read), "{store}");
+        assert_eq!(exited.expect_code(2).stderr, "");
+    }
+    drop(listener);
 
     fs::write(&path, "nonsense = 1").unwrap();
     let refused = process::run(["doctor", path.to_str().unwrap(), "--json"]).expect_code(2);

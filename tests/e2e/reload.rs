@@ -1,7 +1,7 @@
 //! A running gateway whose configuration changes: channels and output lines come and go under load.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, net::UdpSocket, path::PathBuf, process::Command};
+use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
 
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined, write_key, write_key_of},
@@ -389,6 +389,16 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     let advice = "restart mdgw journal only if it was started while an added channel was removed\n";
     assert!(added.ends_with(&format!("\n  channel.one: added\n{advice}")), "{added}");
     assert_eq!(running.gateway.stderr_so_far().matches(in_log).count(), 1);
+    // Lines are named by their addresses: the number of the second becomes that of the first.
+    for (lines, changed) in [(&[0, 1][..], "1: added"), (&[1], "0: removed")] {
+        let config = parts.text(&["one", "two"], lines);
+        write(&config.replace("requests_per_second = 10000", "requests_per_second = 5000"));
+        let (line, done) = changed.split_once(": ").unwrap();
+        let line = fixtures[line.parse::<usize>().unwrap()].output;
+        let expected = format!("reload.toml:\n  output.1.line {line} on 127.0.0.1: {done}\n");
+        let shown = reload(&[text(&path)]).expect_code(0).stdout;
+        assert!(shown.ends_with(&expected), "{shown}");
+    }
     // Both signals may be pending at once.
     running.gateway.signal(Signal::HangUp);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
@@ -428,6 +438,18 @@ fn a_reload_names_a_key_file_whose_content_has_changed_since_the_start() {
     let _ = running.gateway.wait_for_stderr(&expected);
 
     write_key(&key_file);
+    let _ = reload().expect_code(0);
+
+    // The next start would be refused, as `mdgw check` says.
+    let set = |mode| fs::set_permissions(&key_file, fs::Permissions::from_mode(mode)).unwrap();
+    set(0o644);
+    let refused = reload().expect_code(1);
+    let remedy = format!("mode 644 allows access by group or others: chmod 600 {}", text(&key_file));
+    let expected = format!("output.1.tag_key_files: key file {}: {remedy}", text(&key_file));
+    assert!(refused.stderr.contains(&expected), "{}", refused.stderr);
+    let checked = process::run(["check", text(&path)]).expect_code(1);
+    assert!(checked.stdout.contains(&remedy), "{}", checked.stdout);
+    set(0o600);
     let _ = reload().expect_code(0);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }

@@ -374,13 +374,20 @@ impl Answers {
 
     fn content(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let method = request.method();
-        if method != Method::GET && method != Method::HEAD {
-            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
-            refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        let probe = probe(request);
+        // HAProxy asks for health with OPTIONS, unless told otherwise.
+        let is_allowed = matches!(*method, Method::GET | Method::HEAD) || *method == Method::OPTIONS && probe.is_some();
+        if !is_allowed {
+            let (allowed, reason) = match probe {
+                Some(_) => ("GET, HEAD, OPTIONS", "only GET, HEAD and OPTIONS\n"),
+                None => ("GET, HEAD", "only GET and HEAD\n"),
+            };
+            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, reason);
+            refused.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
             return refused;
         }
         let has_page = self.sources.page.is_some();
-        let probe = match probe(request) {
+        let probe = match probe {
             Some(Ok(Probe::Leader(_)) | Err(())) if !has_page => return self.unknown_path(),
             Some(Ok(probe)) => probe,
             Some(Err(())) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
@@ -544,6 +551,13 @@ mod tests {
             ("GET /runbooks/../runbooks/gap-declared.md", "404", "/metrics /live"),
             ("POST /", "405", "only GET"),
             ("PUT /status.json", "405", "only GET"),
+            ("OPTIONS /live", "200", "Live"),
+            ("OPTIONS /ready", "200", "Ready"),
+            ("OPTIONS /leader", "200", "Leader(None)"),
+            ("OPTIONS /leader?group=2", "503", "Leader(Some(2))"),
+            ("OPTIONS /leader?group=x", "400", "expected"),
+            ("OPTIONS /", "405", "only GET"),
+            ("OPTIONS /metrics", "405", "only GET"),
             ("OPTIONS /status.json", "405", "only GET"),
             ("POST /metrics", "405", "only GET"),
             ("DELETE /live", "405", "only GET"),

@@ -105,10 +105,11 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
     ]
 }
 
-/// Sets a parameter of the kernel's command line, on Debian, in place of one of the same name. One reboot then does for several.
+/// Sets a parameter of the kernel's command line, on Debian, in place of one of the same name. A value without quotes, which may
+/// be empty, gets them first. One reboot then does for several.
 fn boot_command(name: &str, value: &str) -> String {
     format!(
-        "sed -i '/^GRUB_CMDLINE_LINUX/s/ *{name}=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"
+        r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *{name}=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"#
     )
 }
 

@@ -97,6 +97,13 @@ pub enum NoAnswer {
     NotAsked(String),
     /// No connection, or a wrong answer.
     Failed(String),
+    /// A connection, and no answer or a wrong one.
+    Wrong {
+        /// What was read.
+        read: String,
+        /// Shows the operator more.
+        command: String,
+    },
 }
 
 /// Findings of `mdgw check`.

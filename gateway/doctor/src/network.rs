@@ -30,6 +30,7 @@ pub(crate) fn items(files: &Files, facts: &Facts, needs: Option<&Needs>) -> Vec<
         items.push(card.link());
         // Of an interface that does not exist there is nothing to read.
         if matches!(card.interface, Ok(None)) {
+            items.push(card.not_read());
             continue;
         }
         items.push(card.numa_node(&pins));
@@ -181,6 +182,14 @@ impl<'a> Card<'a> {
             }
             Err(error) => check.fail(format!("down; not readable: {error}"), [format!("ip link set dev {name} up")]),
         }
+    }
+
+    /// In place of all items but the link, for an interface that does not exist.
+    fn not_read(&self) -> Item {
+        let names: Vec<&str> = PER_CARD.iter().map(|(name, _)| *name).filter(|name| *name != "link").collect();
+        let why = "What is wrong with the card shows only once its interface is there: examine the host again then.";
+        let read = format!("not read, since there is no such interface: {}", names.join(", "));
+        check("card", why).of(self.name).unknown(read)
     }
 
     fn numa_node(&self, pins: &CoreSet) -> Item {

@@ -72,7 +72,10 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
     if endpoints.is_empty() {
         return vec![check(name, why).ok("this configuration has none")];
     }
-    let silent = endpoints.iter().filter(|endpoint| matches!(endpoint.answer, Err(NoAnswer::Failed(_)))).count();
+    let silent = endpoints
+        .iter()
+        .filter(|endpoint| matches!(endpoint.answer, Err(NoAnswer::Failed(_) | NoAnswer::Wrong { .. })));
+    let silent = silent.count();
     // This gateway is a voter too, and the number of all voters is odd.
     let has_majority = silent <= endpoints.len() / 2;
     let item = |endpoint: &&Endpoint| {
@@ -81,6 +84,7 @@ fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
         match (&endpoint.answer, role) {
             (Ok(answer), _) => check.ok(answer.clone()),
             (Err(NoAnswer::NotAsked(reason)), _) => check.unknown(format!("not asked: {reason}")),
+            (Err(NoAnswer::Wrong { read, command }), _) => check.fail(read.clone(), [command.clone()]),
             (Err(NoAnswer::Failed(error)), Role::Store) => {
                 check.fail(error.clone(), [format!("nc -zv {host} {port}    # on this host, then on the store's")])
             }

@@ -214,7 +214,7 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
     for (name, expected) in [
         (
             "isolated cores",
-            "sed -i '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot",
+            r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot"#,
         ),
         ("governor", "cpupower -c 1-3 frequency-set -g performance"),
         ("C-states", "cpupower -c 1-3 idle-set -D 10"),
@@ -474,6 +474,19 @@ fn a_peer_that_this_host_cannot_ask_is_unknown_and_not_at_fault() {
 }
 
 #[test]
+fn a_store_that_accepts_connections_and_does_not_answer_is_a_failure_with_a_command() {
+    let mut facts = facts(true);
+    let wrong = |text: &str| NoAnswer::Wrong { read: text.to_owned(), command: "curl".to_owned() };
+    facts.endpoints[0].answer = Err(wrong("does not answer"));
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let report = examine(root.path(), &facts, Some(&needs()));
+    let store = report.items.iter().find(|item| item.name == "store").unwrap();
+    assert_eq!((store.status, store.read.as_str(), report.worst), (Status::Fail, "does not answer", Status::Fail));
+    assert_eq!(store.commands, ["curl"]);
+}
+
+#[test]
 fn a_silent_voter_is_a_warning_and_without_a_majority_a_failure() {
     let silent = || Err(NoAnswer::Failed("node 3 does not answer".to_owned()));
     let statuses = |answers: [Result<String, NoAnswer>; 2]| {
@@ -550,6 +563,47 @@ fn remedies_for_the_command_line_replace_a_parameter_and_keep_the_others() {
         grub,
         "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"\nGRUB_CMDLINE_LINUX=\"rcu_nocbs=1-3 nohz_full=1-3 isolcpus=domain,managed_irq,1-3 mitigations=off\"\n"
     );
+}
+
+/// Debian's installer writes double quotes. A shell reads the file, so other forms mean the same.
+#[test]
+fn remedies_for_the_command_line_take_effect_whatever_quotes_its_value_has() {
+    let bad = report_of(false);
+    let item = bad.items.iter().find(|item| item.name == "nohz_full").unwrap();
+    for (before, after) in [
+        ("\"\"", "\"nohz_full=1-3 \""),
+        ("\"quiet splash\"    # ours", "\"nohz_full=1-3 quiet splash\"    # ours"),
+        ("''", "'nohz_full=1-3 '"),
+        ("'quiet splash'", "'nohz_full=1-3 quiet splash'"),
+        ("quiet", "\"nohz_full=1-3 quiet\""),
+        ("nohz_full=7 # ours", "\"nohz_full=1-3 \" # ours"),
+        ("", "\"nohz_full=1-3 \""),
+        ("  # none", "\"nohz_full=1-3 \"  # none"),
+        // What the command cannot change stays as it is.
+        ("quiet\\ splash", "quiet\\ splash"),
+        ("quiet\" splash\"", "quiet\" splash\""),
+    ] {
+        let default = "GRUB_CMDLINE_LINUX_DEFAULT=quiet\n";
+        let changed = command_line_after(&item.commands[0], &format!("{default}GRUB_CMDLINE_LINUX={before}\n"));
+        assert_eq!(changed, format!("{default}GRUB_CMDLINE_LINUX={after}\n"), "{before}");
+        let again = command_line_after(&item.commands[0], &changed);
+        assert_eq!(again.matches("nohz_full").count(), changed.matches("nohz_full").count(), "{again}");
+    }
+}
+
+#[test]
+fn items_of_a_card_that_does_not_exist_are_named_as_not_read() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let mut facts = facts(true);
+    facts.interfaces.as_mut().unwrap().remove("eth1");
+    let report = examine(root.path(), &facts, Some(&needs()));
+    let of_card: Vec<_> = report.items.iter().filter(|item| item.subject.as_deref() == Some("eth1")).collect();
+    let [link, others] = of_card.as_slice() else { panic!("{of_card:#?}") };
+    assert_eq!((link.name, link.status), ("link", Status::Fail));
+    assert_eq!((others.name, others.status), ("card", Status::Unknown));
+    let names = "NUMA node, IRQ affinity, ring size, coalescing, GRO and LRO, hardware stamps, memberships, IGMP version, rp_filter";
+    assert_eq!(others.read, format!("not read, since there is no such interface: {names}"));
 }
 
 #[test]
@@ -639,14 +693,14 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           warn    isolated cores: none; pinned 1-3, without it 1-3
                     On other cores the scheduler runs other work beside a pinned thread,
                     and packets wait for it.
-                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    nohz_full: none; pinned 1-3, without it 1-3
                     On other cores a timer tick interrupts the thread up to 1,000 times
                     a second.
-                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *nohz_full=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&nohz_full=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *nohz_full=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&nohz_full=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    rcu_nocbs: none; pinned 1-3, without it 1-3
                     On other cores the kernel frees its own memory in the thread's time.
-                    $ sed -i '/^GRUB_CMDLINE_LINUX/s/ *rcu_nocbs=[0-9a-z_,:-]*//g; s/^GRUB_CMDLINE_LINUX=./&rcu_nocbs=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *rcu_nocbs=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&rcu_nocbs=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
           warn    governor: powersave on cores 1-3
                     Other governors slow an idle core down: the first packet after a
                     pause pays for it.

@@ -29,7 +29,7 @@ pub(crate) mod tag_keys;
 pub use error::{ConfigError, Problem};
 pub use limits::PUBLISHED_BYTES_MAX;
 pub use log_group::LogGroupError;
-pub use reload::{Changed, Changes, OutputLines, RELOADABLE, Refused, WHOLE_CHANNEL};
+pub use reload::{Changed, Changes, OutputLines, RELOADABLE, Refused, WHOLE_CHANNEL, WHOLE_LINE};
 pub use resolved::Resolved;
 pub use start_files::StartFiles;
 pub use tag_keys::TagKeyError;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use mdgw_runtime::config::{Changed, Resolved, WHOLE_CHANNEL};
+use mdgw_runtime::config::{Changed, Resolved, WHOLE_CHANNEL, WHOLE_LINE};
 use mdgw_status::control::{ControlError, Request, send_request_within};
 use serde_json::Value;
 
@@ -99,10 +99,10 @@ fn text(answer: &Value) -> anyhow::Result<String> {
     }
     let mut text = format!("reloaded {file}:\n");
     for Changed { key, old, new } in &changed {
-        let is_channel = [old, new].into_iter().flatten().all(|value| value == WHOLE_CHANNEL);
+        let is_whole = [old, new].into_iter().flatten().all(|value| value == WHOLE_CHANNEL || value == WHOLE_LINE);
         match (old, new) {
-            (None, Some(_)) if is_channel => writeln!(text, "  {key}: added")?,
-            (Some(_), None) if is_channel => writeln!(text, "  {key}: removed")?,
+            (None, Some(_)) if is_whole => writeln!(text, "  {key}: added")?,
+            (Some(_), None) if is_whole => writeln!(text, "  {key}: removed")?,
             _ => {
                 let [old, new] = [old, new].map(|value| value.as_deref().unwrap_or("unset"));
                 writeln!(text, "  {key}: {old} -> {new}{}", reader(key))?;
@@ -214,6 +214,7 @@ mod tests {
         let changed = [
             ("channel.two", None, value(WHOLE_CHANNEL)),
             ("channel.three", value(WHOLE_CHANNEL), None),
+            ("output.1.line 239.192.7.10:30100 on eth3", value(WHOLE_LINE), None),
             ("latency.interval_ms", value("1000"), value("100")),
             ("live.listen", None, value("127.0.0.1:13000")),
         ]
@@ -223,6 +224,7 @@ mod tests {
             reloaded /etc/mdgw/mdgw.toml:
               channel.two: added
               channel.three: removed
+              output.1.line 239.192.7.10:30100 on eth3: removed
               latency.interval_ms: 1000 -> 100
               live.listen: unset -> 127.0.0.1:13000 (for the next start of mdgw live)
             restart mdgw journal: it does not know an added channel before

@@ -267,7 +267,9 @@ impl Reloading<'_> {
             tracing::error!(target: "mdgw", "reload {path} failed, nothing changed: {error}");
             error.to_string()
         })?;
-        let changes = match (Resolved::diff_reloadable(config, &new), self.start_files.changed(config)) {
+        let mut files = self.start_files.changed(config);
+        files.extend(StartFiles::exposed(config));
+        let changes = match (Resolved::diff_reloadable(config, &new), files) {
             (changes, files) if files.is_empty() => changes,
             (changes, files) => Err(changes.err().into_iter().flatten().chain(files).collect()),
         };

@@ -1,9 +1,11 @@
 //! What `mdgw doctor` examines for a configuration: its needs as plain values, and the addresses that it tries.
 
+mod store_query;
+
 use std::{
     collections::BTreeMap,
     io,
-    net::{IpAddr, SocketAddrV4, TcpStream, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddrV4},
     path::Path,
     time::Duration,
 };
@@ -18,6 +20,7 @@ use mdgw_status::control::{Request, send_request_within};
 use mdgw_sys::sockets::Stamps;
 use serde_json::Value;
 
+use self::store_query::Question;
 use super::{
     host::{Findings, Host},
     resolved::{Backend, ElectionConfig, Interface, QuorumConfig, Resolved, Threads},
@@ -37,7 +40,8 @@ pub fn examine_host(config: &Resolved, further: CheckResult) -> Report {
     found.not_permitted.splice(..0, host.not_permitted);
     facts.check = Some(found);
     if let Some(election) = &config.election {
-        facts.endpoints = endpoints(config.gateway.node, election);
+        facts.endpoints = stores(&election.backend, config.gateway.control_socket.as_deref());
+        facts.endpoints.extend(peers(config.gateway.node, election));
         if let Backend::Quorum(quorum) = &election.backend {
             facts.endpoints.extend(voters(config, quorum));
         }
@@ -132,15 +136,24 @@ fn interface_name(interface: &Interface) -> String {
     interface.lookup().map_or_else(|_| interface.to_string(), |found| found.name)
 }
 
-/// Tries every node of the store and every peer.
-fn endpoints(node: u8, election: &ElectionConfig) -> Vec<Endpoint> {
-    let stores = match &election.backend {
-        Backend::Etcd(etcd) => etcd.access.endpoints.as_slice(),
-        Backend::ZooKeeper(zookeeper) => zookeeper.access.endpoints.as_slice(),
-        Backend::File(_) | Backend::Quorum(_) | Backend::Emergent(_) => &[],
+/// Asks every node of the store, and the gateway that runs here for its own view of the store.
+fn stores(backend: &Backend, control_socket: Option<&Path>) -> Vec<Endpoint> {
+    let (access, question) = match backend {
+        Backend::Etcd(etcd) if etcd.tls.is_some() => (&etcd.access, Question::TlsHello),
+        Backend::Etcd(etcd) => (&etcd.access, Question::EtcdHealth),
+        Backend::ZooKeeper(zookeeper) => (&zookeeper.access, Question::Session),
+        Backend::File(_) | Backend::Quorum(_) | Backend::Emergent(_) => return Vec::new(),
     };
-    let stores =
-        stores.iter().map(|address| Endpoint { role: Role::Store, address: address.clone(), answer: connect(address) });
+    let nodes = access.endpoints.iter().map(|address| Endpoint {
+        role: Role::Store,
+        address: address.clone(),
+        answer: store_query::ask(address, question),
+    });
+    nodes.chain(control_socket.and_then(store_query::of_gateway)).collect()
+}
+
+/// Asks every peer.
+fn peers(node: u8, election: &ElectionConfig) -> Vec<Endpoint> {
     let links = election.link.iter().flat_map(|link| link.peers.iter().map(move |peer| (peer, &link.key_file)));
     let peers = links.map(|(peer, key_file)| {
         let key = SharedKey::load(key_file).map_err(|error| NoAnswer::NotAsked(error.to_string()));
@@ -151,7 +164,7 @@ fn endpoints(node: u8, election: &ElectionConfig) -> Vec<Endpoint> {
         });
         Endpoint { role: Role::Peer, address: peer.address.to_string(), answer }
     });
-    stores.chain(peers).collect()
+    peers.collect()
 }
 
 /// Asks every other voter, in the gateway's place or, if the gateway runs, through the gateway.
@@ -229,18 +242,6 @@ fn voters_of_status(status: &Value) -> VoterAnswers {
 /// How long an address may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn connect(address: &str) -> Result<String, NoAnswer> {
-    let found = address.to_socket_addrs().map_err(|error| NoAnswer::Failed(error.to_string()))?;
-    let mut last = "the name has no address".to_owned();
-    for address in found {
-        match TcpStream::connect_timeout(&address, TIMEOUT) {
-            Ok(_connected) => return Ok("accepts connections".to_owned()),
-            Err(error) => last = error.to_string(),
-        }
-    }
-    Err(NoAnswer::Failed(last))
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -256,9 +257,12 @@ mod tests {
     };
 
     use mdgw_doctor::Status;
-    use mdgw_election::quorum::{
-        link::VoteLink,
-        witness::{Witness, WitnessOptions},
+    use mdgw_election::{
+        access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+        quorum::{
+            link::VoteLink,
+            witness::{Witness, WitnessOptions},
+        },
     };
     use serde_json::json;
 
@@ -430,13 +434,31 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_reachable_if_it_accepts_connections() {
+    fn a_store_that_accepts_connections_and_answers_nothing_is_a_failure() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        assert_eq!(connect(&address).as_deref(), Ok("accepts connections"));
+        let access =
+            |address: &str| StoreAccess { endpoints: vec![address.to_owned()], request_timeout: TIMEOUT, login: None };
+        let backends = |address: &str| {
+            let (path, mode) = ("/mdgw".to_owned(), ZooKeeperMode::Lease);
+            [
+                Backend::Etcd(EtcdConfig { access: access(address), prefix: String::new(), tls: None }),
+                Backend::ZooKeeper(ZooKeeperConfig { access: access(address), path, mode }),
+            ]
+        };
+        let answers = |address: &str| backends(address).map(|backend| stores(&backend, None).remove(0).answer);
+        for answer in answers(&address) {
+            let Err(NoAnswer::Wrong { read, .. }) = answer else { panic!("{answer:?}") };
+            assert_eq!(read, "accepts a connection, and does not answer within 1 s");
+        }
         drop(listener);
-        assert!(matches!(connect(&address), Err(NoAnswer::Failed(error)) if error.contains("refused")));
-        assert!(connect("no port").is_err());
+        for answer in answers(&address) {
+            assert!(matches!(&answer, Err(NoAnswer::Failed(error)) if error.contains("refused")), "{answer:?}");
+        }
+        for answer in answers("no port") {
+            assert!(matches!(answer, Err(NoAnswer::Failed(_))), "{answer:?}");
+        }
+        assert_eq!(stores(&Backend::File(PathBuf::from("/d")), None), []);
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub const RELOADABLE: [&str; 10] = [
 /// The value of a [`Changed`] channel where the channel is there.
 pub const WHOLE_CHANNEL: &str = "a channel";
 
+/// The value of a [`Changed`] output line where the line is there.
+pub const WHOLE_LINE: &str = "an output line";
+
 /// May be raised.
 pub(crate) const REVISION: &str = "election.revision";
 
@@ -70,10 +73,11 @@ impl Changes {
     }
 }
 
-/// A setting, or a whole channel, that a reload has changed.
+/// A setting, or a whole channel or output line, that a reload has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changed {
-    /// The key, as in [`Resolved::settings`]; of a whole channel, `channel.NAME`.
+    /// The key, as in [`Resolved::settings`]; of a whole channel, `channel.NAME`; of an output line,
+    /// `output.GROUPS.line ADDRESS on INTERFACE`, since the numbers of lines change with each line that goes.
     pub key: String,
     /// The former value; `None`: it was unset.
     pub old: Option<String>,
@@ -92,12 +96,14 @@ pub struct Refused {
     pub new: Option<String>,
     /// Why a reload cannot apply it; `None`: the key is fixed at the start, for the reason that [`why_fixed`] has.
     pub reason: Option<String>,
+    /// Of a fixed key: whether two reloads can replace its channel or line, as text behind the reason. Else empty.
+    pub anew: String,
 }
 
 impl Refused {
     /// A table that a reload cannot apply.
     pub(crate) fn table(key: String, reason: impl Into<String>) -> Self {
-        Self { key, old: None, new: None, reason: Some(reason.into()) }
+        Self { key, old: None, new: None, reason: Some(reason.into()), anew: String::new() }
     }
 }
 
@@ -107,22 +113,27 @@ impl fmt::Display for Refused {
             return write!(f, "{}: {reason}", self.key);
         }
         let [old, new] = [&self.old, &self.new].map(|value| value.as_deref().unwrap_or("unset"));
-        write!(f, "{}: {new} needs a restart, since {}; {old} remains in effect", self.key, why_fixed(&self.key))
+        let (key, anew) = (&self.key, &self.anew);
+        write!(f, "{key}: {new} needs a restart, since {}{anew}; {old} remains in effect", why_fixed(key))
     }
 }
 
 impl Resolved {
-    /// What differs, in the order of the keys. A channel that comes or goes is one entry, whose value is [`WHOLE_CHANNEL`].
+    /// What differs, in the order of the keys. A channel that comes or goes is one entry, whose value is [`WHOLE_CHANNEL`], and an
+    /// output line one with [`WHOLE_LINE`].
     #[must_use]
     pub fn changed_settings(old: &Self, new: &Self) -> Vec<Changed> {
         let lacks = |one: &Self, name: &str| one.channels.iter().all(|channel| channel.name != name);
         let of = |these: &Self, others: &Self| {
             let mut values = BTreeMap::new();
-            for (key, value) in these.settings() {
+            for (key, value) in these.settings().into_iter().filter(|(key, _)| !is_of_line(key)) {
                 match channel_of(&key).filter(|name| lacks(others, name)) {
                     Some(name) => values.insert(format!("channel.{name}"), WHOLE_CHANNEL.to_owned()),
                     None => values.insert(key, value),
                 };
+            }
+            for output in &these.outputs {
+                values.extend(named_lines(output, others.outputs.iter().find(|other| other.groups == output.groups)));
             }
             values
         };
@@ -160,7 +171,7 @@ impl Resolved {
         let names: BTreeSet<&str> = added.iter().chain(&removed).map(|channel| channel.name.as_str()).collect();
         let outputs = new.outputs.iter().filter_map(|output| {
             let before = old.outputs.iter().find(|before| before.groups == output.groups)?;
-            changed_lines(before, output, &mut refused)
+            changed_lines((old, before), output, &mut refused)
         });
         let outputs: Vec<OutputLines> = outputs.collect();
         if old.election.is_some() {
@@ -181,7 +192,7 @@ impl Resolved {
                 && (has_new_revision || key != REVISION))
                 || channel_of(key).is_some_and(|name| names.contains(name))
                 // Lines were compared above. A whole output has further keys.
-                || (key.starts_with("output.") && key.contains(".line["))
+                || is_of_line(key)
                 // These were refused as a whole.
                 || whole_outputs.iter().any(|output| key.strip_prefix(&output.key).is_some_and(|rest| rest.starts_with('.')))
                 || (!service_stays && key.starts_with("retransmission."))
@@ -194,8 +205,9 @@ impl Resolved {
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
         refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !is_reloadable(key)).map(
             |key| {
+                let anew = channel_of(key).map_or_else(String::new, |name| channel_anew(old, new, name));
                 let (old, new) = (before.get(key).cloned(), after.get(key).cloned());
-                Refused { key: key.clone(), old, new, reason: None }
+                Refused { key: key.clone(), old, new, reason: None, anew }
             },
         ));
         if !refused.is_empty() {
@@ -266,6 +278,44 @@ fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Opt
     None
 }
 
+/// Whether a channel can take its new settings by two reloads.
+fn channel_anew(old: &Resolved, new: &Resolved, name: &str) -> String {
+    let of_name = |config: &Resolved| config.channels.iter().find(|channel| channel.name == name).cloned();
+    let (Some(before), Some(mut after)) = (of_name(old), of_name(new)) else { return String::new() };
+    let pool = &new.pools[after.pool].name;
+    // A pool that has no channel may not run.
+    let running = |channel: &&ChannelSetup| old.pools[channel.pool].name == *pool;
+    let Some(running) = old.channels.iter().find(running) else {
+        return no_reload(&format!("pool {pool:?} has no channel, and may not run"));
+    };
+    after.pool = running.pool;
+    let mut without = old.clone();
+    without.channels.retain(|channel| channel.name != name);
+    match refuse_removed(old, &without, &before).or_else(|| refuse_added(&without, &after)) {
+        None => BY_TWO_RELOADS.to_owned(),
+        // What comes behind is the way to another aim.
+        Some(refused) => no_reload(refused.reason.unwrap_or_default().split(": ").next().unwrap_or_default()),
+    }
+}
+
+/// Whether a line of that output can take its new settings by two reloads.
+fn line_anew(old: &Resolved, output: &OutputConfig) -> String {
+    if old.election.as_ref().is_some_and(|election| election.kernel_fence) {
+        no_reload("with the kernel fence no reload adds a line")
+    } else if output.lines.len() < 2 {
+        no_reload("it is the only line of its output")
+    } else {
+        BY_TWO_RELOADS.to_owned()
+    }
+}
+
+/// The way that works for whole channels and lines.
+const BY_TWO_RELOADS: &str = " (remove it by one reload and add it with the new value by the next)";
+
+fn no_reload(reason: &str) -> String {
+    format!(", and two reloads cannot remove it and add it again: {reason}")
+}
+
 /// Outputs that one of the configurations lacks. An output with other groups is another one.
 fn refuse_outputs(old: &Resolved, new: &Resolved) -> Vec<Refused> {
     let lacking = |these: &Resolved, others: &Resolved, reason: &str| -> Vec<Refused> {
@@ -296,9 +346,34 @@ fn refuse_all_lines(output: &OutputLines, new: &Resolved) -> Option<Refused> {
     })
 }
 
-/// Compares the lines of one output, by their address and interface. `None`: no line is added or removed.
-fn changed_lines(before: &OutputConfig, after: &OutputConfig, refused: &mut Vec<Refused>) -> Option<OutputLines> {
-    let is_same = |a: &OutputLine, b: &OutputLine| (a.address, &a.interface) == (b.address, &b.interface);
+/// A line is the same if these are.
+fn is_same(a: &OutputLine, b: &OutputLine) -> bool {
+    (a.address, &a.interface) == (b.address, &b.interface)
+}
+
+/// The lines of an output for [`Resolved::changed_settings`]. A line that `other` lacks is one entry.
+fn named_lines(output: &OutputConfig, other: Option<&OutputConfig>) -> Vec<(String, String)> {
+    let mut named = Vec::new();
+    for line in &output.lines {
+        let name = format!("output.{}.line {} on {}", output_name(output), line.address, line.interface);
+        if other.is_some_and(|other| other.lines.iter().any(|of_other| is_same(of_other, line))) {
+            let settings = output_line_settings(line).into_iter();
+            named.extend(settings.map(|(key, value)| (format!("{name}.{key}"), value)));
+        } else {
+            named.push((name, WHOLE_LINE.to_owned()));
+        }
+    }
+    named
+}
+
+/// Compares the lines of one output, by their address and interface. `None`: no line is added or removed. `old` is the configuration
+/// of `before`.
+fn changed_lines(
+    (old, before): (&Resolved, &OutputConfig),
+    after: &OutputConfig,
+    refused: &mut Vec<Refused>,
+) -> Option<OutputLines> {
+    let anew = line_anew(old, before);
     for (index, line) in after.lines.iter().enumerate() {
         let Some(old) = before.lines.iter().find(|old| is_same(old, line)) else { continue };
         let (old, new) = (output_line_settings(old), output_line_settings(line));
@@ -309,6 +384,7 @@ fn changed_lines(before: &OutputConfig, after: &OutputConfig, refused: &mut Vec<
             old: old.get(key).cloned(),
             new: new.get(key).cloned(),
             reason: None,
+            anew: anew.clone(),
         }));
     }
     let lacking = |these: &OutputConfig, others: &OutputConfig| -> Vec<OutputLine> {
@@ -325,20 +401,55 @@ fn why_fixed(key: &str) -> &'static str {
     let (table, rest) = key.split_once('.').unwrap_or((key, ""));
     match table {
         _ if key == REVISION => "it can only be raised",
-        "channel" => {
-            "a running channel keeps its settings (remove it by one reload and add it with the new value by the next)"
-        }
-        "output" if rest.contains(".line[") => {
-            "a line keeps its settings (remove it by one reload and add it with the new value by the next)"
-        }
+        "channel" => "a running channel keeps its settings",
+        "output" if is_of_line(key) => "a line keeps its settings",
         "output" => "the other gateway and receivers rely on it as long as this one publishes",
         "pool" => "the pool's threads and their buffers are made at the start",
-        "election" => "the gateway has made promises to the others by it",
+        "election" => why_election_fixed(rest),
+        "gateway" if rest == "node" => "the other gateway and receivers know this one by it",
         "gateway" => "its files and its memory are opened at the start",
         "log" | "latency" => "the log is opened at the start",
         "retransmission" | "admin" => "the listener is opened at the start",
         _ => "it is read at the start only",
     }
+}
+
+/// Why a reload cannot change this key of the table `election`.
+fn why_election_fixed(key: &str) -> &'static str {
+    match key {
+        "backend"
+        | "name"
+        | "lease_ms"
+        | "margin_ms"
+        | "rate_error_ppm"
+        | "file.directory"
+        | "etcd.prefix"
+        | "zookeeper.path"
+        | "zookeeper.mode"
+        | "zookeeper.session_ms"
+        | "quorum.vote_directory"
+        | "emergent.minimum_size" => PROMISED,
+        _ if key.starts_with("quorum.voter.") || (key.starts_with("peer.") && key.ends_with(".name")) => PROMISED,
+        _ if key.ends_with("key_file") || key.ends_with("password_file") => "it is read at the start only",
+        "link.sentinel" | "link.hang_limit_ms" => "the sentinel takes it at the start",
+        "link.history_bytes" => "its memory is allocated at the start",
+        "core" | "priority" => "the threads of the election are started with it",
+        "kernel_fence" => "the kernel fence is attached at the start",
+        _ if key.starts_with("etcd.") || key.starts_with("zookeeper.") => {
+            "the connection to the store is opened at the start"
+        }
+        _ if ["link.", "peer.", "quorum.", "emergent."].iter().any(|table| key.starts_with(table)) => {
+            "the connections to the other gateways are opened at the start"
+        }
+        _ => "the election takes it at its start",
+    }
+}
+
+const PROMISED: &str = "the gateway has made promises to the others by it";
+
+/// Whether a key is of a line of an output.
+fn is_of_line(key: &str) -> bool {
+    key.starts_with("output.") && key.contains(".line[")
 }
 
 /// Name of the channel that a key is of.

@@ -1,5 +1,5 @@
 //! Files that the gateway reads at its start only: keys, passwords and certificates. A reload cannot apply another content, so it
-//! names the files whose content has changed.
+//! names the files whose content has changed, and those to which others than their owner have access: the next start refuses them.
 
 use std::{
     collections::BTreeMap,
@@ -7,6 +7,8 @@ use std::{
     io::{self, Read as _},
     path::{Path, PathBuf},
 };
+
+use mdgw_keys::{KeyError, SecretFile, read_owner_only};
 
 use super::{
     reload::Refused,
@@ -58,6 +60,37 @@ impl StartFiles {
         });
         refused.collect()
     }
+
+    /// The secret files of a configuration to which others than their owner have access, each once. The next start, and `mdgw check`,
+    /// refuse them.
+    #[must_use]
+    pub fn exposed(config: &Resolved) -> Vec<Refused> {
+        let mut named = BTreeMap::new();
+        for (key, path) in paths(config).into_iter().chain(private_key(config)) {
+            named.entry(path).or_insert(key);
+        }
+        let refused = named.into_iter().filter_map(|(path, key)| {
+            let kind = match () {
+                () if key.ends_with("password_file") => SecretFile::Password,
+                () if key.starts_with("election.etcd.") => SecretFile::PrivateKey,
+                () => SecretFile::Key,
+            };
+            match read_owner_only(kind, path, FILE_BYTES_MAX) {
+                Err(error @ KeyError::TooPermissive { .. }) => {
+                    Some(Refused::table(key, format!("{error}: the next start would be refused")))
+                }
+                _ => None,
+            }
+        });
+        refused.collect()
+    }
+}
+
+/// The key of our certificate at etcd. It may be renewed with the certificate.
+fn private_key(config: &Resolved) -> Option<(String, &Path)> {
+    let Backend::Etcd(etcd) = &config.election.as_ref()?.backend else { return None };
+    let (_, key) = etcd.tls.as_ref()?.identity.as_ref()?;
+    Some(("election.etcd.key_file".to_owned(), key))
 }
 
 /// Each file with the key that names it. Certificates are left out: they are renewed while a gateway runs, which must not keep it from
@@ -103,7 +136,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, os::unix::fs::PermissionsExt as _};
 
     use super::*;
 
@@ -146,6 +179,46 @@ mod tests {
         fs::create_dir(at("key")).unwrap();
         let unreadable = texts(&start.changed(&config));
         assert!(unreadable.len() == 1 && unreadable[0].contains("can no longer be read"), "{unreadable:?}");
+    }
+
+    /// Content is not read for it, so it may be anything.
+    #[test]
+    fn a_secret_file_to_which_others_have_access_is_named_as_the_next_start_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let text =
+            include_str!("../../../../ops/config/quorum.toml").replace("/etc/mdgw", folder.path().to_str().unwrap());
+        let mut config = Resolved::from_text(Path::new("quorum.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+        config.outputs[0].tag_key_files = vec![at("tag"), at("missing")];
+        let set = |name: &str, mode| fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+        for name in ["key", "tag"] {
+            fs::write(at(name), name).unwrap();
+            set(name, 0o600);
+        }
+        assert_eq!(texts(&StartFiles::exposed(&config)), [""; 0]);
+        set("tag", 0o400);
+        set("key", 0o644);
+        let path = at("key").display().to_string();
+        let expected = format!(
+            "election.link.key_file: key file {path}: mode 644 allows access by group or others: chmod 600 {path}: the next start would be refused"
+        );
+        assert_eq!(texts(&StartFiles::exposed(&config)), [expected], "once for the link and the votes");
+        set("tag", 0o440);
+        assert_eq!(StartFiles::exposed(&config).len(), 2);
+
+        let etcd = |name: &str| at(name).display().to_string();
+        let etcd = format!(
+            "[election]\nbackend = \"etcd\"\nname = \"gw1\"\n[election.etcd]\nendpoints = [\"a:1\"]\nuser = \"u\"\npassword_file = \"{}\"\n\
+             ca_file = \"/ca\"\ncertificate_file = \"/certificate\"\nkey_file = \"{}\"\n",
+            etcd("tag"),
+            etcd("key")
+        );
+        let text = format!("{}\n{etcd}", include_str!("../../../../ops/config/loopback.toml"));
+        if let Ok(config) = Resolved::from_text(Path::new("etcd.toml"), &text) {
+            let named = texts(&StartFiles::exposed(&config));
+            assert!(named[0].starts_with("election.etcd.key_file: private key "), "{named:?}");
+            assert!(named[1].starts_with("election.etcd.password_file: password file "), "{named:?}");
+        }
     }
 
     #[cfg(all(feature = "etcd", feature = "zookeeper"))]

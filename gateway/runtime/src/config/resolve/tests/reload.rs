@@ -1,12 +1,13 @@
 //! What a reload may change.
 
+use mdgw_election::identity::NodeId;
 use mdgw_engine::dispatch::DispatchModel;
 use mdgw_feeds::identity::{ChannelId, GroupId};
 
 use super::{MINIMAL, load, with_edit, with_file_election};
 use crate::config::{
-    Changes, OutputLines, Resolved,
-    resolved::{LogLevel, OutputLine},
+    Changed, Changes, OutputLines, Refused, Resolved, WHOLE_LINE,
+    resolved::{Backend, ElectionConfig, LogLevel, OutputLine},
 };
 
 #[test]
@@ -146,7 +147,7 @@ fn a_key_that_is_fixed_at_the_start_is_refused_with_the_reason() {
     other.gateway.retention_bytes += 1;
     let refused = refusals(&one, &other);
     let reasons = [
-        "needs a restart, since a running channel keeps its settings (remove it by one reload",
+        "needs a restart, since a running channel keeps its settings, and two reloads cannot remove it and add it again: it is the last channel of group 1; ",
         "since its files and its memory are opened at the start",
         "needs a restart, since the other gateway and receivers rely on it",
         "since the pool's threads and their buffers are made at the start; 2 remains in effect",
@@ -155,6 +156,120 @@ fn a_key_that_is_fixed_at_the_start_is_refused_with_the_reason() {
     for (text, reason) in refused.iter().zip(reasons) {
         assert!(text.contains(reason) && text.contains("needs a restart, since "), "{text}");
     }
+}
+
+/// The only refusal of a reload from `old` to the same with `change`.
+fn refusal_of(old: &Resolved, change: impl FnOnce(&mut Resolved)) -> String {
+    let mut new = old.clone();
+    change(&mut new);
+    let mut refused = refusals(old, &new);
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    refused.remove(0)
+}
+
+const BY_TWO_RELOADS: &str = "(remove it by one reload and add it with the new value by the next)";
+
+#[test]
+fn the_way_by_two_reloads_is_named_only_where_it_works() {
+    let one = load(MINIMAL).unwrap();
+    let (id, group) = (one.channels[0].id.0, one.channels[0].group);
+    let two = load(&with_channel(id + 1, group.0)).unwrap();
+    let orders = |config: &mut Resolved| config.channels[0].book.orders_max += 1;
+    let refused = refusal_of(&two, orders);
+    assert!(refused.contains(&format!("keeps its settings {BY_TWO_RELOADS}; ")), "{refused}");
+    // The way that is named.
+    let without = Resolved { channels: vec![two.channels[1].clone()], ..two.clone() };
+    let mut again = two.clone();
+    orders(&mut again);
+    assert!(Resolved::diff_reloadable(&two, &without).is_ok() && Resolved::diff_reloadable(&without, &again).is_ok());
+
+    let no_way = |refused: &str, reason: &str| {
+        let text = format!("keeps its settings, and two reloads cannot remove it and add it again: {reason}; ");
+        assert!(refused.contains(&text) && !refused.contains(BY_TWO_RELOADS), "{refused}");
+    };
+    no_way(&refusal_of(&one, orders), "it is the last channel of group 1");
+    let refused = refusal_of(&two, |config| config.channels[1].group = GroupId(7));
+    no_way(&refused, "group 7 has no channel yet, and a new group needs a restart");
+    let mut fixed = two.clone();
+    fixed.pools[0].dispatch = DispatchModel::Reactor;
+    no_way(&refusal_of(&fixed, orders), "the channels of pool \"main\" are fixed at the start, by its key `dispatch`");
+    let mut pools = two.clone();
+    pools.pools.push(pools.pools[0].clone());
+    pools.pools[1].name = "idle".to_owned();
+    no_way(&refusal_of(&pools, |config| config.channels[0].pool = 1), "pool \"idle\" has no channel, and may not run");
+
+    let ttl = |config: &mut Resolved| config.outputs[0].lines[0].ttl += 1;
+    no_way(&refusal_of(&one, ttl), "it is the only line of its output");
+    let further = |config: &Resolved| {
+        let mut config = config.clone();
+        let line = OutputLine { address: "239.77.7.7:7007".parse().unwrap(), ..config.outputs[0].lines[0].clone() };
+        config.outputs[0].lines.push(line);
+        config
+    };
+    let refused = refusal_of(&further(&one), ttl);
+    assert!(refused.contains(&format!("a line keeps its settings {BY_TWO_RELOADS}; ")), "{refused}");
+    let mut fenced = further(&load(&with_file_election("")).unwrap());
+    fenced.election.as_mut().unwrap().kernel_fence = true;
+    no_way(&refusal_of(&fenced, ttl), "with the kernel fence no reload adds a line");
+}
+
+#[test]
+fn each_key_of_an_election_is_refused_for_its_own_reason() {
+    let old = load(&with_file_election("")).unwrap();
+    let reason = |change: fn(&mut ElectionConfig)| {
+        let refused = refusal_of(&old, |config| change(config.election.as_mut().unwrap()));
+        let (_, reason) = refused.split_once(" needs a restart, since ").unwrap();
+        reason.split(';').next().unwrap().to_owned()
+    };
+    let promised = "the gateway has made promises to the others by it";
+    let taken = "the election takes it at its start";
+    assert_eq!(reason(|election| election.timing.lease_ns += 1_000_000), promised);
+    assert_eq!(reason(|election| election.backend = Backend::File("/other".into())), promised);
+    assert_eq!(reason(|election| election.tenure_ns += 1_000_000), taken);
+    assert_eq!(reason(|election| election.preferred = Some(NodeId(7))), taken);
+    assert_eq!(reason(|election| election.spread = !election.spread), taken);
+    assert_eq!(reason(|election| election.core = Some(9)), "the threads of the election are started with it");
+    assert_eq!(reason(|election| election.kernel_fence = true), "the kernel fence is attached at the start");
+    for (key, expected) in [
+        ("election.link.hang_limit_ms", "the sentinel takes it at the start"),
+        ("election.link.listen", "the connections to the other gateways are opened at the start"),
+        ("election.link.key_file", "it is read at the start only"),
+        ("election.etcd.endpoints", "the connection to the store is opened at the start"),
+        ("election.quorum.voter.3.address", promised),
+        ("election.peer.2.name", promised),
+        ("gateway.node", "the other gateway and receivers know this one by it"),
+    ] {
+        let refused = Refused { key: key.to_owned(), old: None, new: None, reason: None, anew: String::new() };
+        assert_eq!(
+            refused.to_string(),
+            format!("{key}: unset needs a restart, since {expected}; unset remains in effect")
+        );
+    }
+}
+
+/// The number of a line changes when another line goes.
+#[test]
+fn output_lines_that_come_and_go_are_named_by_their_address() {
+    let mut two = load(MINIMAL).unwrap();
+    let first = two.outputs[0].lines[0].clone();
+    let further = OutputLine { address: "239.77.7.7:7007".parse().unwrap(), ..first.clone() };
+    two.outputs[0].lines.push(further.clone());
+    let mut removed = two.clone();
+    removed.outputs[0].lines.remove(0);
+    let entry = |line: &OutputLine, old: Option<&str>, new: Option<&str>| Changed {
+        key: format!("output.1.line {} on {}", line.address, line.interface),
+        old: old.map(str::to_owned),
+        new: new.map(str::to_owned),
+    };
+    assert_eq!(Resolved::changed_settings(&two, &removed), [entry(&first, Some(WHOLE_LINE), None)]);
+    assert_eq!(Resolved::changed_settings(&removed, &two), [entry(&first, None, Some(WHOLE_LINE))]);
+    let mut swapped = two.clone();
+    swapped.outputs[0].lines.reverse();
+    assert_eq!(Resolved::changed_settings(&two, &swapped), []);
+    let mut lower = two.clone();
+    lower.outputs[0].lines[1].ttl += 1;
+    let [changed] = Resolved::changed_settings(&two, &lower).try_into().unwrap();
+    assert_eq!(changed.key, format!("{}.ttl", entry(&further, None, None).key));
 }
 
 #[test]
