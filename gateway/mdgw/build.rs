@@ -1,4 +1,4 @@
-//! The commit for `mdgw --version`: it distinguishes builds of one version.
+//! The commit for `mdgw --version` and for metrics: it distinguishes builds of one version.
 
 use std::{env, path::Path, process::Command};
 
@@ -21,6 +21,7 @@ fn main() {
     // Without a repository, as in an archive of the sources, the builder may name the commit.
     let commit = env::var("MDGW_COMMIT").ok().or_else(|| git(&["--short=12", "HEAD"]).filter(|_| is_own));
     let version = env!("CARGO_PKG_VERSION");
+    println!("cargo:rustc-env=MDGW_BUILT_FROM={}", commit.as_deref().unwrap_or_default());
     let version = commit.map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"));
     println!("cargo:rustc-env=MDGW_VERSION={version}");
 }

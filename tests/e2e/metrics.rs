@@ -102,6 +102,12 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
         assert!(scraped >= count.as_f64().unwrap(), "{reason}");
     }
     assert!((1.0..=5.0).contains(&samples["mdgw_channel_state{channel=one}"]));
+    // As `mdgw --version`: the version, then the commit in brackets, if the build knew it.
+    let version = process::run(["--version"]).expect_code(0).stdout;
+    let (version, commit) = version.trim().trim_start_matches("mdgw ").split_once(' ').unwrap_or((version.trim(), ""));
+    let commit = commit.trim_matches(['(', ')']);
+    let build = format!(",version=\"{version}\",commit=\"{commit}\"}} ");
+    assert!(metrics.lines().any(|line| line.starts_with("mdgw_gateway{node=") && line.contains(&build)), "{build}");
     assert!(samples["mdgw_pool_turns_total{pool=main}"] >= latest["pools"][0]["turns"].as_f64().unwrap_or_default());
     let won = |line: &str| samples[&format!("mdgw_line_won_messages_total{{channel=one,line={line}}}")];
     assert!(won("A") + won("B") > 0.0);

@@ -82,9 +82,10 @@ fn prometheus_agrees_with_top_and_rules_and_dashboard_work_on_it() {
         agrees && channel["messages"].as_u64() > Some(19_000)
     });
 
-    // A refusal is exported from the first one on: the admin listener refuses what is no request.
-    std::net::TcpStream::connect(pair.admin_address(1)).unwrap().write_all(b"\xff\xff\r\n\r\n").unwrap();
+    // Each refusal is exported before the first one, so that a rate has it: the admin listener refuses what is no request.
     let refused = format!("mdgw_listener_refused_total{{{instance}, listener=\"admin\", reason=\"malformed\"}}");
+    assert_eq!(prometheus.value(&refused), Some(0.0));
+    std::net::TcpStream::connect(pair.admin_address(1)).unwrap().write_all(b"\xff\xff\r\n\r\n").unwrap();
     wait_until("the refusal is scraped", || prometheus.value(&refused) == Some(1.0));
 
     // Every metric of a gateway that is declared is exported, and no other.

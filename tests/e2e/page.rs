@@ -72,6 +72,8 @@ fn the_page_shows_who_leads_a_gap_its_alarm_and_a_takeover() {
 
     each_condition_is_an_alarm_that_lasts(&mut browser, &leader);
     a_stuck_election_thread_blames_no_voter(&mut browser, &leader);
+    a_stuck_thread_of_a_pool_leaves_no_channel_well(&mut browser, &leader);
+    a_stuck_main_thread_is_said_at_the_top(&mut browser, &leader);
     text_of_a_gateway_stays_text(&mut browser, &leader);
     let pictures = Pictures::new();
     pictures.take_all(&mut browser, &leader);
@@ -136,7 +138,7 @@ fn each_condition_is_an_alarm_that_lasts(browser: &mut Chromium, tab: &Tab) {
         more('stale one', { state: 'stale' });
         more('failed', { state: 'failed', failed: 'why' });
         answer.links[0].is_up = false;
-        Object.assign(answer, { sentinel_lost: true, sentinel_kill_refused: true, stalled_pool_threads: ['main-0'] });
+        Object.assign(answer, { sentinel_lost: true, sentinel_kill_refused: true, stalled_pool_threads: ['main-0'], main_thread_stuck_ms: 14000 });
         answer.snapshot.clock_ns += 1e9;
         answer.audit_failures += 2;
         group.details.fitness = 'output-not-received';
@@ -174,12 +176,41 @@ fn a_stuck_election_thread_blames_no_voter(browser: &mut Chromium, tab: &Tab) {
     assert!(header.contains("election thread stuck"), "{header}");
 }
 
+/// The states of its pool's channels are those from before.
+fn a_stuck_thread_of_a_pool_leaves_no_channel_well(browser: &mut Chromium, tab: &Tab) {
+    let stuck = "
+        Object.assign(channel, { state: 'live', silent_lines: [], failed: null, input_incomplete: false });
+        answer.snapshot.channels = [channel, { ...channel, id: 99, name: 'of another pool', pool: 'other' }];
+        answer.stalled_pool_threads = [answer.snapshot.pools[0].threads[0].name];
+        const alone = WITHOUT_ELECTION;
+        if (alone) answer.status.groups = [];";
+    let found = "[document.querySelector('#summary').innerText, document.querySelector('#channels').innerText,
+        document.querySelector('#role').innerText, document.querySelector('#stuck').hidden]";
+    for (alone, role) in [("true", "pool thread stuck"), ("false", "leads")] {
+        let shown = with_answer(browser, tab, &stuck.replace("WITHOUT_ELECTION", alone), found);
+        let [summary, channels] = [0, 1].map(|index| shown[index].as_str().unwrap());
+        assert!(summary.contains("1 of 2") && summary.contains("of a pool stuck: main-0"), "{summary}");
+        assert!(
+            channels.contains("thread stuck") && channels.contains("is stuck: state (live) and counts"),
+            "{channels}"
+        );
+        assert_eq!((&shown[2], &shown[3]), (&json!(role), &json!(true)), "{shown}");
+    }
+}
+
+fn a_stuck_main_thread_is_said_at_the_top(browser: &mut Chromium, tab: &Tab) {
+    let found = "[document.querySelector('#stuck').innerText, document.querySelector('#stuck').hidden]";
+    let shown = with_answer(browser, tab, "answer.main_thread_stuck_ms = 14000;", found);
+    let text = shown[0].as_str().unwrap();
+    assert!(text.contains("The main thread of this gateway is stuck for 14 s") && shown[1] == false, "{shown}");
+}
+
 /// Markup in anything that a gateway reports is shown as it is written.
 fn text_of_a_gateway_stays_text(browser: &mut Chromium, tab: &Tab) {
     let hostile = "<img id=injected src=x onerror=alert(1)>";
     let change = format!(
         "const hostile = {hostile:?};
-        Object.assign(answer.gateway, {{ name: hostile, version: hostile, backend: hostile }});
+        Object.assign(answer.gateway, {{ name: hostile, version: hostile, commit: hostile, backend: hostile }});
         Object.assign(channel, {{ name: hostile, failed: hostile, drop_reasons: {{ [hostile]: 1 }}, silent_lines: [hostile] }});
         Object.assign(group, {{ ineligible_reason: hostile, ineligible_lasting: true, connection: hostile }});
         group.leader.name = hostile;
@@ -282,6 +313,9 @@ fn the_listener_serves_a_page_that_needs_nothing_else_and_changes_nothing() {
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["format"], 1);
     assert_eq!(status["gateway"]["name"], Value::Null);
+    let version = process::run(["--version"]).expect_code(0).stdout;
+    assert!(version.contains(status["gateway"]["commit"].as_str().unwrap()), "{version}: {status}");
+    assert!(status["gateway"]["commit"] != "" || !version.contains('('), "{version}: {status}");
     assert_eq!(status["status"]["groups"], json!([]));
     assert_eq!(status["snapshot"]["channels"][0]["name"], "one");
     assert_eq!((&status["links"], &status["audit_lines"]), (&Value::Null, &Value::Null));

@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    net::SocketAddrV4,
     path::Path,
     time::{Duration, Instant},
 };
@@ -17,6 +18,7 @@ use mdgw_tests::{
     process::{self, MdgwProcess, Signal, wait_until},
     skip::skip,
 };
+use serde_json::{Value, json};
 
 /// `WatchdogSec=` of these tests.
 const WATCHDOG: Duration = Duration::from_secs(2);
@@ -145,10 +147,56 @@ fn held_pool_thread_is_shown(test: &str, system_call: &str) {
     for path in ["/live", "/ready"] {
         assert!(get_at(listen, path).1.contains("no progress: pool thread main-0"), "{path}");
     }
+    wait_until("metrics, page and top have it", || {
+        let status = status(listen);
+        let thread = &status["snapshot"]["pools"][0]["threads"][0];
+        has_sample(listen, "mdgw_stalled_pool_threads 1")
+            && status["stalled_pool_threads"] == json!(["main-0"])
+            && thread["role"] == "stalled"
+    });
     held.release();
     let ended = gateway.wait_for_stderr("makes progress again");
     assert!(ended.contains("ends=\"pool-thread-stall\"") && ended.contains("thread=\"main-0\""), "{ended}");
     wait_until("it works again", || is(200, "/live") && is(200, "/ready"));
+    wait_until("no thread counts", || has_sample(listen, "mdgw_stalled_pool_threads 0"));
+    let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+fn has_sample(listen: SocketAddrV4, sample: &str) -> bool {
+    get_at(listen, "/metrics").1.lines().any(|line| line == sample)
+}
+
+fn status(listen: SocketAddrV4) -> Value {
+    serde_json::from_str(&get_at(listen, "/status.json").1).unwrap()
+}
+
+/// It is the one that watches the others, so only the admin thread is left to say so.
+#[test]
+fn a_stalled_main_thread_is_shown_and_is_an_alarm() {
+    if !has_strace() {
+        return skip("a_stalled_main_thread_is_shown_and_is_an_alarm", "no strace");
+    }
+    let (fixture, listen) = (GatewayFixture::new(), free_address());
+    let path = fixture.path("with_admin.toml");
+    let config = fixture.config_text(&options(200));
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
+    gateway.wait_for_stderr("admin listener");
+    assert!(has_sample(listen, "mdgw_main_thread_stalled 0"));
+    assert!(status(listen)["main_thread_stuck_ms"].is_null());
+    // The main thread has the process's number, and sleeps between its turns.
+    let held = HeldThreads::numbered(gateway.id(), "/^(clock_)?nanosleep$");
+    wait_until("the metrics show it", || has_sample(listen, "mdgw_main_thread_stalled 1"));
+    let line = gateway.wait_for_stderr("the main thread makes no progress");
+    assert!(line.contains("alarm=\"main-thread-stall\""), "{line}");
+    wait_until("the alarm counts once", || has_sample(listen, "mdgw_alarms_total{alarm=\"main-thread-stall\"} 1"));
+    assert!(status(listen)["main_thread_stuck_ms"].as_u64() > Some(10_000));
+    let (code, body) = get_at(listen, "/live");
+    assert!(code == 503 && body.starts_with("the main thread is stuck for "), "{code} {body}");
+    held.release();
+    let ended = gateway.wait_for_stderr("the main thread makes progress again");
+    assert!(ended.contains("ends=\"main-thread-stall\""), "{ended}");
+    wait_until("it turns", || has_sample(listen, "mdgw_main_thread_stalled 0"));
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
@@ -157,7 +205,7 @@ fn a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not()
     if !has_strace() {
         return skip("a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not", "no strace");
     }
-    let mut pair = ElectedPair::new(GatewayOptions { threads: 2, ..options(200) });
+    let mut pair = ElectedPair::new(GatewayOptions { threads: 2, ..options(200) }).with_admin_listeners();
     let mut manager = NotifySocket::new();
     let path = pair.gateways.fixture(1).path("gateway.toml");
     fs::write(&path, pair.config_text(1)).unwrap();
@@ -172,6 +220,13 @@ fn a_stalled_election_thread_starves_the_watchdog_and_idle_pool_threads_do_not()
     pair.wait_until_leads(2);
     let status = pair.status(1).unwrap();
     assert!(status["leader"].is_null() && status["has_leadership"] == false, "{status}");
+    first.wait_for_stderr("makes no progress");
+    // What the thread last reported, that it leads and is connected, is old.
+    let listen = pair.admin_address(1);
+    wait_until("it would not take over", || {
+        let [eligible, stuck] = ["mdgw_group_eligible{group=\"1\"} 0", "mdgw_group_election_stalled{group=\"1\"} 1"];
+        has_sample(listen, eligible) && has_sample(listen, stuck)
+    });
     expect_starved_watchdog(&first, &mut manager, held, "election-thread-stall");
     first.wait_for_stderr("leadership lost");
     let _ = first.stop_with(Signal::Terminate).expect_code(0);

@@ -56,6 +56,15 @@ impl HeldThreads {
         };
         let task = tasks.flatten().find(has_name).unwrap_or_else(|| panic!("no thread {name}"));
         let thread = task.file_name().to_string_lossy().parse().expect("tasks are numbers");
+        Self::numbered(thread, system_call)
+    }
+
+    /// Holds the thread with that number at its next entry into `system_call`. The main thread has its process's number.
+    ///
+    /// # Panics
+    /// When strace can't be started.
+    #[must_use]
+    pub fn numbered(thread: u32, system_call: &str) -> Self {
         Self::start(&[], thread, system_call, HOLD)
     }
 

@@ -35,6 +35,7 @@ runbooks! {
     "duplicate-gateway-id"
     "election-thread-stall"
     "pool-thread-stall"
+    "main-thread-stall"
     "outranked"
     "tag-refused"
     "epoch-jump"

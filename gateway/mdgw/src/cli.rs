@@ -51,6 +51,7 @@ use mdgw_sys::memory::forbid_core_dumps;
 /// Parses the command line, runs the subcommand, reports its error.
 #[must_use]
 pub(crate) fn run() -> ExitCode {
+    mdgw_runtime::set_commit(env!("MDGW_BUILT_FROM"));
     let outcome = match Cli::parse().command {
         Command::Book(args) => book::run(&args),
         Command::Capture(args) => capture::run(&args),

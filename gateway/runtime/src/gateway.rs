@@ -18,6 +18,7 @@ mod listeners;
 mod load;
 mod log_copy;
 mod log_maintenance;
+mod main_thread;
 mod metrics;
 mod mirrored_log;
 mod output_slots;
@@ -40,10 +41,7 @@ mod wiring;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -108,6 +106,7 @@ use self::{
     kernel_guard::KernelGuard,
     listeners::{Listeners, RefusalLog},
     load::{LoadSample, LoadWatch},
+    main_thread::MainThread,
     metrics::AdminSource,
     output_slots::OutputSlots,
     page_status::{GatewayIdentity, PageSource},
@@ -127,6 +126,7 @@ use crate::{
         entry::{AuditEvent, AuditPosition},
         file::AuditError,
     },
+    commit::commit,
     config::{
         LogGroupError, Resolved, TagKeyError,
         host::NO_COLD_CORE,
@@ -185,8 +185,8 @@ pub struct Gateway {
     audit: Option<Audit>,
     control: Option<ControlServer>,
     admin: Option<AdminListener>,
-    /// When [`Self::update_health`] was last called, for the admin listener.
-    main_turned_at: Arc<AtomicU64>,
+    /// Turns with each [`Self::update_health`].
+    main_thread: MainThread,
     sentinel_faults: Arc<SentinelFaults>,
 }
 
@@ -394,7 +394,7 @@ impl Gateway {
             audit,
             control: None,
             admin: None,
-            main_turned_at: Arc::new(AtomicU64::new(mono_now().0)),
+            main_thread: MainThread::new(mono_now()),
             sentinel_faults: Arc::default(),
             groups,
             elections,
@@ -503,6 +503,7 @@ impl Gateway {
                 node: self.node,
                 name: election.map(|election| election.name.clone()),
                 version: env!("CARGO_PKG_VERSION"),
+                commit: commit(),
                 epoch_count: self.epoch().count(),
                 started_ns,
                 backend: election.map(|election| election.backend.name()),
@@ -513,6 +514,7 @@ impl Gateway {
             audit: self.audit().cloned(),
             sentinel_faults: Arc::clone(&self.sentinel_faults),
             recent_history: Mutex::default(),
+            main_thread: self.main_thread.clone(),
             stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let source = Arc::new(AdminSource {
@@ -527,7 +529,7 @@ impl Gateway {
             health: Arc::clone(self.health.newest()),
             voter_silence_ns: self.voter_silence_ns,
             audit: self.audit().cloned(),
-            main_turned_at: Arc::clone(&self.main_turned_at),
+            main_thread: self.main_thread.clone(),
             stalled_threads: Arc::clone(&self.stalled_threads),
         });
         let (health, history) = (Arc::clone(&source), Arc::clone(&page));
@@ -730,6 +732,7 @@ impl Gateway {
             recent: Arc::clone(self.latency.recent()),
             kernel_drops: self.cold.kernel_drops().clone(),
             listeners: self.listeners.clone(),
+            stalled_threads: Arc::clone(&self.stalled_threads),
         }
     }
 
@@ -760,7 +763,7 @@ impl Gateway {
     /// Evaluates the health of each group and passes its fitness and eligibility to the group's election. To be called
     /// some times a second; before the first call no group is eligible.
     pub fn update_health(&mut self) {
-        self.main_turned_at.store(mono_now().0, Ordering::Relaxed);
+        self.main_thread.turned(mono_now());
         let stalled = lock(&self.stalled_threads).clone();
         let progress = if self.fault().is_some() || !stalled.is_empty() { Progress::Stuck } else { Progress::Running };
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
@@ -816,6 +819,7 @@ impl Gateway {
     /// Hands over each group that this gateway leads to the fittest other gateway, and waits until that one leads. Without an
     /// eligible gateway the group stays here, and [`Self::stop`] releases it.
     pub fn hand_over(&self) {
+        self.main_thread.stops();
         for (group, election) in self.elections.iter().filter(|(_, election)| election.has_leadership()) {
             match election.hand_over(None) {
                 Ok(leader) => tracing::info!(group = group.0, %leader, "handed over before the stop"),

@@ -4,6 +4,7 @@
 
 pub mod admin_listener;
 pub mod audit;
+mod commit;
 pub mod config;
 pub(crate) mod control;
 pub mod gateway;
@@ -11,3 +12,5 @@ pub mod latency_thread;
 mod published_positions;
 pub mod retransmit;
 pub mod state_file;
+
+pub use self::commit::set_commit;

@@ -127,7 +127,7 @@ pub struct PoolSnapshot {
 pub struct ThreadSnapshot {
     /// Name of the thread.
     pub name: String,
-    /// Present role: `absent`, `leader`, `spinning`, `parked`, `processing`.
+    /// Present role: `absent`, `leader`, `spinning`, `parked`, `processing`; `stalled` if the thread makes no progress.
     pub role: String,
     /// Time spent in processing, ns.
     pub busy_ns: u64,

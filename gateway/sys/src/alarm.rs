@@ -62,6 +62,7 @@ alarms! {
     DuplicateGatewayId = "duplicate-gateway-id", "two running gateways use the same node number";
     ElectionThreadStall = "election-thread-stall", "the thread that renews the lease did not run in time";
     PoolThreadStall = "pool-thread-stall", "a thread of a pool makes no progress";
+    MainThreadStall = "main-thread-stall", "the main thread, which watches all others, makes no progress";
     Outranked = "outranked", "receivers may drop the leader's packets: a higher epoch than its own was received";
     TagRefused = "tag-refused", "a packet of an output group has no tag under a key of this gateway";
     EpochJump = "epoch-jump", "a packet with an implausibly high epoch was dropped";

@@ -106,7 +106,10 @@ function perSecond(now, then) {
 // ---- conditions ----
 
 const isSuspect = channel => channel.input_incomplete === true;
-const isUnwell = channel => (SEVERITY[channel.state] ?? 1) > 0 || channel.silent_lines.length > 0 || channel.failed !== null || isSuspect(channel);
+// Nobody updates the state and the counts of a channel while a thread of its pool is stuck.
+let stuckPools = new Set();
+const isOld = channel => stuckPools.has(channel.pool);
+const isUnwell = channel => (SEVERITY[channel.state] ?? 1) > 0 || channel.silent_lines.length > 0 || channel.failed !== null || isSuspect(channel) || isOld(channel);
 const hasGaps = channel => channel.gaps > 0;
 const isConnected = group => group.connection === "connected" || group.connection === "reconnected";
 
@@ -127,9 +130,19 @@ const CONDITIONS = [
     .filter(voter => voter.answers === false && voter.node !== answer.gateway.node).map(voter => `group ${group.group}: ${voter.name}`))],
   ["not-eligible", "mdgw_group_obstacle", answer => groupsWith(answer, group => group.ineligible_lasting)],
   ["not-eligible", "mdgw_group_leader", answer => groupsWith(answer, group => !group.leader && !group.election_stalled, () => ": no leader is known here")],
-  ["election-thread-stall", "", answer => groupsWith(answer, group => group.election_stalled)],
-  ["pool-thread-stall", "", answer => list(answer.stalled_pool_threads)],
+  ["election-thread-stall", "mdgw_group_election_stalled", answer => groupsWith(answer, group => group.election_stalled)],
+  ["pool-thread-stall", "mdgw_stalled_pool_threads", answer => list(answer.stalled_pool_threads)],
+  ["main-thread-stall", "mdgw_main_thread_stalled", answer => (isMainStuck(answer) ? [`for ${span(answer.main_thread_stuck_ms / 1e3)}`] : [])],
 ];
+
+function poolsWithStuckThreads(answer) {
+  const stuck = new Set(list(answer.stalled_pool_threads));
+  return new Set(answer.snapshot.pools.filter(pool => pool.threads.some(thread => stuck.has(thread.name))).map(pool => pool.name));
+}
+
+function isMainStuck(answer) {
+  return typeof answer.main_thread_stuck_ms === "number";
+}
 
 function channelsWith(answer, isSo, more = () => "") {
   return answer.snapshot.channels.filter(isSo).map(channel => channel.name + more(channel));
@@ -158,20 +171,26 @@ function showHead(answer) {
   const blocked = groups.some(group => group.ineligible_lasting);
   const stalled = groups.some(group => group.election_stalled);
   let [role, className] = ["publishes alone", "good"];
+  if (!groups.length && stuckPools.size) [role, className] = ["pool thread stuck", "bad"];
   if (groups.length) {
     if (leads === groups.length) [role, className] = ["leads", "good"];
     else if (leads) [role, className] = [`leads ${leads} of ${groups.length} groups`, "good"];
     else if (stalled) [role, className] = ["election thread stuck", "bad"];
+    else if (stuckPools.size) [role, className] = ["pool thread stuck", "bad"];
     else if (blocked) [role, className] = ["not eligible", "bad"];
     else if (groups.every(group => group.role === "candidate")) [role, className] = ["standby", ""];
     else [role, className] = ["joining", "warn"];
-    if (leads && (blocked || stalled)) className = "warn";
+    if (leads && (blocked || stalled || stuckPools.size)) className = "warn";
   }
   setText($("name"), gateway.name || `gateway ${gateway.node}`);
   setText($("role"), role);
   setClass($("role"), `pill ${className}`);
   const since = (answer.snapshot.time_ns - gateway.started_ns) / 1e9;
-  setText($("identity"), `node ${gateway.node} · mdgw ${gateway.version}${gateway.epoch_count ? ` · epoch ${count(gateway.epoch_count)}` : ""} · running for ${span(since)}`);
+  setText($("identity"), `node ${gateway.node} · mdgw ${gateway.version}${gateway.commit ? ` (${gateway.commit})` : ""}${gateway.epoch_count ? ` · epoch ${count(gateway.epoch_count)}` : ""} · running for ${span(since)}`);
+  $("stuck").hidden = !isMainStuck(answer);
+  if (isMainStuck(answer)) {
+    setText($("stuck"), `The main thread of this gateway is stuck for ${span(answer.main_thread_stuck_ms / 1e3)}: nobody watches its other threads, alarms and roles below may be old, and the watchdog is not fed.`);
+  }
   document.title = `${gateway.name || `gateway ${gateway.node}`}: ${role}`;
 }
 
@@ -200,6 +219,8 @@ function showSummary(answer, lasting) {
     [count(lost), lost === 1 ? "message" : "messages", `lost in ${plural(gaps, "gap", "gaps")} since the start`, lost ? "warn-text" : ""],
     [...(worst ? latency(worst.stage.p99_ns).split(" ") : ["–", ""]), worst ? `p99 wire to wire${channels.length > 1 ? `, worst channel: ${worst.channel.name}` : ""}` : "p99 wire to wire: no values", ""],
   ];
+  const stuck = list(answer.stalled_pool_threads);
+  if (stuck.length) items.push([count(stuck.length), stuck.length === 1 ? "thread" : "threads", `of a pool stuck: ${stuck.slice(0, 4).join(", ")}`, "bad-text"]);
   const dropped = answer.snapshot.kernel_drops;
   if (dropped) items.push([count(dropped), dropped === 1 ? "datagram" : "datagrams", "dropped by the kernel since the start", "warn-text"]);
   replace($("summary"), items, () => items.map(([value, unit, label, className]) => el("li", "", el("b", className, value, el("small", "", unit && ` ${unit}`)), el("span", "", label))));
@@ -373,8 +394,8 @@ function channelRow(channel) {
 function fillRow(row, channel) {
   const stage = stageOf(channel, WHOLE);
   setText(row.name, channel.name);
-  setText(row.pill, channel.state);
-  setClass(row.pill, `pill ${(channel.silent_lines.length || isSuspect(channel)) && channel.state === "live" ? "warn" : STATE_CLASS[channel.state] ?? "warn"}`);
+  setText(row.pill, isOld(channel) ? "thread stuck" : channel.state);
+  setClass(row.pill, `pill ${isOld(channel) ? "bad" : (channel.silent_lines.length || isSuspect(channel)) && channel.state === "live" ? "warn" : STATE_CLASS[channel.state] ?? "warn"}`);
   const rate = rateOf(channel);
   const values = [
     rate === null ? "–" : rateText(rate), leadText(channel), count(channel.gaps), count(channel.gap_messages), count(channel.drops),
@@ -385,11 +406,12 @@ function fillRow(row, channel) {
   for (const [index, value] of [[4, channel.gaps], [5, channel.gap_messages], [6, channel.drops]]) row.cells[index].classList.toggle("warn-text", value > 0);
   const reasons = [];
   if (channel.failed) reasons.push(`out of service: ${channel.failed}`);
+  if (isOld(channel)) reasons.push(`a thread of pool ${channel.pool} is stuck: state (${channel.state}) and counts may be old`);
   if (isSuspect(channel)) reasons.push("books suspect: messages of this session are missing here");
   const drops = Object.entries(channel.drop_reasons).map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`);
   if (drops.length) reasons.push(`dropped: ${drops.join(", ")}`);
   setText(row.reasonCell, reasons.join("; "));
-  setClass(row.reasonCell, channel.failed ? "bad-text" : isSuspect(channel) ? "warn-text" : "quiet");
+  setClass(row.reasonCell, channel.failed || isOld(channel) ? "bad-text" : isSuspect(channel) ? "warn-text" : "quiet");
   row.reason.hidden = !reasons.length;
   row.node.classList.toggle("noted", reasons.length > 0);
   row.node.classList.toggle("attention", isUnwell(channel) || hasGaps(channel));
@@ -403,7 +425,7 @@ function isShown(channel) {
 
 function showChannels(answer) {
   const channels = [...answer.snapshot.channels];
-  const severity = channel => (channel.failed ? 7 : (SEVERITY[channel.state] ?? 1) || (channel.silent_lines.length || isSuspect(channel) ? 1 : 0));
+  const severity = channel => (channel.failed ? 7 : isOld(channel) ? 6 : (SEVERITY[channel.state] ?? 1) || (channel.silent_lines.length || isSuspect(channel) ? 1 : 0));
   channels.sort((one, other) => severity(other) - severity(one) || one.id - other.id);
   const shown = channels.filter(isShown);
   for (const channel of channels) {
@@ -600,6 +622,7 @@ function accept(answer) {
 
 function show() {
   if (!last) return;
+  stuckPools = poolsWithStuckThreads(last);
   const lasting = lastingAlarms(last);
   for (const name of lasting.keys()) if (!lastingSince.has(name)) lastingSince.set(name, last.snapshot.time_ns);
   for (const name of lastingSince.keys()) if (!lasting.has(name)) lastingSince.delete(name);

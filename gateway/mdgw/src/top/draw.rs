@@ -275,7 +275,7 @@ fn role_style(role: &str) -> Style {
     match role {
         "leader" => Style::new().fg(Color::Green),
         "processing" => Style::new().fg(Color::Yellow),
-        "absent" => ALARM,
+        "absent" | "stalled" => ALARM,
         _ => Style::new(),
     }
 }

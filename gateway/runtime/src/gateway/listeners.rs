@@ -38,6 +38,19 @@ impl Listeners {
         self.read().map(|read| read.snapshot).collect()
     }
 
+    /// Listener, reason and count of all refusals, also of those that have not occurred.
+    pub(super) fn refusals(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let of_counters = self.counters.iter().flat_map(|(name, counters)| {
+            Refusal::ALL.iter().map(move |refusal| (*name, refusal.name(), counters.refused(*refusal)))
+        });
+        let of_outputs = self.status_table.iter().flat_map(|status_table| {
+            let drops = status_table.listener_counts().drops;
+            let all = DropReason::ALL.iter().map(move |reason| (OUTPUT_GROUPS, reason.name(), drops.get(*reason)));
+            all.collect::<Vec<_>>()
+        });
+        of_counters.chain(of_outputs)
+    }
+
     /// What was received of the other gateways' output, by channel; `None` without an election.
     pub(super) fn received(&self) -> Option<BTreeMap<ChannelId, ReceiveCounts>> {
         let all = self.status_table.as_ref()?.all();
@@ -198,6 +211,17 @@ mod tests {
         let reasons = "malformed 1, too_long 1, displaced 1, silent 1, busy 1";
         assert_eq!(lines, [(ADMIN.to_owned(), 5, reasons.to_owned())]);
         assert_eq!(listeners.snapshots()[0].received, 2);
+    }
+
+    #[test]
+    fn refusals_have_each_reason_also_before_the_first_one() {
+        let (listeners, votes, _) = listeners();
+        votes.count(Refusal::TooLong);
+        let refusals: Vec<_> = listeners.refusals().collect();
+        assert_eq!(refusals.len(), 2 * Refusal::ALL.len());
+        for expected in [(VOTES, "too_long", 1), (VOTES, "forged", 0), (PAIR_LINK, "too_long", 0)] {
+            assert!(refusals.contains(&expected), "{expected:?}: {refusals:?}");
+        }
     }
 
     #[test]

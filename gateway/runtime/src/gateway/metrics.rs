@@ -7,10 +7,7 @@ mod declared;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, atomic::Ordering},
 };
 
 use mdgw_admin::{
@@ -46,6 +43,7 @@ use super::{
     health::{GroupHealthMap, lock},
     listeners::Listeners,
     log_maintenance::LogCounters,
+    main_thread::MainThread,
     programs::{
         JOURNAL, JournalMetrics, LIVE, LiveMetrics, MIRROR_CHANNEL, MIRROR_GROUP, MirrorChannelMetrics,
         MirrorGroupMetrics, NATS, NatsMetrics,
@@ -58,6 +56,7 @@ use super::{
 };
 use crate::{
     audit::{AuditCounts, AuditSender},
+    commit::commit,
     retransmit::{
         RetransmissionCounts,
         snapshot_group::SnapshotsSent,
@@ -86,14 +85,10 @@ pub(super) struct AdminSource {
     pub(super) voter_silence_ns: u64,
     /// Counts failed writes; `None` without an audit file.
     pub(super) audit: Option<AuditSender>,
-    /// When the main thread last evaluated the gateway's health.
-    pub(super) main_turned_at: Arc<AtomicU64>,
+    pub(super) main_thread: MainThread,
     /// The hot threads that make no progress.
     pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
-
-/// A main thread that has not turned for this long is stuck, ns. It turns twenty times a second.
-const MAIN_TURN_NS_MAX: u64 = 10_000_000_000;
 
 impl AdminSource {
     pub(super) fn health(&self, probe: Probe) -> Health {
@@ -108,9 +103,8 @@ impl AdminSource {
         if let Some(fault) = self.watch.pools.iter().find_map(|pool| pool.pool.fault()) {
             return failing(format!("a pool stopped: {fault}"));
         }
-        let idle_ns = now.since(MonoNs(self.main_turned_at.load(Ordering::Relaxed)));
-        if idle_ns > MAIN_TURN_NS_MAX {
-            return failing(format!("the main thread is stuck for {} s", idle_ns / 1_000_000_000));
+        if let Some(stuck_ns) = self.main_thread.stuck_ns(now) {
+            return failing(format!("the main thread is stuck for {} s", stuck_ns / 1_000_000_000));
         }
         self.stalled().map_or_else(|| healthy("running"), failing)
     }
@@ -168,7 +162,8 @@ impl AdminSource {
     }
 
     fn gateway(&self, all: &mut Vec<Metric>) {
-        let labels = vec![("node", self.node.to_string()), ("version", env!("CARGO_PKG_VERSION").to_owned())];
+        let mut labels = vec![("node", self.node.to_string())];
+        labels.extend(build_labels());
         all.push(declared::GATEWAY.with([sample(labels, Value::Count(self.epoch_count))]));
         all.push(declared::START_TIME.with([sample(Vec::new(), Value::Real(seconds(self.started_ns)))]));
         let one = |value| [sample(Vec::new(), Value::Count(value))];
@@ -177,6 +172,11 @@ impl AdminSource {
         let highest = drops.highest_use();
         all.push(declared::RECEIVE_BUFFER_USED.with(one(highest.used_bytes.into())));
         all.push(declared::RECEIVE_BUFFER_LIMIT.with(one(highest.limit_bytes.into())));
+        // Before the alarms: this look may raise one.
+        let is_main_stalled = self.main_thread.stuck_ns(mono_now()).is_some();
+        all.push(declared::MAIN_THREAD_STALLED.with(one(is_main_stalled.into())));
+        let stalled = self.watch.stalled_pool_threads().len();
+        all.push(declared::STALLED_POOL_THREADS.with(one(u64::try_from(stalled).unwrap_or(u64::MAX))));
         of_alarms(all);
         let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
         all.push(declared::SENTINEL_LOST.with(one(is_lost.load(Ordering::Relaxed).into())));
@@ -211,17 +211,22 @@ impl AdminSource {
         all.push(per_group(declared::GROUP_EPOCH, &|_, view| view.epoch.count()));
         let is_connected =
             |view: &View| matches!(view.connection, ConnectionState::Connected | ConnectionState::Reconnected);
-        all.push(per_group(declared::GROUP_ELIGIBLE, &|election, view| {
-            (election.has_leadership() || view.role != Role::Ineligible && is_connected(view)).into()
-        }));
+        // The view of a stuck election thread is old, and the thread takes no answers. Only the fence ends by the clock.
+        let stalled = lock(&self.stalled_threads).clone();
+        let is_stalled = |group: GroupId| stalled.contains(&HotThread::Election(group));
+        let eligible = views.iter().map(|(group, election, view)| {
+            let would_lead = view.role != Role::Ineligible && is_connected(view) && !is_stalled(**group);
+            per_group_sample(**group, election.has_leadership() || would_lead)
+        });
+        all.push(declared::GROUP_ELIGIBLE.with(eligible));
+        let stuck = views.iter().map(|(group, ..)| per_group_sample(**group, is_stalled(**group)));
+        all.push(declared::GROUP_ELECTION_STALLED.with(stuck));
         all.push(per_group(declared::GROUP_OBSTACLE, &|_, view| {
             view.obstacle.as_ref().is_some_and(|obstacle| !obstacle.is_temporary()).into()
         }));
         all.push(per_group(declared::GROUP_CONNECTED, &|_, view| is_connected(view).into()));
         let now = mono_now();
-        // An election thread that is stuck takes no answers.
-        let stalled = lock(&self.stalled_threads).clone();
-        let judged = views.iter().filter(|(group, ..)| !stalled.contains(&HotThread::Election(**group)));
+        let judged = views.iter().filter(|(group, ..)| !is_stalled(**group));
         let voters = judged.flat_map(|(group, _, view)| {
             let others = view.voters.iter().filter(|(node, _)| node.0 != self.node);
             others.map(move |(node, voter)| {
@@ -309,6 +314,15 @@ impl AdminSource {
     }
 }
 
+/// What identifies the build of this program. An empty label is none.
+pub(super) fn build_labels() -> [(&'static str, String); 2] {
+    [("version", env!("CARGO_PKG_VERSION").to_owned()), ("commit", commit().to_owned())]
+}
+
+fn per_group_sample(group: GroupId, is_so: bool) -> Sample {
+    sample(vec![("group", group.0.to_string())], Value::Count(is_so.into()))
+}
+
 /// What identifies a program beside a gateway, and when it started, ns since 1970 UTC.
 pub(super) fn of_program(all: &mut Vec<Metric>, labels: Labels, started_ns: u64) {
     all.push(declared::PROGRAM.with([sample(labels, Value::Count(1))]));
@@ -331,18 +345,15 @@ pub(super) fn of_mirror_drops<'a>(all: &mut Vec<Metric>, groups: impl Iterator<I
     all.push(declared::MIRROR_DROPPED.with(groups.flat_map(|(labels, drops)| by_reason(&labels, drops))));
 }
 
-/// What these listeners have received and refused.
+/// What these listeners have received, and refused by every reason: a rate does not see the first refusal of a new series.
 pub(super) fn of_listeners(all: &mut Vec<Metric>, listeners: &Listeners) {
     let snapshots = listeners.snapshots();
     let received = snapshots
         .iter()
         .map(|listener| sample(vec![("listener", listener.name.clone())], Value::Count(listener.received)));
     all.push(declared::LISTENER_RECEIVED.with(received));
-    let refused = snapshots.iter().flat_map(|listener| {
-        listener.refused.iter().map(|(reason, count)| {
-            let labels = vec![("listener", listener.name.clone()), ("reason", reason.clone())];
-            sample(labels, Value::Count(*count))
-        })
+    let refused = listeners.refusals().map(|(listener, reason, count)| {
+        sample(vec![("listener", listener.to_owned()), ("reason", reason.to_owned())], Value::Count(count))
     });
     all.push(declared::LISTENER_REFUSED.with(refused));
 }

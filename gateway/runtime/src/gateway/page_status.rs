@@ -9,11 +9,11 @@ use std::{
 use mdgw_election::identity::NodeName;
 use mdgw_pair::pair_link::LinkHandle;
 use mdgw_status::snapshot::Snapshot;
-use mdgw_sys::alarm::Alarm;
+use mdgw_sys::{alarm::Alarm, clock::mono_now};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{health::lock, sentinel_handle::SentinelFaults, thread_watch::HotThread};
+use super::{health::lock, main_thread::MainThread, sentinel_handle::SentinelFaults, thread_watch::HotThread};
 use crate::{
     audit::{AuditCounts, AuditSender},
     control::PairControl,
@@ -30,6 +30,7 @@ pub(super) struct PageSource {
     pub(super) sentinel_faults: Arc<SentinelFaults>,
     /// The last history that was read, and how many lines were written to the audit by then.
     pub(super) recent_history: Mutex<Option<(u64, String)>>,
+    pub(super) main_thread: MainThread,
     /// The hot threads that make no progress.
     pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
@@ -42,6 +43,8 @@ pub(super) struct GatewayIdentity {
     /// `election.name`; `None` without an election.
     pub(super) name: Option<NodeName>,
     pub(super) version: &'static str,
+    /// Empty if unknown.
+    pub(super) commit: &'static str,
     /// Count of the epoch of this start.
     pub(super) epoch_count: u64,
     /// When the gateway started, ns since 1970 UTC.
@@ -75,6 +78,8 @@ struct Document<'a> {
     sentinel_kill_refused: bool,
     /// Names of the pools' threads that make no progress. Of election threads, `status` says so.
     stalled_pool_threads: Vec<String>,
+    /// For how long the main thread has made no progress; `None` if it makes some.
+    main_thread_stuck_ms: Option<u64>,
 }
 
 /// As `mdgw_alarms_total`.
@@ -110,11 +115,10 @@ impl PageSource {
         let links = self.link.as_ref().map(|(link, nodes)| {
             nodes.iter().map(|node| LinkStatus { node: *node, is_up: link.is_linked_to(*node) }).collect()
         });
-        let pool_thread = |thread: &HotThread| match thread {
-            HotThread::Pool(name) => Some(name.clone()),
-            HotThread::Election(_) => None,
-        };
-        let stalled_pool_threads = lock(&self.stalled_threads).iter().filter_map(pool_thread).collect();
+        // First, so that the alarms have it.
+        let main_thread_stuck_ms = self.main_thread.stuck_ns(mono_now()).map(|stuck_ns| stuck_ns / 1_000_000);
+        let stalled = lock(&self.stalled_threads).clone();
+        let stalled_pool_threads = stalled.iter().filter_map(HotThread::pool_thread).map(str::to_owned).collect();
         let audit = self.audit.as_ref().map(AuditSender::counts);
         let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
         let document = Document {
@@ -129,6 +133,7 @@ impl PageSource {
             sentinel_lost: is_lost.load(Ordering::Relaxed),
             sentinel_kill_refused: is_kill_refused.load(Ordering::Relaxed),
             stalled_pool_threads,
+            main_thread_stuck_ms,
         };
         serde_json::to_string(&document).unwrap_or_else(|_| unreachable!("names and numbers"))
     }

@@ -16,7 +16,7 @@ use super::{
     health::lock,
     listeners::{self, Listeners},
     log_maintenance::LogCounters,
-    metrics::{block, of_alarms, of_listeners, of_mirror_drops, of_program},
+    metrics::{block, build_labels, of_alarms, of_listeners, of_mirror_drops, of_program},
     mirrored_log::MirroredLog,
 };
 use crate::{admin_listener::AdminListener, config::resolved::AdminListen};
@@ -273,11 +273,8 @@ impl<B: ProgramMetrics> ProgramAdmin<B> {
         let started_ns = unix_now().0;
         let metrics = move || {
             let mut all = Vec::new();
-            let labels = vec![
-                ("node", node.to_string()),
-                ("program", program.to_owned()),
-                ("version", env!("CARGO_PKG_VERSION").to_owned()),
-            ];
+            let mut labels = vec![("node", node.to_string()), ("program", program.to_owned())];
+            labels.extend(build_labels());
             of_program(&mut all, labels, started_ns);
             of_alarms(&mut all);
             let metrics = lock(&of_metrics).metrics.clone();
@@ -367,6 +364,9 @@ mod tests {
         }
         assert!(text.contains("mdgw_program{node=\"3\",program=\"journal\",version=\""), "{text}");
         assert!(text.contains("mdgw_listener_received_total{listener=\"admin\"}"), "{text}");
+        // Before the first refusal, so that a rate sees it.
+        let refused = "mdgw_listener_refused_total{listener=\"admin\",reason=\"malformed\"} 0";
+        assert!(text.lines().any(|line| line == refused), "{text}");
         // Within the interval nothing is taken over.
         admin.turned(Some("stopped"), || panic!("too early"));
         assert!(get(address, "/ready").contains("200 OK"));

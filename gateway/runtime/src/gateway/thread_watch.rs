@@ -26,7 +26,7 @@ pub(super) enum HotThread {
 }
 
 impl HotThread {
-    fn pool_thread(&self) -> Option<&str> {
+    pub(super) fn pool_thread(&self) -> Option<&str> {
         match self {
             Self::Election(_) => None,
             Self::Pool(name) => Some(name),

@@ -1,6 +1,9 @@
 //! A snapshot of the gateway's gauges for readers: counters, pools and the latencies of the last interval.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use mdgw_engine::{channel_pool::ChannelPool, dispatch::roles::Gauges, pipeline::PipelineCounters};
 use mdgw_feeds::{
@@ -15,7 +18,9 @@ use mdgw_status::{
 use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
-use super::{cold::KernelDrops, listeners::Listeners, pool_channels::PoolChannelList};
+use super::{
+    cold::KernelDrops, health::lock, listeners::Listeners, pool_channels::PoolChannelList, thread_watch::HotThread,
+};
 use crate::retransmit::snapshots::{SnapshotAnswers, SnapshotsTaken};
 
 /// The sources of a snapshot. Cheap to clone; reading it does not block other threads.
@@ -27,6 +32,8 @@ pub(super) struct Watch {
     pub(super) recent: Arc<RecentIntervals>,
     pub(super) kernel_drops: KernelDrops,
     pub(super) listeners: Listeners,
+    /// The hot threads that make no progress.
+    pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
 }
 
 /// A pool, with the names for its gauges.
@@ -53,18 +60,26 @@ impl Watch {
             }
         }
         channels.sort_by_key(|channel| channel.id);
+        let stalled = self.stalled_pool_threads();
+        let pools = self.pools.iter().map(|pool| pool_snapshot(&pool.name, &pool.pool.gauges(), &stalled));
         Snapshot {
             source: self.source.clone(),
             time_ns: unix_now().0,
             clock_ns: mono_now().0,
             progress: None,
             kernel_drops: self.kernel_drops.total(),
-            pools: self.pools.iter().map(|pool| pool_snapshot(&pool.name, &pool.pool.gauges())).collect(),
+            pools: pools.collect(),
             channels,
             listeners: self.listeners.snapshots(),
             // `mdgw live`, another process, has them.
             subscribers: Vec::new(),
         }
+    }
+
+    /// Names of the pools' threads that make no progress.
+    pub(super) fn stalled_pool_threads(&self) -> Vec<String> {
+        let stalled = lock(&self.stalled_threads);
+        stalled.iter().filter_map(HotThread::pool_thread).map(str::to_owned).collect()
     }
 
     /// Id and name of each channel, as of now.
@@ -161,11 +176,12 @@ pub(super) fn state_name(state: ChannelState) -> String {
     format!("{state:?}").to_lowercase()
 }
 
-fn pool_snapshot(name: &str, gauges: &Gauges) -> PoolSnapshot {
-    let threads = gauges.threads.iter().enumerate().map(|(number, thread)| ThreadSnapshot {
-        name: format!("{name}-{number}"),
-        role: thread.role.name().to_owned(),
-        busy_ns: thread.handler_ns_sum,
+/// A stalled thread has the role that it had before, which nobody should rely on.
+fn pool_snapshot(name: &str, gauges: &Gauges, stalled: &[String]) -> PoolSnapshot {
+    let threads = gauges.threads.iter().enumerate().map(|(number, thread)| {
+        let name = format!("{name}-{number}");
+        let role = if stalled.contains(&name) { STALLED } else { thread.role.name() };
+        ThreadSnapshot { name, role: role.to_owned(), busy_ns: thread.handler_ns_sum }
     });
     PoolSnapshot {
         name: name.to_owned(),
@@ -175,3 +191,6 @@ fn pool_snapshot(name: &str, gauges: &Gauges) -> PoolSnapshot {
         saturation_ns: gauges.counts.saturation_ns,
     }
 }
+
+/// Role of a thread that makes no progress.
+const STALLED: &str = "stalled";

@@ -63,6 +63,8 @@ metrics! {
     ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
     ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
+    STALLED_POOL_THREADS = Declared::gauge("mdgw_stalled_pool_threads", "threads of pools that make no progress; states and counts of their channels are old");
+    MAIN_THREAD_STALLED = Declared::gauge("mdgw_main_thread_stalled", "1: the main thread, which watches all others, makes no progress");
     SENTINEL_LOST = Declared::gauge("mdgw_sentinel_lost", "1: the sentinel has died, and this gateway starts no other one");
     SENTINEL_KILL_REFUSED = Declared::gauge("mdgw_sentinel_kill_refused", "1: the kernel refused to let the sentinel kill this gateway, of which a thread had ended or hung");
     AUDIT_FAILURES = Declared::counter("mdgw_audit_failures", "attempts to write the audit file that failed; two a second while it cannot be written");
@@ -71,6 +73,7 @@ metrics! {
     GROUP_LEADER = Declared::gauge("mdgw_group_leader", "1: this gateway leads the group");
     GROUP_EPOCH = Declared::gauge("mdgw_group_epoch", "count of the highest observed epoch");
     GROUP_ELIGIBLE = Declared::gauge("mdgw_group_eligible", "1: this gateway leads the group or would take over");
+    GROUP_ELECTION_STALLED = Declared::gauge("mdgw_group_election_stalled", "1: the election thread of the group makes no progress");
     GROUP_OBSTACLE = Declared::gauge("mdgw_group_obstacle", "1: this gateway is not eligible, for a reason that does not end by itself");
     GROUP_CONNECTED = Declared::gauge("mdgw_group_connected", "1: the connection to the election's backend is up");
     GROUP_VOTER_UP = Declared::gauge("mdgw_group_voter_up", "1: that other voter of the quorum has lately answered this gateway");
