@@ -104,7 +104,8 @@ fn a_scrape_agrees_with_top_and_a_foreign_parser_reads_it() {
     assert!((1.0..=5.0).contains(&samples["mdgw_channel_state{channel=one}"]));
     // As `mdgw --version`: the version, then the commit in brackets, if the build knew it.
     let version = process::run(["--version"]).expect_code(0).stdout;
-    let (version, commit) = version.trim().trim_start_matches("mdgw ").split_once(' ').unwrap_or((version.trim(), ""));
+    let (version, commit) =
+        version.trim().trim_start_matches("mdgw ").split_once(' ').unwrap_or_else(|| (version.trim(), ""));
     let commit = commit.trim_matches(['(', ')']);
     let build = format!(",version=\"{version}\",commit=\"{commit}\"}} ");
     assert!(metrics.lines().any(|line| line.starts_with("mdgw_gateway{node=") && line.contains(&build)), "{build}");
