@@ -132,11 +132,7 @@ fn held_pool_thread_is_shown(test: &str, system_call: &str) {
         return skip(test, "no strace");
     }
     let (fixture, listen) = (GatewayFixture::new(), free_address());
-    let path = fixture.path("with_admin.toml");
-    let config = fixture.config_text(&options(200));
-    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
-    let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
-    gateway.wait_for_stderr("admin listener");
+    let gateway = with_admin_listener(&fixture, listen);
     let _exchange = fixture.sim(&["--messages", "1000000", "--stocks", "20", "--rate", "1000"]);
     let is = |code: u16, path: &str| get_at(listen, path).0 == code;
     wait_until("the channel is live", || is(200, "/live") && is(200, "/ready"));
@@ -162,6 +158,16 @@ fn held_pool_thread_is_shown(test: &str, system_call: &str) {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// A gateway of its own, with an admin listener.
+fn with_admin_listener(fixture: &GatewayFixture, listen: SocketAddrV4) -> MdgwProcess {
+    let path = fixture.path("with_admin.toml");
+    let config = fixture.config_text(&options(200));
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
+    gateway.wait_for_stderr("admin listener");
+    gateway
+}
+
 fn has_sample(listen: SocketAddrV4, sample: &str) -> bool {
     get_at(listen, "/metrics").1.lines().any(|line| line == sample)
 }
@@ -177,11 +183,7 @@ fn a_stalled_main_thread_is_shown_and_is_an_alarm() {
         return skip("a_stalled_main_thread_is_shown_and_is_an_alarm", "no strace");
     }
     let (fixture, listen) = (GatewayFixture::new(), free_address());
-    let path = fixture.path("with_admin.toml");
-    let config = fixture.config_text(&options(200));
-    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
-    let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
-    gateway.wait_for_stderr("admin listener");
+    let gateway = with_admin_listener(&fixture, listen);
     assert!(has_sample(listen, "mdgw_main_thread_stalled 0"));
     assert!(status(listen)["main_thread_stuck_ms"].is_null());
     // The main thread has the process's number, and sleeps between its turns.

@@ -375,7 +375,7 @@ impl Answers {
     fn content(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let method = request.method();
         let probe = probe(request);
-        // HAProxy asks for health with OPTIONS, unless told otherwise.
+        // HAProxy asks for health with OPTIONS by default.
         let is_allowed = matches!(*method, Method::GET | Method::HEAD) || *method == Method::OPTIONS && probe.is_some();
         if !is_allowed {
             let (allowed, reason) = match probe {

@@ -144,13 +144,20 @@ mod tests {
         refused.iter().map(ToString::to_string).collect()
     }
 
+    fn resolved(text: &str) -> Resolved {
+        Resolved::from_text(Path::new("gateway.toml"), text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The shipped configuration, with its files in that folder.
+    fn quorum_config(folder: &Path) -> Resolved {
+        resolved(&include_str!("../../../../ops/config/quorum.toml").replace("/etc/mdgw", folder.to_str().unwrap()))
+    }
+
     #[test]
     fn a_key_file_whose_content_changed_since_the_start_is_named_once_with_the_need_of_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let text =
-            include_str!("../../../../ops/config/quorum.toml").replace("/etc/mdgw", folder.path().to_str().unwrap());
-        let mut config = Resolved::from_text(Path::new("quorum.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+        let mut config = quorum_config(folder.path());
         config.outputs[0].tag_key_files = vec![at("tag"), at("tag-old")];
         for name in ["key", "tag", "tag-old"] {
             fs::write(at(name), name).unwrap();
@@ -186,9 +193,7 @@ mod tests {
     fn a_secret_file_to_which_others_have_access_is_named_as_the_next_start_names_it() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let text =
-            include_str!("../../../../ops/config/quorum.toml").replace("/etc/mdgw", folder.path().to_str().unwrap());
-        let mut config = Resolved::from_text(Path::new("quorum.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+        let mut config = quorum_config(folder.path());
         config.outputs[0].tag_key_files = vec![at("tag"), at("missing")];
         let set = |name: &str, mode| fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
         for name in ["key", "tag"] {
@@ -205,20 +210,27 @@ mod tests {
         assert_eq!(texts(&StartFiles::exposed(&config)), [expected], "once for the link and the votes");
         set("tag", 0o440);
         assert_eq!(StartFiles::exposed(&config).len(), 2);
+    }
 
-        let etcd = |name: &str| at(name).display().to_string();
+    #[cfg(feature = "etcd")]
+    #[test]
+    fn the_secret_files_of_a_store_are_named_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let [password, key] = ["password", "key"].map(|name| folder.path().join(name));
+        for path in [&password, &key] {
+            fs::write(path, "x").unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+        }
         let etcd = format!(
             "[election]\nbackend = \"etcd\"\nname = \"gw1\"\n[election.etcd]\nendpoints = [\"a:1\"]\nuser = \"u\"\npassword_file = \"{}\"\n\
              ca_file = \"/ca\"\ncertificate_file = \"/certificate\"\nkey_file = \"{}\"\n",
-            etcd("tag"),
-            etcd("key")
+            password.display(),
+            key.display()
         );
-        let text = format!("{}\n{etcd}", include_str!("../../../../ops/config/loopback.toml"));
-        if let Ok(config) = Resolved::from_text(Path::new("etcd.toml"), &text) {
-            let named = texts(&StartFiles::exposed(&config));
-            assert!(named[0].starts_with("election.etcd.key_file: private key "), "{named:?}");
-            assert!(named[1].starts_with("election.etcd.password_file: password file "), "{named:?}");
-        }
+        let config = resolved(&format!("{}\n{etcd}", include_str!("../../../../ops/config/loopback.toml")));
+        let [private_key, password] = &*texts(&StartFiles::exposed(&config)) else { panic!("two files") };
+        assert!(private_key.starts_with("election.etcd.key_file: private key "), "{private_key}");
+        assert!(password.starts_with("election.etcd.password_file: password file "), "{password}");
     }
 
     #[cfg(all(feature = "etcd", feature = "zookeeper"))]
@@ -231,7 +243,7 @@ mod tests {
         let shipped = include_str!("../../../../ops/config/loopback.toml");
         for (election, expected) in [(etcd, &["/p"][..]), (zookeeper, &["/p"]), ("", &[])] {
             let text = format!("{shipped}\n{election}");
-            let config = Resolved::from_text(Path::new("x"), &text).unwrap_or_else(|error| panic!("{error}"));
+            let config = resolved(&text);
             let named = paths(&config);
             assert_eq!(named.iter().map(|(_, path)| path.to_str().unwrap()).collect::<Vec<_>>(), expected);
             let settings = config.settings();

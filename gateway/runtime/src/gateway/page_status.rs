@@ -117,8 +117,6 @@ impl PageSource {
         });
         // First, so that the alarms have it.
         let main_thread_stuck_ms = self.main_thread.stuck_ns(mono_now()).map(|stuck_ns| stuck_ns / 1_000_000);
-        let stalled = lock(&self.stalled_threads).clone();
-        let stalled_pool_threads = stalled.iter().filter_map(HotThread::pool_thread).map(str::to_owned).collect();
         let audit = self.audit.as_ref().map(AuditSender::counts);
         let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
         let document = Document {
@@ -132,7 +130,7 @@ impl PageSource {
             audit_failures: audit.map(|AuditCounts { failures, .. }| failures),
             sentinel_lost: is_lost.load(Ordering::Relaxed),
             sentinel_kill_refused: is_kill_refused.load(Ordering::Relaxed),
-            stalled_pool_threads,
+            stalled_pool_threads: HotThread::pool_threads(&lock(&self.stalled_threads)),
             main_thread_stuck_ms,
         };
         serde_json::to_string(&document).unwrap_or_else(|_| unreachable!("names and numbers"))

@@ -26,11 +26,16 @@ pub(super) enum HotThread {
 }
 
 impl HotThread {
-    pub(super) fn pool_thread(&self) -> Option<&str> {
+    fn pool_thread(&self) -> Option<&str> {
         match self {
             Self::Election(_) => None,
             Self::Pool(name) => Some(name),
         }
+    }
+
+    /// The names of those that are threads of pools.
+    pub(super) fn pool_threads(threads: &[Self]) -> Vec<String> {
+        threads.iter().filter_map(Self::pool_thread).map(str::to_owned).collect()
     }
 }
 

@@ -78,8 +78,7 @@ impl Watch {
 
     /// Names of the pools' threads that make no progress.
     pub(super) fn stalled_pool_threads(&self) -> Vec<String> {
-        let stalled = lock(&self.stalled_threads);
-        stalled.iter().filter_map(HotThread::pool_thread).map(str::to_owned).collect()
+        HotThread::pool_threads(&lock(&self.stalled_threads))
     }
 
     /// Id and name of each channel, as of now.
