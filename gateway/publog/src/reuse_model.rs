@@ -53,7 +53,7 @@ fn read(file: &SegmentFile, number: u64, omitted: Omitted) {
             // SAFETY: the model checks that nobody writes meanwhile.
             unsafe { *payload }
         });
-        assert_eq!(payload, PAYLOAD_OF_SEGMENT[number as usize], "the entry is another segment's");
+        assert_eq!(payload, PAYLOAD_OF_SEGMENT[usize::try_from(number).unwrap()], "the entry is another segment's");
     }
 }
 
