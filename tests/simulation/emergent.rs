@@ -113,7 +113,7 @@ fn leadership_is_stable_without_faults() {
 // ---- a violation is found with each safeguard switched off ----
 
 /// Seeds of each search, and the most that a control needs.
-const SEEDS: u64 = 1_500;
+const SEEDS: u64 = 600;
 
 #[track_caller]
 fn assert_two_leaders(what: &str, setup: EmergentSetup) {
