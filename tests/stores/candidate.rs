@@ -18,7 +18,6 @@ use mdgw_election::{
     access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
     auto_move::AutoMoveConfig,
     driver::{Election, ElectionHooks, ElectionOptions, inbox},
-    etcd,
     fitness::Eligibility,
     identity::{Incarnation, Member, NodeId, NodeName},
     latch::LeaderLatch,
@@ -27,9 +26,9 @@ use mdgw_election::{
     register::Register,
     session_latch::{SessionLatch, SessionLatchConfig},
     timing::LeaseTiming,
-    zookeeper,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_stores::{etcd, zookeeper};
 use mdgw_sys::{clock::mono_now, fence::Fence};
 
 /// Takes part in an election over a store until standard input ends. While the fence is open, writes the epoch and the time of

@@ -9,15 +9,14 @@ use std::{
 
 use mdgw_election::{
     access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-    etcd,
     identity::{Incarnation, Member},
     record::Record,
     record_location::RecordLocation,
     register::{Outcome, StoreLink, Version},
     sentinel::release_on_behalf::{ReleaseResult, release_on_behalf},
-    zookeeper,
 };
 use mdgw_feeds::identity::GroupId;
+use mdgw_stores::{etcd, zookeeper};
 use mdgw_tests::{
     gateway_fixture::write_secret,
     process::TEST_TIMEOUT,
@@ -332,7 +331,8 @@ fn lets_a_sentinel_release_a_dead_holder(ensemble: &mut Ensemble) {
     ] {
         let (sender, events) = mpsc::channel();
         // As a sentinel does: opens the register only when needed, and sends a request at once.
-        let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
+        let mut register =
+            mdgw_stores::open(&place, GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
         assert_eq!(release_on_behalf(&mut *register, &events, &member, TEST_TIMEOUT), marked);
         assert_eq!(client.read().map(|found| found.record), Some(left));
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, env, process::Command};
 use super::{assert_none, read, root};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
-const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
+const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 28] = [
     ("gateway/wire", &[]),
     ("feeds", &["wire"]),
     ("gateway/sys", &["wire"]),
@@ -22,6 +22,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
     ("gateway/admin", &[]),
     ("gateway/engine", &["feeds", "publog", "sys", "telemetry"]),
     ("gateway/election", &["keys", "sys", "wire"]),
+    ("gateway/stores", &["election", "sys", "wire"]),
     ("gateway/pair", &["election", "engine", "feeds", "publog", "sys", "telemetry", "wire"]),
     ("gateway/captures", &["feeds", "wire"]),
     ("gateway/simulator", &["captures", "feeds", "sys", "wire"]),
@@ -39,6 +40,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
             "pair",
             "publog",
             "status",
+            "stores",
             "sys",
             "telemetry",
         ],
@@ -58,6 +60,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
             "runtime",
             "simulator",
             "status",
+            "stores",
             "subscriber",
             "sys",
             "telemetry",
@@ -96,6 +99,7 @@ const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 27] = [
             "runtime",
             "simulator",
             "status",
+            "stores",
             "subscriber",
             "sys",
             "telemetry",
@@ -119,7 +123,7 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
     ("ratatui", &["gateway/mdgw"]),
     ("anyhow", &["gateway/mdgw", "bench"]),
     ("toml", &["gateway/runtime", "gateway/mdgw", "tests"]),
-    ("tokio", &["gateway/admin", "gateway/election", "gateway/live", "gateway/nats"]),
+    ("tokio", &["gateway/admin", "gateway/live", "gateway/nats", "gateway/stores"]),
     (
         "serde_json",
         &[
@@ -127,6 +131,7 @@ const ONLY_IN: [(&str, &[&str]); 7] = [
             "gateway/nats",
             "gateway/pair",
             "gateway/status",
+            "gateway/stores",
             "gateway/tools",
             "gateway/runtime",
             "gateway/mdgw",

@@ -79,11 +79,10 @@ pub enum ZooKeeperMode {
     },
 }
 
-#[cfg(feature = "etcd")]
 impl EtcdConfig {
     /// Key under which etcd holds a group's record.
     #[must_use]
-    pub(crate) fn key(&self, group: mdgw_wire::identity::GroupId) -> String {
+    pub fn key(&self, group: mdgw_wire::identity::GroupId) -> String {
         format!("{}group-{}", self.prefix, group.0)
     }
 }
@@ -102,11 +101,10 @@ impl EtcdTls {
     }
 }
 
-#[cfg(feature = "zookeeper")]
 impl ZooKeeperConfig {
     /// Path of the ZooKeeper node that holds a group's record.
     #[must_use]
-    pub(crate) fn record_path(&self, group: mdgw_wire::identity::GroupId) -> String {
+    pub fn record_path(&self, group: mdgw_wire::identity::GroupId) -> String {
         format!("{}/group-{}", self.path, group.0)
     }
 }

@@ -18,8 +18,7 @@
 //! - [`identity`], [`fitness`]: the gateways of an election, whether each is eligible, and how fit it is.
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations that a store must offer.
 //! - [`lease`]: the core over a register.
-//! - [`access`]: how a store is reached, and with which credentials. `etcd` and `zookeeper`, where built in, are
-//!   registers over one.
+//! - [`access`]: how a store is reached, and with which credentials. The registers over one are in `mdgw-stores`.
 //! - [`session_latch`]: the core over a queue of ephemeral nodes, each bound to a gateway's session.
 //! - [`peer`]: the messages between gateways of one group, beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
@@ -48,8 +47,6 @@ pub mod auto_move;
 pub mod core;
 pub mod driver;
 pub mod emergent;
-#[cfg(feature = "etcd")]
-pub mod etcd;
 pub mod file;
 pub mod fitness;
 #[cfg(fuzzing)]
@@ -66,11 +63,7 @@ pub mod record_location;
 pub mod register;
 pub mod sentinel;
 pub mod session_latch;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub mod store_register;
 pub mod timing;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
 
 #[cfg(test)]
 #[path = "../../../tests/data/formats/check.rs"]

@@ -124,7 +124,7 @@ impl Record {
 
     /// Serializes the record for the store.
     #[must_use]
-    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
     }
 
@@ -132,7 +132,7 @@ impl Record {
     ///
     /// # Errors
     /// When the value is not a record, or one that no gateway would write.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(RecordError::TooLong { bytes: bytes.len() });
         }
@@ -163,7 +163,7 @@ impl Record {
 
 /// A value in the store that is not a record. No gateway overwrites it, since its origin is unknown.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RecordError {
+pub enum RecordError {
     /// The value is longer than any record.
     #[error("{bytes} bytes exceed the maximum record size of {RECORD_BYTES_MAX}")]
     TooLong {

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     access::{AccessError, EtcdConfig, ZooKeeperConfig},
-    file::{FileRegister, group_directory},
     register::{Register, RegisterSender},
 };
 
@@ -46,30 +45,11 @@ pub enum RecordLocationError {
     NotCompiledIn(&'static str),
 }
 
-impl RecordLocation {
-    /// Opens a group's record. With a store this returns at once; connections are made in the background.
-    ///
-    /// # Errors
-    /// When the directory cannot be used, a file of credentials cannot be read, or this program was built without the
-    /// store's client.
-    pub fn open(&self, group: GroupId, events: RegisterSender) -> Result<Box<dyn Register>, RecordLocationError> {
-        match self {
-            Self::File(directory) => {
-                let directory = group_directory(directory, group);
-                let opened = FileRegister::open(&directory, events);
-                Ok(Box::new(opened.map_err(|source| RecordLocationError::Directory { directory, source })?))
-            }
-            #[cfg(feature = "etcd")]
-            Self::Etcd(etcd) => Ok(Box::new(super::etcd::open(etcd, group, events)?)),
-            #[cfg(not(feature = "etcd"))]
-            Self::Etcd(_) => Err(RecordLocationError::NotCompiledIn("etcd")),
-            #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(zookeeper) => Ok(Box::new(super::zookeeper::open(zookeeper, group, events)?)),
-            #[cfg(not(feature = "zookeeper"))]
-            Self::ZooKeeper(_) => Err(RecordLocationError::NotCompiledIn("ZooKeeper")),
-        }
-    }
+/// Opens a group's record: `mdgw_stores::open`, which knows the clients of the stores.
+pub type RegisterOpener =
+    fn(&RecordLocation, GroupId, RegisterSender) -> Result<Box<dyn Register>, RecordLocationError>;
 
+impl RecordLocation {
     /// The same location for a process that runs in another directory.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ pub fn inbox<E>() -> (Inbox<E>, InboxReceiver<E>) {
 
 impl<E> Inbox<E> {
     /// Sends an input of this process to the election. After the election's end the input is dropped.
-    pub(crate) fn send(&self, input: Input<E>) {
+    pub fn send(&self, input: Input<E>) {
         // An election that has ended needs no input.
         let _ended = self.sender.send(QueuedInput { input, _room: None });
     }

@@ -36,13 +36,14 @@ use crate::{
     announcement::{Announcement, Announcer},
     auth::SharedKey,
     identity::DeathNotice,
-    record_location::{RecordLocation, RecordLocationError},
+    record_location::{RecordLocation, RecordLocationError, RegisterOpener},
     register::{Register, RegisterEvent},
 };
 
 /// A gateway that the sentinel watches.
 pub struct GatewayWatch {
     registration: WatchRegistration,
+    opener: RegisterOpener,
     page: SharedPage,
     gateway: PidFd,
     announcer: Announcer,
@@ -99,19 +100,24 @@ impl fmt::Debug for GatewayWatch {
 }
 
 impl GatewayWatch {
-    /// Accepts a registration, and answers the gateway.
+    /// Accepts a registration, and answers the gateway. `opener` opens the records of its groups.
     ///
     /// # Errors
     /// When the data is not a registration, its descriptors are wrong, or the page's mutex is not held. The gateway has
     /// been answered.
-    pub fn accept(stream: &mut UnixStream) -> io::Result<Self> {
+    pub fn accept(stream: &mut UnixStream, opener: RegisterOpener) -> io::Result<Self> {
         let watch = WatchRegistration::receive(stream)
-            .and_then(|(registration, descriptors)| Self::new(stream, registration, descriptors));
+            .and_then(|(registration, descriptors)| Self::new(stream, opener, registration, descriptors));
         registration::answer(stream, watch.as_ref().err())?;
         watch
     }
 
-    fn new(stream: &UnixStream, registration: WatchRegistration, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    fn new(
+        stream: &UnixStream,
+        opener: RegisterOpener,
+        registration: WatchRegistration,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let (Some(page), Some(gateway)) = (descriptors.next(), descriptors.next()) else {
             return Err(io::Error::other("a registration needs two descriptors: shared memory and pidfd"));
@@ -138,11 +144,13 @@ impl GatewayWatch {
         // An unusable directory is detected now. Connections to a store are not opened early, since they are rarely
         // needed.
         let of_host = registration.records.as_ref().filter(|place| matches!(place, RecordLocation::File(_)));
-        let registers = registration.groups.iter().map(|group| of_host.map(|place| open(place, group)).transpose());
+        let registers =
+            registration.groups.iter().map(|group| of_host.map(|place| open(opener, place, group)).transpose());
         let registers = Mutex::new(registers.collect::<Result<_, _>>().map_err(io::Error::other)?);
         let hung_thread = AtomicUsize::new(NOT_HUNG);
         Ok(Self {
             registration,
+            opener,
             page,
             gateway,
             announcer,
@@ -287,7 +295,7 @@ impl GatewayWatch {
             let half = Duration::from_nanos(group.lease_ns / 2);
             thread::sleep(half.saturating_sub(noticed.elapsed()));
             let limit = Duration::from_nanos(group.lease_ns).max(RELEASE_TIMEOUT_MIN);
-            let result = match register.take().map_or_else(|| open(place, group), Ok) {
+            let result = match register.take().map_or_else(|| open(self.opener, place, group), Ok) {
                 Ok((mut register, events)) => {
                     release_on_behalf(&mut *register, &events, &self.registration.member, limit)
                 }
@@ -323,9 +331,13 @@ struct SendsEnded;
 /// A register and its events.
 type OpenRegister = (Box<dyn Register>, mpsc::Receiver<RegisterEvent>);
 
-fn open(place: &RecordLocation, group: &GroupRegistration) -> Result<OpenRegister, RecordLocationError> {
+fn open(
+    opener: RegisterOpener,
+    place: &RecordLocation,
+    group: &GroupRegistration,
+) -> Result<OpenRegister, RecordLocationError> {
     let (sender, events) = mpsc::channel();
-    let register = place.open(GroupId(group.group), Arc::new(move |event| drop(sender.send(event))))?;
+    let register = opener(place, GroupId(group.group), Arc::new(move |event| drop(sender.send(event))))?;
     Ok((register, events))
 }
 
@@ -405,6 +417,7 @@ mod tests {
                     key_file,
                     hang_limit_ns: None,
                 },
+                opener: |_, _, _| unreachable!("this gateway has no records"),
                 page: SharedPage::create().unwrap(),
                 gateway: PidFd::of(Pid::from_child(&gateway)).unwrap(),
                 announcer: Announcer::new(key, vec![recipient.local_addr().unwrap()]).unwrap(),

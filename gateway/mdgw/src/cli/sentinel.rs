@@ -102,7 +102,7 @@ fn serve(path: &Path) -> anyhow::Result<Outcome> {
 /// Watches one gateway until it stops or dies.
 fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     stream.set_read_timeout(Some(REGISTRATION_TIMEOUT)).context("set a time limit")?;
-    let watch = GatewayWatch::accept(&mut stream).context("take over a gateway")?;
+    let watch = GatewayWatch::accept(&mut stream, mdgw_stores::open).context("take over a gateway")?;
     let member = watch.registration().member.clone();
     tracing::info!(gateway = %member, recipients = watch.registration().recipients.len(), "sentinel: watching gateway");
     let outcome = watch.run().with_context(|| format!("watch {member}"))?;

@@ -17,7 +17,6 @@ use mdgw_election::{
     access::ZooKeeperConfig,
     record_location::RecordLocationError,
     session_latch::{SessionLatch, SessionLatchConfig},
-    zookeeper,
 };
 use mdgw_election::{
     access::ZooKeeperMode,
@@ -148,7 +147,7 @@ fn start_one(
         #[cfg(feature = "zookeeper")]
         (Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }), _) => {
             let (inbox, waiting) = inbox();
-            let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())
+            let line = mdgw_stores::zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())
                 .map_err(RecordLocationError::from)?;
             let core = SessionLatch::new(SessionLatchConfig {
                 member,
@@ -291,7 +290,7 @@ fn open_register(
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
     let place = record_place(&election.backend).ok_or_else(|| voting_failed("the backend has no store".to_owned()))?;
-    Ok(place.open(group, events)?)
+    Ok(mdgw_stores::open(&place, group, events)?)
 }
 
 /// Measures the store over a separate connection during the start. Slow answers are logged; the start does not wait.

@@ -10,31 +10,29 @@ pub mod session;
 
 use std::{path::Path, time::Duration};
 
+use mdgw_election::{
+    access::{AccessError, ZooKeeperConfig},
+    register::{Outcome, RegisterSender, Version, Versioned},
+};
 use mdgw_wire::identity::GroupId;
 use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState, Stat};
 
-use super::{
-    access::{AccessError, ZooKeeperConfig},
-    register::{Outcome, RegisterSender, Version, Versioned},
-    store_register::{StoreClient, StoreRegister, read_outcome, versioned},
-};
+use crate::store_register::{StoreClient, StoreRegister, read_outcome, versioned};
 
 /// Opens the register of one group. Returns at once; connections are made in the background.
 ///
 /// # Errors
 /// When the password cannot be read or the thread cannot be started.
 pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
-    let login = config.login()?;
+    let login = login(config)?;
     let settings = Settings { path: config.record_path(group), login };
     Ok(StoreRegister::open::<NodeClient>(config.access.clone(), settings, events)?)
 }
 
-impl ZooKeeperConfig {
-    /// The credentials as `user:password`, in the form of ZooKeeper's digest scheme.
-    fn login(&self) -> Result<Option<String>, AccessError> {
-        let Some(login) = &self.access.login else { return Ok(None) };
-        Ok(Some(format!("{}:{}", login.user, login.password()?)))
-    }
+/// The credentials as `user:password`, in the form of ZooKeeper's digest scheme.
+fn login(config: &ZooKeeperConfig) -> Result<Option<String>, AccessError> {
+    let Some(login) = &config.access.login else { return Ok(None) };
+    Ok(Some(format!("{}:{}", login.user, login.password()?)))
 }
 
 struct Settings {

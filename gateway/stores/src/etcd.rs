@@ -7,13 +7,13 @@ use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
     TlsOptions, Txn, TxnOp, WatchOptions,
 };
-use mdgw_wire::identity::GroupId;
-
-use super::{
+use mdgw_election::{
     access::{AccessError, EtcdConfig, read, read_private_key},
     register::{Outcome, RegisterSender, Version, Versioned},
-    store_register::{StoreClient, StoreRegister, read_outcome, versioned},
 };
+use mdgw_wire::identity::GroupId;
+
+use crate::store_register::{StoreClient, StoreRegister, read_outcome, versioned};
 
 /// Opens the register of one group. Returns at once; connections are made in the background.
 ///

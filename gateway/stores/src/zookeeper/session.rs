@@ -9,10 +9,18 @@
 //! The client library moves the session between the nodes of the ensemble. An entry has its session in its name, so
 //! that a gateway recognises its own entry after a creation of unknown outcome.
 //!
-//! [`SessionLatch`]: crate::session_latch::SessionLatch
+//! [`SessionLatch`]: mdgw_election::session_latch::SessionLatch
 
 use std::{cell::RefCell, future::Future, rc::Rc, thread::JoinHandle, time::Duration};
 
+use mdgw_election::{
+    access::{AccessError, ZooKeeperConfig},
+    core::Input,
+    driver::{Backend, Inbox},
+    identity::Member,
+    register::{RequestId, StoreLink, Version},
+    session_latch::{QueueEntry, SessionAnswer, SessionEvent, SessionRequest},
+};
 use mdgw_sys::{clock::mono_now, scheduler::spawn_short_slice};
 use mdgw_wire::{
     identity::{Epoch, GroupId},
@@ -26,15 +34,7 @@ use tokio::{
 };
 use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState};
 
-use super::{ANY, from_version, to_version};
-use crate::{
-    access::{AccessError, ZooKeeperConfig},
-    core::Input,
-    driver::{Backend, Inbox},
-    identity::Member,
-    register::{RequestId, StoreLink, Version},
-    session_latch::{QueueEntry, SessionAnswer, SessionEvent, SessionRequest},
-};
+use super::{ANY, from_version, login, to_version};
 
 /// One gateway's session for one group.
 ///
@@ -59,7 +59,7 @@ pub fn open(
     let worker = SessionWorker {
         endpoints: config.access.endpoints.join(","),
         request_timeout: config.access.request_timeout,
-        login: config.login()?,
+        login: login(config)?,
         folder: config.path.clone(),
         queue: format!("{}/line-{}", config.path, group.0),
         epoch: format!("{}/epoch-{}", config.path, group.0),

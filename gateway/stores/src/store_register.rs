@@ -25,18 +25,17 @@ use std::{
     time::Duration,
 };
 
+use mdgw_election::{
+    access::StoreAccess,
+    record::Record,
+    register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId, StoreLink, Version, Versioned},
+};
 use mdgw_sys::scheduler::spawn_short_slice;
 use tokio::{
     select,
     sync::{mpsc, watch},
     task::{JoinSet, LocalSet},
     time::{Instant, sleep, timeout, timeout_at},
-};
-
-use super::{
-    access::StoreAccess,
-    record::Record,
-    register::{Outcome, Register, RegisterEvent, RegisterSender, RequestId, StoreLink, Version, Versioned},
 };
 
 /// One connection to one node. Clones share it.
