@@ -143,6 +143,18 @@ impl Channel {
         each_kind!(&mut self.0, line => line.peer_answer_ended(first, now));
     }
 
+    /// The peer has reported how far its own channel has come. What is missing here is requested if no message arrives for a while.
+    /// A report declares nothing.
+    pub fn peer_reported(&mut self, report: PeerPosition, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_reported(report, now));
+    }
+
+    /// How often messages that a peer had reported came from no source.
+    #[must_use]
+    pub fn reports_given_up(&self) -> u64 {
+        each_kind!(&self.0, line => line.arbiter.reports_given_up())
+    }
+
     /// The publishing gateway has declared a gap in that session. Consumers' books are suspect from there on, so this
     /// channel's books become suspect too, even if this gateway received the messages.
     pub fn peer_declared_gap(&mut self, session: Session) {
@@ -268,6 +280,17 @@ impl Channel {
     pub fn fail(&mut self) {
         each_kind!(&mut self.0, line => line.has_failed = true);
     }
+}
+
+/// How far the peer's channel has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerPosition {
+    /// Session of the position.
+    pub session: Session,
+    /// First sequence that the peer does not have.
+    pub next: Sequence,
+    /// Whether the session has ended there.
+    pub has_ended: bool,
 }
 
 /// Where to request messages that no line has delivered.

@@ -430,6 +430,40 @@ fn gateways_whose_logs_are_gone_publish_what_nobody_has_published_since() {
     assert_eq!(consumer.check_deliveries(&expected), Ok(()));
 }
 
+/// The second gateway copies the first one's state at noon. No packet of the venue reaches it after that: nothing but the peer's position
+/// says that the session goes on, and that it ends.
+#[test]
+fn a_gateway_that_receives_no_packet_after_its_copy_catches_up_with_its_peer() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    let day = TradingDay::of(pair.gateways.fixture(1), 8_000);
+    pair.start(1);
+    pair.wait_until_leads(1);
+    day.play_first_half(pair.gateways.fixture(1));
+    let mut config = pair.config_text(2);
+    for line in pair.gateways.fixture(1).lines {
+        let silent = format!("{}:{}", line.ip(), free_address().port());
+        config = config.replace(&line.to_string(), &silent);
+    }
+    pair.gateways.start(2, &config);
+    let _copied = pair.gateways.running(2).unwrap().wait_for_stderr("starting with a copy of the peer's state");
+    let at_noon = logged_messages(&pair, 2).len();
+    day.play_second_half(pair.gateways.fixture(1));
+    let channel = |node| pair.status(node).unwrap()["details"]["channels"][0].clone();
+    wait_until("the leader has the whole session", || channel(1)["state"] == "ended");
+    wait_until("the second gateway has it too", || channel(2)["state"] == "ended");
+    let expected = logged_messages(&pair, 1);
+    assert!(expected.len() > at_noon + 1_000, "{at_noon} of {} messages at noon", expected.len());
+    assert!(logged_messages(&pair, 2) == expected, "its log is not whole");
+    pair.wait_until_eligible(2);
+    let status = pair.status(2).unwrap();
+    assert_eq!(
+        (&status["details"]["joining"]["behind_messages"], &status["details"]["fitness"]),
+        (&0.into(), &"fit".into())
+    );
+    let stderr = [pair.gateways.stop(2), pair.gateways.stop(1)];
+    assert!(stderr.iter().all(|lines| !lines.contains("gap-declared")), "{stderr:?}");
+}
+
 #[test]
 fn a_gateway_started_alone_leads() {
     let scenario = RejoinScenario::new(&[1], "5000");

@@ -266,6 +266,30 @@ fn packets_of_an_old_leader_are_stale_to_a_restarted_gateway_too() {
     assert_eq!(stale, (middle - published) as u64);
 }
 
+/// A forged packet has raised the epoch that this gateway believes, and no pair link tells the leader. What the runbook of the alarm
+/// `outranked` says makes the gateway forget that epoch.
+#[test]
+fn a_higher_epoch_of_an_earlier_run_is_forgotten_with_the_file_of_positions() {
+    let TakeoverScenario { standby, leader, .. } = TakeoverScenario::new(&[day(1_000, 1, SESSION)]);
+    let log = standby.log();
+    leader.publish(&log[..20]);
+    standby.wait_until_received(log[19].until());
+    let forged = Epoch::new(OLD_EPOCH.count() + 900, 7);
+    ScriptedLeader::new(standby.fixture.output, forged).publish(&log[20..21]);
+    standby.wait_until_received(log[20].until());
+
+    let restarted = standby.restart(&wanted());
+    leader.publish(&log[21..31]);
+    // Nothing tells that packets were dropped.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(restarted.channel_status().packets, 0, "the leader's packets are stale");
+    let positions = |fixture: &GatewayFixture| std::fs::remove_file(fixture.path("state.json.positions")).unwrap();
+    let forgetful = restarted.restart_after(&wanted(), positions);
+    leader.publish(&log[31..41]);
+    wait_until("the leader's packets are received", || forgetful.channel_status().packets == 10);
+    let _ = forgetful.stop();
+}
+
 #[test]
 fn takeover_across_a_session_restart() {
     let days = [day(400, 1, *b"SESSION000"), day(400, 2, *b"SESSION001")];

@@ -146,8 +146,18 @@ impl InProcessGateway {
     /// When that fails.
     #[must_use]
     pub fn restart(self, options: &GatewayOptions) -> Self {
+        self.restart_after(options, |_| {})
+    }
+
+    /// As [`Self::restart`]; `between` is called while no gateway runs.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn restart_after(self, options: &GatewayOptions, between: impl FnOnce(&GatewayFixture)) -> Self {
         let Self { fixture, gateway } = self;
         let _report = gateway.stop().expect("the gateway ends in order");
+        between(&fixture);
         // Latency logs of one process are named by the second.
         std::thread::sleep(Duration::from_millis(1_100));
         Self::start_with(fixture, options, StartMode::OwnLog)

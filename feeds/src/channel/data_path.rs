@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     CONFIRMATION_SILENCE_NS, ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, KnownSession,
-    LateStart, MissingRequest, REQUEST_BYTES_MAX, UnconfirmedJumps,
+    LateStart, MissingRequest, PeerPosition, REQUEST_BYTES_MAX, UnconfirmedJumps,
     copy::{CopyWriter, FieldReader, ReceivedCopy},
     feed_core::FeedCore,
     held_datagrams::HeldDatagrams,
@@ -442,6 +442,7 @@ impl<C: FeedCore> DataPath<C> {
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
+            self.arbiter.forget_reported();
             self.arbiter.stop_silence_timers();
             self.sessions.end();
             self.publish_state(sink);
@@ -471,6 +472,15 @@ impl<C: FeedCore> DataPath<C> {
 
     pub(super) fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
         self.arbiter.peer_answer_ended(first, now);
+    }
+
+    /// The session's end is requested like a message that follows the last one: the peer answers with the venue's announcement.
+    pub(super) fn peer_reported(&mut self, report: PeerPosition, now: MonoNs) {
+        let is_current = self.sessions.current().is_some_and(|current| current.session == report.session);
+        if is_current && !self.has_ended && !self.has_failed {
+            let next = report.next.plus(u64::from(report.has_ended));
+            self.arbiter.note_reported(next, now);
+        }
     }
 
     /// The peer may be ahead, in a session that has not begun here yet.

@@ -20,7 +20,11 @@ use self::{input::Stream, recorded_output::RecordedOutput};
 use super::*;
 use crate::book::BookLimits;
 use mdgw_wire::{
-    arbiter::ArbiterConfig, drop_reason::DropReason, frame::FrameKind, identity::ChannelId, time::TradingDate,
+    arbiter::{ArbiterConfig, RecoveryConfig},
+    drop_reason::DropReason,
+    frame::FrameKind,
+    identity::ChannelId,
+    time::TradingDate,
 };
 
 /// A channel and all its output.

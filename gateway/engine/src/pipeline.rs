@@ -29,7 +29,9 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     book::BookFaultCounts,
-    channel::{Channel, ChannelState, Datagram, KnownSession, LateStart, MissingRequest, REQUEST_BYTES_MAX},
+    channel::{
+        Channel, ChannelState, Datagram, KnownSession, LateStart, MissingRequest, PeerPosition, REQUEST_BYTES_MAX,
+    },
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -138,6 +140,8 @@ pub enum ChannelMessage {
     Recovered(Box<[u8]>),
     /// End of the answer: the peer has no requested data from this sequence on.
     PeerAnswerEnded(Sequence),
+    /// The peer has reported a position beyond this channel's.
+    PeerReported(PeerPosition),
     /// The leader has published a gap of that session.
     PeerDeclaredGap(Session),
     /// A slice of the channel's state, for a joining gateway.
@@ -305,6 +309,7 @@ counter_block! {
         book_faults: Counter, Messages, "messages that contradict a book";
         expected_sequence: Gauge, Sequence, "next input sequence";
         recovery_requests: Counter, None, "requests sent to the venue's retransmission server";
+        peer_reports_given_up: Counter, None, "times messages that only a peer reported came from no source; not counted as a gap";
         packets_sent: Counter, Packets, "packets published, on all output lines";
         sends_refused: Counter, None, "sends that the kernel cut short for lack of room; retried";
         sends_failed: Counter, None, "sends that failed otherwise: interface down, no route, forbidden; retried";
@@ -604,6 +609,7 @@ impl ChannelPipeline {
             book_faults,
             expected_sequence,
             recovery_requests: self.requests,
+            peer_reports_given_up: channel.reports_given_up(),
             packets_sent: sent.packets,
             sends_refused: sent.refused,
             sends_failed: sent.errors,
@@ -713,6 +719,7 @@ impl ChannelHandler for ChannelPipeline {
                 self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
             }
             ChannelMessage::PeerAnswerEnded(asked) => self.channel.peer_answer_ended(asked, context.now),
+            ChannelMessage::PeerReported(report) => self.channel.peer_reported(report, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
             // A copy changes nothing in the channel, so there is nothing to publish. The log then has everything before the copied
             // position, for the gateway that copies.

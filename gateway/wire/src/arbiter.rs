@@ -19,6 +19,7 @@ mod gap;
 mod lines;
 mod pending_gaps;
 mod recovery;
+mod reported_tail;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -34,6 +35,7 @@ use hdrhistogram::Histogram;
 use self::{
     gap::DeclaredGaps,
     lines::{JumpCandidate, Lines},
+    reported_tail::ReportedTail,
     window::{PACKETS_MAX, Window},
 };
 use crate::{
@@ -182,6 +184,8 @@ pub struct Arbiter {
     window: Window,
     declared: DeclaredGaps,
     recovery: Option<Recovery>,
+    /// Messages that the peer has reported, beyond the frontier; `None` without a peer.
+    reported_tail: Option<ReportedTail>,
     /// During catch-up: the limits that apply afterwards.
     catch_up_state: Option<CatchUp>,
     /// When the gap after all held packets (known from an announcement) was detected or last shrank.
@@ -249,6 +253,7 @@ impl Arbiter {
             window: Window::new(config.window_packets, config.datagram_bytes_max),
             declared: DeclaredGaps::new(),
             recovery: config.recovery.map(Recovery::new),
+            reported_tail: config.recovery.filter(|limits| limits.peer_attempts_max > 0).map(ReportedTail::new),
             catch_up_state,
             trailing_gap_since: MonoNs(0),
             has_silence_timers: false,
@@ -286,6 +291,9 @@ impl Arbiter {
         }
         if let Some(recovery) = &mut self.recovery {
             recovery.begin_session();
+        }
+        if let Some(tail) = &mut self.reported_tail {
+            tail.begin_session();
         }
     }
 
@@ -325,9 +333,32 @@ impl Arbiter {
             self.expected = arrival.next;
             self.frontier = arrival.next;
             self.deliver_arrival(&arrival, arrival.first, arrival.next, deliver);
+            if arrival.line == Line::RECOVERY {
+                self.continue_reported_tail(&arrival);
+            }
             return Ok(());
         }
         self.accept_out_of_order(arrival, deliver)
+    }
+
+    /// The peer has reported that it has every message before `next`. If no message arrives here for as long as a gap waits for another
+    /// line, the missing ones are requested, like a gap. They are never declared: only the venue can make a gap known. A request that
+    /// brings nothing is counted, and repeated after later reports, at growing intervals.
+    pub fn note_reported(&mut self, next: Sequence, now: MonoNs) {
+        if self.expected != NONE
+            && self.frontier < next
+            && next < SEQUENCE_END
+            && let Some(tail) = &mut self.reported_tail
+        {
+            tail.report(next, self.expected, now);
+        }
+    }
+
+    /// No source has anything more of the reported messages: the session has ended.
+    pub fn forget_reported(&mut self) {
+        if let Some(tail) = &mut self.reported_tail {
+            tail.forget();
+        }
     }
 
     /// A heartbeat or end of session on `line` announced `next` as the next sequence: all messages before `next`
@@ -382,7 +413,7 @@ impl Arbiter {
     #[must_use]
     #[inline]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        let gap = if self.frontier == self.expected { None } else { self.gap_deadline() };
+        let gap = if self.frontier == self.expected { self.reported_tail_deadline() } else { self.gap_deadline() };
         let silence = self.silence_deadline();
         match (gap, silence) {
             (Some(gap), Some(silence)) => Some(gap.min(silence)),
@@ -395,6 +426,9 @@ impl Arbiter {
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
         self.end_catch_up_if_complete();
+        if let Some((tail, gaps)) = self.missing_reported_tail() {
+            tail.on_deadline(&gaps, now);
+        }
         self.recover(|recovery, gaps| recovery.on_deadline(gaps, now));
         while let Some(gap) = self.front_gap() {
             let given_up = match &self.recovery {
@@ -410,17 +444,22 @@ impl Arbiter {
     /// Returns a due request to the peer or the retransmission server. Its answers come back through
     /// [`Self::accept`], on [`Line::RECOVERY`].
     pub fn poll_request(&mut self) -> Option<Request> {
-        self.recovery.as_mut()?.poll_request()
+        let of_gap = self.recovery.as_mut().and_then(Recovery::poll_request);
+        of_gap.or_else(|| self.missing_reported_tail()?.0.poll_request())
     }
 
     /// The peer's answer to the request that began at `first` has ended, or the peer cannot be reached. The next
     /// deadline sends the next request.
     pub fn peer_answer_ended(&mut self, first: Sequence, now: MonoNs) {
         self.recover(|recovery, gaps| recovery.peer_answer_ended(first, gaps, now));
+        if let Some((tail, gaps)) = self.missing_reported_tail() {
+            tail.peer_answer_ended(first, &gaps, now);
+        }
     }
 
     /// Input or session have ended: declares all missing messages and delivers all held ones.
     pub fn finish(&mut self, deliver: &mut impl FnMut(Delivery<'_>)) {
+        self.forget_reported();
         while let Some(gap) = self.front_gap() {
             self.declare(gap, deliver);
         }
@@ -487,6 +526,12 @@ impl Arbiter {
         &self.drops
     }
 
+    /// How often messages that the peer had reported came from no source.
+    #[must_use]
+    pub fn reports_given_up(&self) -> u64 {
+        self.reported_tail.as_ref().map_or(0, ReportedTail::given_up_count)
+    }
+
     /// Configuration in force. Its recovery limits and its policy for a full window change when catch-up ends.
     #[must_use]
     #[cfg(test)]
@@ -504,6 +549,28 @@ impl Arbiter {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.window.memory_bytes() + self.lines.memory_bytes() + self.declared.memory_bytes()
+    }
+
+    /// The reported tail while messages of it are missing here and no gap is known before it.
+    fn missing_reported_tail(&mut self) -> Option<(&mut ReportedTail, PendingGaps<'_>)> {
+        let Self { reported_tail, window, expected, frontier, config, .. } = self;
+        let tail = reported_tail.as_mut().filter(|tail| frontier == expected && tail.is_missing_from(*expected))?;
+        let gaps = PendingGaps::new(window, *expected, tail.bounds(), config);
+        Some((tail, gaps))
+    }
+
+    #[inline]
+    fn reported_tail_deadline(&self) -> Option<MonoNs> {
+        let tail = self.reported_tail.as_ref().filter(|tail| tail.is_missing_from(self.expected))?;
+        tail.next_deadline(&PendingGaps::new(&self.window, self.expected, tail.bounds(), &self.config))
+    }
+
+    /// A part of an answer was delivered: the rest of the reported tail is requested at once.
+    #[cold]
+    fn continue_reported_tail(&mut self, answer: &Arrival<'_>) {
+        if let Some((tail, gaps)) = self.missing_reported_tail() {
+            tail.on_answer(answer.first, answer.next, &gaps, answer.now);
+        }
     }
 
     /// Handles every packet except one that continues a stream without gaps.
@@ -557,6 +624,9 @@ impl Arbiter {
         }
         let outcome = if first > self.expected { self.hold(&arrival) } else { self.merge(&arrival, deliver) };
         self.recover(|recovery, gaps| recovery.on_arrival(first, next, line == Line::RECOVERY, gaps, now));
+        if line == Line::RECOVERY {
+            self.continue_reported_tail(&arrival);
+        }
         outcome
     }
 

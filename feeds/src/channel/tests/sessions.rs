@@ -545,6 +545,78 @@ fn an_unconfirmed_jump_is_accepted_after_silence() {
     assert_eq!((harness.channel.counters().sessions, harness.channel.next_deadline()), (2, None));
 }
 
+/// The peer's channel, at the stream's end.
+fn peer_at(harness: &ChannelHarness, stream: &Stream, has_ended: bool) -> PeerPosition {
+    let session = harness.channel.position().unwrap().0;
+    PeerPosition { session, next: Sequence(stream.first), has_ended }
+}
+
+fn requests(harness: &mut ChannelHarness) -> Vec<(u64, u64)> {
+    let requested = std::iter::from_fn(|| harness.channel.poll_request(&mut [0; REQUEST_BYTES_MAX]));
+    let ranges = requested.map(|wanted| match wanted {
+        MissingRequest::Peer { first, next, .. } => (first.0, next.0),
+        MissingRequest::Server(_) => panic!("there is no server"),
+    });
+    ranges.collect()
+}
+
+#[test]
+fn the_peers_position_makes_a_silent_channel_request_the_rest_of_the_session_and_its_end() {
+    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
+    config.arbiter.recovery =
+        Some(RecoveryConfig { peer_attempts_max: 1, attempts_max: 0, ..RecoveryConfig::default() });
+    let mut harness = ChannelHarness::new(config);
+    let mut stream = Stream::new(Feed::NasdaqItch);
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    let rest = stream.packet(&[order(2), order(3)]);
+    harness.output.take_text();
+    let earlier = PeerPosition {
+        session: Session { restart: 7, ..peer_at(&harness, &stream, true).session },
+        ..peer_at(&harness, &stream, true)
+    };
+    harness.channel.peer_reported(earlier, harness.now);
+    harness.wait();
+    assert_eq!(requests(&mut harness), [], "another session");
+    harness.channel.peer_reported(peer_at(&harness, &stream, false), harness.now);
+    harness.wait();
+    assert_eq!((requests(&mut harness), harness.channel.state()), (vec![(2, 4)], ChannelState::Live));
+    harness.datagram(Line::RECOVERY, &rest).wait();
+    harness.channel.peer_reported(peer_at(&harness, &stream, false), harness.now);
+    harness.wait();
+    assert_eq!((requests(&mut harness), harness.channel.position().unwrap().1), (vec![], Sequence(4)));
+    // The session has ended there.
+    harness.channel.peer_reported(peer_at(&harness, &stream, true), harness.now);
+    harness.wait();
+    assert_eq!(requests(&mut harness), [(4, 5)]);
+    harness.output.take_text();
+    harness.datagram(Line::RECOVERY, &stream.end_of_session()).expect_output(&expect![[r#"
+        state Ended
+        end of session
+    "#]]);
+    harness.channel.peer_reported(peer_at(&harness, &stream, true), harness.now);
+    assert_eq!(harness.channel.next_deadline(), None);
+    assert_eq!((harness.channel.counters().gaps, harness.channel.reports_given_up()), (0, 0));
+}
+
+#[test]
+fn an_end_that_only_the_peer_reports_ends_nothing() {
+    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
+    config.arbiter.recovery =
+        Some(RecoveryConfig { peer_attempts_max: 1, attempts_max: 0, ..RecoveryConfig::default() });
+    let mut harness = ChannelHarness::new(config);
+    let mut stream = Stream::new(Feed::NasdaqItch);
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    harness.channel.peer_reported(peer_at(&harness, &stream, true), harness.now);
+    harness.wait();
+    assert_eq!(requests(&mut harness), [(2, 3)]);
+    harness.channel.peer_answer_ended(Sequence(2), harness.now);
+    harness.output.take_text();
+    harness.wait().wait().expect_output(&expect![[""]]);
+    assert_eq!((harness.channel.state(), harness.channel.reports_given_up()), (ChannelState::Live, 1));
+    harness.datagram(Line::A, &stream.packet(&[order(2)]));
+    assert_eq!((harness.channel.counters().messages, harness.channel.counters().gaps), (2, 0));
+}
+
 #[test]
 fn retransmitted_packets_do_not_start_a_session() {
     let (mut harness, mut stream) = itch();

@@ -18,8 +18,10 @@ use mdgw_election::{
     auth::{Nonce, SharedKey},
 };
 use mdgw_engine::pipeline::{ChannelMessage, PeerGapRequest, PeerGapRequests};
+use mdgw_feeds::channel::PeerPosition;
 use mdgw_sys::{alarm::Alarm, clock::mono_now, listener_counters::Refusal, poll, scheduler::spawn_short_slice};
 use mdgw_wire::{
+    channel_state::ChannelState,
     identity::{ChannelId, GroupId},
     published::position::StreamPosition,
     time::MonoNs,
@@ -36,7 +38,7 @@ use super::{
     pending::PendingConnections,
     reported_epochs::{LinkedGroup, ReportedEpochs},
 };
-use crate::standby::{InputHistory, ReceivePath, StatusTable};
+use crate::standby::{ChannelStatus, InputHistory, ReceivePath, StatusTable};
 
 /// The addresses of a gateway's links.
 #[derive(Clone, Debug)]
@@ -180,6 +182,7 @@ impl PairLink {
             peer_gap_requests,
             history,
             channels,
+            progress: BTreeMap::new(),
             logs,
             copies: Vec::new(),
             log_answers: Vec::new(),
@@ -245,6 +248,8 @@ struct Link {
     peer_gap_requests: Arc<PeerGapRequests>,
     history: Arc<InputHistory>,
     channels: ChannelSender,
+    /// How far each local channel was at a peer's last report, and since when.
+    progress: BTreeMap<ChannelId, (Option<StreamPosition>, MonoNs)>,
     /// State copies that are being sent to peers.
     copies: Vec<CopySender>,
     logs: ChannelLogs,
@@ -617,9 +622,12 @@ impl Link {
         match message {
             LinkMessage::Positions(positions) => {
                 for report in &positions {
-                    let group = self.status_table.get(report.channel).map(|status| status.group);
-                    if let Some(epochs) = group.and_then(|group| self.groups.get_mut(&group)) {
+                    let own = self.status_table.get(report.channel);
+                    if let Some(epochs) = own.and_then(|own| self.groups.get_mut(&own.group)) {
                         epochs.record(report.epoch, now);
+                    }
+                    if let Some(own) = own {
+                        self.forward_position(&own, report, now);
                     }
                     if let Some(published) = report.published {
                         self.status_table.confirm(report.channel, published);
@@ -686,6 +694,19 @@ impl Link {
                     let _full = self.channels.0(range.channel, ChannelMessage::PeerAnswerEnded(range.first));
                 }
             }
+        }
+    }
+
+    /// Passes a peer's position to a local channel that stands still before it: perhaps no packet comes that would show what is missing.
+    /// A channel that moves is not disturbed. If there is no room for the message, the next report follows soon.
+    fn forward_position(&mut self, own: &ChannelStatus, report: &ChannelPositions, now: MonoNs) {
+        let progress = self.progress.entry(report.channel).or_insert((own.logged_through, now));
+        if progress.0 != own.logged_through {
+            *progress = (own.logged_through, now);
+        }
+        let stands_still = now.since(progress.1) >= self.config.endpoints.period_ns;
+        if let Some(position) = position_beyond(own, report).filter(|_| stands_still) {
+            let _full = self.channels.0(report.channel, ChannelMessage::PeerReported(position));
         }
     }
 
@@ -773,6 +794,16 @@ impl Link {
         }
         tracing::warn!(alarm = Alarm::PairLinkDown.name(), peer = %self.peers[index].end.address, ?cause, "pair link is down");
     }
+}
+
+/// A peer's position, if it is beyond a local channel's in the same session: further ahead, or at the same place with the session ended.
+fn position_beyond(own: &ChannelStatus, report: &ChannelPositions) -> Option<PeerPosition> {
+    let theirs = report.logged_through.filter(|_| own.state != ChannelState::Ended)?;
+    let has_ended = ChannelState::from_number(report.state) == Some(ChannelState::Ended);
+    let is_beyond = own
+        .logged_through
+        .is_none_or(|own| own.session == theirs.session && (own < theirs || has_ended && own == theirs));
+    is_beyond.then_some(PeerPosition { session: theirs.session, next: theirs.sequence, has_ended })
 }
 
 /// Why a connection was refused, as far as the log tells it apart.

@@ -63,8 +63,9 @@ struct Acknowledgement {
     reports: u8,
     /// The peer has acknowledged a position before.
     was_received: bool,
-    /// The peer's last report, if it was beyond what this gateway had published: a packet of another sender, or this gateway has
-    /// not noticed yet how far its own output is.
+    /// A report of the peer that was beyond what this gateway had published: a packet of another sender, or this gateway has not noticed yet
+    /// how far its own output is. It stays until this gateway has noticed, and counts then: on a busy channel, whose output this gateway
+    /// notices later than the peer, each newer report is beyond too.
     beyond: Option<StreamPosition>,
 }
 
@@ -145,7 +146,9 @@ impl FitnessWatch {
             *known = Acknowledgement { was_received: true, beyond, ..new };
             return false;
         }
-        known.beyond = beyond;
+        // A lower report is of another leadership, or takes the first one back.
+        let is_open = |position: &StreamPosition| *position > published && Some(*position) <= channel.peer_received;
+        known.beyond = known.beyond.filter(is_open).or(beyond);
         // A peer, or a link, that stands still says nothing of the output. The first reports after a pause may be older than the
         // packets that wait at the peer.
         if let Some(at) = channel.reported_at.filter(|at| *at > known.reported_at) {
@@ -346,6 +349,24 @@ mod tests {
         // A report overtook this gateway's own notice of what it had published.
         assert_eq!(update(30, 31, 300), (false, true));
         assert_eq!(update(40, 31, 400), (true, false));
+    }
+
+    /// The channel publishes a message each millisecond, the peer receives it at once, and this gateway reads its own log late.
+    #[test]
+    fn a_gateway_that_notices_its_own_output_later_than_its_peer_counts_as_received() {
+        for late_ms in [0, 30, 60, 120, 150] {
+            let mut watch = FitnessWatch::default();
+            for ms in (200..2_000).step_by(50) {
+                let channel = ChannelSample {
+                    published: at(ms - late_ms),
+                    peer_received: at(ms - 20),
+                    ..ChannelSample::default()
+                };
+                let fitness = watch.update(&reported(sample(channel), ms), MonoNs(ms * MS));
+                assert!(!fitness.output_not_received, "{late_ms} ms late, at {ms} ms");
+            }
+            assert!(watch.was_received(), "{late_ms} ms late");
+        }
     }
 
     #[test]

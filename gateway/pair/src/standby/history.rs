@@ -60,6 +60,8 @@ struct ChannelHistory {
     /// The stored sequences as ranges without holes: first sequence of each, and the first one after it. So no datagram,
     /// wherever it lies, costs a scan of the stored ones.
     ranges: BTreeMap<u64, u64>,
+    /// The last announcement of the session's end, and the first sequence that does not exist by it.
+    end: Option<(u64, Box<[u8]>)>,
     bytes: usize,
     /// Whether datagrams of the session were deleted for lack of room.
     is_truncated: bool,
@@ -100,6 +102,7 @@ impl InputHistory {
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
         stored.assign(&packet, datagram, ts_recv, self.bytes_max)?;
+        stored.note_end(&packet, datagram);
         if packet.kind != PacketKind::Messages || packet.unsequenced {
             return Ok(());
         }
@@ -126,8 +129,12 @@ impl InputHistory {
         let stored = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(stored.feed, datagram)?;
         let session = stored.sessions.current().map(|current| current.venue);
-        if session != Some(packet.session) || packet.kind != PacketKind::Messages || packet.unsequenced {
+        if session != Some(packet.session) || packet.unsequenced {
             return Err(DropReason::SessionStale);
+        }
+        stored.note_end(&packet, datagram);
+        if packet.kind != PacketKind::Messages {
+            return Ok(());
         }
         stored.put(&packet, datagram, self.bytes_max);
         Ok(())
@@ -152,7 +159,8 @@ impl InputHistory {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Datagrams that cover a part of `[first, next)`, oldest first, `packets_max` at most.
+    /// Datagrams that cover a part of `[first, next)`, oldest first, `packets_max` at most. The announcement of the session's end counts
+    /// as the message that would follow the last one.
     #[must_use]
     pub(crate) fn range(
         &self,
@@ -168,7 +176,11 @@ impl InputHistory {
         // The packet that begins before `first` may reach into the range.
         let before = stored.packets.range(..=first.0).next_back().map_or(first.0, |(begin, _)| *begin);
         let packets = stored.packets.range(before..next.0).filter(|(_, (behind, _))| *behind > first.0);
-        packets.take(packets_max).map(|(_, (_, datagram))| datagram.clone()).collect()
+        let end = stored.end.as_ref().filter(|(end, _)| (first.0..next.0).contains(end));
+        // Messages at the announced end or after it show that it was false.
+        let end = end.filter(|(end, _)| stored.next().is_none_or(|known| known.0 <= *end));
+        let packets = packets.map(|(_, (_, datagram))| datagram).chain(end.map(|(_, datagram)| datagram));
+        packets.take(packets_max).cloned().collect()
     }
 }
 
@@ -181,8 +193,15 @@ impl ChannelHistory {
             jumps: VecDeque::new(),
             packets: BTreeMap::new(),
             ranges: BTreeMap::new(),
+            end: None,
             bytes: 0,
             is_truncated: false,
+        }
+    }
+
+    fn note_end(&mut self, packet: &Packet<'_>, datagram: &[u8]) {
+        if packet.kind == PacketKind::EndOfSession && self.end.as_ref().is_none_or(|(end, _)| *end != packet.first.0) {
+            self.end = Some((packet.first.0, datagram.into()));
         }
     }
 
@@ -526,6 +545,36 @@ mod tests {
         assert_eq!(history.fill(CHANNEL, &packet(8, 7, 3)), Err(DropReason::SessionStale));
         assert_eq!(extent(&history), (1, 7, 7, false));
         assert_eq!(firsts(&history, 2, 5), [1, 4]);
+    }
+
+    #[test]
+    fn the_end_of_the_session_follows_its_last_message() {
+        let history = InputHistory::new([(CHANNEL, Feed::NasdaqItch)], 1 << 20);
+        let name = *b"SESSION001";
+        let messages = |first| {
+            let mut bytes = Vec::new();
+            let mut writer = moldudp64::PacketWriter::begin(&mut bytes, name, Sequence(first), 1_400);
+            assert!((0..3).all(|_| writer.push(b"message")));
+            let _count = writer.finish();
+            bytes
+        };
+        let end_at = |next| {
+            let mut bytes = Vec::new();
+            moldudp64::write_end_of_session(&mut bytes, name, Sequence(next));
+            bytes
+        };
+        let requested = |first, next| history.range(CHANNEL, Sequence(first), Sequence(next), 10);
+        store(&history, &messages(1)).unwrap();
+        store(&history, &end_at(9)).unwrap();
+        store(&history, &end_at(4)).unwrap();
+        assert_eq!(requested(1, 4), [messages(1).into()], "a gap before the end");
+        assert_eq!(requested(1, 5), [messages(1).into(), end_at(4).into()] as [Box<[u8]>; 2]);
+        assert_eq!(requested(4, 5), [end_at(4).into()] as [Box<[u8]>; 1]);
+        assert_eq!(history.range(CHANNEL, Sequence(1), Sequence(5), 1), [messages(1).into()]);
+        store(&history, &messages(4)).unwrap();
+        assert_eq!(requested(4, 9), [messages(4).into()], "a false end");
+        history.fill(CHANNEL, &end_at(7)).unwrap();
+        assert_eq!(requested(7, 8), [end_at(7).into()] as [Box<[u8]>; 1], "from another peer");
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn markdown() -> String {
         - The table at the end of `mdgw run`: totals of each channel, and each drop reason except `duplicate` and `answer_unrequested`.\n\n\
         What the kernel dropped at a full socket is no counter of a block: alarm [`kernel-drops`](../runbooks/kernel-drops.md), \
         the heading of `mdgw top`, `kernel_drops` of `mdgw top --json`, `mdgw_kernel_drops_total` of the admin listener, and the table at the end of `mdgw run`.\n\n\
-        `expected_sequence` of a channel is `next_sequence` of the snapshot. `messages_refused`, `sessions` and `recovery_requests` are shown by the admin listener alone.\n"
+        `expected_sequence` of a channel is `next_sequence` of the snapshot. `messages_refused`, `sessions`, `recovery_requests` and `peer_reports_given_up` are shown by the admin listener alone.\n"
         .to_owned();
     let blocks = [
         ("Channel", "One block for each channel.", PipelineCounters::DESCRIPTORS),

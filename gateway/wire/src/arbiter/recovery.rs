@@ -176,10 +176,20 @@ impl Recovery {
 
     /// Clears all requests; the session's message count starts again at 0.
     pub(super) fn begin_session(&mut self) {
+        self.clear_requests();
+        self.session_messages = 0;
+    }
+
+    /// Clears all requests. What they asked for counts as never requested.
+    pub(super) fn clear_requests(&mut self) {
         self.in_flight.clear();
         (self.requested_through, self.current_gap_first, self.current_gap_next) =
             (Sequence(0), Sequence(0), Sequence(0));
-        self.session_messages = 0;
+    }
+
+    /// Whether anything was requested since the requests were cleared.
+    pub(super) fn has_requested(&self) -> bool {
+        self.is_active() || self.requested_through > Sequence(0)
     }
 
     /// Whether any request is in flight.

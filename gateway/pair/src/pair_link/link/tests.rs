@@ -11,7 +11,7 @@ use mdgw_election::{
     peer::{LeaderRequest, PeerMessage},
 };
 use mdgw_sys::fence::Fence;
-use mdgw_wire::identity::Epoch;
+use mdgw_wire::identity::{Epoch, Feed, Sequence, Session};
 use socket2::{Domain, Socket, Type};
 
 use super::*;
@@ -427,6 +427,32 @@ fn gap_requests_rotate_among_peers_with_the_range_and_wait_for_absent_peers() {
         "both peers reported that they have no history"
     );
     assert_eq!(chosen(&[None, None]), [None; 4]);
+}
+
+#[test]
+fn a_position_beyond_a_channel_in_the_same_session_is_passed_on() {
+    let at = |restart, sequence| {
+        let session = Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart };
+        Some(StreamPosition::at(session, Sequence(sequence)))
+    };
+    let (live, stale, ended) = (ChannelState::Live, ChannelState::Stale, ChannelState::Ended);
+    for (own, own_state, theirs, their_state, expected) in [
+        (at(1, 7), stale, at(1, 9), live, Some((9, false))),
+        (at(1, 7), live, at(1, 9), ended, Some((9, true))),
+        (at(1, 9), stale, at(1, 9), ended, Some((9, true))),
+        (None, live, at(1, 9), live, Some((9, false))),
+        (at(1, 9), live, at(1, 9), live, None),
+        (at(1, 9), live, at(1, 7), ended, None),
+        (at(1, 9), ended, at(1, 9), ended, None),
+        (at(1, 9), live, at(2, 11), live, None),
+        (at(1, 9), live, None, live, None),
+    ] {
+        let status = ChannelStatus { state: own_state, logged_through: own, ..ChannelStatus::default() };
+        let report =
+            ChannelPositions { logged_through: theirs, state: their_state as u8, ..ChannelPositions::default() };
+        let passed_on = position_beyond(&status, &report).map(|position| (position.next.0, position.has_ended));
+        assert_eq!(passed_on, expected, "{own:?} {own_state:?} {theirs:?} {their_state:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` a packet with receive timestamp 7. `A=9` announces
 //! that 9 is next. `R…` is the recovery line. `P2` means that the peer has answered what it can of the request that
-//! begins at 2. `+30ms` advances the time, `end` ends the input, `session=1` begins a session.
+//! begins at 2. `report=9` means that the peer reports to have every message before 9. `+30ms` advances the time, `end` ends the input, `session=1` begins a session.
 
 use std::fmt::Write;
 
@@ -52,6 +52,8 @@ impl ArbiterHarness {
             self.arbiter.finish(&mut record);
         } else if let Some(first) = word.strip_prefix("session=") {
             self.arbiter.begin_session(first.parse().ok().map(Sequence));
+        } else if let Some(next) = word.strip_prefix("report=") {
+            self.arbiter.note_reported(Sequence(next.parse().unwrap()), self.now);
         } else if let Some(asked) = word.strip_prefix('P') {
             self.arbiter.peer_answer_ended(Sequence(asked.parse().unwrap()), self.now);
         } else if let Some((line, next)) = word.split_once('=') {
@@ -341,6 +343,75 @@ fn peer_requests_in_flight_total_at_most_one_request() {
         config,
         "A1 A4 A7 A9 +20ms R2..4 +0ms R5..7 +0ms R8",
         expect!["A1..2 peer:2..4 peer:5..7 R2..4 A4..5 peer:8..9 R5..7 A7..8 R8..9 A9..10"],
+    );
+}
+
+/// A peer, then a server, each asked once; then nothing.
+fn with_peer() -> ArbiterConfig {
+    let recovery = RecoveryConfig { peer_timeout_ns: 1_000_000, peer_attempts_max: 1, attempts_max: 1, ..recovery() };
+    ArbiterConfig { recovery: Some(recovery), ..config() }
+}
+
+#[test]
+fn messages_that_only_the_peer_reports_are_requested_when_none_arrives_meanwhile() {
+    check_with(with_peer(), "A1 report=5 +19ms +1ms R2..5 +60ms", expect!["A1..2 peer:2..5 R2..5"]);
+    check_with(
+        with_peer(),
+        "A1 report=5 +20ms +1ms R2..4 R4 +60ms",
+        expect!["A1..2 peer:2..5 ask:2..5 R2..4 peer:4..5 R4..5"],
+    );
+    check_with(with_peer(), "A1 report=9 +20ms R2..4 P2 R4..9", expect!["A1..2 peer:2..9 R2..4 peer:4..9 R4..9"]);
+    // The peer's packet begins before the request.
+    check_with(with_peer(), "A1..3 report=5 +20ms R2..4 P3", expect!["A1..3 peer:3..5 R3..4 peer:4..5"]);
+    // A peer that is a few messages ahead, on a channel where packets arrive.
+    check_with(with_peer(), "A1 report=5 +10ms A2 report=6 +10ms A3 +60ms", expect!["A1..2 A2..3 A3..4"]);
+    check_with(with_peer(), "A1 report=3 +10ms A2..9 report=5 +60ms", expect!["A1..2 A2..9"]);
+    // Before the first packet the channel knows no position, and without a peer there are no reports.
+    check_with(with_peer(), "report=5 +60ms A7", expect!["A7..8"]);
+    check("A1 report=5 +60ms A2", expect!["A1..2 A2..3"]);
+    let mut harness = ArbiterHarness::new(with_peer());
+    "A1 report=5 +20ms".split_whitespace().for_each(|word| harness.step(word));
+    assert_eq!(harness.arbiter.state(), ChannelState::Live, "no packet shows a gap");
+}
+
+#[test]
+fn messages_that_only_the_peer_reports_are_never_declared() {
+    let mut harness = ArbiterHarness::new(with_peer());
+    let mut rest = |story: &str| {
+        harness.output.clear();
+        story.split_whitespace().for_each(|word| harness.step(word));
+        (harness.output.trim_start().to_owned(), harness.arbiter.reports_given_up())
+    };
+    assert_eq!(rest("A1 report=5 +20ms +1ms +10ms"), ("A1..2 peer:2..5 ask:2..5".to_owned(), 1));
+    // A report that nothing confirms is asked for again, less and less often.
+    assert_eq!(rest("report=5 +900ms report=5 +60ms"), (String::new(), 1));
+    let asked = "peer:2..5 ask:2..5".to_owned();
+    assert_eq!(rest("+100ms report=5 +20ms +1ms +10ms"), (asked.clone(), 2));
+    assert_eq!(rest("+1900ms report=5 +60ms"), (String::new(), 2));
+    assert_eq!(rest("+100ms report=5 +20ms +1ms +10ms"), (asked, 3));
+    assert_eq!(rest("A2 A3 end"), ("A2..3 A3..4".to_owned(), 3));
+    // A false report costs a later gap nothing: it has its own wait and its own requests.
+    check_with(
+        with_peer(),
+        "A1 report=900 +20ms A2 A5 +19ms +1ms +1ms R3..5",
+        expect!["A1..2 peer:2..102 A2..3 peer:3..5 ask:3..5 R3..5 A5..6"],
+    );
+    check_with(with_peer(), "A1 report=9223372036854775807 +60ms A2 A4 +20ms", expect!["A1..2 A2..3 peer:3..4"]);
+    check_with(with_peer(), "A1 report=9 +20ms session=1 A1 +60ms", expect!["A1..2 peer:2..9 A1..2"]);
+    let limited = RecoveryConfig { session_messages_max: 5, ..with_peer().recovery.unwrap() };
+    let config = ArbiterConfig { recovery: Some(limited), ..config() };
+    check_with(config, "A1 report=5 +20ms +60ms +2000ms report=5 +60ms", expect!["A1..2 peer:2..5"]);
+}
+
+/// A joining gateway has no packet yet that would begin its catch-up.
+#[test]
+fn messages_that_only_the_peer_reports_have_the_limits_of_catch_up() {
+    let catch_up = RecoveryConfig { peer_attempts_max: 3, gap_messages_max: u64::MAX, ..with_peer().recovery.unwrap() };
+    let config = ArbiterConfig { catch_up: Some(catch_up), ..with_peer() };
+    check_with(
+        config,
+        "session=1 report=5000 +20ms +1ms +1ms R1..90 P1",
+        expect!["peer:1..101 peer:1..101 peer:1..101 R1..90 peer:90..101"],
     );
 }
 
