@@ -6,6 +6,9 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -13,7 +16,7 @@ use mdgw_feeds::book::BookFault;
 use mdgw_sys::alarm::Alarm;
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text},
-    http::{get, get_at},
+    http::{get, get_at, try_get_at},
     openmetrics::parse,
     process::{self, MdgwProcess, Signal, wait_until},
     python::python,
@@ -51,6 +54,47 @@ fn a_gateway_runs_without_its_admin_listener_until_the_port_is_free() {
     let raised = "mdgw_alarms_total{alarm=\"admin-listener-down\"} 1";
     assert!(get_at(address, "/metrics").1.lines().any(|line| line == raised));
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
+/// It delays nothing but itself, so nothing else shows it.
+#[test]
+fn a_log_that_nobody_reads_is_in_the_metrics() {
+    let fixture = GatewayFixture::new();
+    let listen = free_address();
+    let config = fixture.config_text(&GatewayOptions::itch());
+    let path = fixture.path("with_admin.toml");
+    fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (written, write_count) = mpsc::channel();
+    let mut filler = writer.try_clone().unwrap();
+    // It waits for the reader from when the pipe is full until the test ends.
+    let fill =
+        thread::spawn(move || while filler.write_all(&[b'x'; 4_096]).is_ok_and(|()| written.send(()).is_ok()) {});
+    while write_count.recv_timeout(Duration::from_secs(2)).is_ok() {}
+    let mut gateway = Command::new(process::program())
+        .args(["run", text(&path), "--date", "2019-01-30"])
+        .stdout(Stdio::null())
+        .stderr(writer)
+        .spawn()
+        .unwrap();
+    let metric = |name: &str| {
+        let metrics = try_get_at(listen, "/metrics").map(|(_, text)| text).unwrap_or_default();
+        let mut samples = metrics.lines().filter_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        samples.next()
+    };
+    wait_until("lines wait", || metric("mdgw_log_events_waiting ") > Some(0));
+    assert_eq!(metric("mdgw_log_events_lost_total "), Some(0));
+    // The gateway runs all the same.
+    assert_eq!(get_at(listen, "/live").0, 200);
+    // So the filler's next block is its last.
+    drop(write_count);
+    let read = thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
+    wait_until("all is written once it is read", || metric("mdgw_log_events_waiting ") == Some(0));
+    let process = rustix::process::Pid::from_child(&gateway);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    assert!(gateway.wait().unwrap().success());
+    fill.join().unwrap();
+    let _bytes = read.join().unwrap().unwrap();
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! The logs and audits of both gateways of a pair become one report, of a day and of a week.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::fs;
+use std::{fs, path::PathBuf, thread, time::Duration};
 
 use mdgw_tests::{
     elected_pair::ElectedPair,
     gateway_fixture::{GatewayOptions, text},
     process::{self, wait_until},
 };
+use serde_json::Value;
 
 #[test]
 fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
@@ -27,16 +28,28 @@ fn the_logs_of_both_gateways_are_one_day_and_one_week_with_their_takeovers() {
         let audit = fs::read_to_string(&files[usize::from(2 - leader)].1).unwrap_or_default();
         audit.contains("took_over")
     });
+    let [(first, first_audit), (second, second_audit)] = &files;
+    let counted_alone = |log: &PathBuf| {
+        // A log that is being written may end within a line.
+        let report = process::run(["report", text(log), "--json"]).stdout;
+        let report: Value = serde_json::from_str(&report).unwrap_or_default();
+        report["channels"][0]["counted"]["messages"].as_u64().unwrap_or(0)
+    };
+    // An interval counts as a whole. On a busy host one may last for seconds: where its messages came before the end of the other log and
+    // most of its time behind, they would count for both. So each log has them before a gateway stops.
+    let mut before = [0; 2];
+    wait_until("both logs have all messages", || {
+        thread::sleep(Duration::from_millis(500));
+        let counted = [first, second].map(counted_alone);
+        let is_all = counted.iter().all(|messages| *messages > 19_000) && counted == before;
+        before = counted;
+        is_all
+    });
     let _summaries = [1, 2].map(|node| pair.gateways.stop(node));
 
-    let [(first, first_audit), (second, second_audit)] = &files;
     let both = ["report", text(first), text(second), "--audit", text(first_audit), "--audit", text(second_audit)];
     let with = |options: &[&str]| process::run(both.iter().chain(options)).expect_code(0);
     let day = with(&["--json"]).json();
-    let counted_alone = |log| {
-        let report = process::run(["report", text(log), "--json"]).expect_code(0).json();
-        report["channels"][0]["counted"]["messages"].as_u64().unwrap()
-    };
     let [of_first, of_second] = [counted_alone(first), counted_alone(second)];
     // A gateway that waits for a core may have lost messages that the other one has.
     let messages = of_first.max(of_second);

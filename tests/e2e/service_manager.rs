@@ -161,7 +161,8 @@ fn held_pool_thread_is_shown(test: &str, system_call: &str) {
 /// A gateway of its own, with an admin listener.
 fn with_admin_listener(fixture: &GatewayFixture, listen: SocketAddrV4) -> MdgwProcess {
     let path = fixture.path("with_admin.toml");
-    let config = fixture.config_text(&options(200));
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&fixture.path("control")));
+    let config = fixture.config_text(&options(200)).replace("[gateway]", &keys);
     fs::write(&path, format!("{config}\n[admin]\nlisten = \"{listen}\"\n")).unwrap();
     let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
     gateway.wait_for_stderr("admin listener");
@@ -195,6 +196,12 @@ fn a_stalled_main_thread_is_shown_and_is_an_alarm() {
     assert!(status(listen)["main_thread_stuck_ms"].as_u64() > Some(10_000));
     let (code, body) = get_at(listen, "/live");
     assert!(code == 503 && body.starts_with("the main thread is stuck for "), "{code} {body}");
+    for command in [&["ha", "status"][..], &["top", "--once"]] {
+        let shown = process::run(command.iter().copied().chain(["--socket", text(&fixture.path("control"))]))
+            .expect_code(0)
+            .stdout;
+        assert!(shown.contains("the main thread here is stuck for "), "{command:?}: {shown}");
+    }
     held.release();
     let ended = gateway.wait_for_stderr("the main thread makes progress again");
     assert!(ended.contains("ends=\"main-thread-stall\""), "{ended}");

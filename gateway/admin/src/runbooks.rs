@@ -21,6 +21,7 @@ runbooks! {
     "admin-listener-down"
     "audit-failing"
     "latency-log-failing"
+    "log-lines-lost"
     "gateways-differ"
     "pair-link-down"
     "pair-link-refused"

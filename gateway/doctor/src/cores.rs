@@ -106,11 +106,20 @@ fn boot_parameters(files: &Files, pins: Option<&CoreSet>) -> [Item; 3] {
 }
 
 /// Sets a parameter of the kernel's command line, on Debian, in place of one of the same name. A value without quotes, which may
-/// be empty, gets them first. One reboot then does for several.
+/// be empty, gets them first. A file without the line, or with the line as a comment alone, gets one. Of a line of another form the command says
+/// that it cannot change it. One reboot then does for several.
 fn boot_command(name: &str, value: &str) -> String {
-    format!(
-        r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *{name}=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&{name}={value} /' /etc/default/grub && update-grub    # in force after a reboot"#
-    )
+    let file = "/etc/default/grub";
+    let replace = format!(
+        r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *{name}=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&{name}={value} /' {file}"#
+    );
+    let add = format!(
+        r#"{{ grep -Eq '^\s*(export\s+)?GRUB_CMDLINE_LINUX=' {file} || printf '\n%s\n' 'GRUB_CMDLINE_LINUX="{name}={value} "' >> {file}; }}"#
+    );
+    let finish = format!(
+        "if grep -q '^GRUB_CMDLINE_LINUX=.*{name}={value} ' {file}; then update-grub; else echo 'add {name}={value} to GRUB_CMDLINE_LINUX in {file} by hand' >&2; fi"
+    );
+    format!("{replace} && {add} && {finish}    # in force after a reboot")
 }
 
 /// Pinned cores; all cores where none is pinned.

@@ -73,6 +73,8 @@ pub struct Disk {
 pub enum Role {
     /// A node of the election's store.
     Store,
+    /// The gateway that runs here, for its view of the store.
+    StoreUser,
     /// Another gateway of the pair.
     Peer,
     /// Another voter of the quorum: a gateway or a witness.

@@ -73,8 +73,10 @@ fn locked(files: &Files, needs: Option<&Needs>) -> Item {
     }
     let limited = Limited::find(files, needs);
     match limit(files, &limited.process, "Max locked memory") {
-        Ok(None) => check.ok("unlimited"),
-        Ok(Some(_)) if has_capability(files, &limited.process, CAP_IPC_LOCK) => check.ok("CAP_IPC_LOCK"),
+        Ok(None) => check.ok(format!("{}: unlimited", limited.name())),
+        Ok(Some(_)) if has_capability(files, &limited.process, CAP_IPC_LOCK) => {
+            check.ok(format!("{}: CAP_IPC_LOCK", limited.name()))
+        }
         Ok(Some(bytes)) => {
             check.warn(format!("{} may lock {bytes} bytes", limited.name()), [unit_limit("LimitMEMLOCK", "infinity")])
         }

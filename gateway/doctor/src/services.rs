@@ -29,7 +29,7 @@ pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
 }
 
 const DISK_WHY: &str = "Without space the log moves to private memory, so readers and a restart lack it; latency logs, journals and audit stop.";
-const STORE_WHY: &str = "Without its store no gateway can become leader.";
+const STORE_WHY: &str = "Without a majority of its store's nodes no gateway can become leader; one that is down shows only when another one fails.";
 const PEER_WHY: &str = "Without its peer this gateway has nobody to take over, and no source for missing messages.";
 const VOTER_WHY: &str = "Without a majority of its voters no gateway can become leader; one that is silent shows only when its vote is needed.";
 const CHECK_WHY: &str = "A gateway does not start with a fault; with a warning it runs worse than it could.";
@@ -64,29 +64,36 @@ fn mebibytes(bytes: u64) -> String {
 
 fn reachable(facts: &Facts, role: Role) -> Vec<Item> {
     let (name, why) = match role {
-        Role::Store => ("store", STORE_WHY),
+        Role::Store | Role::StoreUser => ("store", STORE_WHY),
         Role::Peer => ("peer", PEER_WHY),
         Role::Voter => ("voter", VOTER_WHY),
     };
-    let endpoints: Vec<_> = facts.endpoints.iter().filter(|endpoint| endpoint.role == role).collect();
+    let is_shown =
+        |endpoint: &&Endpoint| endpoint.role == role || role == Role::Store && endpoint.role == Role::StoreUser;
+    let endpoints: Vec<_> = facts.endpoints.iter().filter(is_shown).collect();
     if endpoints.is_empty() {
         return vec![check(name, why).ok("this configuration has none")];
     }
-    let silent = endpoints
-        .iter()
-        .filter(|endpoint| matches!(endpoint.answer, Err(NoAnswer::Failed(_) | NoAnswer::Wrong { .. })));
-    let silent = silent.count();
+    let nodes = || endpoints.iter().filter(|endpoint| endpoint.role == role);
+    let is_silent =
+        |endpoint: &&&Endpoint| matches!(endpoint.answer, Err(NoAnswer::Failed(_) | NoAnswer::Wrong { .. }));
+    let (silent, asked) = (nodes().filter(is_silent).count(), nodes().count());
     // This gateway is a voter too, and the number of all voters is odd.
-    let has_majority = silent <= endpoints.len() / 2;
+    let has_majority = if role == Role::Voter { silent <= asked / 2 } else { 2 * silent < asked };
     let item = |endpoint: &&Endpoint| {
+        let has_majority = has_majority && endpoint.role == role;
         let check = check(name, why).of(endpoint.address.clone());
         let (host, port) = endpoint.address.rsplit_once(':').unwrap_or((&endpoint.address, ""));
-        match (&endpoint.answer, role) {
+        match (&endpoint.answer, endpoint.role) {
             (Ok(answer), _) => check.ok(answer.clone()),
             (Err(NoAnswer::NotAsked(reason)), _) => check.unknown(format!("not asked: {reason}")),
+            (Err(NoAnswer::Wrong { read, command }), Role::Store) if has_majority => {
+                check.warn(read.clone(), [command.clone()])
+            }
             (Err(NoAnswer::Wrong { read, command }), _) => check.fail(read.clone(), [command.clone()]),
-            (Err(NoAnswer::Failed(error)), Role::Store) => {
-                check.fail(error.clone(), [format!("nc -zv {host} {port}    # on this host, then on the store's")])
+            (Err(NoAnswer::Failed(error)), Role::Store | Role::StoreUser) => {
+                let commands = [format!("nc -zv {host} {port}    # on this host, then on the store's")];
+                if has_majority { check.warn(error.clone(), commands) } else { check.fail(error.clone(), commands) }
             }
             (Err(NoAnswer::Failed(error)), Role::Peer) => check
                 .warn(error.clone(), [format!("nc -zv {host} {port}    # and on that host: systemctl status mdgw")]),

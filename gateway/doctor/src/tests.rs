@@ -214,7 +214,7 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
     for (name, expected) in [
         (
             "isolated cores",
-            r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot"#,
+            r#"sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && { grep -Eq '^\s*(export\s+)?GRUB_CMDLINE_LINUX=' /etc/default/grub || printf '\n%s\n' 'GRUB_CMDLINE_LINUX="isolcpus=domain,managed_irq,1-3 "' >> /etc/default/grub; } && if grep -q '^GRUB_CMDLINE_LINUX=.*isolcpus=domain,managed_irq,1-3 ' /etc/default/grub; then update-grub; else echo 'add isolcpus=domain,managed_irq,1-3 to GRUB_CMDLINE_LINUX in /etc/default/grub by hand' >&2; fi    # in force after a reboot"#,
         ),
         ("governor", "cpupower -c 1-3 frequency-set -g performance"),
         ("C-states", "cpupower -c 1-3 idle-set -D 10"),
@@ -425,6 +425,7 @@ fn the_limits_of_a_running_gateway_count_and_not_those_of_the_shell() {
     let report = examine(root.path(), &facts(true), Some(&needs()));
     let item = |name: &str| report.items.iter().find(|item| item.name == name).unwrap();
     assert_eq!(item("memlock").status, Status::Ok);
+    assert!(item("memlock").read.starts_with("the gateway (process 901): "), "{}", item("memlock").read);
     let priority = item("real-time limits");
     assert_eq!(priority.status, Status::Fail);
     assert_eq!(priority.read, "the gateway (process 901) may ask for 20, and the configuration asks for 50");
@@ -486,6 +487,42 @@ fn a_store_that_accepts_connections_and_does_not_answer_is_a_failure_with_a_comm
     assert_eq!(store.commands, ["curl"]);
 }
 
+/// A store serves as long as a majority of its nodes does.
+#[test]
+fn a_silent_node_of_a_store_is_a_warning_and_without_a_majority_a_failure() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), true);
+    let statuses = |answers: &[&Result<String, NoAnswer>], of_gateway: Option<&Result<String, NoAnswer>>| {
+        let node = |(number, answer): (usize, &&Result<String, NoAnswer>)| Endpoint {
+            role: Role::Store,
+            address: format!("etcd{number}:2379"),
+            answer: (*answer).clone(),
+        };
+        let gateway = of_gateway.map(|answer| Endpoint {
+            role: Role::StoreUser,
+            address: "/run/mdgw/control".to_owned(),
+            answer: answer.clone(),
+        });
+        let endpoints = answers.iter().enumerate().map(node).chain(gateway).collect();
+        let report = examine(root.path(), &Facts { endpoints, ..facts(true) }, Some(&needs()));
+        let items = report.items.iter().filter(|item| item.name == "store");
+        (items.map(|item| item.status).collect::<Vec<_>>(), report.worst)
+    };
+    let ok = &Ok("answers that it is healthy".to_owned());
+    let down = &Err(NoAnswer::Failed("connection refused".to_owned()));
+    let wrong = &Err(NoAnswer::Wrong { read: "RAFT NO LEADER".to_owned(), command: "curl".to_owned() });
+    use Status::{Fail, Ok as Well, Warn};
+    assert_eq!(statuses(&[ok, ok, ok], None), (vec![Well, Well, Well], Well));
+    assert_eq!(statuses(&[ok, down, ok], None), (vec![Well, Warn, Well], Warn));
+    assert_eq!(statuses(&[ok, wrong, ok], None), (vec![Well, Warn, Well], Warn));
+    assert_eq!(statuses(&[ok, down, wrong], None), (vec![Well, Fail, Fail], Fail));
+    assert_eq!(statuses(&[ok, down], None), (vec![Well, Fail], Fail), "one of two is no majority");
+    assert_eq!(statuses(&[down], None), (vec![Fail], Fail));
+    // The gateway's own view is no node, and is a failure by itself.
+    assert_eq!(statuses(&[ok, down], Some(ok)), (vec![Well, Fail, Well], Fail));
+    assert_eq!(statuses(&[ok, ok, ok], Some(wrong)), (vec![Well, Well, Well, Fail], Fail));
+}
+
 #[test]
 fn a_silent_voter_is_a_warning_and_without_a_majority_a_failure() {
     let silent = || Err(NoAnswer::Failed("node 3 does not answer".to_owned()));
@@ -543,10 +580,17 @@ fn command_line_after(command: &str, before: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("grub");
     fs::write(&file, before).unwrap();
-    let (sed, _) = command.split_once(" && update-grub").unwrap();
-    let sed = sed.replace("/etc/default/grub", file.to_str().unwrap());
-    assert!(std::process::Command::new("sh").args(["-c", &sed]).status().unwrap().success(), "{sed}");
-    fs::read_to_string(&file).unwrap()
+    let command = command.replace("update-grub", "echo updated").replace("/etc/default/grub", file.to_str().unwrap());
+    let done = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(done.status.success(), "{command}");
+    let (changed, message) = (fs::read_to_string(&file).unwrap(), String::from_utf8(done.stderr).unwrap());
+    // It is in effect, or the command says that it isn't.
+    assert_eq!(done.stdout == b"updated\n", message.is_empty(), "{message}");
+    assert_eq!(message.contains(" by hand\n"), !message.is_empty(), "{message}");
+    let is_set = |line: &str| line.starts_with("GRUB_CMDLINE_LINUX=") && line.contains("=1-3 ");
+    let is_set = changed.lines().any(|line| is_set(line) || line.contains("managed_irq,1-3 "));
+    assert_eq!(is_set, message.is_empty(), "{changed} {message}");
+    changed
 }
 
 #[test]
@@ -563,6 +607,29 @@ fn remedies_for_the_command_line_replace_a_parameter_and_keep_the_others() {
         grub,
         "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"\nGRUB_CMDLINE_LINUX=\"rcu_nocbs=1-3 nohz_full=1-3 isolcpus=domain,managed_irq,1-3 mitigations=off\"\n"
     );
+}
+
+#[test]
+fn remedies_for_the_command_line_add_a_line_where_none_is_in_force() {
+    let bad = report_of(false);
+    let item = bad.items.iter().find(|item| item.name == "nohz_full").unwrap();
+    let line = "GRUB_CMDLINE_LINUX=\"nohz_full=1-3 \"\n";
+    for before in [
+        "",
+        "GRUB_TIMEOUT=0\n",
+        "GRUB_TIMEOUT=0",
+        "#GRUB_CMDLINE_LINUX=\"\"\n",
+        "GRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"\n",
+    ] {
+        let changed = command_line_after(&item.commands[0], before);
+        assert_eq!(changed, format!("{before}\n{line}"));
+        let again = command_line_after(&item.commands[0], &changed);
+        assert_eq!(again.matches("nohz_full").count(), 1, "{again}");
+    }
+    // The added line would hide these, so the command says what to do.
+    for before in ["  GRUB_CMDLINE_LINUX=\"quiet\"\n", "export GRUB_CMDLINE_LINUX=quiet\n"] {
+        assert_eq!(command_line_after(&item.commands[0], before), before);
+    }
 }
 
 /// Debian's installer writes double quotes. A shell reads the file, so other forms mean the same.
@@ -693,14 +760,14 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
           warn    isolated cores: none; pinned 1-3, without it 1-3
                     On other cores the scheduler runs other work beside a pinned thread,
                     and packets wait for it.
-                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *isolcpus=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&isolcpus=domain,managed_irq,1-3 /' /etc/default/grub && { grep -Eq '^\s*(export\s+)?GRUB_CMDLINE_LINUX=' /etc/default/grub || printf '\n%s\n' 'GRUB_CMDLINE_LINUX="isolcpus=domain,managed_irq,1-3 "' >> /etc/default/grub; } && if grep -q '^GRUB_CMDLINE_LINUX=.*isolcpus=domain,managed_irq,1-3 ' /etc/default/grub; then update-grub; else echo 'add isolcpus=domain,managed_irq,1-3 to GRUB_CMDLINE_LINUX in /etc/default/grub by hand' >&2; fi    # in force after a reboot
           warn    nohz_full: none; pinned 1-3, without it 1-3
                     On other cores a timer tick interrupts the thread up to 1,000 times
                     a second.
-                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *nohz_full=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&nohz_full=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *nohz_full=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&nohz_full=1-3 /' /etc/default/grub && { grep -Eq '^\s*(export\s+)?GRUB_CMDLINE_LINUX=' /etc/default/grub || printf '\n%s\n' 'GRUB_CMDLINE_LINUX="nohz_full=1-3 "' >> /etc/default/grub; } && if grep -q '^GRUB_CMDLINE_LINUX=.*nohz_full=1-3 ' /etc/default/grub; then update-grub; else echo 'add nohz_full=1-3 to GRUB_CMDLINE_LINUX in /etc/default/grub by hand' >&2; fi    # in force after a reboot
           warn    rcu_nocbs: none; pinned 1-3, without it 1-3
                     On other cores the kernel frees its own memory in the thread's time.
-                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *rcu_nocbs=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&rcu_nocbs=1-3 /' /etc/default/grub && update-grub    # in force after a reboot
+                    $ sed -Ei '/^GRUB_CMDLINE_LINUX/s/ *rcu_nocbs=[0-9a-z_,:-]*//g; s/^(GRUB_CMDLINE_LINUX=)([^"\x27\\[:space:]]*)(\s.*)?$/\1"\2"\3/; s/^GRUB_CMDLINE_LINUX=["\x27]/&rcu_nocbs=1-3 /' /etc/default/grub && { grep -Eq '^\s*(export\s+)?GRUB_CMDLINE_LINUX=' /etc/default/grub || printf '\n%s\n' 'GRUB_CMDLINE_LINUX="rcu_nocbs=1-3 "' >> /etc/default/grub; } && if grep -q '^GRUB_CMDLINE_LINUX=.*rcu_nocbs=1-3 ' /etc/default/grub; then update-grub; else echo 'add rcu_nocbs=1-3 to GRUB_CMDLINE_LINUX in /etc/default/grub by hand' >&2; fi    # in force after a reboot
           warn    governor: powersave on cores 1-3
                     Other governors slow an idle core down: the first packet after a
                     pause pays for it.
@@ -814,7 +881,8 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
                     restart lack it; latency logs, journals and audit stop.
                     $ df -h /dev/shm/mdgw && du -xh -d 2 /dev/shm/mdgw | sort -h | tail    # then make space
           fail    store etcd1:2379: connection refused
-                    Without its store no gateway can become leader.
+                    Without a majority of its store's nodes no gateway can become
+                    leader; one that is down shows only when another one fails.
                     $ nc -zv etcd1 2379    # on this host, then on the store's
           warn    peer 10.0.0.2:31200: connection refused
                     Without its peer this gateway has nobody to take over, and no source

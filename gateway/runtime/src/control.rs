@@ -9,7 +9,7 @@ use std::{
 };
 
 use mdgw_election::{
-    core::{Pin, Role, View, VoterView},
+    core::{ConnectionState, Pin, Role, View, VoterView},
     identity::{Member, NodeId, NodeName},
     latch::LeaderLatch,
 };
@@ -40,6 +40,8 @@ pub(crate) struct PairControl {
     pub listeners: Arc<dyn Fn() -> Vec<ListenerSnapshot> + Send + Sync>,
     /// A voter that has not answered for this time counts as silent, ns.
     pub voter_silence_ns: u64,
+    /// For how long the main thread has made no progress, ms; `None` if it makes some.
+    pub main_thread_stuck_ms: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
     /// Who applies a reload; `None` for answers that change nothing.
     pub reload: Option<ReloadRequester>,
 }
@@ -106,16 +108,23 @@ impl PairControl {
                 // The election thread writes the view: with a stuck thread, or no store, it names this gateway longer than the
                 // fence is open. It names another leader until the next one: without an eligible gateway for ever.
                 let has_ended = |leader: &Member| {
-                    leader.node == self.node || view.leader_until.is_some_and(|until| mono_now() >= until)
+                    is_stalled || leader.node == self.node || view.leader_until.is_some_and(|until| mono_now() >= until)
                 };
                 if !has_leadership && view.leader.as_ref().is_some_and(has_ended) {
                     value["last_leader"] = value["leader"].take();
                 }
+                let reason = value["leader"].is_null().then(|| why_leader_is_unknown(&view, is_stalled));
+                value["leader_unknown"] = json!(reason.flatten());
                 value["details"] = (control.details)();
                 value
             })
             .collect();
-        json!({ "node": self.node.0, "groups": groups, "listeners": (self.listeners)() })
+        json!({
+            "node": self.node.0,
+            "groups": groups,
+            "listeners": (self.listeners)(),
+            "main_thread_stuck_ms": (self.main_thread_stuck_ms)(),
+        })
     }
 
     fn history(&self, count: usize) -> Result<Value, String> {
@@ -232,6 +241,17 @@ impl fmt::Debug for PairControl {
     }
 }
 
+/// Why this gateway cannot know who leads the group; `None`: if no gateway is named, none leads.
+fn why_leader_is_unknown(view: &View, is_stalled: bool) -> Option<&'static str> {
+    if is_stalled {
+        Some("the election thread here is stuck")
+    } else if matches!(view.connection, ConnectionState::Connected | ConnectionState::Reconnected) {
+        None
+    } else {
+        Some("this gateway is not connected to its election")
+    }
+}
+
 /// `voter_silence_ns`: `None` if it is unknown whether voters answer.
 fn view_value(view: &View, voter_silence_ns: Option<u64>) -> Value {
     json!({
@@ -283,7 +303,10 @@ const HISTORY_MAX: usize = 1_000;
 #[cfg(test)]
 mod tests {
     use std::{
-        sync::{Mutex, PoisonError},
+        sync::{
+            Mutex, PoisonError,
+            atomic::{AtomicBool, Ordering::Relaxed},
+        },
         time::Duration,
     };
 
@@ -292,6 +315,7 @@ mod tests {
         identity::Incarnation,
         latch::{Closed, HandOverError, Listener, ListenerId},
     };
+    use mdgw_feeds::time::MonoNs;
 
     use super::*;
     use crate::audit::{Audit, entry::AuditEvent};
@@ -391,6 +415,7 @@ mod tests {
             snapshot,
             listeners,
             voter_silence_ns: 1,
+            main_thread_stuck_ms: Arc::new(|| Some(14_000)),
             reload,
         }
     }
@@ -427,6 +452,43 @@ mod tests {
         let shown = |group: usize| (&groups[group]["election_stalled"], &groups[group]["voters"][0]["answers"]);
         assert_eq!(shown(0), (&json!(false), &json!(false)));
         assert_eq!(shown(1), (&json!(true), &json!(null)));
+    }
+
+    #[test]
+    fn the_leader_is_unknown_while_the_election_thread_is_stuck_or_the_election_is_not_connected() {
+        let (mut control, latch) = (control(1, None), FakeElection::leading());
+        let is_stuck = Arc::new(AtomicBool::new(false));
+        let group = control.groups.get_mut(&GroupId(1)).unwrap();
+        group.latch = Arc::clone(&latch) as Arc<dyn LeaderLatch>;
+        let stuck = Arc::clone(&is_stuck);
+        group.is_stalled = Arc::new(move || stuck.load(Relaxed));
+        let shown = |connection, until: Option<MonoNs>, has_stuck_thread| {
+            is_stuck.store(has_stuck_thread, Relaxed);
+            latch.with(|view| {
+                (view.role, view.leader, view.leader_until) = (Role::Candidate, Some(member(2)), until);
+                view.connection = connection;
+            });
+            let group = &control.status()["groups"][0];
+            let unknown = group["leader_unknown"].as_str().map(str::to_owned);
+            (group["leader"]["node"].as_u64(), group["last_leader"]["node"].as_u64(), unknown)
+        };
+        let (connected, ended) = (ConnectionState::Connected, Some(mono_now()));
+        assert_eq!(shown(connected, None, false), (Some(2), None, None));
+        assert_eq!(shown(connected, ended, false), (None, Some(2), None), "nobody leads");
+        let stuck = Some("the election thread here is stuck".to_owned());
+        // The leader that the stuck thread has last seen may have been replaced since, whatever its lease.
+        let lasting = Some(mono_now().plus(60_000_000_000));
+        for until in [None, ended, lasting] {
+            assert_eq!(shown(connected, until, true), (None, Some(2), stuck.clone()));
+        }
+        let apart = Some("this gateway is not connected to its election".to_owned());
+        assert_eq!(shown(ConnectionState::Suspended, lasting, false), (Some(2), None, None));
+        assert_eq!(shown(ConnectionState::Suspended, ended, false), (None, Some(2), apart));
+    }
+
+    #[test]
+    fn a_stuck_main_thread_is_in_the_status() {
+        assert_eq!(control(1, None).status()["main_thread_stuck_ms"], 14_000);
     }
 
     #[test]

@@ -475,6 +475,8 @@ impl Gateway {
         let listeners = self.listeners.clone();
         let listeners = Arc::new(move || listeners.snapshots());
         let voter_silence_ns = self.voter_silence_ns;
+        let main_thread = self.main_thread.clone();
+        let main_thread_stuck_ms = Arc::new(move || main_thread.stuck_ms(mono_now()));
         PairControl {
             node: NodeId(self.node),
             groups: groups.collect(),
@@ -482,6 +484,7 @@ impl Gateway {
             snapshot,
             listeners,
             voter_silence_ns,
+            main_thread_stuck_ms,
             reload: None,
         }
     }
@@ -733,6 +736,7 @@ impl Gateway {
             kernel_drops: self.cold.kernel_drops().clone(),
             listeners: self.listeners.clone(),
             stalled_threads: Arc::clone(&self.stalled_threads),
+            main_thread: self.main_thread.clone(),
         }
     }
 

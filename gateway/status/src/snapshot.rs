@@ -21,6 +21,8 @@ pub struct Snapshot {
     pub progress: Option<(u64, u64)>,
     /// Datagrams that the kernel dropped because a receive buffer was full.
     pub kernel_drops: u64,
+    /// For how long the main thread, which watches all others, has made no progress, ms; `None` if it makes some.
+    pub main_thread_stuck_ms: Option<u64>,
     /// Pools of threads.
     pub pools: Vec<PoolSnapshot>,
     /// Channels in the order of the configuration.
@@ -29,6 +31,13 @@ pub struct Snapshot {
     pub listeners: Vec<ListenerSnapshot>,
     /// Sessions of live clients, the oldest first. `mdgw live` reports them, at a control socket of its own.
     pub subscribers: Vec<SubscriberSnapshot>,
+}
+
+/// A main thread without progress for so long, as `mdgw ha status` and `mdgw top` print it.
+#[must_use]
+pub fn stuck_main_thread(stuck_ms: u64) -> String {
+    let seconds = stuck_ms / 1_000;
+    format!("the main thread here is stuck for {seconds} s: fitness and alarms may be old")
 }
 
 /// The session of one live client.
@@ -368,6 +377,7 @@ mod tests {
             clock_ns: 25,
             progress: Some((26, 27)),
             kernel_drops: 28,
+            main_thread_stuck_ms: None,
             pools: vec![pool],
             channels: vec![channel],
             listeners: Vec::new(),

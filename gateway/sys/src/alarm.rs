@@ -48,6 +48,7 @@ alarms! {
     AdminListenerDown = "admin-listener-down", "a process cannot be monitored, since another one holds its admin port";
     AuditFailing = "audit-failing", "changes of leadership cannot be written to disk";
     LatencyLogFailing = "latency-log-failing", "latency histograms cannot be written to disk";
+    LogLinesLost = "log-lines-lost", "lines of the log of a process are lost, since the log is not written in time";
     GatewaysDiffer = "gateways-differ", "the two gateways produced different records for one message";
     PairLinkDown = "pair-link-down", "the gateways cannot talk to each other";
     PairLinkRefused = "pair-link-refused", "a connection to the pair link failed authentication or broke the protocol";

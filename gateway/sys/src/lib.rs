@@ -20,6 +20,7 @@ pub(crate) mod interface_request;
 pub mod interfaces;
 pub mod kernel_fence;
 pub mod listener_counters;
+pub mod log_counts;
 pub mod memory;
 #[cfg(test)]
 pub(crate) mod namespace;

@@ -111,6 +111,8 @@ let stuckPools = new Set();
 const isOld = channel => stuckPools.has(channel.pool);
 const isUnwell = channel => (SEVERITY[channel.state] ?? 1) > 0 || channel.silent_lines.length > 0 || channel.failed !== null || isSuspect(channel) || isOld(channel);
 const hasGaps = channel => channel.gaps > 0;
+// Why this gateway cannot know who leads a group, or null: then no gateway leads a group without a leader.
+const unknownLeader = group => (group.leader ? null : group.leader_unknown || null);
 const isConnected = group => group.connection === "connected" || group.connection === "reconnected";
 
 // What lasts now: an alarm, the metric of its rule in ops/prometheus if that rule is over a state, and what of an answer is in that state.
@@ -129,7 +131,7 @@ const CONDITIONS = [
   ["voter-silent", "mdgw_group_voter_up", answer => groupsOf(answer).flatMap(group => list(group.voters)
     .filter(voter => voter.answers === false && voter.node !== answer.gateway.node).map(voter => `group ${group.group}: ${voter.name}`))],
   ["not-eligible", "mdgw_group_obstacle", answer => groupsWith(answer, group => group.ineligible_lasting)],
-  ["not-eligible", "mdgw_group_leader", answer => groupsWith(answer, group => !group.leader && !group.election_stalled, () => ": no leader is known here")],
+  ["not-eligible", "mdgw_group_leader", answer => groupsWith(answer, group => !group.leader && !unknownLeader(group), () => ": no leader is known here")],
   ["election-thread-stall", "mdgw_group_election_stalled", answer => groupsWith(answer, group => group.election_stalled)],
   ["pool-thread-stall", "mdgw_stalled_pool_threads", answer => list(answer.stalled_pool_threads)],
   ["main-thread-stall", "mdgw_main_thread_stalled", answer => (isMainStuck(answer) ? [`for ${span(answer.main_thread_stuck_ms / 1e3)}`] : [])],
@@ -208,7 +210,9 @@ function showSummary(answer, lasting) {
   const [leader] = leaders.values();
   const isLed = groups.every(group => group.leader);
   let leadership = ["this gateway", "", "leads: no election is configured", ""];
-  if (groups.length && !isLed) leadership = ["nobody", "", `leads ${groups.length === 1 ? "the group" : "at least one group"}`, "bad-text"];
+  const unled = groups.filter(group => !group.leader);
+  if (unled.length && unled.every(unknownLeader)) leadership = ["unknown", "", `who leads ${groups.length === 1 ? "the group" : "at least one group"}: ${unknownLeader(unled[0])}`, "warn-text"];
+  else if (groups.length && !isLed) leadership = ["nobody", "", `leads ${groups.length === 1 ? "the group" : "at least one group"}`, "bad-text"];
   else if (leaders.size > 1) leadership = [count(leaders.size), "gateways", "lead, each its groups", ""];
   else if (leader) leadership = [leader.name, `node ${leader.node}`, groups.length === 1 ? "leads" : `leads all ${groups.length} groups`, ""];
   const items = [
@@ -327,8 +331,9 @@ function groupCard(answer, group) {
     : group.role === "candidate" && !connected ? ["cannot take over", "bad"] : ROLES[group.role] || [group.role, "warn"];
   const facts = el("dl", "");
   const add = (name, value, style) => facts.append(el("dt", "", name), el("dd", style || "", value));
-  const noLeader = group.last_leader ? `none; the last one was ${gatewayText(group.last_leader)}` : "none";
-  add("leader", group.leader ? gatewayText(group.leader) : noLeader, group.leader ? "" : "bad-text");
+  const unknown = unknownLeader(group);
+  const noLeader = (unknown ? `unknown: ${unknown}` : "none") + (group.last_leader ? `; the last one${unknown ? " known here" : ""} was ${gatewayText(group.last_leader)}` : "");
+  add("leader", group.leader ? gatewayText(group.leader) : noLeader, group.leader ? "" : unknown ? "warn-text" : "bad-text");
   add("epoch", `${count(group.epoch.count)}, of node ${group.epoch.node}`);
   if (group.ineligible_reason) add("obstacle", group.ineligible_reason, group.ineligible_lasting ? "bad-text" : "warn-text");
   const joining = details.joining;

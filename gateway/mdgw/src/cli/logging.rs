@@ -162,7 +162,9 @@ mod tests {
     #[test]
     fn an_alarm_is_counted_once_at_every_level_of_the_log() {
         let before = Alarm::StoreSlow.raised();
-        let others = || Alarm::ALL.iter().map(|alarm| alarm.raised().count).sum::<u64>();
+        // A test of the writer loses lines meanwhile.
+        let all = || Alarm::ALL.iter().filter(|alarm| **alarm != Alarm::LogLinesLost);
+        let others = || all().map(|alarm| alarm.raised().count).sum::<u64>();
         let sum_before = others();
         for level in [LevelFilter::OFF, LevelFilter::ERROR, LevelFilter::TRACE] {
             let silent = fmt::layer().with_writer(std::io::sink).with_filter(level);

@@ -1,7 +1,7 @@
 //! The screen: header, pools with their threads, table of channels, and a footer with keys.
 
 use mdgw_feeds::time::UnixNs;
-use mdgw_status::snapshot::SubscriberSnapshot;
+use mdgw_status::snapshot::{SubscriberSnapshot, stuck_main_thread};
 use mdgw_tools::report::quantity::{Latency, Timestamp};
 use ratatui::{
     buffer::Buffer,
@@ -99,11 +99,13 @@ fn pool_lines(pool: &PoolRow, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// The first channels that are out of service, with the reason.
+/// A main thread that is stuck, and the first channels that are out of service, with the reason.
 fn failures(top: &Top) -> Vec<Line<'static>> {
-    let channels = top.snapshot().map_or(&[][..], |snapshot| &snapshot.channels);
-    let failed = channels.iter().filter_map(|channel| Some((&channel.name, channel.failed.as_ref()?)));
-    failed.map(|(name, reason)| Line::from(format!("{name} is out of service: {reason}"))).take(FAILURES_MAX).collect()
+    let Some(snapshot) = top.snapshot() else { return Vec::new() };
+    let stuck = snapshot.main_thread_stuck_ms.map(|stuck_ms| Line::from(stuck_main_thread(stuck_ms)));
+    let failed = snapshot.channels.iter().filter_map(|channel| Some((&channel.name, channel.failed.as_ref()?)));
+    let failed = failed.map(|(name, reason)| Line::from(format!("{name} is out of service: {reason}")));
+    stuck.into_iter().chain(failed.take(FAILURES_MAX)).collect()
 }
 
 /// A line with the number of live clients, then those that are farthest behind: at most a quarter of the screen.

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 
 use mdgw_feeds::time::UnixNs;
+use mdgw_status::snapshot::stuck_main_thread;
 use mdgw_tools::report::quantity::{Latency, Timestamp};
 use serde_json::{Value, json};
 
@@ -25,6 +26,9 @@ fn write(top: &Top, out: &mut String) -> fmt::Result {
         None => write!(out, ", no rates yet (one sample)")?,
     }
     writeln!(out, ", {} datagrams dropped by the kernel", snapshot.kernel_drops)?;
+    if let Some(stuck_ms) = snapshot.main_thread_stuck_ms {
+        writeln!(out, "{}", stuck_main_thread(stuck_ms))?;
+    }
     for pool in top.pools() {
         writeln!(
             out,
@@ -117,6 +121,7 @@ pub(crate) fn json(top: &Top) -> Value {
         "time_ns": snapshot.time_ns,
         "span_ns": top.span_ns(),
         "kernel_drops": snapshot.kernel_drops,
+        "main_thread_stuck_ms": snapshot.main_thread_stuck_ms,
         "pools": pools,
         "channels": channels,
         "subscribers": snapshot.subscribers,

@@ -31,6 +31,7 @@ pub(super) fn earlier_snapshot() -> Snapshot {
         clock_ns: 60_000_000_000,
         progress: None,
         kernel_drops: 0,
+        main_thread_stuck_ms: None,
         pools: vec![pool],
         channels: vec![
             channel(1, "nasdaq", "live", 9_000_000),

@@ -204,6 +204,27 @@ fn a_frozen_view_or_an_unreachable_gateway_is_shown() {
 }
 
 #[test]
+fn a_stuck_main_thread_is_shown() {
+    let mut top = top_with_two_snapshots();
+    let stuck = mdgw_status::snapshot::Snapshot { main_thread_stuck_ms: Some(14_321), ..later_snapshot() };
+    top.update(stuck);
+    check(
+        &top,
+        (80, 6),
+        &expect![[r#"
+            mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+            rates over 0 ns  kernel drops 0
+            pool main  4 threads  busy 0 %  saturated 0 %  0 turns/s
+            the main thread here is stuck for 14 s: fitness and alarms may be old
+            iex-tops is out of service: cannot read a line's socket
+            q quit  h help  s sort  / filter  space freeze   4 of 4 channels, by number
+        "#]],
+    );
+    assert!(text(&top).contains("\nthe main thread here is stuck for 14 s: "), "{}", text(&top));
+    assert_eq!(json(&top)["main_thread_stuck_ms"], 14_321);
+}
+
+#[test]
 fn screens_of_any_size_and_any_text_are_drawn() {
     let mut top = top_with_two_snapshots();
     let mut unusual = later_snapshot();

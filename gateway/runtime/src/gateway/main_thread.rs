@@ -1,7 +1,8 @@
-//! Whether the main thread turns, for the admin listener.
+//! Whether the main thread turns, for the admin listener and the control socket.
 //!
 //! The main thread watches the hot threads, the groups' health and the alarms, and feeds the watchdog. So no other part reports
-//! that the main thread itself is stuck. The admin thread does: it looks whenever it is asked for metrics, health or the page.
+//! that the main thread itself is stuck. Who answers an operator does: the admin thread, whenever it is asked for metrics, health or the page, and the
+//! thread of the control socket for `mdgw ha status` and `mdgw top`.
 
 use std::sync::{
     Arc,
@@ -56,6 +57,11 @@ impl MainThread {
             );
         }
         Some(idle_ns)
+    }
+
+    /// As [`Self::stuck_ns`], ms.
+    pub(super) fn stuck_ms(&self, now: MonoNs) -> Option<u64> {
+        self.stuck_ns(now).map(|stuck_ns| stuck_ns / 1_000_000)
     }
 }
 

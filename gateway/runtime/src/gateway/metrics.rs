@@ -32,7 +32,7 @@ use mdgw_pair::{
     standby::ReceiveCounts,
 };
 use mdgw_status::recent::{BUCKET_BOUNDS_NS, BucketTotals};
-use mdgw_sys::{alarm::Alarm, clock::mono_now};
+use mdgw_sys::{alarm::Alarm, clock::mono_now, log_counts::LOG_COUNTS};
 use mdgw_telemetry::{
     channel_metrics::LineCounts,
     counters::{CounterBlock, Descriptor, Kind, Registry, Unit},
@@ -329,8 +329,10 @@ pub(super) fn of_program(all: &mut Vec<Metric>, labels: Labels, started_ns: u64)
     all.push(declared::START_TIME.with([sample(Vec::new(), Value::Real(seconds(started_ns)))]));
 }
 
-/// The alarms of this process.
+/// The alarms of this process, and its log, which may be too late with them.
 pub(super) fn of_alarms(all: &mut Vec<Metric>) {
+    all.push(declared::LOG_WAITING.with([sample(Vec::new(), Value::Count(LOG_COUNTS.waiting()))]));
+    all.push(declared::LOG_LOST.with([sample(Vec::new(), Value::Count(LOG_COUNTS.lost()))]));
     let alarms: Vec<_> =
         Alarm::ALL.iter().map(|alarm| (vec![("alarm", alarm.name().to_owned())], alarm.raised())).collect();
     let raised = alarms.iter().filter(|(_, raised)| raised.count > 0);
@@ -550,6 +552,8 @@ mod tests {
             "mdgw_standby_holes_total",
             "mdgw_channel_book_faults_by_reason_total",
             "mdgw_audit_lost_total",
+            "mdgw_log_events_waiting",
+            "mdgw_log_events_lost_total",
             "mdgw_channel_snapshot_bytes_total",
             "mdgw_channel_snapshot_duration_last_seconds",
         ] {

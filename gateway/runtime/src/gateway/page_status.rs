@@ -116,7 +116,7 @@ impl PageSource {
             nodes.iter().map(|node| LinkStatus { node: *node, is_up: link.is_linked_to(*node) }).collect()
         });
         // First, so that the alarms have it.
-        let main_thread_stuck_ms = self.main_thread.stuck_ns(mono_now()).map(|stuck_ns| stuck_ns / 1_000_000);
+        let main_thread_stuck_ms = self.main_thread.stuck_ms(mono_now());
         let audit = self.audit.as_ref().map(AuditSender::counts);
         let SentinelFaults { is_lost, is_kill_refused } = &*self.sentinel_faults;
         let document = Document {

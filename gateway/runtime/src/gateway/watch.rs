@@ -19,7 +19,8 @@ use mdgw_sys::clock::{mono_now, unix_now};
 use mdgw_telemetry::counters::Registry;
 
 use super::{
-    cold::KernelDrops, health::lock, listeners::Listeners, pool_channels::PoolChannelList, thread_watch::HotThread,
+    cold::KernelDrops, health::lock, listeners::Listeners, main_thread::MainThread, pool_channels::PoolChannelList,
+    thread_watch::HotThread,
 };
 use crate::retransmit::snapshots::{SnapshotAnswers, SnapshotsTaken};
 
@@ -34,6 +35,7 @@ pub(super) struct Watch {
     pub(super) listeners: Listeners,
     /// The hot threads that make no progress.
     pub(super) stalled_threads: Arc<Mutex<Vec<HotThread>>>,
+    pub(super) main_thread: MainThread,
 }
 
 /// A pool, with the names for its gauges.
@@ -68,6 +70,7 @@ impl Watch {
             clock_ns: mono_now().0,
             progress: None,
             kernel_drops: self.kernel_drops.total(),
+            main_thread_stuck_ms: self.main_thread.stuck_ms(mono_now()),
             pools: pools.collect(),
             channels,
             listeners: self.listeners.snapshots(),

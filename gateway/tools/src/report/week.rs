@@ -451,6 +451,26 @@ pub(super) mod tests {
         assert_eq!((alone.channels[0].counted.messages, alone.channels[0].counted_by_host.len()), (1_000, 0));
     }
 
+    /// Which of its messages the other gateway has counted is not known.
+    #[test]
+    fn an_interval_across_the_end_of_the_other_log_counts_as_a_whole_by_its_middle() {
+        let day = date(20_190_130);
+        let messages = |ends: [u64; 2]| {
+            let files = ["gw1", "gw2"].map(|host| log(day, host, 0..if host == "gw1" { 8 } else { 6 }, 0));
+            let mut disclosure = Disclosure::default();
+            disclosure.push("host", "gw2");
+            let start = |second| UnixNs(day.midnight_utc().0 + (52_200 + second) * NS_PER_S);
+            let mut last = IntervalLogWriter::begin(Vec::new(), start(ends[0]), &disclosure).unwrap();
+            let tag = CountsTag { channel: ChannelId(1), line: None };
+            last.write_counts(&tag, start(ends[0]), (ends[1] - ends[0]) * NS_PER_S, &[("messages", 100)]).unwrap();
+            let files = [files.to_vec(), vec![last.into_inner().unwrap()]].concat();
+            report(&files).channels[0].counted.messages
+        };
+        assert_eq!(messages([6, 8]), 800);
+        assert_eq!(messages([6, 9]), 800, "most of it is within the first log");
+        assert_eq!(messages([6, 11]), 900);
+    }
+
     /// The first and the third of three days, the third with a takeover. An earlier day is not of this week.
     pub(in crate::report) fn sample_week() -> Week {
         let (first, last) = (date(20_190_128), date(20_190_130));

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
 use mdgw_status::{
     control::{ControlError, Request, send_request},
-    snapshot::{ListenerSnapshot, SubscriberSnapshot},
+    snapshot::{ListenerSnapshot, SubscriberSnapshot, stuck_main_thread},
 };
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -91,6 +91,9 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
         } else {
             write_groups(value, text)?;
         }
+        if let Some(stuck_ms) = value["main_thread_stuck_ms"].as_u64() {
+            writeln!(text, "{}", stuck_main_thread(stuck_ms))?;
+        }
         write_refusals(value, text)?;
         write_subscribers(value, text)
     })
@@ -122,7 +125,8 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
     let groups = value["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
     for group in groups {
         let channels = group["details"]["channels"].as_array().map_or(0, Vec::len);
-        let leader_name = leader(&group["leader"]);
+        let unknown = why_leader_is_unknown(group);
+        let leader_name = if unknown.is_some() { "unknown".to_owned() } else { leader(&group["leader"]) };
         writeln!(
             text,
             "{:<6} {leader_name:<24} {:>7} {channels:>8}  {:<10} {}{}",
@@ -137,6 +141,14 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
                 text,
                 "       was the leader: the fence is closed, since its lease ended or its election thread is stuck"
             )?;
+        } else if let Some(reason) = unknown {
+            let last = &group["last_leader"];
+            let last = if last.is_object() {
+                format!("; the last one known here was {}", leader(last))
+            } else {
+                String::new()
+            };
+            writeln!(text, "       the leader is unknown here: {reason}{last}")?;
         } else if group["last_leader"].is_object() {
             let last = leader(&group["last_leader"]);
             if group["last_leader"]["node"] == value["node"] {
@@ -176,6 +188,12 @@ fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Why a gateway that names no leader cannot know who leads. A gateway of an earlier version does not say so itself.
+fn why_leader_is_unknown(group: &Value) -> Option<&str> {
+    let is_stuck = group["leader"].is_null() && group["election_stalled"] == true;
+    group["leader_unknown"].as_str().or_else(|| is_stuck.then_some("the election thread here is stuck"))
 }
 
 /// Whether the gateway was the leader when its election thread last turned, and its fence has closed since.
@@ -397,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leader_whose_fence_has_closed_is_none_and_its_voters_are_not_blamed() {
+    fn a_leader_whose_fence_has_closed_knows_no_leader_and_blames_no_voter() {
         let group = json!({
             "group": 1, "role": "leader", "has_leadership": false, "epoch": { "count": 7, "node": 1 }, "leader": null,
             "connection": "connected", "pinned": false, "details": { "channels": [], "fitness": "fit" },
@@ -408,7 +426,7 @@ mod tests {
         write_groups(&json!({ "node": 1, "groups": [group] }), &mut text).unwrap();
         expect_test::expect![[r#"
             group  leader                     epoch channels  here       connection
-            1      none                           7        0  no lease   connected
+            1      unknown                        7        0  no lease   connected
                    was the leader: the fence is closed, since its lease ended or its election thread is stuck
                    the election thread here is stuck: what is shown of the group is old, and whether its voters answer is unknown
         "#]]
@@ -435,6 +453,27 @@ mod tests {
                    not eligible: the output is not received
         "#]]
         .assert_eq(&shown(1));
+    }
+
+    #[test]
+    fn a_standby_that_cannot_know_the_leader_says_why() {
+        let shown = |reason: Option<&str>| {
+            let group = json!({
+                "group": 1, "role": "candidate", "has_leadership": false, "epoch": { "count": 7, "node": 1 }, "leader": null,
+                "last_leader": { "name": "gw1", "node": 1 }, "leader_unknown": reason, "connection": "suspended",
+                "pinned": false, "ineligible_reason": null, "details": { "channels": [], "fitness": "fit" },
+            });
+            let mut text = String::new();
+            write_groups(&json!({ "node": 2, "groups": [group] }), &mut text).unwrap();
+            text
+        };
+        expect_test::expect![[r#"
+            group  leader                     epoch channels  here       connection
+            1      unknown                        7        0  candidate  suspended
+                   the leader is unknown here: this gateway is not connected to its election; the last one known here was gw1 (node 1)
+        "#]]
+        .assert_eq(&shown(Some("this gateway is not connected to its election")));
+        assert!(shown(None).contains(" none "), "nobody leads");
     }
 
     #[test]

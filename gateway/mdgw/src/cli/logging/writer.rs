@@ -4,13 +4,18 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
 };
 
-use mdgw_sys::affinity::confine_to;
+use mdgw_sys::{
+    affinity::confine_to,
+    alarm::Alarm,
+    clock::unix_now,
+    log_counts::{LOG_COUNTS, LogCounts},
+};
 use tracing::Level;
 
 use super::{
@@ -36,13 +41,25 @@ enum Message {
 #[derive(Clone)]
 pub(super) struct QueueEnd {
     queue: SyncSender<Message>,
-    lost: Arc<AtomicU64>,
+    counts: &'static LogCounts,
+    /// Whether events were lost since the thread last wrote that some were.
+    is_losing: Arc<AtomicBool>,
 }
 
 impl QueueEnd {
     pub(super) fn push(&self, event: LogEvent) {
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Event(event)) {
-            self.lost.fetch_add(1, Relaxed);
+        self.counts.begin_wait();
+        match self.queue.try_send(Message::Event(event)) {
+            Ok(()) => {}
+            // The thread has ended.
+            Err(TrySendError::Disconnected(_)) => self.counts.end_wait(),
+            Err(TrySendError::Full(_)) => {
+                self.counts.lose();
+                // The alarm's line is lost as well, so the alarm is counted here.
+                if !self.is_losing.swap(true, Relaxed) {
+                    Alarm::LogLinesLost.count_raised(unix_now());
+                }
+            }
         }
     }
 }
@@ -72,30 +89,36 @@ pub(super) fn start_writer(
     alarm_interval_ms: Arc<AtomicU64>,
     cores: Vec<usize>,
 ) -> io::Result<(QueueEnd, LogWriter)> {
-    start_with(move |event| output.write(event), alarm_interval_ms, cores)
+    start_with(move |event| output.write(event), alarm_interval_ms, cores, &LOG_COUNTS)
 }
 
 fn start_with(
     write: impl FnMut(&LogEvent) + Send + 'static,
     alarm_interval_ms: Arc<AtomicU64>,
     cores: Vec<usize>,
+    counts: &'static LogCounts,
 ) -> io::Result<(QueueEnd, LogWriter)> {
     let (queue, events) = sync_channel(QUEUED_MAX);
     let (end, ended) = sync_channel(1);
-    let lost = Arc::new(AtomicU64::new(0));
-    let thread_lost = Arc::clone(&lost);
+    let is_losing = Arc::new(AtomicBool::new(false));
+    let losses = Losses { counts, reported: counts.lost(), is_losing: Arc::clone(&is_losing) };
     std::thread::Builder::new().name("mdgw-log".to_owned()).spawn(move || {
         if !cores.is_empty() {
             // Reported by the gateway for all cold threads.
             let _confined = confine_to(&cores);
         }
-        run(&events, write, &alarm_interval_ms, &thread_lost);
+        run(&events, write, &alarm_interval_ms, losses);
         let _gone = end.send(());
     })?;
-    Ok((QueueEnd { queue: queue.clone(), lost }, LogWriter { queue, ended }))
+    Ok((QueueEnd { queue: queue.clone(), counts, is_losing }, LogWriter { queue, ended }))
 }
 
-fn run(events: &Receiver<Message>, mut write: impl FnMut(&LogEvent), alarm_interval_ms: &AtomicU64, lost: &AtomicU64) {
+fn run(
+    events: &Receiver<Message>,
+    mut write: impl FnMut(&LogEvent),
+    alarm_interval_ms: &AtomicU64,
+    mut losses: Losses,
+) {
     let mut limiter = AlarmLimiter::default();
     loop {
         let received = if limiter.is_idle() {
@@ -108,24 +131,40 @@ fn run(events: &Receiver<Message>, mut write: impl FnMut(&LogEvent), alarm_inter
         match received {
             Ok(Message::Event(event)) => {
                 limiter.admit(event, Instant::now(), interval).iter().for_each(&mut write);
+                losses.counts.end_wait();
             }
             Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => {
                 limiter.take_all().iter().for_each(&mut write);
-                report_lost(lost, &mut write);
+                losses.report(&mut write);
                 return;
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        report_lost(lost, &mut write);
+        losses.report(&mut write);
     }
 }
 
-fn report_lost(lost: &AtomicU64, write: &mut impl FnMut(&LogEvent)) {
-    let count = lost.swap(0, Relaxed);
-    if count > 0 {
-        let mut event = LogEvent::plain(Level::WARN, "lines of the log were lost: it was not written in time");
-        event.fields.push(("lost", FieldValue::Plain(count.into())));
-        write(&event);
+/// What the log has lost, and how much of it the log says.
+struct Losses {
+    counts: &'static LogCounts,
+    reported: u64,
+    is_losing: Arc<AtomicBool>,
+}
+
+impl Losses {
+    /// Writes how many events were lost since the last report, if any were.
+    fn report(&mut self, write: &mut impl FnMut(&LogEvent)) {
+        // Before the count: a loss behind it raises the alarm again.
+        self.is_losing.store(false, Relaxed);
+        let lost = self.counts.lost();
+        let count = lost.saturating_sub(self.reported);
+        self.reported = lost;
+        if count > 0 {
+            let mut event = LogEvent::plain(Level::WARN, "lines of the log were lost: it was not written in time");
+            event.fields.push(("alarm", FieldValue::Quoted(Alarm::LogLinesLost.name().to_owned())));
+            event.fields.push(("lost", FieldValue::Plain(count.into())));
+            write(&event);
+        }
     }
 }
 
@@ -136,6 +175,11 @@ mod tests {
     use mdgw_sys::alarm::Alarm;
 
     use super::{super::event::tests::logged, *};
+
+    /// Of one test: tests share the process.
+    fn counts() -> &'static LogCounts {
+        Box::leak(Box::default())
+    }
 
     fn numbered(number: usize) -> LogEvent {
         LogEvent::plain(Level::INFO, &number.to_string())
@@ -151,17 +195,26 @@ mod tests {
             let _released = stuck.recv();
             lines.lock().unwrap().push(event.text());
         };
-        let (queue, writer) = start_with(write, Arc::default(), Vec::new()).unwrap();
+        let (counts, raised) = (counts(), Alarm::LogLinesLost.raised());
+        let (queue, writer) = start_with(write, Arc::default(), Vec::new(), counts).unwrap();
         let begun = Instant::now();
-        for number in 0..QUEUED_MAX + 100 {
+        queue.push(numbered(0));
+        assert_eq!((counts.waiting(), counts.lost()), (1, 0), "the one that is being written waits too");
+        for number in 1..QUEUED_MAX + 100 {
             queue.push(numbered(number));
         }
+        let (waiting, counted) = (counts.waiting(), counts.lost());
+        assert_eq!(waiting + counted, u64::try_from(QUEUED_MAX).unwrap() + 100);
+        assert_eq!(Alarm::LogLinesLost.raised().count, raised.count + 1, "once until the log goes on");
+        assert!(Alarm::LogLinesLost.raised().last > raised.last);
         assert!(begun.elapsed() < Duration::from_secs(10), "a push waited");
         drop(go_on);
         drop(writer);
         let written = written.lock().unwrap();
         let lost: usize = written.iter().filter_map(|line| line.rsplit_once(" lost=")?.1.parse::<usize>().ok()).sum();
         assert!((99..=100).contains(&lost), "{lost}");
+        assert!(written.iter().any(|line| line.contains(" alarm=\"log-lines-lost\" lost=")), "{:?}", written.last());
+        assert_eq!((counts.waiting(), counts.lost(), lost as u64), (0, counted, counted));
         assert_eq!(written.len() - 1 + lost, QUEUED_MAX + 100);
         assert!(written.iter().filter_map(|line| line.parse::<usize>().ok()).is_sorted());
     }
@@ -172,7 +225,7 @@ mod tests {
         let write = move |_: &LogEvent| {
             let _released = stuck.recv();
         };
-        let (queue, writer) = start_with(write, Arc::default(), Vec::new()).unwrap();
+        let (queue, writer) = start_with(write, Arc::default(), Vec::new(), counts()).unwrap();
         (0..3).for_each(|number| queue.push(numbered(number)));
         let begun = Instant::now();
         drop(writer);
@@ -183,7 +236,7 @@ mod tests {
     fn a_held_back_alarm_is_written_at_the_end_of_its_interval_without_a_further_event() {
         let (written, lines) = mpsc::channel();
         let write = move |event: &LogEvent| drop(written.send(event.text()));
-        let (queue, _writer) = start_with(write, Arc::new(AtomicU64::new(300)), Vec::new()).unwrap();
+        let (queue, _writer) = start_with(write, Arc::new(AtomicU64::new(300)), Vec::new(), counts()).unwrap();
         for more in 1..=4 {
             logged(|| tracing::warn!(alarm = Alarm::GapDeclared.name(), more, "gaps"))
                 .into_iter()

@@ -247,7 +247,7 @@ pub(super) fn of_gateway(socket: &Path) -> Option<Endpoint> {
         Err(ControlError::Connect { source, .. }) if source.kind() != io::ErrorKind::PermissionDenied => return None,
         Err(error) => Err(NoAnswer::NotAsked(format!("the gateway that runs here: {error}"))),
     };
-    Some(Endpoint { role: Role::Store, address: socket.display().to_string(), answer })
+    Some(Endpoint { role: Role::StoreUser, address: socket.display().to_string(), answer })
 }
 
 fn of_status(status: &Value, socket: &Path) -> Result<String, NoAnswer> {

@@ -62,6 +62,8 @@ metrics! {
     RECEIVE_BUFFER_LIMIT = Declared::gauge("mdgw_receive_buffer_limit", "limit of the receive buffer that held most").in_bytes();
     ALARMS = Declared::counter("mdgw_alarms", "times that an alarm was raised; its runbook has its name");
     ALARM_LAST = Declared::gauge("mdgw_alarm_last_timestamp", "when the alarm was raised last, since 1970 UTC; absent if never").in_seconds();
+    LOG_WAITING = Declared::gauge("mdgw_log_events_waiting", "events of this process's log that wait to be written; at 4,096 further ones are lost");
+    LOG_LOST = Declared::counter("mdgw_log_events_lost", "events that are not in this process's log: too many waited to be written");
     PAIR_LINK_UP = Declared::gauge("mdgw_pair_link_up", "1: the pair link to that gateway is up");
     STALLED_POOL_THREADS = Declared::gauge("mdgw_stalled_pool_threads", "threads of pools that make no progress; states and counts of their channels are old");
     MAIN_THREAD_STALLED = Declared::gauge("mdgw_main_thread_stalled", "1: the main thread, which watches all others, makes no progress");
