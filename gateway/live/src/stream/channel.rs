@@ -344,6 +344,7 @@ impl ChannelStream {
         }
         self.next_sequence = self.next_sequence.max(entry.next);
         let session = Session::from_bytes(entry.session);
+        let mut behind_last = None;
         for (header, body) in Frames::of_body(entry.payload) {
             let flags = FrameFlags(header.flags);
             if header.kind == FrameKind::Gap as u8 {
@@ -368,8 +369,10 @@ impl ChannelStream {
             if is_last {
                 state.flush(&mut output);
             }
-            let (sequence, part) =
-                if is_last { (sequence.saturating_add(1), 0) } else { (sequence, part.saturating_add(1)) };
+            behind_last =
+                Some(if is_last { (sequence.saturating_add(1), 0) } else { (sequence, part.saturating_add(1)) });
+        }
+        if let Some((sequence, part)) = behind_last {
             self.place = session.map(|session| PartName { session, sequence, part });
         }
         let behind = session.map(|session| PartName { session, sequence: entry.next, part: 0 });

@@ -36,7 +36,7 @@ pub(crate) enum ReplayItem {
     /// Records from before the ring's position.
     Chunk {
         /// Records in the order of the logs.
-        chunk: Chunk,
+        chunk: Arc<Chunk>,
         /// Whether every channel has passed the session's start.
         is_past_start: bool,
     },
@@ -208,7 +208,7 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
             if has_left || (reader.take_lost_journal() && !hand_over(ReplayItem::LostJournal)) {
                 return;
             }
-            if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start }) {
+            if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk: Arc::new(chunk), is_past_start }) {
                 return;
             }
             if entries == 0 {
@@ -228,7 +228,7 @@ fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender:
             if target.is_ended {
                 let mut chunk = Chunk::default();
                 reader.end_sessions(Duration::ZERO, wanted(), &mut chunk);
-                if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start: true }) {
+                if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk: Arc::new(chunk), is_past_start: true }) {
                     return;
                 }
             }
