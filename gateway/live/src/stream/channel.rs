@@ -261,8 +261,8 @@ impl ChannelStream {
     }
 
     /// Messages of the session are missing that another stream of the same channel had to do without.
-    pub(crate) fn inherit_hole(&mut self, from: &Self) {
-        self.state.has_hole |= from.has_hole();
+    pub(crate) fn inherit_hole(&mut self, has_hole: bool) {
+        self.state.has_hole |= has_hole;
     }
 
     /// Whether messages of the session are missing behind its beginning.
