@@ -822,12 +822,12 @@ impl Served {
         Ok(())
     }
 
-    fn append(&mut self, chunk: &Chunk, phase: Phase) {
+    fn append(&mut self, chunk: &Arc<Chunk>, phase: Phase) {
         if !self.is_dropping
             && !self.is_behind_hole
-            && let Some((records, schemas, ts_event_min)) = chunk.whole()
+            && let Some((schemas, ts_event_min)) = chunk.whole()
             && self.subscriptions.passes_all(schemas, ts_event_min, phase)
-            && self.outgoing.push_whole(records)
+            && self.outgoing.push_whole(chunk)
         {
             return;
         }

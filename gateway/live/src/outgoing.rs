@@ -1,10 +1,13 @@
 //! Bytes for one client that its socket has not taken yet, compressed where the client asked for that.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    sync::Arc,
+};
 
 use zstd::stream::write::Encoder;
 
-use crate::{control, protocol::Compression};
+use crate::{control, protocol::Compression, stream::chunk::Chunk};
 
 /// Waiting bytes of the binary part.
 pub(crate) struct Outgoing {
@@ -14,6 +17,9 @@ pub(crate) struct Outgoing {
     ts_out: bool,
     encoder: Option<Encoder<'static, Vec<u8>>>,
     ready: Vec<u8>,
+    /// A chunk that goes out as it is. Then nothing else is ready, and the batch follows it.
+    chunk: Option<Arc<Chunk>>,
+    /// Bytes of what is ready, or of the chunk.
     sent: usize,
 }
 
@@ -32,7 +38,7 @@ impl Outgoing {
             Compression::None => None,
             Compression::Zstd => Some(Encoder::new(Vec::new(), ZSTD_LEVEL)?),
         };
-        Ok(Self { batch: Vec::new(), ts_out, encoder, ready: Vec::new(), sent: 0 })
+        Ok(Self { batch: Vec::new(), ts_out, encoder, ready: Vec::new(), chunk: None, sent: 0 })
     }
 
     /// Appends bytes that are no record: the metadata.
@@ -45,17 +51,23 @@ impl Outgoing {
         control::append_record(&mut self.batch, record, self.ts_out.then_some(now_ns));
     }
 
-    /// Appends records as they are. Returns whether that was possible: not with send times.
-    pub(crate) fn push_whole(&mut self, records: &[u8]) -> bool {
-        if !self.ts_out {
-            self.push_bytes(records);
+    /// Appends the records of a chunk as they are. Returns whether that was possible: not with send times.
+    pub(crate) fn push_whole(&mut self, chunk: &Arc<Chunk>) -> bool {
+        if self.ts_out {
+            return false;
         }
-        !self.ts_out
+        let is_first = self.batch.is_empty() && self.ready.is_empty() && self.chunk.is_none();
+        if is_first && self.encoder.is_none() && chunk.is_full() {
+            self.chunk = Some(Arc::clone(chunk));
+        } else {
+            self.push_bytes(chunk.bytes());
+        }
+        true
     }
 
-    /// Bytes of the batch.
+    /// Bytes of the batch, with a chunk in front of it.
     pub(crate) fn batch_bytes(&self) -> usize {
-        self.batch.len()
+        self.batch.len() + self.chunk.as_ref().map_or(0, |chunk| chunk.bytes().len())
     }
 
     /// Closes the batch: its bytes can be sent.
@@ -66,6 +78,11 @@ impl Outgoing {
         if self.batch.is_empty() {
             self.release_idle();
             return Ok(());
+        }
+        if let Some(chunk) = self.chunk.take() {
+            // A session that ends has a last record to send.
+            self.ready.extend_from_slice(chunk.bytes().get(self.sent..).unwrap_or_default());
+            self.sent = 0;
         }
         match &mut self.encoder {
             // Both buffers stay with a busy session: no batch is copied, or written into memory that is new each time.
@@ -95,15 +112,17 @@ impl Outgoing {
 
     /// What the socket should take.
     pub(crate) fn unsent(&self) -> &[u8] {
-        self.ready.get(self.sent..).unwrap_or_default()
+        let bytes = self.chunk.as_ref().map_or(self.ready.as_slice(), |chunk| chunk.bytes());
+        bytes.get(self.sent..).unwrap_or_default()
     }
 
     /// The socket took that many bytes.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.sent += bytes;
-        if self.sent >= self.ready.len() {
+        if self.unsent().is_empty() {
             self.sent = 0;
             self.ready.clear();
+            self.chunk = None;
         }
     }
 
@@ -139,6 +158,47 @@ mod tests {
         }
         outgoing.flush().unwrap();
         assert!(outgoing.ready.capacity().max(outgoing.batch.capacity()) <= IDLE_BYTES_MAX);
+    }
+
+    fn full_chunk() -> Arc<Chunk> {
+        let mut chunk = Chunk::with_room();
+        while !chunk.is_full() {
+            chunk.push(control::heartbeat(chunk.bytes().len() as u64).as_ref(), crate::schema::Schemas::MBO);
+        }
+        Arc::new(chunk)
+    }
+
+    #[test]
+    fn a_full_chunk_is_sent_from_where_it_is_and_what_follows_comes_behind_it() {
+        let chunk = full_chunk();
+        let mut outgoing = Outgoing::new(Compression::None, false).unwrap();
+        assert!(outgoing.push_whole(&chunk));
+        assert_eq!(outgoing.batch_bytes(), chunk.bytes().len());
+        outgoing.flush().unwrap();
+        assert_eq!(outgoing.unsent().as_ptr(), chunk.bytes().as_ptr());
+        outgoing.advance(1_000);
+        assert_eq!(outgoing.unsent(), &chunk.bytes()[1_000..]);
+        outgoing.push_bytes(&[7; 3]);
+        outgoing.finish().unwrap();
+        assert_eq!(outgoing.unsent(), [&chunk.bytes()[1_000..], &[7; 3]].concat());
+        outgoing.advance(outgoing.unsent().len());
+        assert!(outgoing.unsent().is_empty());
+        assert_eq!(Arc::strong_count(&chunk), 1, "it is released once it is sent");
+        // Not in front of what was pushed before.
+        outgoing.push_bytes(&[7; 3]);
+        assert!(outgoing.push_whole(&chunk) && outgoing.push_whole(&chunk));
+        outgoing.flush().unwrap();
+        assert_eq!(outgoing.unsent(), [&[7; 3], chunk.bytes(), chunk.bytes()].concat());
+    }
+
+    #[test]
+    fn a_chunk_whose_records_are_changed_on_their_way_is_copied() {
+        let chunk = full_chunk();
+        assert!(!Outgoing::new(Compression::None, true).unwrap().push_whole(&chunk), "each gets its send time");
+        let mut outgoing = Outgoing::new(Compression::Zstd, false).unwrap();
+        assert!(outgoing.push_whole(&chunk));
+        outgoing.finish().unwrap();
+        assert_eq!(zstd::decode_all(outgoing.unsent()).unwrap(), chunk.bytes());
     }
 
     #[test]

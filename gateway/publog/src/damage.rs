@@ -247,6 +247,24 @@ fn a_segment_of_another_channel_or_version_is_refused_and_nothing_is_changed() {
     assert_eq!(open(options(source.path()), NOW_NS).unwrap().recovered.next_number, ENTRIES);
 }
 
+/// A checksum is a large part of what reading takes. A seek may come back years later, so it checks again.
+#[test]
+fn an_entry_that_a_look_ahead_found_intact_is_checked_once() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    log.maintenance.run_once(NOW_NS);
+    WrittenEntry::with_sequence(1).write(&mut log);
+    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+    let begin = reader.position();
+    let end = reader.peek().unwrap().end;
+    let file = fs::File::options().write(true).open(segment_path(directory.path(), end.segment)).unwrap();
+    // `next` and its neighbours follow the commit word; this is the time of the commit.
+    file.write_all_at(&[0xff], begin.offset + 6 * 8).unwrap();
+    assert_eq!(reader.next().map(|entry| entry.first), Some(1));
+    reader.seek_oldest().unwrap();
+    assert_eq!(reader.peek(), None);
+}
+
 /// splitmix64.
 struct Random(u64);
 

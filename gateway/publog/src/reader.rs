@@ -18,6 +18,9 @@ pub struct Reader {
     channel: u16,
     segment: Option<ReadSegment>,
     offset: usize,
+    /// Offset of an entry in the segment whose checksum was found right; 0 if there is none. A look ahead and the read behind it
+    /// compute it once.
+    intact_offset: usize,
     /// Number of the next entry, while entries are read consecutively.
     expected_number: Option<u64>,
     lost_entries: u64,
@@ -68,6 +71,7 @@ impl Reader {
             channel,
             segment: None,
             offset: 0,
+            intact_offset: 0,
             expected_number: None,
             lost_entries: 0,
             oldest_of_session: None,
@@ -213,6 +217,7 @@ impl Reader {
     /// As [`Self::open`].
     pub fn seek_oldest(&mut self) -> Result<(), LogError> {
         self.segment = None;
+        (self.offset, self.intact_offset) = (0, 0);
         self.expected_number = None;
         self.open_segment_from(0)
     }
@@ -367,17 +372,28 @@ impl Reader {
     }
 
     fn move_to(&mut self, segment: ReadSegment, offset: usize) {
-        self.segment = Some(segment);
-        self.offset = offset;
+        self.enter(segment, offset);
         self.expected_number = None;
+    }
+
+    fn enter(&mut self, segment: ReadSegment, offset: usize) {
+        self.segment = Some(segment);
+        (self.offset, self.intact_offset) = (offset, 0);
     }
 
     /// Advances across segment borders, if the reader is at one. Returns whether an intact entry follows.
     #[inline]
     fn advance_to_entry(&mut self) -> bool {
+        // No entry begins at offset 0.
+        if self.intact_offset == self.offset && self.offset > 0 {
+            return true;
+        }
         let next_segment = match self.segment.as_ref().map(|segment| segment.entry_at(self.offset)) {
             Some(EntryState::Uncommitted) => return false,
-            Some(EntryState::Entry(_)) => return true,
+            Some(EntryState::Entry(_)) => {
+                self.intact_offset = self.offset;
+                return true;
+            }
             // A truncated or damaged segment ends here. The entries behind it count in `lost_entries`.
             Some(EntryState::Sealed | EntryState::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
@@ -419,8 +435,8 @@ impl Reader {
             }
         }
         if let Some(segment) = found {
-            self.offset = segment.header().layout.entries_offset;
-            self.segment = Some(segment);
+            let offset = segment.header().layout.entries_offset;
+            self.enter(segment, offset);
         }
         Ok(())
     }

@@ -107,14 +107,20 @@ impl ConsumerEdge {
                 }
                 continue;
             }
-            let mut record = [0_u8; RECORD_BYTES_MAX];
-            let Some(record) = record.get_mut(..bytes.len()).filter(|_| has_length_of_its_type(bytes)) else {
-                emit(EdgeOutput::OtherLength { bytes });
-                continue;
-            };
-            record.copy_from_slice(bytes);
-            fill_local_fields(record, kind, flags, local);
-            emit(EdgeOutput::Record { rtype: kind, bytes: record });
+            let local = LocalFields { kind, flags, times: local };
+            // Lengths of the types that have local values. Each is a copy of known length: clearing and copying with the
+            // length of the longest record, or with one known only here, takes longer than all else of the edge.
+            match RecordLayout::of(kind).map(|layout| layout.bytes) {
+                None if bytes.len() <= RECORD_BYTES_MAX => emit(EdgeOutput::Record { rtype: kind, bytes }),
+                Some(56) => local.emit::<56>(bytes, &mut emit),
+                Some(48) => local.emit::<48>(bytes, &mut emit),
+                Some(80) => local.emit::<80>(bytes, &mut emit),
+                Some(368) => local.emit::<368>(bytes, &mut emit),
+                Some(40) => local.emit::<40>(bytes, &mut emit),
+                Some(112) => local.emit::<112>(bytes, &mut emit),
+                Some(520) => local.emit::<520>(bytes, &mut emit),
+                _ => emit(EdgeOutput::OtherLength { bytes }),
+            }
         }
         rest.len()
     }
@@ -133,10 +139,23 @@ pub fn first_record_of_any_length(body: &[u8]) -> Option<&[u8]> {
     body.get(..bytes).filter(|record| record.len() >= RECORD_HEADER_BYTES)
 }
 
-/// Whether a record has the length of its type (DBN version 3). Readers of its fields rely on this. Types that a
-/// gateway does not publish may have any length.
-fn has_length_of_its_type(record: &[u8]) -> bool {
-    record.get(1).copied().and_then(RecordLayout::of).is_none_or(|layout| layout.bytes == record.len())
+/// Values of one frame for a record of its body.
+#[derive(Clone, Copy)]
+struct LocalFields {
+    kind: u8,
+    flags: u8,
+    /// `ts_recv` and `ts_in_delta`.
+    times: Option<(u64, i32)>,
+}
+
+impl LocalFields {
+    /// Delivers a copy of the record with these values, if the record has the length of its type. Readers of its fields rely on this.
+    #[inline]
+    fn emit<const BYTES: usize>(self, bytes: &[u8], emit: &mut impl FnMut(EdgeOutput<'_>)) {
+        let Ok(mut record) = <[u8; BYTES]>::try_from(bytes) else { return emit(EdgeOutput::OtherLength { bytes }) };
+        fill_local_fields(&mut record, self.kind, self.flags, self.times);
+        emit(EdgeOutput::Record { rtype: self.kind, bytes: &record });
+    }
 }
 
 /// Writes the local values at their offsets in each record type (DBN version 3).
@@ -253,6 +272,29 @@ mod tests {
             });
             assert_eq!((handed, rest), (vec![true, true], 0));
         }
+    }
+
+    /// Each length of [`RecordLayout`] has its copy in `deliver`.
+    #[test]
+    fn every_published_type_gets_its_local_values() {
+        let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
+        for kind in 0..=u8::MAX {
+            let Some(layout) = RecordLayout::of(kind) else { continue };
+            let mut published = vec![0; layout.bytes];
+            published[..2].copy_from_slice(&[u8::try_from(layout.bytes / LENGTH_UNIT_BYTES).unwrap(), kind]);
+            let mut expected = published.clone();
+            fill_local_fields(&mut expected, kind, FLAG_MAYBE_BAD_BOOK, Some((77, -5)));
+            assert_ne!(expected, published);
+            assert_eq!(delivered_records(&mut edge, &header(77, FrameFlags::SUSPECT), &published), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_record_without_local_values_is_passed_on_as_it_is() {
+        let heartbeat = dbn::SystemMsg::heartbeat(5);
+        let mut edge = ConsumerEdge::new(TsRecvMode::Capture);
+        let header = header(1, FrameFlags::SUSPECT);
+        assert_eq!(delivered_records(&mut edge, &header, heartbeat.as_ref()), [heartbeat.as_ref()]);
     }
 
     #[test]

@@ -261,8 +261,8 @@ impl ChannelStream {
     }
 
     /// Messages of the session are missing that another stream of the same channel had to do without.
-    pub(crate) fn inherit_hole(&mut self, from: &Self) {
-        self.state.has_hole |= from.has_hole();
+    pub(crate) fn inherit_hole(&mut self, has_hole: bool) {
+        self.state.has_hole |= has_hole;
     }
 
     /// Whether messages of the session are missing behind its beginning.
@@ -344,6 +344,7 @@ impl ChannelStream {
         }
         self.next_sequence = self.next_sequence.max(entry.next);
         let session = Session::from_bytes(entry.session);
+        let mut behind_last = None;
         for (header, body) in Frames::of_body(entry.payload) {
             let flags = FrameFlags(header.flags);
             if header.kind == FrameKind::Gap as u8 {
@@ -368,8 +369,10 @@ impl ChannelStream {
             if is_last {
                 state.flush(&mut output);
             }
-            let (sequence, part) =
-                if is_last { (sequence.saturating_add(1), 0) } else { (sequence, part.saturating_add(1)) };
+            behind_last =
+                Some(if is_last { (sequence.saturating_add(1), 0) } else { (sequence, part.saturating_add(1)) });
+        }
+        if let Some((sequence, part)) = behind_last {
             self.place = session.map(|session| PartName { session, sequence, part });
         }
         let behind = session.map(|session| PartName { session, sequence: entry.next, part: 0 });

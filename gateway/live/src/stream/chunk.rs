@@ -1,6 +1,8 @@
-//! A run of records of one dataset with an index, made once and read by all sessions.
+//! A run of records of one dataset, made once and read by all sessions.
 
-use dbn::enums::rtype;
+use std::sync::OnceLock;
+
+use dbn::{RecordHeader, enums::rtype};
 
 use super::place::LogPlace;
 use crate::{control, schema::Schemas};
@@ -15,7 +17,11 @@ const ROOM_BYTES: usize = 2 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Chunk {
     bytes: Vec<u8>,
-    index: Vec<IndexEntry>,
+    /// Where in the bytes the schemas of the records change.
+    runs: Vec<Run>,
+    record_count: usize,
+    /// Made once a session looks at single records: a chunk that goes out whole needs none.
+    index: OnceLock<Box<[IndexEntry]>>,
     /// Schemas of which every record is; empty if there is a mapping or a control record, which are not for all alike.
     common_schemas: Schemas,
     /// The earliest event time.
@@ -24,6 +30,13 @@ pub(crate) struct Chunk {
     pub(crate) first_places: Vec<LogPlace>,
     /// Every channel's session had ended when the chunk was made.
     pub(crate) is_end_of_session: bool,
+}
+
+/// Records of the same schemas.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    begin: u32,
+    schemas: Schemas,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,45 +79,80 @@ impl ChunkRecord<'_> {
 impl Chunk {
     /// An empty chunk with room for as much as it usually takes.
     pub(crate) fn with_room() -> Self {
-        let bytes = Vec::with_capacity(CHUNK_BYTES + ROOM_BYTES);
-        Self { bytes, index: Vec::with_capacity(CHUNK_BYTES / size_of::<dbn::MboMsg>()), ..Self::default() }
+        Self { bytes: Vec::with_capacity(CHUNK_BYTES + ROOM_BYTES), ..Self::default() }
     }
 
-    /// Appends a record.
+    /// Appends a record. One whose length is not that in its header is left out: nobody could find the next one.
+    #[inline]
     pub(crate) fn push(&mut self, record: &[u8], schemas: Schemas) {
+        let length = record.first().map(|words| usize::from(*words) * RecordHeader::LENGTH_MULTIPLIER);
         let Ok(begin) = u32::try_from(self.bytes.len()) else { return };
-        let (is_first, ts_event) = (self.index.is_empty(), control::ts_event(record));
+        if length != Some(record.len()) {
+            return;
+        }
+        let (is_first, ts_event) = (self.record_count == 0, control::ts_event(record));
         let common = if record.get(1) == Some(&rtype::SYSTEM) { Schemas::default() } else { schemas };
         self.common_schemas = if is_first { common } else { self.common_schemas.and(common) };
         self.ts_event_min = if is_first { ts_event } else { self.ts_event_min.min(ts_event) };
-        self.bytes.extend_from_slice(record);
-        self.index.push(IndexEntry { begin, instrument_id: control::instrument_id(record), schemas });
+        if self.runs.last().is_none_or(|run| run.schemas != schemas) {
+            self.runs.push(Run { begin, schemas });
+        }
+        match <&[u8; size_of::<dbn::MboMsg>()]>::try_from(record) {
+            // Most records by far: the compiler knows the length, and calls nothing.
+            Ok(order) => self.bytes.extend_from_slice(order),
+            Err(_) => self.bytes.extend_from_slice(record),
+        }
+        self.record_count += 1;
+        if self.index.get().is_some() {
+            self.index = OnceLock::new();
+        }
     }
 
     /// Iterates over the records in stream order.
     pub(crate) fn records(&self) -> impl Iterator<Item = ChunkRecord<'_>> {
-        let ends = self.index.iter().skip(1).map(|entry| entry.begin as usize).chain([self.bytes.len()]);
-        self.index.iter().zip(ends).map(|(entry, end)| ChunkRecord {
+        let index = self.index.get_or_init(|| self.make_index());
+        let ends = index.iter().skip(1).map(|entry| entry.begin as usize).chain([self.bytes.len()]);
+        index.iter().zip(ends).map(|(entry, end)| ChunkRecord {
             bytes: self.bytes.get(entry.begin as usize..end).unwrap_or_default(),
             instrument_id: entry.instrument_id,
             schemas: entry.schemas,
         })
     }
 
-    /// All records, if each of them is of some schema and none needs a look of its own: their bytes, those schemas, and the earliest
-    /// event time.
-    pub(crate) fn whole(&self) -> Option<(&[u8], Schemas, u64)> {
-        (!self.common_schemas.is_empty()).then_some((&self.bytes, self.common_schemas, self.ts_event_min))
+    fn make_index(&self) -> Box<[IndexEntry]> {
+        let mut index = Vec::with_capacity(self.record_count);
+        let mut runs = self.runs.iter().peekable();
+        let (mut begin, mut schemas, mut rest) = (0, Schemas::default(), self.bytes.as_slice());
+        // `push` has checked that each length is right.
+        while let Some(words) = rest.first() {
+            if let Some(run) = runs.next_if(|run| run.begin == begin) {
+                schemas = run.schemas;
+            }
+            index.push(IndexEntry { begin, instrument_id: control::instrument_id(rest), schemas });
+            begin += u32::from(*words) * LENGTH_UNIT_BYTES;
+            rest = self.bytes.get(begin as usize..).unwrap_or_default();
+        }
+        index.into_boxed_slice()
     }
 
-    /// Memory of the records and their index.
+    /// If each record is of some schema and none needs a look of its own: those schemas, and the earliest event time.
+    pub(crate) fn whole(&self) -> Option<(Schemas, u64)> {
+        (!self.common_schemas.is_empty()).then_some((self.common_schemas, self.ts_event_min))
+    }
+
+    /// The bytes of all records.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Memory of the records and their index, which may still be to come.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.bytes.len() + self.index.len() * size_of::<IndexEntry>()
+        self.bytes.len() + self.runs.len() * size_of::<Run>() + self.record_count * size_of::<IndexEntry>()
     }
 
     /// Whether a session has nothing to do for the chunk.
     pub(crate) fn is_empty(&self) -> bool {
-        self.index.is_empty() && !self.is_end_of_session
+        self.record_count == 0 && !self.is_end_of_session
     }
 
     /// Whether the chunk has reached its size.
@@ -115,10 +163,14 @@ impl Chunk {
     /// Releases memory that was reserved for more.
     pub(crate) fn shrink(&mut self) {
         self.bytes.shrink_to_fit();
-        self.index.shrink_to_fit();
+        self.runs.shrink_to_fit();
     }
 }
 
+/// The unit of a record's length.
+const LENGTH_UNIT_BYTES: u32 = 4;
+
+const _: () = assert!(LENGTH_UNIT_BYTES as usize == RecordHeader::LENGTH_MULTIPLIER);
 const _: () = assert!(size_of::<IndexEntry>() == 12);
 
 #[cfg(test)]
@@ -140,18 +192,59 @@ mod tests {
         assert!(records[1].is_control());
     }
 
+    /// The index is made from the lengths in the records, and from where the schemas change.
+    #[test]
+    fn each_record_keeps_its_schemas_whatever_its_length_is() {
+        let (order, heartbeat) = (dbn::MboMsg::default(), control::heartbeat(5));
+        let mut chunk = Chunk::default();
+        let pushed: Vec<(&[u8], _)> = vec![
+            (order.as_ref(), Schemas::MBO),
+            (order.as_ref(), Schemas::MBO),
+            (heartbeat.as_ref(), Schemas::MBO),
+            (order.as_ref(), Schemas::MBP_1),
+            (heartbeat.as_ref(), Schemas::OHLCV_1S),
+            (order.as_ref(), Schemas::MBO),
+        ];
+        for (record, schemas) in &pushed {
+            chunk.push(record, *schemas);
+        }
+        assert!(chunk.records().map(|record| (record.bytes, record.schemas)).eq(pushed));
+    }
+
+    #[test]
+    fn a_record_with_another_length_than_its_header_says_is_left_out() {
+        let order = dbn::MboMsg::default();
+        let mut chunk = Chunk::default();
+        for record in [&[], &order.as_ref()[..52], &[order.as_ref(), &[0; 4]].concat(), &[0; 56]] {
+            chunk.push(record, Schemas::MBO);
+        }
+        assert!(chunk.is_empty() && chunk.records().next().is_none());
+        chunk.push(order.as_ref(), Schemas::MBO);
+        assert!(chunk.records().map(|record| record.bytes).eq([order.as_ref()]));
+    }
+
+    #[test]
+    fn a_chunk_that_goes_out_whole_has_no_index_until_a_session_needs_it() {
+        let mut chunk = Chunk::default();
+        chunk.push(dbn::MboMsg::default().as_ref(), Schemas::MBO);
+        let memory_bytes = chunk.memory_bytes();
+        assert!(chunk.whole().is_some() && chunk.index.get().is_none());
+        assert_eq!(chunk.records().count(), 1);
+        assert!(chunk.index.get().is_some());
+        assert_eq!(chunk.memory_bytes(), memory_bytes, "the ring counts the index from the start on");
+    }
+
     #[test]
     fn a_chunk_is_whole_for_the_schemas_of_all_its_records() {
         let order = |ts_event| dbn::MboMsg {
-            hd: dbn::RecordHeader::new::<dbn::MboMsg>(rtype::MBO, 1, 7, ts_event),
+            hd: RecordHeader::new::<dbn::MboMsg>(rtype::MBO, 1, 7, ts_event),
             ..Default::default()
         };
         let mut chunk = Chunk::with_room();
         assert!(chunk.whole().is_none(), "nothing is in it");
         chunk.push(order(9).as_ref(), Schemas::MBO);
         chunk.push(order(5).as_ref(), Schemas::MBO.with(Schemas::TRADES));
-        let (bytes, schemas, ts_event_min) = chunk.whole().unwrap();
-        assert_eq!((bytes.len(), schemas, ts_event_min), (112, Schemas::MBO, 5));
+        assert_eq!((chunk.bytes().len(), chunk.whole()), (112, Some((Schemas::MBO, 5))));
         let whole = |record: &[u8], schemas| {
             let mut chunk = Chunk::default();
             chunk.push(order(9).as_ref(), Schemas::MBO);

@@ -48,9 +48,9 @@ impl DatasetReader {
         self.channels.iter_mut().for_each(ChannelStream::keep_no_books);
     }
 
-    /// Records that another reader of the same logs had to do without are missing here too.
-    pub(crate) fn inherit_holes(&mut self, from: &Self) {
-        self.channels.iter_mut().zip(&from.channels).for_each(|(channel, from)| channel.inherit_hole(from));
+    /// Records that another reader of the same logs had to do without are missing here too, for each channel.
+    pub(crate) fn inherit_holes(&mut self, from: &[bool]) {
+        self.channels.iter_mut().zip(from).for_each(|(channel, has_hole)| channel.inherit_hole(*has_hole));
     }
 
     /// Whether a journal has gone before it was read, since the last call.

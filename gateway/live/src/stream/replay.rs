@@ -1,30 +1,25 @@
 //! Records from before a session: read from the logs' beginning up to a position of the ring.
+//!
+//! - [`start`]: a session's side
+//! - [`group`]: the side of the reader, which sessions that want the same records share
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU16, Ordering::Relaxed},
-    },
-    thread,
-    time::Duration,
+mod group;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU16, Ordering::Relaxed},
 };
 
-use tokio::{
-    runtime::Handle,
-    sync::{
-        mpsc::{
-            self,
-            error::{SendTimeoutError, TryRecvError},
-        },
-        oneshot,
-    },
+use tokio::sync::{
+    mpsc::{self, error::TryRecvError},
+    oneshot,
 };
 
+pub(crate) use self::group::Member;
 use super::{
     channel::{ChannelSource, ChannelStream},
     chunk::Chunk,
     dataset::{Dataset, OldestEvent},
-    place::LogPlace,
     reader::DatasetReader,
     ring::RingPosition,
 };
@@ -36,7 +31,7 @@ pub(crate) enum ReplayItem {
     /// Records from before the ring's position.
     Chunk {
         /// Records in the order of the logs.
-        chunk: Chunk,
+        chunk: Arc<Chunk>,
         /// Whether every channel has passed the session's start.
         is_past_start: bool,
     },
@@ -129,140 +124,14 @@ impl Replay {
 
 /// Chunks that wait for the session.
 const CHUNKS_MAX: usize = 2;
-/// How long a replay waits for the feeder when it has read further.
-const FEEDER_INTERVAL: Duration = Duration::from_millis(1);
-/// How long a replay waits for its session to take a chunk before it makes room for replays that wait.
-const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Starts a replay on a thread for blocking work. It ends when the [`Replay`] is dropped.
+/// Starts a replay on a thread for blocking work, together with others that want the same. It ends when the [`Replay`] is dropped.
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {
     let (sender, items) = mpsc::channel(CHUNKS_MAX);
     let state = Arc::new(ReplayState::new(schemas));
     let replay = Replay::new(items, Arc::clone(&state));
-    let dataset = Arc::clone(dataset);
-    tokio::spawn(async move {
-        let place = tokio::select! {
-            place = dataset.replays.take() => place,
-            // The session has left.
-            () = sender.closed() => return,
-        };
-        tokio::task::spawn_blocking(move || {
-            let _place = place;
-            run(&dataset, &state, &live_from, &sender);
-        });
-    });
+    group::enter(dataset, vec![Member::new(sender, state, live_from)]);
     replay
-}
-
-/// Hands an item to the session. Returns whether the replay goes on.
-async fn hand_over(
-    dataset: &Dataset,
-    state: &ReplayState,
-    sender: &mpsc::Sender<ReplayItem>,
-    mut item: ReplayItem,
-) -> bool {
-    loop {
-        match sender.send_timeout(item, PATIENCE).await {
-            Ok(()) => return true,
-            Err(SendTimeoutError::Closed(_)) => return false,
-            Err(SendTimeoutError::Timeout(_)) if dataset.replays.has_waiting() => {
-                state.is_displaced.store(true, Relaxed);
-                return false;
-            }
-            Err(SendTimeoutError::Timeout(returned)) => item = returned,
-        }
-    }
-}
-
-fn run(dataset: &Dataset, state: &ReplayState, live_from: &RingPosition, sender: &mpsc::Sender<ReplayItem>) {
-    let wanted = || Schemas(state.wanted.load(Relaxed));
-    let hand_over = |item| Handle::current().block_on(hand_over(dataset, state, sender, item));
-    let Ok(mut reader) = DatasetReader::open(&dataset.sources, &state.stop) else { return };
-    let mut has_books = needs_books(dataset, wanted());
-    if !has_books {
-        reader.keep_no_books();
-    }
-    let mut is_past_start = false;
-    while !sender.is_closed() && !state.stop.load(Relaxed) {
-        // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
-        let schemas = wanted();
-        let is_produced = dataset.is_produced(schemas);
-        let target = dataset.ring.end();
-        if !is_produced || !has_reached(&target.first_places, &reader.next_places()) {
-            // The feeder has not taken up the schemas yet, or is behind this replay.
-            thread::sleep(FEEDER_INTERVAL);
-            continue;
-        }
-        while !has_reached(&reader.next_places(), &target.first_places) {
-            let schemas = wanted();
-            if !has_books && needs_books(dataset, schemas) {
-                let Some(with_books) = reader_with_books(dataset, state, &reader) else { return };
-                (reader, has_books) = (with_books, true);
-            }
-            let mut chunk = Chunk::with_room();
-            // No chunk has records of both sides of the session's start: subscriptions without a replay begin there.
-            is_past_start |= has_reached(&reader.next_places(), &live_from.first_places);
-            let until = if is_past_start { &target.first_places } else { &live_from.first_places };
-            let entries = reader.read(schemas, Some(until), &mut chunk);
-            let has_left = sender.is_closed() || state.stop.load(Relaxed);
-            if has_left || (reader.take_lost_journal() && !hand_over(ReplayItem::LostJournal)) {
-                return;
-            }
-            if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start }) {
-                return;
-            }
-            if entries == 0 {
-                // What is left up to there is gone from the log.
-                if is_past_start {
-                    break;
-                }
-                is_past_start = true;
-            }
-        }
-        // The ring's end was taken before the feeder produced what was added since.
-        if wanted() != schemas {
-            continue;
-        }
-        // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
-        if dataset.ring.is_close(target.chunk) {
-            if target.is_ended {
-                let mut chunk = Chunk::default();
-                reader.end_sessions(Duration::ZERO, wanted(), &mut chunk);
-                if !chunk.is_empty() && !hand_over(ReplayItem::Chunk { chunk, is_past_start: true }) {
-                    return;
-                }
-            }
-            let has_hole = reader.channels().iter().any(ChannelStream::has_hole);
-            hand_over(ReplayItem::Joined { position: target, has_hole });
-            return;
-        }
-    }
-}
-
-/// Whether books are to be kept for these schemas. They cost more than all else that a replay does, and most replays want what is published.
-/// A replay that may read journals keeps them in any case: beginning again would read the journals again.
-fn needs_books(dataset: &Dataset, schemas: Schemas) -> bool {
-    dataset.sources.iter().any(|source| source.journals.is_some() || !source.native().contains(schemas))
-}
-
-/// A reader at the same place that has kept books since the beginning of the logs: a schema that follows from them was subscribed to
-/// during the replay. `None` if the logs no longer reach up to that place, or the session has left.
-fn reader_with_books(dataset: &Dataset, state: &ReplayState, without: &DatasetReader) -> Option<DatasetReader> {
-    let places = without.next_places();
-    let mut reader = DatasetReader::open(&dataset.sources, &state.stop).ok()?;
-    while !state.stop.load(Relaxed) {
-        // The session has had these records.
-        let mut passed = Chunk::default();
-        if reader.read(Schemas::default(), Some(&places), &mut passed) == 0 {
-            reader.inherit_holes(without);
-            return has_reached(&reader.next_places(), &places).then_some(reader);
-        }
-    }
-    None
-}
-
-fn has_reached(places: &[LogPlace], target: &[LogPlace]) -> bool {
-    places.iter().zip(target).all(|(place, target)| place.entry >= target.entry)
 }
 
 /// Asks for the event time before which a replay would lack records: the session's beginning is gone from a log, and the oldest record
@@ -287,32 +156,47 @@ fn oldest_event(source: &ChannelSource, schemas: Schemas, stop: &Arc<AtomicBool>
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::stream::channel::tests::TestLog;
+    use std::thread;
+
+    use super::{
+        group::{FEEDER_INTERVAL, PATIENCE, tests::Filled},
+        *,
+    };
+    use crate::stream::{channel::tests::TestLog, place::LogPlace};
+
+    /// A replay of one session.
+    fn run(
+        dataset: &Arc<Dataset>,
+        state: &Arc<ReplayState>,
+        live_from: &RingPosition,
+        sender: &mpsc::Sender<ReplayItem>,
+    ) {
+        group::run(dataset, vec![Member::new(sender.clone(), Arc::clone(state), live_from.clone())]);
+    }
 
     /// A client that takes nothing keeps its replay while nobody else wants one.
-    #[tokio::test(start_paused = true)]
-    async fn a_replay_that_nobody_reads_makes_room_for_one_that_waits() {
-        let dataset = Dataset::new("XNAS.ITCH", Vec::new(), 1 << 20, 1);
-        let place = dataset.replays.take().await;
-        let (sender, items) = mpsc::channel(1);
-        let replay = Replay::new(items, Arc::new(ReplayState::new(Schemas::MBO)));
-        let item = || ReplayItem::Joined { position: dataset.ring.end(), has_hole: false };
-        assert!(hand_over(&dataset, &replay.state, &sender, item()).await);
-        let mut second = Box::pin(hand_over(&dataset, &replay.state, &sender, item()));
-        assert!(tokio::time::timeout(PATIENCE * 3, &mut second).await.is_err(), "nobody waits");
-        let mut waiting = Box::pin(dataset.replays.take());
-        assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
-        assert!(!second.await && replay.is_displaced());
-        drop(place);
-        assert!(waiting.await.is_some());
+    #[test]
+    fn a_replay_that_nobody_reads_makes_room_for_one_that_waits() {
+        let directory = tempfile::tempdir().unwrap();
+        let filled = Filled::new(&directory, 6_000);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let _entered = runtime.enter();
+        let unread = start(&filled.dataset, Schemas::MBO, filled.end());
+        runtime.block_on(async {
+            tokio::time::sleep(PATIENCE * 3).await;
+            assert!(!unread.is_displaced(), "nobody waits");
+            let mut waiting = start(&filled.dataset, Schemas::STATUS, filled.end());
+            waiting.wait().await;
+            assert!(matches!(waiting.take(), Ok(ReplayItem::Joined { .. })));
+        });
+        assert!(unread.is_displaced());
     }
 
     #[test]
     fn a_replay_hands_over_a_schema_that_is_added_while_it_runs() {
         let directory = tempfile::tempdir().unwrap();
         let mut log = TestLog::new(&directory);
-        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
         (1..4).for_each(|sequence| log.add_order(sequence));
         let mut feeder = DatasetReader::open(&dataset.sources, &Arc::default()).unwrap();
         let mut chunk = Chunk::default();
@@ -336,7 +220,7 @@ mod tests {
     fn a_replay_whose_session_has_left_hands_over_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let mut log = TestLog::new(&directory);
-        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
         dataset.set_produced(Schemas::MBO);
         (1..4).for_each(|sequence| log.add_order(sequence));
         let (sender, items) = mpsc::channel(8);
@@ -357,14 +241,14 @@ mod tests {
         const ORDERS: u32 = 3_000;
         let directory = tempfile::tempdir().unwrap();
         let mut log = TestLog::new(&directory);
-        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
         dataset.set_produced(Schemas::MBO.with(Schemas::MBP_1));
         (1..=u64::from(ORDERS)).for_each(|sequence| log.add_order(sequence));
         let place = LogPlace { entry: u64::from(ORDERS) + 1, part: None };
         let target = RingPosition { chunk: 0, first_places: vec![place], is_ended: false };
         dataset.ring.pass_places(&target.first_places);
         let (sender, mut items) = mpsc::channel(1);
-        let state = ReplayState::new(Schemas::MBO);
+        let state = Arc::new(ReplayState::new(Schemas::MBO));
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (mut orders, mut depths) = (Vec::new(), Vec::new());
         thread::scope(|scope| {
@@ -403,7 +287,7 @@ mod tests {
     fn a_replay_is_cut_at_the_start_of_the_session() {
         let directory = tempfile::tempdir().unwrap();
         let mut log = TestLog::new(&directory);
-        let dataset = Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1);
+        let dataset = Arc::new(Dataset::new("XNAS.ITCH", vec![log.source.clone()], 1 << 20, 1));
         let mut feeder = DatasetReader::open(&dataset.sources, &Arc::default()).unwrap();
         dataset.set_produced(Schemas::MBO);
         let mut read_orders = |sequences: std::ops::Range<u64>| {
@@ -418,7 +302,7 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(8);
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let _entered = runtime.enter();
-        run(&dataset, &ReplayState::new(Schemas::MBO), &live_from, &sender);
+        run(&dataset, &Arc::new(ReplayState::new(Schemas::MBO)), &live_from, &sender);
         for (expected_past_start, expected) in [(false, [1, 2, 3]), (true, [4, 5, 6])] {
             let Ok(ReplayItem::Chunk { chunk, is_past_start }) = receiver.try_recv() else { panic!("two chunks") };
             let events: Vec<_> = chunk.records().map(|record| control::ts_event(record.bytes)).collect();

@@ -188,14 +188,15 @@ impl ChannelState {
         }
         match derivation {
             Derivation::Orders(_) if kind == rtype::MBO => {
-                let Some(mbo) = Mbo::read(bytes) else { return };
-                if mbo.flags & dbn::flags::MAYBE_BAD_BOOK == 0 {
-                    suspect.remove(&mbo.instrument_id);
+                let Some(order) = bytes.first_chunk::<{ size_of::<dbn::MboMsg>() }>() else { return };
+                let instrument_id = control::instrument_id(order);
+                if order[core::mem::offset_of!(dbn::MboMsg, flags)] & dbn::flags::MAYBE_BAD_BOOK == 0 {
+                    suspect.remove(&instrument_id);
                 } else {
-                    suspect.insert(mbo.instrument_id);
+                    suspect.insert(instrument_id);
                 }
                 if self.keeps_books {
-                    message.push(mbo);
+                    message.extend(Mbo::read(order));
                 }
             }
             Derivation::Quotes if kind == rtype::MBP_1 => {
