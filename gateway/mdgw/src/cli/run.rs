@@ -13,7 +13,7 @@ use mdgw_runtime::{
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
 use mdgw_status::control::reload_queue;
-use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, memory};
+use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, host_memory::HostMemory, memory};
 use serde_json::{Value, json};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -69,6 +69,11 @@ impl From<TsRecvArg> for TsRecvMode {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
     let log = logging::start(&config.log, config.cold_cores(&usable_cores()));
+    if let Some(host) = HostMemory::read()
+        && let Some(warning) = config.compare_memory(&host).map_err(anyhow::Error::msg)?
+    {
+        tracing::warn!("{warning}");
+    }
     // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
         && let Err(error) = memory::lock_all()
