@@ -53,6 +53,7 @@ runbooks! {
     "latency-regression"
     "capture-for-the-vendor"
     "clock-step"
+    "gateway-restarted"
     "disk-full"
     "slow-consumer"
     "store-maintenance"
