@@ -471,5 +471,10 @@ fn a_reload_names_a_key_file_whose_content_has_changed_since_the_start() {
     assert!(checked.stdout.contains(&remedy), "{}", checked.stdout);
     set(0o600);
     let _ = reload().expect_code(0);
+
+    fs::remove_file(&key_file).unwrap();
+    let warned = reload().expect_code(0);
+    let expected = format!("warning: output.1.tag_key_files: {} is no longer there", text(&key_file));
+    assert!(warned.stdout.contains(&expected), "{}", warned.stdout);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }

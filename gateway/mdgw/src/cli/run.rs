@@ -296,8 +296,18 @@ impl Reloading<'_> {
                     tracing::warn!("{program} does not know an added channel before its next start");
                 }
                 *config = new;
+                let warnings = self.start_files.missing(config);
+                for warning in &warnings {
+                    tracing::warn!("{warning}");
+                }
                 let path = &self.args.config;
-                Ok(json!({ "config": path, "changed": changed, "restart": all, "restart_if_newer": if_newer }))
+                Ok(json!({
+                    "config": path,
+                    "changed": changed,
+                    "restart": all,
+                    "restart_if_newer": if_newer,
+                    "warnings": warnings,
+                }))
             }
             Err(refused) => {
                 for refused in &refused {
