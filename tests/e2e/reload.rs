@@ -318,6 +318,26 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
+/// Only the log of the channel, which takes no memory before it grows, is beyond any host.
+#[test]
+fn a_reload_refuses_a_channel_beyond_the_memory_of_the_host() {
+    let fixtures = [GatewayFixture::new(), GatewayFixture::new()];
+    let in_memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = GatewayOptions { retention_bytes: 1 << 40, ..GatewayOptions::itch() };
+    let mut parts = ConfigParts::of(&fixtures, &options, 1);
+    let log_dir = |folder: &str| format!("log_dir = \"{folder}\"");
+    let on_disk = log_dir(text(&fixtures[0].path("log")));
+    assert!(parts.before.contains(&on_disk), "{}", parts.before);
+    parts.before = parts.before.replacen(&on_disk, &log_dir(text(in_memory.path())), 1);
+    let one = parts.text(&["one"], &[0]);
+    let mut running = Reloading::start(fixtures[0].path("reload.toml"), &one);
+    let _ = running.gateway.wait_for_stderr("memory: the gateway takes up to 1024");
+    let reason = running.refuse(&parts.text(&["one", "two"], &[0]));
+    assert!(reason.contains("channel.two: it takes up to 1024"), "{reason}");
+    assert!(reason.contains(" are available: lower "), "{reason}");
+    let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
+}
+
 /// `mdgw reload` waits for the result, prints it, and exits with it.
 #[test]
 fn a_requested_reload_reports_what_changed_and_what_was_refused() {
@@ -451,5 +471,10 @@ fn a_reload_names_a_key_file_whose_content_has_changed_since_the_start() {
     assert!(checked.stdout.contains(&remedy), "{}", checked.stdout);
     set(0o600);
     let _ = reload().expect_code(0);
+
+    fs::remove_file(&key_file).unwrap();
+    let warned = reload().expect_code(0);
+    let expected = format!("warning: output.1.tag_key_files: {} is no longer there", text(&key_file));
+    assert!(warned.stdout.contains(&expected), "{}", warned.stdout);
     let _ = running.gateway.stop_with(Signal::Terminate).expect_code(0);
 }

@@ -526,7 +526,7 @@ impl Model for LatchModel {
             }
             Action::Stuck(node) => {
                 state.left.stuck -= 1;
-                self.step(&mut state, node, Input::Progress(Progress::Stuck));
+                self.step(&mut state, node, Input::Progress(Progress::PoolStuck));
             }
             Action::Drained(node) => self.drained(&mut state, node),
             Action::Send(node) => {

@@ -54,6 +54,7 @@ runbooks! {
     "latency-regression"
     "capture-for-the-vendor"
     "clock-step"
+    "gateway-restarted"
     "disk-full"
     "slow-consumer"
     "store-maintenance"

@@ -83,6 +83,8 @@ pub enum Observed {
     TooLong,
     /// All places for answers are taken, or all those of the client's address.
     Busy,
+    /// The request names another host.
+    ForeignHost,
 }
 
 /// Where answers come from. The functions run on the listener's thread and may take some milliseconds.
@@ -375,7 +377,7 @@ impl Answers {
     fn content(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let method = request.method();
         let probe = probe(request);
-        // HAProxy asks for health with OPTIONS by default.
+        // HAProxy asks for health with OPTIONS, unless its check names another method.
         let is_allowed = matches!(*method, Method::GET | Method::HEAD) || *method == Method::OPTIONS && probe.is_some();
         if !is_allowed {
             let (allowed, reason) = match probe {
@@ -393,6 +395,7 @@ impl Answers {
             Some(Err(())) => return text(StatusCode::BAD_REQUEST, "expected /leader or /leader?group=NUMBER\n"),
             // Health is one line that says little, and load balancers ask for it under names of their own.
             None if self.is_on_loopback && !is_meant_for_this_host(request.headers()) => {
+                (self.sources.count)(Observed::ForeignHost);
                 return text(StatusCode::MISDIRECTED_REQUEST, FOREIGN_HOST);
             }
             None => return self.document(request.uri().path()),
@@ -593,7 +596,7 @@ mod tests {
 
     #[test]
     fn a_foreign_name_reads_health_only() {
-        let (_server, address) = start();
+        let (_server, address, counted) = start_counting();
         for (path, status) in [
             ("/", "421"),
             ("/status.json", "421"),
@@ -606,6 +609,7 @@ mod tests {
             let answer = exchange(address, format!("GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n").as_bytes());
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
         }
+        assert_eq!(count(&counted, Observed::ForeignHost), 5);
     }
 
     #[test]

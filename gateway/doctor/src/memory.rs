@@ -1,13 +1,23 @@
 //! Memory, and the limits of the gateway that runs with this configuration, else of this process. Those of the service may differ then: its unit sets them.
 
+use mdgw_sys::host_memory::HostMemory;
+
 use crate::{
     files::{Files, shortened},
     needs::Needs,
     report::{Check, Group, Item},
+    text::mebibytes,
 };
 
 pub(crate) fn items(files: &Files, needs: Option<&Needs>) -> Vec<Item> {
-    vec![locked(files, needs), real_time(files, needs), huge_pages(files), transparent_huge_pages(files), swap(files)]
+    vec![
+        available(files, needs),
+        locked(files, needs),
+        real_time(files, needs),
+        huge_pages(files),
+        transparent_huge_pages(files),
+        swap(files),
+    ]
 }
 
 fn check(name: &'static str, why: &'static str) -> Check {
@@ -61,6 +71,44 @@ pub(crate) fn unit_limit(limit: &str, value: &str) -> String {
     format!(
         "mkdir -p {folder} && printf '[Service]\\n{limit}={value}\\n' > {folder}/{limit}.conf && systemctl daemon-reload    # in force with the next start of mdgw"
     )
+}
+
+fn available(files: &Files, needs: Option<&Needs>) -> Item {
+    let check = check(
+        "memory",
+        "A host without free memory stalls, and the kernel then kills a process: the gateway, or another one.",
+    );
+    let Some(needs) = needs else { return check.unknown("depends on a configuration: mdgw doctor CONFIG") };
+    let limited = Limited::find(files, Some(needs));
+    let Some(HostMemory { total_bytes, available_bytes, cgroup }) =
+        HostMemory::of_process(&limited.process, |path| files.text(path).ok())
+    else {
+        return check.unknown("/proc/meminfo: no MemTotal and MemAvailable");
+    };
+    // A gateway that runs has the memory that it needs.
+    let taken = if limited.is_gateway { private_bytes(files, &limited.process) } else { 0 };
+    let of_gateway =
+        if taken > 0 { format!(" and {} taken by {}", mebibytes(taken), limited.name()) } else { String::new() };
+    let of_cgroup = cgroup.map(|cgroup| format!(" (memory.max of cgroup {cgroup})")).unwrap_or_default();
+    let (needed, free, total) = (mebibytes(needs.memory_bytes), mebibytes(available_bytes), mebibytes(total_bytes));
+    let read = format!("{needed} needed at most; {free} available{of_gateway}, of {total}{of_cgroup}");
+    if needs.memory_bytes <= available_bytes.saturating_add(taken) {
+        check.ok(read)
+    } else {
+        let config = &needs.config;
+        check.fail(read, [
+            format!("mdgw check {config}    # \"memory\": what takes how much; lower orders_max, levels_max, instruments_max or retention_bytes"),
+            "ps -eo pid,rss,args --sort -rss | head    # what else takes memory".to_owned(),
+        ])
+    }
+}
+
+/// Memory of a process that no file holds; 0 if the kernel does not show it.
+fn private_bytes(files: &Files, process: &str) -> u64 {
+    let status = files.text(&format!("/proc/{process}/status")).unwrap_or_default();
+    let value = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kibibytes = value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kibibytes.unwrap_or(0).saturating_mul(1_024)
 }
 
 fn locked(files: &Files, needs: Option<&Needs>) -> Item {

@@ -17,6 +17,8 @@ pub struct Needs {
     pub output_interfaces: Vec<String>,
     /// Whether the gateway listens on an address of the loopback interface, or connects to one.
     pub uses_loopback: bool,
+    /// Most memory that the gateway takes, but for what its logs have taken already, bytes.
+    pub memory_bytes: u64,
     /// Whether the gateway locks its memory.
     pub lock_memory: bool,
     /// Folders that grow.

@@ -4,6 +4,7 @@ use crate::{
     facts::{CheckResult, Disk, Endpoint, Facts, NoAnswer, Role},
     needs::Needs,
     report::{Check, Group, Item},
+    text::mebibytes,
 };
 
 pub(crate) fn items(facts: &Facts, needs: Option<&Needs>) -> Vec<Item> {
@@ -56,10 +57,6 @@ fn disk(disk: &Disk) -> Item {
         }
         Err(error) => check.unknown(error.clone()),
     }
-}
-
-fn mebibytes(bytes: u64) -> String {
-    format!("{} MiB", bytes >> 20)
 }
 
 fn reachable(facts: &Facts, role: Role) -> Vec<Item> {

@@ -33,6 +33,7 @@ fn needs() -> Needs {
         lines: vec![line, second],
         output_interfaces: vec!["eth3".to_owned()],
         uses_loopback: true,
+        memory_bytes: 2 << 30,
         lock_memory: true,
         directories: vec![Directory { holds: "publication logs", path: "/dev/shm/mdgw".into(), bytes: 512 << 20 }],
     }
@@ -131,7 +132,13 @@ fn write_host(root: &Path, is_good: bool) {
             ),
             ("/proc/self/status", "Name:\tmdgw\nCapEff:\t0000000000000000\n"),
             ("/proc/sys/kernel/sched_rt_runtime_us", pick("-1", "950000")),
-            ("/proc/meminfo", pick("HugePages_Free:        0\n", "HugePages_Free:      512\n")),
+            (
+                "/proc/meminfo",
+                pick(
+                    "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nHugePages_Free:        0\n",
+                    "MemTotal: 8388608 kB\nMemAvailable: 1048576 kB\nHugePages_Free:      512\n",
+                ),
+            ),
             ("/sys/kernel/mm/transparent_hugepage/enabled", pick("always [madvise] never", "always madvise [never]")),
             (
                 "/proc/swaps",
@@ -236,6 +243,43 @@ fn the_remedies_of_a_bad_host_name_its_cores_cards_and_values() {
     ] {
         assert_eq!(command(name), expected, "{name}");
     }
+}
+
+#[test]
+fn memory_that_the_running_gateway_has_taken_counts_as_available() {
+    let root = tempfile::tempdir().unwrap();
+    write_host(root.path(), false);
+    let memory = || {
+        let report = examine(root.path(), &facts(true), Some(&needs()));
+        let item = report.items.into_iter().find(|item| item.name == "memory").unwrap();
+        (item.status, item.read)
+    };
+    let needed = "2048 MiB needed at most; 1024 MiB available";
+    assert_eq!(memory(), (Status::Fail, format!("{needed}, of 8192 MiB")));
+    let gateway = |taken: &str| {
+        write(
+            root.path(),
+            &[
+                ("/proc/77/cmdline", "/usr/bin/mdgw\0run\0gateway.toml\0"),
+                ("/proc/77/status", &format!("Name:\tmdgw\nRssAnon:\t {taken} kB\nRssShmem:\t 9999999 kB\n")),
+            ],
+        );
+    };
+    gateway("1048576");
+    let taken = "and 1024 MiB taken by the gateway (process 77), of 8192 MiB";
+    assert_eq!(memory(), (Status::Ok, format!("{needed} {taken}")));
+    gateway("1048575");
+    assert_eq!(memory().0, Status::Fail);
+    write(
+        root.path(),
+        &[
+            ("/proc/77/cgroup", "0::/mdgw.service\n"),
+            ("/sys/fs/cgroup/mdgw.service/memory.max", "1610612736\n"),
+            ("/sys/fs/cgroup/mdgw.service/memory.current", "1073741824\n"),
+        ],
+    );
+    let (status, read) = memory();
+    assert!(status == Status::Fail && read.ends_with("of 1536 MiB (memory.max of cgroup /mdgw.service)"), "{read}");
 }
 
 #[test]
@@ -790,6 +834,11 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
                     $ systemctl disable --now irqbalance
 
         memory
+          fail    memory: 2048 MiB needed at most; 1024 MiB available, of 8192 MiB
+                    A host without free memory stalls, and the kernel then kills a
+                    process: the gateway, or another one.
+                    $ mdgw check gateway.toml    # "memory": what takes how much; lower orders_max, levels_max, instruments_max or retention_bytes
+                    $ ps -eo pid,rss,args --sort -rss | head    # what else takes memory
           warn    memlock: this process may lock 8388608 bytes
                     Memory that is not locked may be swapped out or dropped, and a
                     thread then waits for a disk.
@@ -903,7 +952,7 @@ fn the_text_is_grouped_fits_a_terminal_and_ends_with_the_counts() {
                     than it could.
                     $ mdgw check gateway.toml
 
-        7 fail, 28 warn, 0 unknown, 0 ok
+        8 fail, 28 warn, 0 unknown, 0 ok
     "#]].assert_eq(&text);
     let good = report_of(true);
     assert!(good.text(true).lines().count() > good.text(false).lines().count() + 20, "with the reasons");

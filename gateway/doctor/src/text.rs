@@ -4,6 +4,11 @@ use std::fmt;
 
 use crate::report::{Counts, Item, Report, Status};
 
+/// An amount of memory or space.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
 /// Columns of a line.
 const WIDTH: usize = 80;
 /// Columns before an item's text: the status.

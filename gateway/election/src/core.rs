@@ -161,8 +161,21 @@ pub enum Progress {
     /// The hot threads make progress, or have nothing to do.
     #[default]
     Running,
-    /// Work is pending and none is done.
-    Stuck,
+    /// A thread of a pool has work and does none, or a pool has stopped.
+    PoolStuck,
+    /// The election thread of a group of this gateway has work and does none. It need not be this group's; if it is, the thread
+    /// takes this input when it goes on.
+    ElectionStuck,
+}
+
+impl Progress {
+    pub(crate) fn obstacle(self) -> Option<Obstacle> {
+        match self {
+            Self::Running => None,
+            Self::PoolStuck => Some(Obstacle::PoolStuck),
+            Self::ElectionStuck => Some(Obstacle::ElectionStuck),
+        }
+    }
 }
 
 /// Whether leadership may move automatically.
@@ -326,8 +339,10 @@ pub enum Obstacle {
         /// The renewal period, ns.
         renew_ns: u64,
     },
-    /// The gateway's hot threads make no progress.
-    NoProgress,
+    /// Threads of the gateway's pools make no progress.
+    PoolStuck,
+    /// An election thread of the gateway makes no progress.
+    ElectionStuck,
     /// The gateway waits one lease after its start.
     StartupWait,
     /// The gateway promised not to take over.
@@ -379,7 +394,8 @@ impl fmt::Display for Obstacle {
                 session_ns / NS_PER_MS,
                 renew_ns / NS_PER_MS
             ),
-            Self::NoProgress => f.write_str("its pool threads make no progress"),
+            Self::PoolStuck => f.write_str("its pool threads make no progress"),
+            Self::ElectionStuck => f.write_str("one of its election threads has made no progress"),
             Self::StartupWait => f.write_str("waiting one lease after its start"),
             Self::Promised => f.write_str("it promised the leader not to take over while the store is unreachable"),
             Self::ForeignRecord(why) => write!(f, "the store contains an invalid election record: {why}"),

@@ -619,8 +619,8 @@ impl SessionLatch {
         let too_short_ns = self.session_ns.filter(|session_ns| self.config.timing.check_session(*session_ns).is_err());
         if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
-        } else if self.progress == Progress::Stuck {
-            Some(Obstacle::NoProgress)
+        } else if let Some(stuck) = self.progress.obstacle() {
+            Some(stuck)
         } else {
             let too_short = too_short_ns.map(|session_ns| Obstacle::SessionTooShort { session_ns, renew_ns });
             Obstacle::of_clock(self.clock_rate, rate_error_ppm).or(too_short)

@@ -48,7 +48,6 @@ use std::{
 use mdgw_admin::{PageSources, Sources};
 use mdgw_election::{
     auth::SharedKey,
-    core::Progress,
     driver::Election,
     fitness::Eligibility,
     identity::{Member, NodeId},
@@ -769,7 +768,7 @@ impl Gateway {
     pub fn update_health(&mut self) {
         self.main_thread.turned(mono_now());
         let stalled = lock(&self.stalled_threads).clone();
-        let progress = if self.fault().is_some() || !stalled.is_empty() { Progress::Stuck } else { Progress::Running };
+        let progress = HotThread::progress(&stalled, self.fault().is_some());
         let Some(status_table) = self.standby.as_ref().map(Standby::status_table) else { return };
         // With a link, the link's thread forwards declared gaps sooner.
         if self.link.is_none() {

@@ -16,6 +16,7 @@ pub mod file_lock;
 pub mod futex;
 pub mod handle;
 pub mod hardware_stamps;
+pub mod host_memory;
 pub(crate) mod interface_request;
 pub mod interfaces;
 pub mod kernel_fence;

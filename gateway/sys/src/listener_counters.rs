@@ -25,6 +25,7 @@ mdgw_wire::reasons! {
     Rate = "rate", "A request beyond its source's allowance.";
     Requesters = "requesters", "A request while all remembered requesters are using their allowance.";
     Busy = "busy", "A request for more than health, while all places for answers were taken, or all those of its address.";
+    ForeignHost = "foreign_host", "A request for more than health that names another host than this one: a foreign page in a browser may have sent it.";
     UnknownChannel = "unknown_channel", "A request for a channel or a session that is not served.";
 }
 

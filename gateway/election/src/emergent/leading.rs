@@ -4,7 +4,7 @@ use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::MemberLiveness, message::Message};
 use crate::{
-    core::{CloseReason, Notice, Obstacle, Output, Progress},
+    core::{CloseReason, Notice, Obstacle, Output},
     fitness::Eligibility,
     identity::{NodeId, next_epoch},
     timing::drift_ns,
@@ -160,10 +160,9 @@ impl Emergent {
     pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
         if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
-        } else if self.progress == Progress::Stuck {
-            Some(Obstacle::NoProgress)
         } else {
-            Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm)
+            let of_clock = || Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm);
+            self.progress.obstacle().or_else(of_clock)
         }
     }
 

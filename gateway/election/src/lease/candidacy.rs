@@ -6,7 +6,7 @@ use mdgw_wire::{identity::Epoch, time::MonoNs};
 
 use super::{DEATHS_MAX, Leadership, Lease, Leaving, Phase};
 use crate::{
-    core::{CloseReason, Obstacle, Output, Progress},
+    core::{CloseReason, Obstacle, Output},
     fitness::{Eligibility, FitnessClass},
     identity::{DeathNotice, NodeId, NodeName},
     peer::{LeaderRequest, PeerMessage},
@@ -155,9 +155,8 @@ impl Lease {
 
     /// The obstacle that keeps this gateway from being eligible and from renewing.
     pub(super) fn local_obstacle(&self) -> Option<Obstacle> {
-        let is_stuck = self.progress == Progress::Stuck;
         let of_clock = Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm);
-        of_clock.or_else(|| is_stuck.then_some(Obstacle::NoProgress))
+        of_clock.or_else(|| self.progress.obstacle())
     }
 
     /// The record's configuration, if this gateway would publish different output under the same or an older revision.

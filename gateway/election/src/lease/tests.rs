@@ -917,7 +917,8 @@ fn a_wrong_clock_or_stuck_threads_stop_renewal_and_candidacy() {
     for (input, obstacle) in [
         (Input::ClockRate(ClockRate::Within(601)), Obstacle::ClockRate { error_ppm: 601, error_ppm_max: 600 }),
         (Input::ClockRate(ClockRate::Unreadable), Obstacle::ClockUnreadable),
-        (Input::Progress(Progress::Stuck), Obstacle::NoProgress),
+        (Input::Progress(Progress::PoolStuck), Obstacle::PoolStuck),
+        (Input::Progress(Progress::ElectionStuck), Obstacle::ElectionStuck),
     ] {
         let mut leader = Harness::leading(1);
         leader.step(input);

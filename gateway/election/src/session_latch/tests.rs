@@ -306,7 +306,7 @@ fn a_session_too_short_for_three_renewals_is_ineligible() {
 #[test]
 fn a_leader_whose_threads_are_stuck_stops_and_leaves() {
     let (mut harness, epoch) = Harness::leading();
-    harness.step(Input::Progress(Progress::Stuck));
+    harness.step(Input::Progress(Progress::PoolStuck));
     harness.at(1_100);
     assert_eq!(harness.outputs, [], "not renewed");
     harness.at(1_380);
@@ -322,7 +322,7 @@ fn the_queue_entry_stays_while_sends_may_be_outstanding() {
     let (mut harness, _) = Harness::leading();
     harness.step(Input::HandOver(None));
     harness.queue(&[1, 2], 10);
-    harness.step(Input::Progress(Progress::Stuck));
+    harness.step(Input::Progress(Progress::PoolStuck));
     harness.step(Input::Close);
     assert_eq!(harness.outputs, [], "also where several reasons to leave come together");
     harness.step(Input::Drained);

@@ -94,10 +94,7 @@ fn text(answer: &Value) -> anyhow::Result<String> {
         return Ok(format!("reloaded {file}: {count} {keys}\n"));
     }
     let changed: Vec<Changed> = serde_json::from_value(answer["changed"].clone()).context("read the answer")?;
-    if changed.is_empty() {
-        return Ok(format!("reloaded {file}: no setting differs\n"));
-    }
-    let mut text = format!("reloaded {file}:\n");
+    let mut text = format!("reloaded {file}:{}\n", if changed.is_empty() { " no setting differs" } else { "" });
     for Changed { key, old, new } in &changed {
         let is_whole = [old, new].into_iter().flatten().all(|value| value == WHOLE_CHANNEL || value == WHOLE_LINE);
         match (old, new) {
@@ -115,6 +112,9 @@ fn text(answer: &Value) -> anyhow::Result<String> {
     }
     for program in answer["restart_if_newer"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         writeln!(text, "restart {program} only if it was started while an added channel was removed")?;
+    }
+    for warning in answer["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        writeln!(text, "warning: {warning}")?;
     }
     Ok(text)
 }
@@ -232,6 +232,8 @@ mod tests {
         .assert_eq(&text(&answer).unwrap());
         let same = json!({ "config": "/etc/mdgw/mdgw.toml", "changed": [] });
         assert_eq!(text(&same).unwrap(), "reloaded /etc/mdgw/mdgw.toml: no setting differs\n");
+        let warned = json!({ "config": "/c", "changed": [], "warnings": ["election.link.key_file: gone"] });
+        assert_eq!(text(&warned).unwrap(), "reloaded /c: no setting differs\nwarning: election.link.key_file: gone\n");
         let keys = json!({ "config": "/etc/mdgw/keys", "keys": 3 });
         assert_eq!(text(&keys).unwrap(), "reloaded /etc/mdgw/keys: 3 keys\n");
     }

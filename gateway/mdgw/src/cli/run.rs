@@ -13,7 +13,7 @@ use mdgw_runtime::{
     gateway::{self, Gateway, GatewayReport, LoadReport, Overrides, PoolLoad},
 };
 use mdgw_status::control::reload_queue;
-use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, memory};
+use mdgw_sys::{affinity::usable_cores, drops::ReceiveBufferUse, host_memory::HostMemory, memory};
 use serde_json::{Value, json};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -69,6 +69,11 @@ impl From<TsRecvArg> for TsRecvMode {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
     let log = logging::start(&config.log, config.cold_cores(&usable_cores()));
+    if let Some(host) = HostMemory::read()
+        && let Some(warning) = config.compare_memory(&host).map_err(anyhow::Error::msg)?
+    {
+        tracing::warn!("{warning}");
+    }
     // Before buffers are allocated: later pages are locked when they are first touched.
     if config.gateway.lock_memory
         && let Err(error) = memory::lock_all()
@@ -291,8 +296,18 @@ impl Reloading<'_> {
                     tracing::warn!("{program} does not know an added channel before its next start");
                 }
                 *config = new;
+                let warnings = self.start_files.missing(config);
+                for warning in &warnings {
+                    tracing::warn!("{warning}");
+                }
                 let path = &self.args.config;
-                Ok(json!({ "config": path, "changed": changed, "restart": all, "restart_if_newer": if_newer }))
+                Ok(json!({
+                    "config": path,
+                    "changed": changed,
+                    "restart": all,
+                    "restart_if_newer": if_newer,
+                    "warnings": warnings,
+                }))
             }
             Err(refused) => {
                 for refused in &refused {

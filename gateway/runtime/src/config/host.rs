@@ -21,6 +21,7 @@ use mdgw_feeds::identity::GroupId;
 use mdgw_sys::{
     affinity::{pinnable_cores, usable_cores},
     disk_space::{free_bytes, is_disk_unwritable},
+    host_memory::HostMemory,
     interfaces::InterfaceAddress,
     kernel_fence::KernelFence,
     memory, permissions,
@@ -56,6 +57,8 @@ pub struct Host {
     pub old_igmp: Vec<Interface>,
     /// `net.ipv4.igmp_max_msf`: most sources of one group; `None` if it cannot be read.
     pub sources_max: Option<usize>,
+    /// Memory of the host, or of a cgroup around this process; `None` if the kernel does not show it.
+    pub memory: Option<HostMemory>,
     /// Why memory cannot be locked, if so.
     pub lock_refused: Option<String>,
     /// Attempts that this host refused: directories, addresses, keys, a backend, a priority.
@@ -108,6 +111,7 @@ impl Host {
             may_exceed_buffer_limit: may_exceed_buffer_limit(config),
             old_igmp: interfaces(config).filter(|interface| has_old_igmp(interface)).cloned().collect(),
             sources_max: read_sysctl("igmp_max_msf"),
+            memory: HostMemory::read(),
             lock_refused: memory::check_lockable().err().map(|error| error.to_string()),
             refused: faults,
             not_permitted,
@@ -168,6 +172,11 @@ impl Host {
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::has_group_slots) {
             found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
+        }
+        match self.memory.as_ref().and_then(|host| config.memory().compare(host)) {
+            Some(Err(fault)) => found.faults.push(fault),
+            Some(Ok(warning)) => found.warnings.push(warning),
+            None => (),
         }
         if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
             found
@@ -849,6 +858,18 @@ mod tests {
                 "interface eth2 has no carrier, so it carries no packets: look at its cable and the switch port",
             ]
         );
+    }
+
+    #[test]
+    fn a_host_with_too_little_memory_is_a_fault_or_a_warning() {
+        let config = Resolved::shipped();
+        let complete = complete_host(&config);
+        let with = |total_bytes| {
+            let memory = Some(HostMemory { total_bytes, ..HostMemory::default() });
+            let Findings { faults, warnings } = Host { memory, ..complete.clone() }.findings(&config);
+            (faults.len(), warnings.len())
+        };
+        assert_eq!([1 << 40, 512 << 20, 128 << 20].map(with), [(0, 0), (0, 1), (1, 0)]);
     }
 
     #[test]

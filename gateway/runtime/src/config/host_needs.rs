@@ -91,6 +91,7 @@ fn needs(config: &Resolved) -> Needs {
         lines: lines.collect(),
         output_interfaces,
         uses_loopback: addresses.any(|(_, value)| has_loopback_address(&value)),
+        memory_bytes: config.memory_needed_bytes(),
         lock_memory: config.gateway.lock_memory,
         directories: directories(config),
     }

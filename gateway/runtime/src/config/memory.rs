@@ -1,9 +1,17 @@
-//! How much memory a configuration takes, computed before any of it is allocated.
+//! How much memory a configuration takes, computed before any of it is allocated, and whether the host has it.
 
 use mdgw_feeds::book::BookLimits;
+use mdgw_sys::{
+    disk_space::{is_in_memory, used_bytes},
+    host_memory::HostMemory,
+};
 use mdgw_telemetry::{channel_metrics::ChannelCollector, stages::StageCollector};
 
-use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
+use super::{
+    quantity::Bytes,
+    reload::Refused,
+    resolved::{ChannelSetup, OrderStoreKind, Resolved},
+};
 
 /// Bytes by use. Books, windows and histograms are allocated at the start and never grow; logs grow to their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,9 +35,49 @@ pub(crate) struct Memory {
 impl Memory {
     #[must_use]
     pub(crate) fn total_bytes(self) -> u64 {
-        let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
-        self.logs_bytes + self.history_bytes + self.snapshots_bytes + own as u64
+        let own = self.start_bytes() + self.sockets_bytes as u64;
+        self.logs_bytes + self.history_bytes + self.snapshots_bytes + own
     }
+
+    /// What the gateway touches at its start. The rest grows to its limit.
+    fn start_bytes(self) -> u64 {
+        (self.books_bytes + self.windows_bytes + self.histograms_bytes) as u64
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            books_bytes: self.books_bytes + other.books_bytes,
+            snapshots_bytes: self.snapshots_bytes + other.snapshots_bytes,
+            windows_bytes: self.windows_bytes + other.windows_bytes,
+            logs_bytes: self.logs_bytes + other.logs_bytes,
+            histograms_bytes: self.histograms_bytes + other.histograms_bytes,
+            sockets_bytes: self.sockets_bytes + other.sockets_bytes,
+            history_bytes: self.history_bytes + other.history_bytes,
+        }
+    }
+
+    /// Why no gateway with this configuration can start on this host, or what it may lack later: a fault, else a warning.
+    pub(super) fn compare(self, host: &HostMemory) -> Option<Result<String, String>> {
+        let (start, total) = (self.start_bytes(), self.total_bytes());
+        let has = format!("{} has {}", owner(host), Bytes(host.total_bytes));
+        let lower = "lower orders_max, levels_max or instruments_max of its channels";
+        if start > host.total_bytes {
+            let takes = Bytes(start);
+            Some(Err(format!(
+                "memory: books, reorder windows and histograms take {takes} at the start, and {has}: {lower}"
+            )))
+        } else if total > host.total_bytes {
+            let takes = Bytes(total);
+            Some(Ok(format!("memory: the gateway takes up to {takes}, and {has}: {lower}, or gateway.retention_bytes")))
+        } else {
+            None
+        }
+    }
+}
+
+/// Whose memory it is, for a message.
+fn owner(host: &HostMemory) -> String {
+    host.cgroup.as_ref().map_or_else(|| "this host".to_owned(), |cgroup| format!("cgroup {cgroup} (memory.max)"))
 }
 
 impl Resolved {
@@ -42,34 +90,83 @@ impl Resolved {
             let slot_count = if channel_count > 0 { channel_count + pool.spare_channels } else { 0 };
             pool.threads.count() * StageCollector::memory_bytes(slot_count, self.latency.significant_digits)
         });
-        let leads = self.channels.iter().map(|channel| ChannelCollector::memory_bytes(channel.lines.len()));
+        let channels = self.channels.iter().map(|channel| self.channel_memory(channel));
+        let histograms_bytes = pools.sum();
+        channels.fold(Memory { histograms_bytes, ..Memory::default() }, Memory::and)
+    }
+
+    /// The memory of a channel, without the latency histograms of its slot.
+    fn channel_memory(&self, channel: &ChannelSetup) -> Memory {
+        let link = self.election.as_ref().and_then(|election| election.link.as_ref());
+        let takes_snapshots = self.takes_snapshots_of(channel.group);
         Memory {
-            books_bytes: self.channels.iter().map(books_bytes).sum(),
-            snapshots_bytes: self
-                .channels
-                .iter()
-                .filter(|channel| self.takes_snapshots_of(channel.group))
-                .map(|channel| snapshots_bytes(channel, self.snapshot_images(channel)))
-                .sum(),
-            windows_bytes: self
-                .channels
-                .iter()
-                .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + NEXT_SESSION_PACKET_BYTES))
-                .sum(),
-            logs_bytes: self.channels.len() as u64 * self.gateway.retention_bytes,
-            histograms_bytes: pools.sum::<usize>() + leads.sum::<usize>(),
-            sockets_bytes: self
-                .channels
-                .iter()
-                .flat_map(|channel| &channel.lines)
-                .map(|line| line.receive_buffer_bytes)
-                .sum(),
-            history_bytes: self
-                .election
-                .as_ref()
-                .and_then(|election| election.link.as_ref())
-                .map_or(0, |link| self.channels.len() as u64 * link.history_bytes as u64),
+            books_bytes: books_bytes(channel),
+            snapshots_bytes: if takes_snapshots { snapshots_bytes(channel, self.snapshot_images(channel)) } else { 0 },
+            windows_bytes: channel.window_packets * (WINDOW_PACKET_BYTES + NEXT_SESSION_PACKET_BYTES),
+            logs_bytes: self.gateway.retention_bytes,
+            histograms_bytes: ChannelCollector::memory_bytes(channel.lines.len()),
+            sockets_bytes: channel.lines.iter().map(|line| line.receive_buffer_bytes).sum(),
+            history_bytes: link.map_or(0, |link| link.history_bytes as u64),
         }
+    }
+
+    /// The memory that the gateway still has to take: without logs on a disk, and without logs that are there already.
+    #[must_use]
+    pub(crate) fn memory_needed_bytes(&self) -> u64 {
+        let on_disk = !is_in_memory(&self.gateway.log_dir);
+        let present = self.channels.iter().map(|channel| self.present_log_bytes(channel, on_disk));
+        self.memory().total_bytes().saturating_sub(present.sum())
+    }
+
+    /// What the log of a gateway should say about memory before the start.
+    ///
+    /// # Errors
+    /// If the host has less memory than the start takes.
+    pub fn compare_memory(&self, host: &HostMemory) -> Result<Option<String>, String> {
+        let memory = self.memory();
+        let later = memory.compare(host).transpose()?;
+        if later.is_some() || memory.start_bytes() <= host.available_bytes {
+            return Ok(later);
+        }
+        Ok(Some(format!(
+            "memory: books, reorder windows and histograms take {} at the start, and of the {} of {} {} are available: \
+             the kernel may kill this gateway or another process",
+            Bytes(memory.start_bytes()),
+            Bytes(host.total_bytes),
+            owner(host),
+            Bytes(host.available_bytes)
+        )))
+    }
+
+    /// Bytes of a channel's log that take no further memory.
+    fn present_log_bytes(&self, channel: &ChannelSetup, on_disk: bool) -> u64 {
+        let limit = self.gateway.retention_bytes;
+        if on_disk { limit } else { used_bytes(&self.gateway.log_directory(channel.id)).min(limit) }
+    }
+
+    /// Refuses channels that a reload would add, if they may take more memory than is available. Their books are touched when they
+    /// are built: the gateway, and all else on the host, would run out of memory.
+    pub(crate) fn refuse_without_memory(&self, added: &[&ChannelSetup], host: Option<HostMemory>) -> Vec<Refused> {
+        let Some(host) = host else { return Vec::new() };
+        let on_disk = !is_in_memory(&self.gateway.log_dir);
+        let needed = |channel: &ChannelSetup| {
+            self.channel_memory(channel).total_bytes().saturating_sub(self.present_log_bytes(channel, on_disk))
+        };
+        let all: u64 = added.iter().map(|channel| needed(channel)).sum();
+        if all <= host.available_bytes {
+            return Vec::new();
+        }
+        let refuse = |channel: &&ChannelSetup| {
+            let takes = Bytes(needed(channel));
+            let together = if added.len() > 1 { format!(", all added channels {}", Bytes(all)) } else { String::new() };
+            let (available, total, owner) = (Bytes(host.available_bytes), Bytes(host.total_bytes), owner(&host));
+            let reason = format!(
+                "it takes up to {takes} of memory{together}, and of the {total} of {owner} {available} are available: \
+                 lower its orders_max, levels_max or instruments_max"
+            );
+            Refused::table(format!("channel.{}", channel.name), reason)
+        };
+        added.iter().map(refuse).collect()
     }
 
     /// Images of a channel at a time: one that is being made, two that the service keeps, one that is sent to the snapshot group.
@@ -174,5 +271,91 @@ mod tests {
         assert_close(books_bytes(&levels), LevelBooks::new(levels.book).memory_bytes());
         let arbiter = Arbiter::new(ArbiterConfig { window_packets: 4_096, ..ArbiterConfig::default() });
         assert_close(4_096 * WINDOW_PACKET_BYTES, arbiter.memory_bytes());
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    fn host(total_bytes: u64, available_bytes: u64) -> HostMemory {
+        HostMemory { total_bytes, available_bytes, cgroup: None }
+    }
+
+    #[test]
+    fn books_beyond_the_hosts_memory_are_a_fault_and_what_grows_beyond_it_a_warning() {
+        let memory = Memory { books_bytes: 10 << 30, logs_bytes: 4 * GIB, history_bytes: GIB, ..Memory::default() };
+        assert_eq!(memory.compare(&host(15 * GIB, 0)), None);
+        let lower = "lower orders_max, levels_max or instruments_max of its channels";
+        assert_eq!(
+            memory.compare(&host(14 * GIB, 0)),
+            Some(Ok(format!(
+                "memory: the gateway takes up to 15 GiB, and this host has 14 GiB: {lower}, or gateway.retention_bytes"
+            )))
+        );
+        assert!(matches!(memory.compare(&host(10 * GIB, 0)), Some(Ok(_))));
+        let limited = HostMemory { cgroup: Some("/mdgw".to_owned()), ..host(9 * GIB, 0) };
+        assert_eq!(
+            memory.compare(&limited),
+            Some(Err(format!(
+                "memory: books, reorder windows and histograms take 10 GiB at the start, \
+                 and cgroup /mdgw (memory.max) has 9 GiB: {lower}"
+            )))
+        );
+    }
+
+    #[test]
+    fn a_reload_refuses_channels_that_need_more_memory_than_is_available() {
+        let mut config = Resolved::shipped();
+        config.gateway.log_dir = "/proc".into();
+        config.gateway.retention_bytes = GIB;
+        let mut huge = config.channels[0].clone();
+        (huge.book.orders_max, huge.book.levels_max) = (268_435_456, 268_435_456);
+        let other = config.channels[1].clone();
+        let refused = |added: &[&ChannelSetup], host| -> Vec<String> {
+            config.refuse_without_memory(added, host).iter().map(ToString::to_string).collect()
+        };
+        let needed = config.channel_memory(&huge).total_bytes() - GIB;
+        assert!(needed > 12 * GIB, "{needed}");
+        assert_eq!(refused(&[&huge], Some(host(24 * GIB, needed))), [""; 0]);
+        assert_eq!(refused(&[&huge], None), [""; 0], "unknown");
+        let [only] = &refused(&[&huge], Some(host(24 * GIB, needed - 1)))[..] else { panic!() };
+        let beginning = format!(
+            "channel.nasdaq: it takes up to {takes} of memory, and of the 24 GiB of this host {takes} are available: lower",
+            takes = Bytes(needed)
+        );
+        assert!(only.starts_with(&beginning), "{only}");
+        let both = refused(&[&huge, &other], Some(host(24 * GIB, needed)));
+        assert_eq!(both.len(), 2);
+        assert!(
+            both[1].starts_with("channel.iex-deep: it takes") && both[1].contains("all added channels"),
+            "{both:?}"
+        );
+    }
+
+    #[test]
+    fn a_start_is_refused_above_the_hosts_memory_and_warns_above_what_is_available() {
+        let config = Resolved::shipped();
+        let (start, total) = (config.memory().start_bytes(), config.memory().total_bytes());
+        assert_eq!(config.compare_memory(&host(total, start)), Ok(None));
+        let warning = config.compare_memory(&host(total, start - 1)).unwrap().unwrap();
+        assert!(warning.contains("are available: the kernel may kill this gateway"), "{warning}");
+        let warning = config.compare_memory(&host(total - 1, start)).unwrap().unwrap();
+        assert!(warning.contains("the gateway takes up to"), "{warning}");
+        let fault = config.compare_memory(&host(start - 1, start - 1)).unwrap_err();
+        assert!(fault.contains("take 329.1 MiB at the start, and this host has 329.1 MiB"), "{fault}");
+    }
+
+    #[test]
+    fn logs_count_as_memory_unless_they_are_on_a_disk_or_there_already() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut config = Resolved::shipped();
+        let of_logs = config.memory().logs_bytes;
+        config.gateway.log_dir = directory.path().to_owned();
+        let all = config.memory().total_bytes();
+        assert_eq!(config.memory_needed_bytes(), all);
+        let log = config.gateway.log_directory(config.channels[0].id);
+        std::fs::create_dir_all(&log).unwrap();
+        std::fs::write(log.join("segment"), vec![1; 1 << 20]).unwrap();
+        assert_eq!(config.memory_needed_bytes(), all - (1 << 20));
+        config.gateway.log_dir = "/proc".into();
+        assert_eq!(config.memory_needed_bytes(), all - of_logs);
     }
 }

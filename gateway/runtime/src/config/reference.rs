@@ -97,6 +97,8 @@ fn markdown() -> String {
         "\nAny other change is refused and needs a restart; the answer and the log name each key and the reason. A reload is applied as a whole, or not at all: with one refused key the configuration in force stays. \
         Files with keys, passwords and certificates are read at the start only. While the content of a file with a key or password differs from that at the start, a reload is refused and names the file; a renewed certificate is no obstacle. \
         A reload is refused too while the group or others have access to a file with a key or password, since the next start would be. \
+        A file with a key or password that is no longer there is a warning in the answer and no obstacle, since some hosts have it only while a process starts. \
+        A reload is refused if the channels that it adds may take more memory than [is available](install.md#memory). \
         The gateway uses none of the tables `[live]`, `[journal]`, `[nats]` and `[mirror]`, so a change there is no obstacle; `mdgw live`, `mdgw journal`, `mdgw nats` and `mdgw mirror` read them when they start, and `mdgw live` the file that `live.key_file` names again at `mdgw reload --live FILE` (by `live.control_socket`) or on SIGHUP.\n",
     );
     for table in &tables::TABLES {

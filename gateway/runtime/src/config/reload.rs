@@ -88,7 +88,7 @@ pub struct Changed {
 /// A change that needs a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The key, as in [`Resolved::settings`].
+    /// The key, as in [`Changed::key`].
     pub key: String,
     /// The value in force; `None`: unset.
     pub old: Option<String>,
@@ -240,10 +240,20 @@ fn lacking<'c>(these: &'c Resolved, others: &Resolved) -> Vec<&'c ChannelSetup> 
 fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
     let refuse = |reason: String| Some(Refused::table(format!("channel.{}", added.name), reason));
     if let Some(before) = old.channel(added.id) {
-        return refuse(format!(
-            "its id {} is that of channel {:?}: give the new channel another id, or remove that one by a reload of its own first",
-            added.id.0, before.name
-        ));
+        let mut without = old.clone();
+        without.channels.retain(|channel| channel.name != before.name);
+        let can_go_first = refuse_removed(old, &without, before).is_none();
+        let (id, name) = (added.id.0, &before.name);
+        return refuse(if can_go_first {
+            format!(
+                "its id {id} is that of channel {name:?}: give the new channel another id, or remove that one by a reload of its own first"
+            )
+        } else {
+            format!(
+                "its id {id} is that of channel {name:?}, which no reload can remove first: restart the gateway, or add the new channel \
+                 with another id by a reload first and then remove {name:?} by the next"
+            )
+        });
     }
     if let Some(refused) = refuse_fixed(old, added) {
         return Some(refused);
@@ -351,11 +361,16 @@ fn is_same(a: &OutputLine, b: &OutputLine) -> bool {
     (a.address, &a.interface) == (b.address, &b.interface)
 }
 
+/// An output line in what a reload reports. The numbers of lines change with each line that comes or goes.
+fn line_name(output: &OutputConfig, line: &OutputLine) -> String {
+    format!("output.{}.line {} on {}", output_name(output), line.address, line.interface)
+}
+
 /// The lines of an output for [`Resolved::changed_settings`]. A line that `other` lacks is one entry.
 fn named_lines(output: &OutputConfig, other: Option<&OutputConfig>) -> Vec<(String, String)> {
     let mut named = Vec::new();
     for line in &output.lines {
-        let name = format!("output.{}.line {} on {}", output_name(output), line.address, line.interface);
+        let name = line_name(output, line);
         if other.is_some_and(|other| other.lines.iter().any(|of_other| is_same(of_other, line))) {
             let settings = output_line_settings(line).into_iter();
             named.extend(settings.map(|(key, value)| (format!("{name}.{key}"), value)));
@@ -374,13 +389,13 @@ fn changed_lines(
     refused: &mut Vec<Refused>,
 ) -> Option<OutputLines> {
     let anew = line_anew(old, before);
-    for (index, line) in after.lines.iter().enumerate() {
+    for line in &after.lines {
         let Some(old) = before.lines.iter().find(|old| is_same(old, line)) else { continue };
         let (old, new) = (output_line_settings(old), output_line_settings(line));
         let (old, new): (BTreeMap<_, _>, BTreeMap<_, _>) = (old.into_iter().collect(), new.into_iter().collect());
         let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
         refused.extend(keys.into_iter().filter(|key| old.get(*key) != new.get(*key)).map(|key| Refused {
-            key: format!("output.{}.line[{index}].{key}", output_name(after)),
+            key: format!("{}.{key}", line_name(after, line)),
             old: old.get(key).cloned(),
             new: new.get(key).cloned(),
             reason: None,
@@ -447,9 +462,9 @@ fn why_election_fixed(key: &str) -> &'static str {
 
 const PROMISED: &str = "the gateway has made promises to the others by it";
 
-/// Whether a key is of a line of an output.
+/// Whether a key is of a line of an output, by its number or as [`line_name`] names it.
 fn is_of_line(key: &str) -> bool {
-    key.starts_with("output.") && key.contains(".line[")
+    key.starts_with("output.") && [".line[", ".line "].iter().any(|line| key.contains(line))
 }
 
 /// Name of the channel that a key is of.

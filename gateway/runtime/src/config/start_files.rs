@@ -36,7 +36,7 @@ impl StartFiles {
     }
 
     /// The files of the configuration in force whose content is another one than at the start, each once. A file that was removed
-    /// is left out: some hosts have a key there only while a process starts.
+    /// is left out: some hosts have a key there only while a process starts. [`Self::missing`] names it.
     #[must_use]
     pub fn changed(&self, config: &Resolved) -> Vec<Refused> {
         let mut named = BTreeMap::new();
@@ -59,6 +59,26 @@ impl StartFiles {
             Some(Refused::table(named.remove(path.as_path())?, reason))
         });
         refused.collect()
+    }
+
+    /// The files of the configuration in force that are no longer there, each once, as warnings.
+    #[must_use]
+    pub fn missing(&self, config: &Resolved) -> Vec<String> {
+        let mut named = BTreeMap::new();
+        for (key, path) in paths(config) {
+            named.entry(path).or_insert(key);
+        }
+        let is_missing = |path: &Path| {
+            self.files.contains_key(path) && path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        let missing = named.into_iter().filter(|(path, _)| is_missing(path));
+        let warning = |(path, key): (&Path, String)| {
+            let path = path.display();
+            format!(
+                "{key}: {path} is no longer there, and the next start needs it; the former content remains in effect"
+            )
+        };
+        missing.map(warning).collect()
     }
 
     /// The secret files of a configuration to which others than their owner have access, each once. The next start, and `mdgw check`,
@@ -183,7 +203,13 @@ mod tests {
         fs::remove_file(at("key")).unwrap();
         fs::write(at("tag-old"), "tag-old").unwrap();
         assert_eq!(texts(&start.changed(&config)), [""; 0]);
+        let missing = format!(
+            "election.link.key_file: {} is no longer there, and the next start needs it; the former content remains in effect",
+            at("key").display()
+        );
+        assert_eq!(start.missing(&config), [missing]);
         fs::create_dir(at("key")).unwrap();
+        assert_eq!(start.missing(&config), [""; 0]);
         let unreadable = texts(&start.changed(&config));
         assert!(unreadable.len() == 1 && unreadable[0].contains("can no longer be read"), "{unreadable:?}");
     }

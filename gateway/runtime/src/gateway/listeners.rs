@@ -80,6 +80,7 @@ pub(super) fn count_observed(counters: &ListenerCounters, observed: Observed) {
         Observed::Malformed => counters.count(Refusal::Malformed),
         Observed::TooLong => counters.count(Refusal::TooLong),
         Observed::Busy => counters.count(Refusal::Busy),
+        Observed::ForeignHost => counters.count(Refusal::ForeignHost),
     }
 }
 
@@ -204,12 +205,19 @@ mod tests {
         let mut listeners = Listeners::new(None);
         let counters = Arc::<ListenerCounters>::default();
         listeners.add(ADMIN, &counters);
-        let refused = [Observed::Displaced, Observed::Silent, Observed::Malformed, Observed::TooLong, Observed::Busy];
+        let refused = [
+            Observed::Displaced,
+            Observed::Silent,
+            Observed::Malformed,
+            Observed::TooLong,
+            Observed::Busy,
+            Observed::ForeignHost,
+        ];
         let observed = [Observed::Connection, Observed::Connection].into_iter().chain(refused);
         observed.for_each(|observed| count_observed(&counters, observed));
         let lines = RefusalLog::default().due(&listeners, MonoNs(1));
-        let reasons = "malformed 1, too_long 1, displaced 1, silent 1, busy 1";
-        assert_eq!(lines, [(ADMIN.to_owned(), 5, reasons.to_owned())]);
+        let reasons = "malformed 1, too_long 1, displaced 1, silent 1, busy 1, foreign_host 1";
+        assert_eq!(lines, [(ADMIN.to_owned(), 6, reasons.to_owned())]);
         assert_eq!(listeners.snapshots()[0].received, 2);
     }
 

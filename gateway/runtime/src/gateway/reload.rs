@@ -23,6 +23,7 @@ use mdgw_pair::pair_link::PairLink;
 use mdgw_sys::{
     batch::OutputIndex,
     clock::mono_now,
+    host_memory::HostMemory,
     sockets::{Egress, InterfaceDependents, Membership},
 };
 
@@ -92,6 +93,10 @@ impl Gateway {
         self.pools.iter_mut().for_each(PoolChannels::reclaim);
         self.check_slots(new, &added)?;
         self.check_outputs(&changes.outputs)?;
+        let refused = new.refuse_without_memory(&added, HostMemory::read());
+        if !refused.is_empty() {
+            return Err(refused);
+        }
         let mut output_slots = self.output_slots.clone();
         let mut sockets = OutputSockets::default();
         if let Err(refused) = self.open_outputs(&changes.outputs, &mut output_slots, &mut sockets) {

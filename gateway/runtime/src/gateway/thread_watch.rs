@@ -9,7 +9,10 @@
 
 use std::{collections::BTreeSet, fmt, ops::Range, time::Duration};
 
-use mdgw_election::sentinel::hang::{CHECKS_UNTIL_HANG, FenceState, HangDetector};
+use mdgw_election::{
+    core::Progress,
+    sentinel::hang::{CHECKS_UNTIL_HANG, FenceState, HangDetector},
+};
 use mdgw_feeds::{identity::GroupId, time::MonoNs};
 use mdgw_sys::{alarm::Alarm, progress::ProgressCounter};
 
@@ -30,6 +33,18 @@ impl HotThread {
         match self {
             Self::Election(_) => None,
             Self::Pool(name) => Some(name),
+        }
+    }
+
+    /// What the elections are told when these threads have stalled. A pool that has stopped or stalled comes first, since it
+    /// publishes nothing.
+    pub(super) fn progress(stalled: &[Self], has_pool_stopped: bool) -> Progress {
+        if has_pool_stopped || stalled.iter().any(|thread| thread.pool_thread().is_some()) {
+            Progress::PoolStuck
+        } else if stalled.is_empty() {
+            Progress::Running
+        } else {
+            Progress::ElectionStuck
         }
     }
 
@@ -308,6 +323,16 @@ mod tests {
         election.mark_busy();
         pool.mark_idle();
         assert_eq!(watch.check(|_| false, MonoNs(100 * INTERVAL_NS)), []);
+    }
+
+    #[test]
+    fn elections_learn_which_threads_are_stuck() {
+        let election = HotThread::Election(GroupId(1));
+        let pool = HotThread::Pool("main-0".to_owned());
+        assert_eq!(HotThread::progress(&[], false), Progress::Running);
+        assert_eq!(HotThread::progress(&[], true), Progress::PoolStuck);
+        assert_eq!(HotThread::progress(std::slice::from_ref(&election), false), Progress::ElectionStuck);
+        assert_eq!(HotThread::progress(&[election, pool], false), Progress::PoolStuck);
     }
 
     #[test]

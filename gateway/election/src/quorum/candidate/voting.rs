@@ -63,8 +63,8 @@ impl Candidate {
         let of_clock = Obstacle::of_clock(self.clock_rate, self.config.timing.rate_error_ppm);
         if of_clock.is_some() {
             of_clock
-        } else if self.progress == Progress::Stuck {
-            Some(Obstacle::NoProgress)
+        } else if let Some(stuck) = self.progress.obstacle() {
+            Some(stuck)
         } else if self.eligibility == Eligibility::Joining {
             Some(Obstacle::Joining)
         } else if next_epoch(self.node(), [self.highest_known]).is_none() {
