@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
+use rustix::{fs::FsWord, io::Errno};
 
 /// Bytes that this user may still write where the folder is, or will be: in its nearest folder that exists.
 ///
@@ -22,13 +22,12 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
 pub fn is_in_memory(folder: &Path) -> bool {
     nearest_existing(folder)
         .and_then(|existing| Ok(rustix::fs::statfs(&existing)?))
-        // `f_type` has another type on each platform.
-        .is_ok_and(|found| [TMPFS_MAGIC, RAMFS_MAGIC].iter().any(|magic| i64::from(found.f_type) == *magic))
+        .is_ok_and(|found| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&found.f_type))
 }
 
 /// `linux/magic.h`.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const TMPFS_MAGIC: FsWord = 0x0102_1994;
+const RAMFS_MAGIC: FsWord = 0x8584_58f6;
 
 /// Bytes that the files of a folder take. What cannot be read counts as 0.
 #[must_use]
