@@ -41,6 +41,17 @@ enum SessionEnd {
     Over,
 }
 
+/// What a stream has met on its way to a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    /// Messages of the session were missing.
+    has_hole: bool,
+    /// The session was over.
+    has_ended: bool,
+    /// The oldest entry of the log was not the beginning of its session.
+    pub(crate) began_incomplete: bool,
+}
+
 /// The next records of a channel.
 #[derive(Debug)]
 pub(crate) struct ChannelStream {
@@ -260,9 +271,17 @@ impl ChannelStream {
         self.state.keeps_books = false;
     }
 
-    /// Messages of the session are missing that another stream of the same channel had to do without.
-    pub(crate) fn inherit_hole(&mut self, has_hole: bool) {
-        self.state.has_hole |= has_hole;
+    /// What the next stream that comes to this place may not know from the log.
+    pub(crate) fn passed(&self) -> Passed {
+        Passed { has_hole: self.has_hole(), has_ended: self.has_ended(), began_incomplete: self.began_incomplete }
+    }
+
+    /// Another stream of the same channel has come to this place with that, and its client has had what follows from it.
+    pub(crate) fn inherit(&mut self, from: &Passed) {
+        self.state.has_hole |= from.has_hole;
+        if from.has_ended {
+            self.end_session(Duration::ZERO, Schemas::default(), &mut Chunk::default());
+        }
     }
 
     /// Whether messages of the session are missing behind its beginning.

@@ -82,6 +82,14 @@ impl Chunk {
         Self { bytes: Vec::with_capacity(CHUNK_BYTES + ROOM_BYTES), ..Self::default() }
     }
 
+    /// An empty chunk in the same memory.
+    pub(crate) fn emptied(self) -> Self {
+        let Self { mut bytes, mut runs, .. } = self;
+        bytes.clear();
+        runs.clear();
+        Self { bytes, runs, ..Self::default() }
+    }
+
     /// Appends a record. One whose length is not that in its header is left out: nobody could find the next one.
     #[inline]
     pub(crate) fn push(&mut self, record: &[u8], schemas: Schemas) {
@@ -232,6 +240,20 @@ mod tests {
         assert_eq!(chunk.records().count(), 1);
         assert!(chunk.index.get().is_some());
         assert_eq!(chunk.memory_bytes(), memory_bytes, "the ring counts the index from the start on");
+    }
+
+    #[test]
+    fn an_emptied_chunk_keeps_its_memory_and_nothing_else() {
+        let mut chunk = Chunk::with_room();
+        chunk.push(control::heartbeat(5).as_ref(), Schemas::MBO);
+        chunk.is_end_of_session = true;
+        assert_eq!(chunk.records().count(), 1);
+        let memory = chunk.bytes().as_ptr();
+        let mut chunk = chunk.emptied();
+        assert!(chunk.is_empty() && chunk.memory_bytes() == 0 && chunk.records().next().is_none());
+        chunk.push(dbn::MboMsg::default().as_ref(), Schemas::TRADES);
+        let schemas = chunk.whole().map(|(schemas, _)| schemas);
+        assert_eq!((chunk.bytes().as_ptr(), schemas), (memory, Some(Schemas::TRADES)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 use mdgw_publog::LogError;
 
 use super::{
-    channel::{ChannelSource, ChannelStream},
+    channel::{ChannelSource, ChannelStream, Passed},
     chunk::Chunk,
     intervals::push_end,
     place::LogPlace,
@@ -48,9 +48,9 @@ impl DatasetReader {
         self.channels.iter_mut().for_each(ChannelStream::keep_no_books);
     }
 
-    /// Records that another reader of the same logs had to do without are missing here too, for each channel.
-    pub(crate) fn inherit_holes(&mut self, from: &[bool]) {
-        self.channels.iter_mut().zip(from).for_each(|(channel, has_hole)| channel.inherit_hole(*has_hole));
+    /// Another reader of the same logs has come to this place with that, for each channel.
+    pub(crate) fn inherit(&mut self, from: &[Passed]) {
+        self.channels.iter_mut().zip(from).for_each(|(channel, from)| channel.inherit(from));
     }
 
     /// Whether a journal has gone before it was read, since the last call.
@@ -217,5 +217,31 @@ mod tests {
         log.add_trade_of(next_day, 1, 86_400_000_000_000);
         assert_eq!(read(long), (3, vec![3], true), "the next day is in a chunk of its own");
         assert_eq!(read(long), (1, vec![], false));
+    }
+
+    /// A replay goes on with another reader for a session that has had the end of the day.
+    #[test]
+    fn a_reader_that_takes_over_at_the_end_of_a_day_does_not_end_it_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut log = TestLog::new(&directory);
+        log.add_trade_of(restarted(7), 1, 5);
+        log.end_session(7, 2);
+        let mut next_day = restarted(7);
+        next_day[4] = 8;
+        log.add_trade_of(next_day, 1, 86_400_000_000_000);
+        let open = || DatasetReader::open(std::slice::from_ref(&log.source), &Arc::default()).unwrap();
+        let mut former = open();
+        let mut chunk = Chunk::default();
+        former.read(Schemas::OHLCV_1D, None, &mut chunk);
+        assert!(chunk.is_end_of_session && !chunk.bytes().is_empty());
+        let (places, mut next) = (former.next_places(), open());
+        while next.read(Schemas::default(), Some(&places), &mut Chunk::default()) > 0 {}
+        let passed: Vec<_> = former.channels().iter().map(ChannelStream::passed).collect();
+        next.inherit(&passed);
+        for reader in [&mut former, &mut next] {
+            let mut chunk = Chunk::default();
+            assert_eq!(reader.read(Schemas::OHLCV_1D, None, &mut chunk), 1);
+            assert!(!chunk.is_end_of_session && chunk.bytes().is_empty());
+        }
     }
 }

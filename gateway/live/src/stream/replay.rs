@@ -122,8 +122,9 @@ impl Replay {
     }
 }
 
-/// Chunks that wait for the session.
-const CHUNKS_MAX: usize = 2;
+/// Chunks that wait for the session: fewer let the reader and the session wait for each other, and a wake-up costs as much as a chunk.
+/// The logs of tests are small.
+const CHUNKS_MAX: usize = if cfg!(test) { 2 } else { 8 };
 
 /// Starts a replay on a thread for blocking work, together with others that want the same. It ends when the [`Replay`] is dropped.
 pub(crate) fn start(dataset: &Arc<Dataset>, schemas: Schemas, live_from: RingPosition) -> Replay {

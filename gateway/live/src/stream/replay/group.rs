@@ -5,6 +5,7 @@
 //! more, and another reader goes on where it left.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
@@ -18,10 +19,14 @@ use tokio::{
 
 use super::{
     super::{
-        channel::ChannelStream, chunk::Chunk, dataset::Dataset, place::LogPlace, reader::DatasetReader,
+        channel::{ChannelStream, Passed},
+        chunk::Chunk,
+        dataset::Dataset,
+        place::LogPlace,
+        reader::DatasetReader,
         ring::RingPosition,
     },
-    ReplayItem, ReplayState,
+    CHUNKS_MAX, ReplayItem, ReplayState,
 };
 use crate::schema::Schemas;
 
@@ -51,14 +56,12 @@ pub(crate) struct Member {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Resume {
     places: Vec<LogPlace>,
-    /// For each channel, whether records were missing in front of it.
-    holes: Vec<bool>,
+    channels: Vec<Passed>,
 }
 
 impl Resume {
     fn at(reader: &DatasetReader) -> Self {
-        let holes = reader.channels().iter().map(ChannelStream::has_hole).collect();
-        Self { places: reader.next_places(), holes }
+        Self { places: reader.next_places(), channels: reader.channels().iter().map(ChannelStream::passed).collect() }
     }
 }
 
@@ -110,6 +113,8 @@ struct Group<'a> {
     members: Vec<Member>,
     /// Schemas that all of them want.
     schemas: Schemas,
+    /// The latest chunks. Most members have sent the oldest of them.
+    handed: VecDeque<Arc<Chunk>>,
 }
 
 /// Adds replays that wait for a place, and starts a thread for them if one is free.
@@ -142,13 +147,17 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
     if !has_books {
         reader.keep_no_books();
     }
-    let mut group = Group { dataset, members, schemas };
-    if let Some(resume) = resume
-        && !group.read_up_to(&mut reader, &resume)
-    {
-        return;
+    let mut group = Group { dataset, members, schemas, handed: VecDeque::new() };
+    if let Some(resume) = resume {
+        let is_there = group.read_up_to(&mut reader, &resume);
+        let has_lost_beginning = |(now, before): (Passed, &Passed)| now.began_incomplete && !before.began_incomplete;
+        let mut channels = reader.channels().iter().map(ChannelStream::passed).zip(&resume.channels);
+        // Without the beginning, books would be others than those of the former reader.
+        if !is_there || has_books && channels.any(has_lost_beginning) {
+            return;
+        }
     }
-    while group.settle(&reader) {
+    while group.keep_alike(&reader) {
         // In this order: a chunk that the feeder made before it produced the schemas must not come after the target.
         let schemas = group.schemas;
         let is_produced = dataset.is_produced(schemas);
@@ -159,7 +168,7 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
             continue;
         }
         while !has_reached(&reader.next_places(), &target.first_places) {
-            if !group.settle(&reader) {
+            if !group.keep_alike(&reader) {
                 return;
             }
             if !has_books && needs_books(dataset, group.schemas) {
@@ -168,13 +177,15 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
             }
             let resume = Resume::at(&reader);
             let (until, is_start) = group.next_cut(&resume.places, &target);
-            let mut chunk = Chunk::with_room();
+            let mut chunk = group.new_chunk();
             let entries = reader.read(group.schemas, Some(&until), &mut chunk);
             if reader.take_lost_journal() {
                 group.hand_over(&Handed::LostJournal, &resume);
             }
             if !chunk.is_empty() {
-                group.hand_over(&Handed::Chunk(Arc::new(chunk)), &resume);
+                let chunk = Arc::new(chunk);
+                group.handed.push_back(Arc::clone(&chunk));
+                group.hand_over(&Handed::Chunk(chunk), &resume);
             }
             if entries == 0 {
                 // What is left up to there is gone from the log.
@@ -208,7 +219,7 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
 
 impl Group<'_> {
     /// Lets members go whose session has ended, or that no longer want what the others want. Returns whether anybody is left.
-    fn settle(&mut self, reader: &DatasetReader) -> bool {
+    fn keep_alike(&mut self, reader: &DatasetReader) -> bool {
         self.members.retain(|member| !member.has_left());
         if let [member] = self.members.as_slice() {
             self.schemas = member.wanted();
@@ -217,6 +228,12 @@ impl Group<'_> {
             self.let_go(&Resume::at(reader), |_, member| member.wanted() != schemas);
         }
         !self.members.is_empty()
+    }
+
+    /// An empty chunk. Its memory is that of the oldest one, if all have sent it: the kernel clears each page of new memory.
+    fn new_chunk(&mut self) -> Chunk {
+        let oldest = if self.handed.len() > CHUNKS_MAX + 1 { self.handed.pop_front() } else { None };
+        oldest.and_then(|chunk| Arc::try_unwrap(chunk).ok()).map_or_else(Chunk::with_room, Chunk::emptied)
     }
 
     /// Those members wait for a place of their own.
@@ -258,30 +275,32 @@ impl Group<'_> {
         self.members.retain(|member| !member.has_left());
         let is_blocked =
             |member: &Member| matches!(member.sender.try_send(member.item(item)), Err(TrySendError::Full(_)));
-        let mut blocked: Vec<usize> = Vec::new();
-        blocked
-            .extend(self.members.iter().enumerate().filter(|(_, member)| is_blocked(member)).map(|(index, _)| index));
+        let mut blocked: Vec<usize> =
+            (0..self.members.len()).filter(|index| is_blocked(&self.members[*index])).collect();
+        let interval = if self.members.len() == 1 { PATIENCE } else { GROUP_INTERVAL };
         let mut wait = Wait::begin(Instant::now());
-        while let Some(first) = blocked.first() {
-            // Until that one takes something; a permit that is not used is given back.
-            let room = self.members[*first].sender.reserve();
-            let interval = if self.members.len() == 1 { PATIENCE } else { GROUP_INTERVAL };
-            let _has_room = Handle::current().block_on(async { time::timeout(interval, room).await.is_ok() });
+        while let Some(index) = blocked.last() {
+            let member = &self.members[*index];
+            let room = async { time::timeout(interval, member.sender.reserve()).await };
+            if let Ok(permit) = Handle::current().block_on(room) {
+                // Without a permit the session has ended.
+                permit.into_iter().for_each(|permit| permit.send(member.item(item)));
+                blocked.pop();
+            }
+            let now = Instant::now();
+            if !wait.is_due(now) {
+                continue;
+            }
+            // Others may have room while that one has none.
             blocked.retain(|index| is_blocked(&self.members[*index]));
-            match wait.step(Instant::now(), &self.members, &blocked) {
+            match wait.step(now, &self.members, blocked.len()) {
                 Waiting::Goes => {}
-                Waiting::IsTooLong => {
-                    self.let_go(resume, |index, _| blocked.contains(&index));
-                    return;
-                }
+                Waiting::IsTooLong => return self.let_go(resume, |index, _| blocked.contains(&index)),
                 Waiting::HoldsUpOthersOfDataset if self.dataset.replays.has_waiting() => {
-                    for index in &blocked {
-                        self.members[*index].state.is_displaced.store(true, Relaxed);
-                    }
-                    self.members.clear();
-                    return;
+                    self.members.iter().for_each(|member| member.state.is_displaced.store(true, Relaxed));
+                    return self.members.clear();
                 }
-                Waiting::HoldsUpOthersOfDataset => wait = Wait::begin(Instant::now()),
+                Waiting::HoldsUpOthersOfDataset => wait = Wait::begin(now),
             }
         }
     }
@@ -292,7 +311,7 @@ impl Group<'_> {
             // The sessions have had these records.
             let mut passed = Chunk::default();
             if reader.read(Schemas::default(), Some(&resume.places), &mut passed) == 0 {
-                reader.inherit_holes(&resume.holes);
+                reader.inherit(&resume.channels);
                 return has_reached(&reader.next_places(), &resume.places);
             }
         }
@@ -333,9 +352,16 @@ impl Wait {
         Self { began: now, looked: now, held_up: Duration::ZERO, room: 0 }
     }
 
-    fn step(&mut self, now: Instant, members: &[Member], blocked: &[usize]) -> Waiting {
+    fn is_due(&self, now: Instant) -> bool {
+        now - self.looked >= GROUP_INTERVAL
+    }
+
+    fn step(&mut self, now: Instant, members: &[Member], blocked: usize) -> Waiting {
         let since = now - std::mem::replace(&mut self.looked, now);
-        if blocked.len() == members.len() {
+        if blocked == 0 {
+            return Waiting::Goes;
+        }
+        if blocked == members.len() {
             return if now - self.began >= PATIENCE { Waiting::HoldsUpOthersOfDataset } else { Waiting::Goes };
         }
         // Where the machine is what is slow, others take something meanwhile, and most still have something to take.

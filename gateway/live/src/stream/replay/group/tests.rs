@@ -24,7 +24,7 @@ impl Filled {
 
     /// The end of the ring when that many orders were in the log.
     fn after(orders: u64) -> RingPosition {
-        RingPosition { chunk: 0, first_places: vec![LogPlace { entry: orders + 1, part: None }], is_ended: false }
+        RingPosition { chunk: 0, first_places: vec![LogPlace { entry: orders, part: None }], is_ended: false }
     }
 
     pub(in crate::stream::replay) fn end(&self) -> RingPosition {
@@ -42,7 +42,7 @@ struct Session {
 type Received = [Vec<u8>; 2];
 
 fn member(wanted: Schemas, live_from: RingPosition) -> (Member, Session) {
-    let (sender, items) = mpsc::channel(super::super::CHUNKS_MAX);
+    let (sender, items) = mpsc::channel(CHUNKS_MAX);
     let state = Arc::new(ReplayState::new(wanted));
     (Member::new(sender, Arc::clone(&state), live_from), Session { items, state })
 }
@@ -90,7 +90,8 @@ fn members_of_a_group_get_byte_for_byte_what_a_replay_of_their_own_gets() {
     let filled = Filled::new(&directory, 6_000);
     let starts = [6_000, 2_500, 5_000, 2_500].map(Filled::after);
     let expected = starts.clone().map(|start| alone(&filled, Schemas::MBO, start));
-    assert!(expected.iter().all(|[before, behind]| before.len() + behind.len() == 6_000 * 56));
+    let lengths = expected.each_ref().map(|halves| halves.each_ref().map(|bytes| bytes.len() / 56));
+    assert_eq!(lengths, [[6_000, 0], [2_500, 3_500], [5_000, 1_000], [2_500, 3_500]]);
     let received = with_group(&filled, &starts.map(|start| (Schemas::MBO, start)), |sessions| {
         let threads = sessions.into_iter().map(|mut session| thread::spawn(move || session.receive()));
         threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
@@ -196,19 +197,19 @@ fn a_wait_that_holds_up_nobody_is_no_reason_to_let_a_member_go() {
     let began = Instant::now();
     let at = |ms| began + Duration::from_millis(ms);
     let mut wait = Wait::begin(began);
-    assert_eq!(wait.step(at(100), &members, &[0, 1, 2, 3]), Waiting::Goes, "it is the pace of all");
+    assert_eq!(wait.step(at(100), &members, 4), Waiting::Goes, "it is the pace of all");
     // The last one has taken all; the second and third still take something.
     while sessions[3].items.try_recv().is_ok() {}
     let mut wait = Wait::begin(began);
     for (ms, taking) in [(100, 1), (200, 2)] {
         sessions[taking].items.try_recv().unwrap();
-        assert_eq!(wait.step(at(ms), &members, &[0]), Waiting::Goes);
+        assert_eq!(wait.step(at(ms), &members, 1), Waiting::Goes);
     }
-    assert_eq!(wait.step(at(210), &members, &[0]), Waiting::Goes);
-    assert_eq!(wait.step(at(225), &members, &[0]), Waiting::IsTooLong, "nobody has taken anything for 25 ms");
+    assert_eq!(wait.step(at(210), &members, 1), Waiting::Goes);
+    assert_eq!(wait.step(at(225), &members, 1), Waiting::IsTooLong, "nobody has taken anything for 25 ms");
     let mut wait = Wait::begin(began);
     while sessions[1].items.try_recv().is_ok() {}
-    assert_eq!(wait.step(at(25), &members, &[0]), Waiting::IsTooLong, "half of them have nothing to take");
+    assert_eq!(wait.step(at(25), &members, 1), Waiting::IsTooLong, "half of them have nothing to take");
     let mut wait = Wait::begin(began + PATIENCE);
-    assert_eq!(wait.step(began + PATIENCE * 2, &members, &[0, 1, 2, 3]), Waiting::HoldsUpOthersOfDataset);
+    assert_eq!(wait.step(began + PATIENCE * 2, &members, 4), Waiting::HoldsUpOthersOfDataset);
 }
