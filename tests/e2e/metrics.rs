@@ -56,7 +56,7 @@ fn a_gateway_runs_without_its_admin_listener_until_the_port_is_free() {
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);
 }
 
-/// It delays nothing but itself, so nothing else shows it.
+/// A log that nobody reads delays no other thread, so these metrics alone show it.
 #[test]
 fn a_log_that_nobody_reads_is_in_the_metrics() {
     let fixture = GatewayFixture::new();
@@ -67,7 +67,7 @@ fn a_log_that_nobody_reads_is_in_the_metrics() {
     let (reader, writer) = std::io::pipe().unwrap();
     let (written, write_count) = mpsc::channel();
     let mut filler = writer.try_clone().unwrap();
-    // It waits for the reader from when the pipe is full until the test ends.
+    // Once the pipe is full, the filler waits in its write until somebody reads.
     let fill =
         thread::spawn(move || while filler.write_all(&[b'x'; 4_096]).is_ok_and(|()| written.send(()).is_ok()) {});
     while write_count.recv_timeout(Duration::from_secs(2)).is_ok() {}
@@ -86,7 +86,7 @@ fn a_log_that_nobody_reads_is_in_the_metrics() {
     assert_eq!(metric("mdgw_log_events_lost_total "), Some(0));
     // The gateway runs all the same.
     assert_eq!(get_at(listen, "/live").0, 200);
-    // So the filler's next block is its last.
+    // The filler ends after the block that it is writing.
     drop(write_count);
     let read = thread::spawn(move || std::io::copy(&mut { reader }, &mut std::io::sink()));
     wait_until("all is written once it is read", || metric("mdgw_log_events_waiting ") == Some(0));

@@ -168,7 +168,7 @@ fn each_condition_is_an_alarm_that_lasts(browser: &mut Chromium, tab: &Tab) {
     assert!(channels.contains("books suspect: messages of this session are missing here"), "{channels}");
 }
 
-/// It takes no answers, so who leads and whether the voters answer is unknown.
+/// A stuck election thread takes no answers, so who leads and whether the voters answer is unknown.
 fn a_stuck_election_thread_knows_no_leader_and_blames_no_voter(browser: &mut Chromium, tab: &Tab) {
     let stuck = "Object.assign(group, {
         election_stalled: true, has_leadership: false, leader: null, leader_unknown: 'the election thread here is stuck',

@@ -280,7 +280,7 @@ fn a_higher_epoch_of_an_earlier_run_is_forgotten_with_the_file_of_positions() {
 
     let restarted = standby.restart(&wanted());
     leader.publish(&log[21..31]);
-    // Nothing tells that packets were dropped.
+    // Time for packets that must not count.
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(restarted.channel_status().packets, 0, "the leader's packets are stale");
     let positions = |fixture: &GatewayFixture| std::fs::remove_file(fixture.path("state.json.positions")).unwrap();

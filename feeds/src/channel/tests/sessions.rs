@@ -545,6 +545,16 @@ fn an_unconfirmed_jump_is_accepted_after_silence() {
     assert_eq!((harness.channel.counters().sessions, harness.channel.next_deadline()), (2, None));
 }
 
+/// A channel that may ask a peer, once and nobody else, and has one message.
+fn itch_with_peer() -> (ChannelHarness, Stream) {
+    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
+    config.arbiter.recovery =
+        Some(RecoveryConfig { peer_attempts_max: 1, attempts_max: 0, ..RecoveryConfig::default() });
+    let (mut harness, mut stream) = (ChannelHarness::new(config), Stream::new(Feed::NasdaqItch));
+    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    (harness, stream)
+}
+
 /// The peer's channel, at the stream's end.
 fn peer_at(harness: &ChannelHarness, stream: &Stream, has_ended: bool) -> PeerPosition {
     let session = harness.channel.position().unwrap().0;
@@ -562,12 +572,7 @@ fn requests(harness: &mut ChannelHarness) -> Vec<(u64, u64)> {
 
 #[test]
 fn the_peers_position_makes_a_silent_channel_request_the_rest_of_the_session_and_its_end() {
-    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
-    config.arbiter.recovery =
-        Some(RecoveryConfig { peer_attempts_max: 1, attempts_max: 0, ..RecoveryConfig::default() });
-    let mut harness = ChannelHarness::new(config);
-    let mut stream = Stream::new(Feed::NasdaqItch);
-    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    let (mut harness, mut stream) = itch_with_peer();
     let rest = stream.packet(&[order(2), order(3)]);
     harness.output.take_text();
     let earlier = PeerPosition {
@@ -600,12 +605,7 @@ fn the_peers_position_makes_a_silent_channel_request_the_rest_of_the_session_and
 
 #[test]
 fn an_end_that_only_the_peer_reports_ends_nothing() {
-    let mut config = ChannelHarness::config(Feed::NasdaqItch, MBO);
-    config.arbiter.recovery =
-        Some(RecoveryConfig { peer_attempts_max: 1, attempts_max: 0, ..RecoveryConfig::default() });
-    let mut harness = ChannelHarness::new(config);
-    let mut stream = Stream::new(Feed::NasdaqItch);
-    harness.datagram(Line::A, &stream.packet(&[order(1)]));
+    let (mut harness, mut stream) = itch_with_peer();
     harness.channel.peer_reported(peer_at(&harness, &stream, true), harness.now);
     harness.wait();
     assert_eq!(requests(&mut harness), [(2, 3)]);

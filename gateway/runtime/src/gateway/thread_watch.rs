@@ -36,8 +36,7 @@ impl HotThread {
         }
     }
 
-    /// What the elections are told when these threads have stalled. A pool that has stopped or stalled comes first, since it
-    /// publishes nothing.
+    /// The elections' input while these threads stall. A pool that has stopped or stalled comes first, since it publishes nothing.
     pub(super) fn progress(stalled: &[Self], has_pool_stopped: bool) -> Progress {
         if has_pool_stopped || stalled.iter().any(|thread| thread.pool_thread().is_some()) {
             Progress::PoolStuck

@@ -175,24 +175,8 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
                 let Some(with_books) = group.reader_with_books(&reader) else { return };
                 (reader, has_books) = (with_books, true);
             }
-            let resume = Resume::at(&reader);
-            let (until, is_start) = group.next_cut(&resume.places, &target);
-            let mut chunk = group.new_chunk();
-            let entries = reader.read(group.schemas, Some(&until), &mut chunk);
-            if reader.take_lost_journal() {
-                group.hand_over(&Handed::LostJournal, &resume);
-            }
-            if !chunk.is_empty() {
-                let chunk = Arc::new(chunk);
-                group.handed.push_back(Arc::clone(&chunk));
-                group.hand_over(&Handed::Chunk(chunk), &resume);
-            }
-            if entries == 0 {
-                // What is left up to there is gone from the log.
-                if !is_start {
-                    break;
-                }
-                group.pass_start(&until);
+            if !group.read_chunk(&mut reader, &target) {
+                break;
             }
         }
         // The ring's end was taken before the feeder produced what was added since.
@@ -201,18 +185,7 @@ pub(super) fn run(dataset: &Arc<Dataset>, members: Vec<Member>) {
         }
         // Otherwise the session would count as a slow reader from the start: the replay goes on to a newer position.
         if dataset.ring.is_close(target.chunk) {
-            if target.is_ended {
-                let resume = Resume::at(&reader);
-                let mut chunk = Chunk::default();
-                reader.end_sessions(Duration::ZERO, schemas, &mut chunk);
-                group.pass_start(&target.first_places);
-                if !chunk.is_empty() {
-                    group.hand_over(&Handed::Chunk(Arc::new(chunk)), &resume);
-                }
-            }
-            let has_hole = reader.channels().iter().any(ChannelStream::has_hole);
-            group.hand_over(&Handed::Joined { position: target, has_hole }, &Resume::at(&reader));
-            return;
+            return group.join(reader, target, schemas);
         }
     }
 }
@@ -228,6 +201,42 @@ impl Group<'_> {
             self.let_go(&Resume::at(reader), |_, member| member.wanted() != schemas);
         }
         !self.members.is_empty()
+    }
+
+    /// Reads a chunk towards the target, and hands it over. Returns whether the target is still ahead: no, if the log has lost what is left
+    /// up to there.
+    fn read_chunk(&mut self, reader: &mut DatasetReader, target: &RingPosition) -> bool {
+        let resume = Resume::at(reader);
+        let (until, is_start) = self.next_cut(&resume.places, target);
+        let mut chunk = self.new_chunk();
+        let entries = reader.read(self.schemas, Some(&until), &mut chunk);
+        if reader.take_lost_journal() {
+            self.hand_over(&Handed::LostJournal, &resume);
+        }
+        if !chunk.is_empty() {
+            let chunk = Arc::new(chunk);
+            self.handed.push_back(Arc::clone(&chunk));
+            self.hand_over(&Handed::Chunk(chunk), &resume);
+        }
+        if entries == 0 && is_start {
+            self.pass_start(&until);
+        }
+        entries > 0 || is_start
+    }
+
+    /// The members go on with the ring. If the day is over there, they get what follows from its end first.
+    fn join(mut self, mut reader: DatasetReader, target: RingPosition, schemas: Schemas) {
+        if target.is_ended {
+            let resume = Resume::at(&reader);
+            let mut chunk = Chunk::default();
+            reader.end_sessions(Duration::ZERO, schemas, &mut chunk);
+            self.pass_start(&target.first_places);
+            if !chunk.is_empty() {
+                self.hand_over(&Handed::Chunk(Arc::new(chunk)), &resume);
+            }
+        }
+        let has_hole = reader.channels().iter().any(ChannelStream::has_hole);
+        self.hand_over(&Handed::Joined { position: target, has_hole }, &Resume::at(&reader));
     }
 
     /// An empty chunk. Its memory is that of the oldest one, if all have sent it: the kernel clears each page of new memory.
