@@ -62,7 +62,7 @@ impl ReloadingPair {
     fn begin_slow_reload(&self) -> (&MdgwProcess, String) {
         let config = self.config(1, 2, true);
         let (before, second) = config.split_at(config.find("name = \"two\"").unwrap());
-        let config = before.to_owned() + &second.replacen("orders_max = 262144", "orders_max = 16777216", 1);
+        let config = before.to_owned() + &second.replacen("orders_max = 65536", "orders_max = 16777216", 1);
         fs::write(self.pair.gateways.fixture(1).path("gateway.toml"), &config).unwrap();
         let gateway = self.pair.gateways.running(1).unwrap();
         gateway.signal(Signal::HangUp);

@@ -288,8 +288,8 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     assert!(reason.contains(advice), "{reason}");
     let reason = running.refuse(&two.replacen("name = \"two\"\n", "name = \"two\"\ngroup = 7\n", 1));
     assert!(reason.contains("channel.two: group 7 has no channel yet"), "{reason}");
-    let reason = running.refuse(&one.replacen("orders_max = 262144", "orders_max = 262145", 1));
-    assert!(reason.contains("channel.one.orders_max: 262145 needs a restart"), "{reason}");
+    let reason = running.refuse(&one.replacen("orders_max = 65536", "orders_max = 65537", 1));
+    assert!(reason.contains("channel.one.orders_max: 65537 needs a restart"), "{reason}");
 
     // What only the attempt shows: no such interface, and a port in use. The first line of the channel could be opened.
     let (before, last_line) = two.split_at(two.rfind("[[channel.line]]").unwrap());

@@ -76,9 +76,9 @@ impl GatewayOptions {
             dispatch: "leader-followers",
             io: "auto",
             gateway: String::new(),
-            // The window holds what a test's venue sends in seconds: on a crowded machine its request server waits that long
+            // Small, since a gateway touches all of its memory when it starts, and many tests start several. The window holds what a test's venue sends in seconds: on a crowded machine its request server waits that long
             // for a core, and a full window declares the gap before the answer comes.
-            channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\nwindow_packets = 16384\n"
+            channel: "orders_max = 65536\nlevels_max = 65536\ngap_timeout_us = 2000\nwindow_packets = 16384\n"
                 .to_owned(),
             has_recovery: true,
             allowed: "127.0.0.0/8",
@@ -87,7 +87,7 @@ impl GatewayOptions {
             snapshot_group: None,
             // Tests ask for a whole day within a second.
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
-            segment_bytes: 16 << 20,
+            segment_bytes: 4 << 20,
             retention_bytes: 256 << 20,
             latency: "",
         }

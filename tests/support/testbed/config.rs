@@ -47,10 +47,10 @@ impl Testbed {
         let buffer = receive_buffer.map_or(String::new(), |bytes| format!("receive_buffer_bytes = {bytes}\n"));
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
-             control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n\
+             control_socket = \"{}\"\nsegment_bytes = 4194304\nretention_bytes = 268435456\n\
              [[pool]]\nname = \"main\"\nthreads = 1\nwait = \"park\"\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"nasdaq-itch-5.0\"\n\
-             orders_max = {orders_max}\nlevels_max = 524288\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
+             orders_max = {orders_max}\nlevels_max = 131072\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
              [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
@@ -131,5 +131,5 @@ impl Testbed {
     }
 }
 
-/// Capacity of the books in the first revision, in orders; days of more than 8 million messages get more.
-const ORDERS_MAX: u64 = 1 << 20;
+/// Capacity of the books in the first revision, in orders; days of more than a million messages get more.
+const ORDERS_MAX: u64 = 1 << 17;
