@@ -500,3 +500,31 @@ fn two_gateways_that_begin_late_raise_late_start_and_count_no_gap() {
     let have_gaps = [1, 2].map(|node| has_gap(&log_entries(pair.gateways.fixture(node))));
     assert_eq!(have_gaps, [false, true]);
 }
+
+/// After the session only heartbeats go out. The shipped interval is a second, five times as long as an acknowledgement may take.
+#[test]
+fn a_standby_that_restarts_after_the_session_does_not_blame_the_leaders_output() {
+    let mut pair = ElectedPair::new(GatewayOptions { has_recovery: false, ..GatewayOptions::itch() });
+    let day = TradingDay::of(pair.gateways.fixture(1), 1_000);
+    let configs = [1, 2].map(|node| pair.config_text(node).replacen("heartbeat_ms = 100", "heartbeat_ms = 1000", 1));
+    pair.gateways.start(1, &configs[0]);
+    pair.wait_until_leads(1);
+    pair.gateways.start(2, &configs[1]);
+    pair.wait_until_eligible(2);
+    day.play_first_half(pair.gateways.fixture(1));
+    day.play_second_half(pair.gateways.fixture(1));
+    let has_received_all = |pair: &ElectedPair| {
+        let [leader, standby] = [1, 2].map(|node| pair.status(node).unwrap()["details"]["channels"][0].clone());
+        leader["state"] == "ended" && standby["packets_received"].as_u64() > Some(0)
+    };
+    wait_until("the session has ended", || has_received_all(&pair));
+    for _ in 0..3 {
+        let _log = pair.gateways.stop(2);
+        pair.gateways.start(2, &configs[1]);
+        wait_until("a heartbeat has arrived", || has_received_all(&pair));
+        pair.wait_until_eligible(2);
+    }
+    assert_eq!(pair.role(1), "leader");
+    let log = pair.gateways.stop(1);
+    assert!(!log.contains("output-failing") && !log.contains("fitness reduced"), "{log}");
+}

@@ -11,9 +11,13 @@
 //! higher epochs, above which the leader goes. Where the leader has stopped publishing, the forger also sends positions up to the
 //! standby's own input. It does so too where the leader's kernel refuses to send. It does not send positions that the leader has published or is about to publish: these do acknowledge
 //! (weakness 17). Standby and link may stand still for a while; the first report afterwards is older than the packets that wait.
+//! The leader notices what it has published a little later, or, where its cold threads wait for a core, much later. The market may
+//! be quiet, so that only heartbeats go out, while the standby restarts.
 //!
 //! Checked: a leader whose output arrives never counts as not received, and a leader whose output cable has died, or whose kernel sends
 //! nothing any more, counts as not received from the product's time limit on.
+
+use std::collections::BTreeMap;
 
 use mdgw_captures::random::Random;
 use mdgw_feeds::{
@@ -45,6 +49,10 @@ struct AckSetup {
     counts_refusals: bool,
     /// Time counts only while reports come.
     counts_reports: bool,
+    /// A report counts only when the leader has noticed all that it had sent by then.
+    counts_noticed_output: bool,
+    /// A peer that has just started may wait for the next packet.
+    waits_for_packet: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +66,17 @@ enum Cable {
     Refused,
     /// The output arrives, but the standby stands still for a while, or its link does.
     StandbyPauses,
+    /// The output arrives, and the leader notices what it has published a good deal later from some time on.
+    LeaderNoticesLate,
+    /// The output arrives. The market is quiet, and the standby restarts.
+    StandbyRestarts,
+}
+
+impl Cable {
+    /// Time between two packets where there is no message.
+    fn heartbeat_ms(self) -> u64 {
+        if self == Self::StandbyRestarts { 500 } else { 10 }
+    }
 }
 
 impl AckSetup {
@@ -70,6 +89,8 @@ impl AckSetup {
             separates_epochs: true,
             counts_refusals: true,
             counts_reports: true,
+            counts_noticed_output: true,
+            waits_for_packet: true,
         }
     }
 }
@@ -96,10 +117,14 @@ struct AckSimulation {
     died_ms: u64,
     /// The leader publishes nothing new from that time on.
     stalls_ms: u64,
+    /// The venue sends no message from that time on.
+    quiet_ms: u64,
     /// When the standby's reports stop, and when they go on.
     pause_ms: (u64, u64),
     /// The standby takes no packets either in the pause, and until after its next report.
     pauses_input: bool,
+    /// From when on, and how much later than it sends, the leader notices what it has published.
+    notices_late_ms: (u64, u64),
     /// The forger answers each packet of the leader at once.
     is_forger_fast: bool,
     /// The standby had acknowledged this position when the cable died, or some time ago. The forger sends positions before it.
@@ -114,6 +139,8 @@ struct Leader {
     raises: Option<(u64, Epoch)>,
     /// Everything before this sequence was published.
     published: u64,
+    /// What it had published at each millisecond of this leadership.
+    published_at_ms: BTreeMap<u64, u64>,
     watch: FitnessWatch,
     /// The last report of the standby, and when it arrived.
     peer_received: Option<StreamPosition>,
@@ -134,7 +161,7 @@ impl AckSimulation {
     fn new(seed: u64, setup: AckSetup) -> Self {
         let mut random = Random::new(seed);
         let died_ms = match setup.cable {
-            Cable::Works | Cable::StandbyPauses => u64::MAX,
+            Cable::Works | Cable::StandbyPauses | Cable::LeaderNoticesLate | Cable::StandbyRestarts => u64::MAX,
             Cable::Dies | Cable::Refused => 300 + random.below(500),
             Cable::DiesAfterTakeover => TAKEOVER_MS + 20 + random.below(20),
         };
@@ -143,13 +170,19 @@ impl AckSimulation {
             Cable::Refused => died_ms,
             _ => u64::MAX,
         };
-        let pause_ms = if setup.cable == Cable::StandbyPauses {
+        let pause_ms = if matches!(setup.cable, Cable::StandbyPauses | Cable::StandbyRestarts) {
             let begin = 300 + random.below(400);
             (begin, begin + 20 + random.below(980))
         } else {
             (u64::MAX, u64::MAX)
         };
-        let pauses_input = random.chance(0.5);
+        let pauses_input = setup.cable == Cable::StandbyRestarts || random.chance(0.5);
+        let quiet_ms = if setup.cable == Cable::StandbyRestarts { 200 + random.below(800) } else { u64::MAX };
+        let notices_late_ms = if setup.cable == Cable::LeaderNoticesLate {
+            (300 + random.below(400), 50 + random.below(600))
+        } else {
+            (0, random.below(NOTICE_MS_MAX))
+        };
         let mut tracker = ReceiveTracker::new(HOLE_NS_MAX);
         if !setup.confirms_positions {
             tracker.confirm_through(StreamPosition::at(session(u32::MAX), Sequence(1)), MonoNs(0));
@@ -163,7 +196,15 @@ impl AckSimulation {
             last: None,
         };
         let watch = FitnessWatch::default();
-        let leader = Leader { epoch, raises: None, published: 1, watch, peer_received: None, reported_at: None };
+        let leader = Leader {
+            epoch,
+            raises: None,
+            published: 1,
+            published_at_ms: BTreeMap::new(),
+            watch,
+            peer_received: None,
+            reported_at: None,
+        };
         let is_forger_fast = random.chance(0.3);
         Self {
             setup,
@@ -175,8 +216,10 @@ impl AckSimulation {
             in_flight: Vec::new(),
             died_ms,
             stalls_ms,
+            quiet_ms,
             pause_ms,
             pauses_input,
+            notices_late_ms,
             is_forger_fast,
             acknowledged_before: 1,
         }
@@ -194,14 +237,18 @@ impl AckSimulation {
 
     /// One millisecond.
     fn step(&mut self) -> Option<AckViolation> {
-        self.venue_next += if self.random.chance(0.7) { self.random.below(5) } else { 0 };
-        let received = self.venue_next - self.random.below(5).min(self.venue_next - 1);
+        let is_quiet = self.now_ms >= self.quiet_ms;
+        self.venue_next += if self.random.chance(0.7) && !is_quiet { self.random.below(5) } else { 0 };
+        let received = self.venue_next - if is_quiet { 0 } else { self.random.below(5).min(self.venue_next - 1) };
         self.standby.input = self.standby.input.max(received);
+        if self.setup.cable == Cable::StandbyRestarts && self.now_ms == self.pause_ms.1 {
+            self.restart_standby();
+        }
         if self.setup.cable == Cable::DiesAfterTakeover && self.now_ms == TAKEOVER_MS {
             self.take_over();
         }
-        self.raise_epoch();
-        self.publish();
+        let has_raised_epoch = self.raise_epoch();
+        self.publish(has_raised_epoch);
         self.send_forged();
         let (pause_begins, pause_ends) = self.pause_ms;
         if !self.pauses_input || !(pause_begins..pause_ends.saturating_add(REPORT_MS)).contains(&self.now_ms) {
@@ -216,34 +263,49 @@ impl AckSimulation {
         self.judge()
     }
 
+    /// The standby has forgotten what it received. Its input is whole again.
+    fn restart_standby(&mut self) {
+        let epochs = KnownEpochs::new(self.leader.epoch, JUMP_MAX);
+        let AckStandby { input, .. } = self.standby;
+        let tracker = ReceiveTracker::new(HOLE_NS_MAX);
+        self.standby = AckStandby { tracker, epochs, input, furthest_of_all: None, last: None };
+        self.in_flight.clear();
+    }
+
     /// The next leader received less than the standby, and its first sample is of its own leadership.
     fn take_over(&mut self) {
         let published = self.leader.published.saturating_sub(600).max(1);
         let epoch = Epoch::new(self.leader.epoch.count() + 1, 3);
         let Leader { peer_received, reported_at, .. } = self.leader;
         let watch = FitnessWatch::default();
-        self.leader = Leader { epoch, raises: None, published, watch, peer_received, reported_at };
+        let published_at_ms = BTreeMap::new();
+        self.leader = Leader { epoch, raises: None, published, published_at_ms, watch, peer_received, reported_at };
     }
 
-    fn raise_epoch(&mut self) {
-        if let Some((_, above)) = self.leader.raises.take_if(|(at_ms, _)| *at_ms <= self.now_ms) {
+    fn raise_epoch(&mut self) -> bool {
+        let due = self.leader.raises.take_if(|(at_ms, _)| *at_ms <= self.now_ms);
+        if let Some((_, above)) = due {
             self.leader.epoch = Epoch::new(above.count() + 1, self.leader.epoch.node());
         }
+        due.is_some()
     }
 
-    fn publish(&mut self) {
+    /// Each new epoch begins with a heartbeat.
+    fn publish(&mut self, has_raised_epoch: bool) {
         let from = self.leader.published;
         // At most twice the venue's rate while it catches up.
         let until = self.venue_next.min(from + 4).max(from);
         self.leader.published = if self.now_ms >= self.stalls_ms { from } else { until };
-        let is_heartbeat_due = self.now_ms.is_multiple_of(10);
+        self.leader.published_at_ms.insert(self.now_ms, self.leader.published);
+        let is_heartbeat_due = has_raised_epoch || self.now_ms.is_multiple_of(self.setup.cable.heartbeat_ms());
         if self.leader.published == from && !is_heartbeat_due {
             return;
         }
         if self.setup.cable == Cable::Refused && self.now_ms >= self.died_ms {
             return;
         }
-        if self.now_ms < self.died_ms && !self.random.chance(0.02) {
+        let is_lost = self.random.chance(0.02) && self.setup.cable != Cable::StandbyRestarts;
+        if self.now_ms < self.died_ms && !is_lost {
             let arrives_ms = self.now_ms + self.random.below(3);
             self.in_flight.push((arrives_ms, span(from, self.leader.published), self.leader.epoch));
         }
@@ -319,7 +381,13 @@ impl AckSimulation {
 
     fn judge(&mut self) -> Option<AckViolation> {
         let now = self.now();
-        let Leader { watch, published, peer_received, reported_at, .. } = &mut self.leader;
+        // When the leader notices late, it stands still for that time first.
+        let (late_from_ms, late_ms) = self.notices_late_ms;
+        let noticed_ms = self.now_ms.saturating_sub(late_ms).max(self.now_ms.min(late_from_ms));
+        let Leader { watch, published_at_ms, peer_received, reported_at, .. } = &mut self.leader;
+        let (_, published) = published_at_ms.range(..=noticed_ms).next_back()?;
+        let noticed_ms = if self.setup.counts_noticed_output { noticed_ms } else { self.now_ms };
+        let published_as_of = MonoNs(noticed_ms * 1_000_000);
         let is_refused = self.setup.cable == Cable::Refused && self.setup.counts_refusals;
         let output_refused_ns = if is_refused { self.now_ms.saturating_sub(self.died_ms) * 1_000_000 } else { 0 };
         let published = StreamPosition::at(session(0), Sequence(*published));
@@ -330,9 +398,17 @@ impl AckSimulation {
         };
         let published = Some(published);
         let reported_at = if self.setup.counts_reports { *reported_at } else { Some(now) };
-        let channel =
-            ChannelSample { published, peer_received, reported_at, output_refused_ns, ..ChannelSample::default() };
-        let sample = FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() };
+        let channel = ChannelSample {
+            published,
+            published_as_of,
+            peer_received,
+            reported_at,
+            output_refused_ns,
+            ..ChannelSample::default()
+        };
+        let heartbeat_ns = if self.setup.waits_for_packet { self.setup.cable.heartbeat_ms() * 1_000_000 } else { 0 };
+        let channels = vec![channel];
+        let sample = FitnessSample { channels, heartbeat_ns, peer_receives_probe: true, ..FitnessSample::default() };
         let counts_as_dead = watch.update(&sample, now).output_not_received;
         let (at_ms, died_ms) = (self.now_ms, self.died_ms);
         if at_ms <= died_ms && counts_as_dead {
@@ -365,14 +441,25 @@ const END_MS: u64 = 2_000;
 const REPORT_MS: u64 = 20;
 /// Duration of a swap that raises the epoch.
 const RAISE_MS: u64 = 5;
-/// A leader may miss the acknowledgement for 200 ms. Before and after come one report, one sample and the packets in flight.
-const NOTICED_MS_MAX: u64 = 200 + 3 * REPORT_MS;
+/// How late a leader notices its own output in general: its cold threads look each millisecond.
+const NOTICE_MS_MAX: u64 = 5;
+/// A leader may miss the acknowledgement for 200 ms. Before and after come one report, one sample and the packets in flight. The last report
+/// counts one sample later, when the leader has noticed its output.
+const NOTICED_MS_MAX: u64 = 200 + 4 * REPORT_MS;
 /// As in the product.
 const HOLE_NS_MAX: u64 = 500_000_000;
 
 #[test]
 fn forged_positions_neither_hide_a_dead_output_nor_end_a_received_one() {
-    for cable in [Cable::Works, Cable::Dies, Cable::DiesAfterTakeover, Cable::Refused, Cable::StandbyPauses] {
+    for cable in [
+        Cable::Works,
+        Cable::Dies,
+        Cable::DiesAfterTakeover,
+        Cable::Refused,
+        Cable::StandbyPauses,
+        Cable::LeaderNoticesLate,
+        Cable::StandbyRestarts,
+    ] {
         for_seeds(&format!("acknowledgements, {cable:?}"), SEEDS, |seed| {
             let violation = AckSimulation::new(seed, AckSetup::all_of(cable)).run();
             violation.map_or(Ok(()), |violation| Err(format!("{cable:?}: {violation:?}")))
@@ -430,6 +517,18 @@ fn acknowledgements_of_a_former_leader_hide_a_dead_output() {
 fn time_without_reports_ends_a_received_leadership_when_the_standby_pauses() {
     let setup = AckSetup { counts_reports: false, ..AckSetup::all_of(Cable::StandbyPauses) };
     assert_violation_found("the reports", setup, ends_received_output);
+}
+
+#[test]
+fn reports_of_output_that_the_leader_has_not_noticed_end_a_received_leadership() {
+    let setup = AckSetup { counts_noticed_output: false, ..AckSetup::all_of(Cable::LeaderNoticesLate) };
+    assert_violation_found("the leader's notice of its own output", setup, ends_received_output);
+}
+
+#[test]
+fn a_wait_that_no_packet_begins_ends_a_received_leadership_when_the_standby_restarts() {
+    let setup = AckSetup { waits_for_packet: false, ..AckSetup::all_of(Cable::StandbyRestarts) };
+    assert_violation_found("the packet that begins the wait", setup, ends_received_output);
 }
 
 #[test]

@@ -17,6 +17,8 @@ pub struct FitnessSample {
     /// The peer receives its own probes on the group. So if the peer does not receive our output, our output is at
     /// fault.
     pub peer_receives_probe: bool,
+    /// A gateway that leads sends a packet on each channel at least so often, ns.
+    pub heartbeat_ns: u64,
     /// This gateway does not receive its own probes, and does not lead. It could neither report what was published nor
     /// whether its output is received.
     pub receive_path_failed: bool,
@@ -33,6 +35,8 @@ pub struct ChannelSample {
     pub peer_state: Option<ChannelState>,
     /// How far this gateway has published; `None` while it does not lead.
     pub published: Option<StreamPosition>,
+    /// What this gateway had sent at that time is part of `published`.
+    pub published_as_of: MonoNs,
     /// How far the peer has reported to have received.
     pub peer_received: Option<StreamPosition>,
     /// When the peer's last report of the channel arrived; `None`: none has.
@@ -57,10 +61,18 @@ pub struct FitnessWatch {
 struct Acknowledgement {
     /// The position that it has yet to acknowledge.
     unconfirmed: StreamPosition,
+    /// When this gateway began to wait for it.
+    begun: MonoNs,
+    /// Whether a packet has gone out since then, which the peer should have received, and a time before that packet.
+    is_sent: bool,
     since: MonoNs,
-    /// When the peer's last report arrived, and in how many samples since then there was a newer one.
+    /// The peer has reported that it has received nothing at all.
+    has_received_nothing: bool,
+    /// When the last report arrived that counts, and how many have counted since the packet.
     reported_at: MonoNs,
     reports: u8,
+    /// When a report arrived that does not count yet, since it is newer than this gateway's notice of its own output.
+    waiting_report_at: Option<MonoNs>,
     /// The peer has acknowledged a position before.
     was_received: bool,
     /// A report of the peer that was beyond what this gateway had published: a packet of another sender, or this gateway has not noticed yet
@@ -94,8 +106,10 @@ impl FitnessWatch {
         let behind = sample.channels.iter().filter(|channel| self.is_behind_peer(channel, now)).count();
         // An interface is down, or a filter forbids the packets. The peer has nothing to acknowledge then.
         let is_refused = |channel: &ChannelSample| channel.output_refused_ns >= CONFIRM_NS_MAX;
-        let not_received =
-            sample.channels.iter().filter(|channel| self.is_unconfirmed(channel, now) || is_refused(channel));
+        let not_received = sample
+            .channels
+            .iter()
+            .filter(|channel| self.is_unconfirmed(channel, sample.heartbeat_ns, now) || is_refused(channel));
         let not_received = not_received.count();
         Fitness {
             output_not_received: sample.receive_path_failed || not_received > 0 && sample.peer_receives_probe,
@@ -124,16 +138,20 @@ impl FitnessWatch {
     }
 
     /// Whether the peer should have acknowledged by now what this gateway published some time ago, and has not.
-    fn is_unconfirmed(&mut self, channel: &ChannelSample, now: MonoNs) -> bool {
+    fn is_unconfirmed(&mut self, channel: &ChannelSample, heartbeat_ns: u64, now: MonoNs) -> bool {
         let Some(published) = channel.published else {
             self.acknowledgements.remove(&channel.channel);
             return false;
         };
         let new = Acknowledgement {
             unconfirmed: published,
+            begun: now,
             since: now,
+            is_sent: false,
+            has_received_nothing: channel.peer_received.is_none(),
             reported_at: channel.reported_at.unwrap_or_default(),
             reports: 0,
+            waiting_report_at: None,
             was_received: false,
             beyond: None,
         };
@@ -149,10 +167,23 @@ impl FitnessWatch {
         // A lower report is of another leadership, or takes the first one back.
         let is_open = |position: &StreamPosition| *position > published && Some(*position) <= channel.peer_received;
         known.beyond = known.beyond.filter(is_open).or(beyond);
+        // A peer that has just started has received nothing of a channel that is quiet, or whose session has ended, until the next heartbeat.
+        let has_restarted = channel.peer_received.is_none() && !known.has_received_nothing;
+        if has_restarted {
+            *known = Acknowledgement { was_received: known.was_received, ..new };
+        }
+        known.is_sent |= published > known.unconfirmed || now.since(known.begun) > heartbeat_ns;
+        if !known.is_sent {
+            (known.since, known.reports) = (now, 0);
+        }
         // A peer, or a link, that stands still says nothing of the output. The first reports after a pause may be older than the
-        // packets that wait at the peer.
-        if let Some(at) = channel.reported_at.filter(|at| *at > known.reported_at) {
-            (known.reported_at, known.reports) = (at, known.reports.saturating_add(1));
+        // packets that wait at the peer. While this gateway notices its own output late, an acknowledgement looks like a forged one.
+        for at in [known.waiting_report_at.take(), channel.reported_at].into_iter().flatten() {
+            if at > channel.published_as_of {
+                known.waiting_report_at.get_or_insert(at);
+            } else if at > known.reported_at {
+                (known.reported_at, known.reports) = (at, known.reports.saturating_add(1));
+            }
         }
         known.reports >= REPORTS_MIN && known.reported_at.since(known.since) >= CONFIRM_NS_MAX
     }
@@ -170,7 +201,7 @@ pub fn has_no_gaps(state: ChannelState) -> bool {
 
 /// How long a peer may take to acknowledge output, and how long the kernel may refuse all of it, ns: ten periods of position reports.
 const CONFIRM_NS_MAX: u64 = 200_000_000;
-/// The output is not received if so many samples in a row have a newer report and none of them acknowledges it.
+/// The output is not received if so many reports count and none of them acknowledges it.
 const REPORTS_MIN: u8 = 4;
 /// How long a peer's channel must have been without gaps to count as better than this gateway's, ns.
 const PEER_INTACT_NS_MIN: u64 = 1_000_000_000;
@@ -198,9 +229,11 @@ mod tests {
         FitnessSample { channels: vec![channel], peer_receives_probe: true, ..FitnessSample::default() }
     }
 
-    /// The same sample, with reports that arrive at that time.
+    /// The same sample, with reports that arrive at that time, when this gateway has noticed all of its output.
     fn reported(mut sample: FitnessSample, ms: u64) -> FitnessSample {
-        sample.channels.iter_mut().for_each(|channel| channel.reported_at = Some(MonoNs(ms * MS)));
+        for channel in &mut sample.channels {
+            (channel.reported_at, channel.published_as_of) = (Some(MonoNs(ms * MS)), MonoNs(ms * MS));
+        }
         sample
     }
 
@@ -286,6 +319,7 @@ mod tests {
             published: at(sequence),
             peer_received: at(8),
             reported_at: Some(MonoNs(reported_ms * MS)),
+            published_as_of: MonoNs(reported_ms * MS),
             ..ChannelSample::default()
         };
         let mut watch = FitnessWatch::default();
@@ -351,22 +385,91 @@ mod tests {
         assert_eq!(update(40, 31, 400), (true, false));
     }
 
+    /// The session has ended, or the market is quiet, and the peer has just started.
+    #[test]
+    fn a_peer_that_has_just_started_may_wait_for_the_next_heartbeat() {
+        for received_ms in [None, Some(990)] {
+            let mut watch = FitnessWatch::default();
+            let mut not_received = |published, ms: u64| {
+                let channel = ChannelSample {
+                    published: at(published),
+                    peer_received: received_ms.filter(|at| *at <= ms).and_then(|_| at(5)),
+                    ..ChannelSample::default()
+                };
+                let sample = FitnessSample { heartbeat_ns: 1_000 * MS, ..sample(channel) };
+                watch.update(&reported(sample, ms), MonoNs(ms * MS)).output_not_received
+            };
+            for ms in (0..=1_150).step_by(50) {
+                assert!(!not_received(5, ms), "{ms} ms");
+            }
+            assert_eq!(not_received(5, 1_200), received_ms.is_none(), "the heartbeat should have arrived");
+        }
+        // A message comes before the heartbeat does.
+        let mut watch = FitnessWatch::default();
+        let mut not_received = |published, ms: u64| {
+            let channel = ChannelSample { published: at(published), ..ChannelSample::default() };
+            let sample = FitnessSample { heartbeat_ns: 1_000 * MS, ..sample(channel) };
+            watch.update(&reported(sample, ms), MonoNs(ms * MS)).output_not_received
+        };
+        for ms in (0..450).step_by(50) {
+            assert!(!not_received(if ms < 300 { 5 } else { 6 }, ms), "{ms} ms: the message went out after 250 ms");
+        }
+        assert!(not_received(6, 450));
+        // The peer restarts before its silence is noticed.
+        let mut watch = FitnessWatch::default();
+        let mut not_received = |peer_received, ms: u64| {
+            let channel = ChannelSample { published: at(5), peer_received, ..ChannelSample::default() };
+            let sample = FitnessSample { heartbeat_ns: 1_000 * MS, ..sample(channel) };
+            watch.update(&reported(sample, ms), MonoNs(ms * MS)).output_not_received
+        };
+        assert!(!not_received(at(5), 0));
+        for ms in (900..=2_050).step_by(50) {
+            assert!(!not_received(None, ms), "{ms} ms");
+        }
+        assert!(not_received(None, 2_100));
+    }
+
     /// The channel publishes a message each millisecond, the peer receives it at once, and this gateway reads its own log late.
     #[test]
     fn a_gateway_that_notices_its_own_output_later_than_its_peer_counts_as_received() {
-        for late_ms in [0, 30, 60, 120, 150] {
+        for late_ms in [0, 30, 60, 120, 150, 400, 900] {
             let mut watch = FitnessWatch::default();
-            for ms in (200..2_000).step_by(50) {
+            for ms in (1_000..5_000).step_by(50) {
                 let channel = ChannelSample {
                     published: at(ms - late_ms),
+                    published_as_of: MonoNs((ms - late_ms) * MS),
                     peer_received: at(ms - 20),
+                    reported_at: Some(MonoNs(ms * MS)),
                     ..ChannelSample::default()
                 };
-                let fitness = watch.update(&reported(sample(channel), ms), MonoNs(ms * MS));
+                let fitness = watch.update(&sample(channel), MonoNs(ms * MS));
                 assert!(!fitness.output_not_received, "{late_ms} ms late, at {ms} ms");
             }
             assert!(watch.was_received(), "{late_ms} ms late");
         }
+    }
+
+    /// The peer's input is ahead of the output of a gateway that publishes nothing more, and somebody forges packets up to there.
+    #[test]
+    fn a_dead_output_is_noticed_as_late_as_this_gateway_notices_its_own_output() {
+        let mut watch = FitnessWatch::default();
+        let mut not_received = |as_of_ms: u64, ms: u64| {
+            let channel = ChannelSample {
+                published: at(5),
+                published_as_of: MonoNs(as_of_ms * MS),
+                peer_received: at(ms),
+                reported_at: Some(MonoNs(ms * MS)),
+                ..ChannelSample::default()
+            };
+            watch.update(&sample(channel), MonoNs(ms * MS)).output_not_received
+        };
+        for ms in (1_000..=2_000).step_by(50) {
+            assert!(!not_received(990, ms), "{ms} ms: this gateway has noticed nothing of its output since");
+        }
+        for ms in [2_050, 2_100, 2_150] {
+            assert!(!not_received(ms, ms), "{ms} ms: fewer than four reports that count");
+        }
+        assert!(not_received(2_200, 2_200));
     }
 
     #[test]

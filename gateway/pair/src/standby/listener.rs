@@ -159,6 +159,8 @@ pub struct ChannelStatus {
     pub logged_through: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub published: Option<StreamPosition>,
+    /// What this gateway had sent at that time is part of `published`. Older where the listener reads the log late.
+    pub published_as_of: MonoNs,
     /// For how long this gateway's kernel has refused all packets of every output line, ns; 0: a line sends. Counts only while this
     /// gateway leads: afterwards it is the last value until the channel's next turn.
     pub output_refused_ns: u64,
@@ -772,8 +774,8 @@ impl Channel {
 
     fn follow(&mut self, now: MonoNs, status_table: &StatusTable) -> bool {
         // A full queue drops its oldest window, which is then not compared.
-        let more =
-            self.follower.follow(self.fence.is_open_at(now), &mut |window| _ = status_table.windows.force_push(window));
+        let mut done = |window| _ = status_table.windows.force_push(window);
+        let more = self.follower.follow(self.fence.is_open_at(now), now, &mut done);
         if let Some(logged_through) = self.follower.logged_through() {
             self.tracker.confirm_through(logged_through, now);
         }
@@ -802,6 +804,7 @@ impl Channel {
         self.status_table.log_entries_lost = output_overruns.get() + log_entries_missing.get();
         self.status_table.logged_through = self.follower.logged_through();
         self.status_table.published = self.follower.published();
+        self.status_table.published_as_of = self.follower.published_as_of();
         self.status_table.output_refused_ns = output_refused_ns.get();
         self.status_table.followed_from = self.follower.from();
         let mut all = status_table.lock();

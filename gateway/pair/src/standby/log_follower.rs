@@ -7,6 +7,7 @@ use mdgw_publog::{LogError, Position, Reader, RetentionHold};
 use mdgw_wire::{
     identity::{ChannelId, Sequence, Session},
     published::{packet::Frames, position::StreamPosition},
+    time::MonoNs,
 };
 
 use super::windows::{WindowHasher, WindowInput};
@@ -24,6 +25,7 @@ pub(super) struct LogFollower {
     segments: VecDeque<(StreamPosition, Position)>,
     takeover: Arc<TakeoverShared>,
     published: Option<StreamPosition>,
+    published_as_of: MonoNs,
     /// While this gateway leads: the ends of entries that are not sent yet, each in the log and in the stream.
     unsent: VecDeque<(Position, StreamPosition)>,
     hasher: WindowHasher,
@@ -50,14 +52,18 @@ impl LogFollower {
             segments,
             takeover,
             published: None,
+            published_as_of: MonoNs(0),
             unsent,
             hasher,
         })
     }
 
     /// Reads a limited number of entries. Returns whether there may be more. Calls `done` for each complete window.
-    pub(super) fn follow(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
+    pub(super) fn follow(&mut self, is_leading: bool, now: MonoNs, done: &mut impl FnMut(WindowHash)) -> bool {
         let more = self.read_entries(is_leading, done);
+        if !more && self.unsent.len() < UNSENT_MAX {
+            self.published_as_of = now;
+        }
         if is_leading {
             let sent = self.takeover.sent.get();
             let is_sent = |(end, _): &(Position, StreamPosition)| sent.is_some_and(|sent| *end <= sent);
@@ -73,6 +79,11 @@ impl LogFollower {
     /// How far this gateway has published, while it leads and its catch-up is complete.
     pub(super) fn published(&self) -> Option<StreamPosition> {
         self.published
+    }
+
+    /// What this gateway had sent at that time is part of [`published`](Self::published).
+    pub(super) fn published_as_of(&self) -> MonoNs {
+        self.published_as_of
     }
 
     fn read_entries(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
@@ -163,7 +174,8 @@ mod tests {
                 .unwrap();
         let mut windows = Vec::new();
         assert!(
-            !follower.follow(false, &mut |window| windows.push(window.first.0)) && follower.logged_through().is_none()
+            !follower.follow(false, MonoNs(1), &mut |window| windows.push(window.first.0))
+                && follower.logged_through().is_none()
         );
         let mut write = |maintenance: &mut mdgw_publog::SegmentMaintenance, range: std::ops::Range<u64>| {
             for sequence in range {
@@ -180,11 +192,11 @@ mod tests {
             reader.next().map(|entry| entry.first).unwrap()
         };
         write(&mut maintenance, 1..10);
-        follower.follow(false, &mut |window| windows.push(window.first.0));
+        follower.follow(false, MonoNs(1), &mut |window| windows.push(window.first.0));
         follower.hold_retention(position_at(5));
         for first in (10..3_000).step_by(100) {
             write(&mut maintenance, first..first + 100);
-            follower.follow(false, &mut |window| windows.push(window.first.0));
+            follower.follow(false, MonoNs(1), &mut |window| windows.push(window.first.0));
             follower.hold_retention(position_at(5));
         }
         assert_eq!(follower.logged_through(), position_at(3_010));

@@ -387,6 +387,7 @@ impl HealthInputs<'_> {
                 // A peer that reports other channels and not this one does not have it: a reload adds a channel to one gateway
                 // after the other. That it does not acknowledge the output says nothing about this gateway.
                 published: own.published.filter(|_| self.pair.is_none() || !reports.is_empty()),
+                published_as_of: own.published_as_of,
                 peer_received: reports.iter().filter_map(|report| report.positions.last_received).max(),
                 reported_at: reports.iter().map(|report| report.received_at).max(),
                 output_refused_ns: if reports.is_empty() { 0 } else { own.output_refused_ns },
@@ -415,6 +416,7 @@ impl HealthInputs<'_> {
             channels: channels.iter().map(sample).collect(),
             log_entries_lost: channels.iter().map(|observation| observation.own.log_entries_lost).sum(),
             stalls: election.long_stalls(),
+            heartbeat_ns: self.heartbeat_ns,
             peer_receives_probe: self.is_linked() && channels.iter().any(peer_receives),
             receive_path_failed: self.status_table.receive_path(now) == ReceivePath::Failed && !has_leadership,
         }
