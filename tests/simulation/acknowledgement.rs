@@ -479,7 +479,7 @@ fn assert_violation_found(what: &str, setup: AckSetup, is_expected: fn(&AckViola
 }
 
 /// Seeds of each search, and the most that a control needs.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 120;
 
 fn hides_dead_output(violation: &AckViolation) -> bool {
     matches!(violation, AckViolation::DeadCountsAsReceived { .. })

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, env, process::Command};
 
-use super::{assert_none, read, root};
+use super::{assert_none, read, root, sources};
 
 /// For each of our packages, which others of ours its code may use. Why: ARCHITECTURE.md.
 const ALLOWED_DEPENDENCIES: [(&str, &[&str]); 28] = [
@@ -183,6 +183,43 @@ fn packages_depend_only_on_allowed_packages() {
     assert_eq!(found, ["control: mdgw", "control: mdgw-engine"]);
     let found: Vec<_> = unused_permissions("gateway/pair", control, &["engine", "sys"]).collect();
     assert_eq!(found, ["gateway/pair: sys is unused", "gateway/pair: simulator is unused in tests"]);
+}
+
+/// rustdoc reads a whole package to look for examples. So only the packages that have some say nothing of them in their manifests.
+#[test]
+fn examples_in_documentation_are_tested() {
+    let sources = sources();
+    let mut with_examples = Vec::new();
+    for (package, _) in ALLOWED_DEPENDENCIES {
+        let folder = if package == "tests" { "tests/support/".to_owned() } else { format!("{package}/src/") };
+        if !root().join(&folder).join("lib.rs").exists() {
+            continue;
+        }
+        let mut of_package = sources.iter().filter(|source| source.path.starts_with(&folder));
+        let has_example = of_package.any(|source| has_example(&source.text));
+        let is_skipped = read(&format!("{package}/Cargo.toml")).contains("\ndoctest = false\n");
+        assert_eq!(
+            is_skipped, !has_example,
+            "{package}: `doctest = false` belongs where the documentation has no example"
+        );
+        with_examples.extend(has_example.then_some(package));
+    }
+    assert!(with_examples.contains(&"gateway/subscriber"), "{with_examples:?}");
+
+    assert!(!has_example("/// ```text\n/// a ─► b\n/// ```\n"));
+    assert!(has_example("/// ```text\n/// a ─► b\n/// ```\n/// ```no_run\n/// run();\n/// ```\n"));
+}
+
+/// Whether a file's documentation has a block of code that is not of another language.
+fn has_example(text: &str) -> bool {
+    let mut is_open = false;
+    text.lines().any(|line| {
+        let documentation = ["///", "//!"].into_iter().find_map(|mark| line.trim_start().strip_prefix(mark));
+        let Some(language) = documentation.and_then(|line| line.trim_start().strip_prefix("```")) else { return false };
+        is_open = !is_open;
+        let is_rust = ["", "rust", "no_run", "ignore", "should_panic", "compile_fail"].contains(&language);
+        is_open && is_rust
+    })
 }
 
 /// What a consumer in Rust compiles with the library for the network, or with the one for shared memory, itself included.
