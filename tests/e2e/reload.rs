@@ -284,7 +284,7 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     let reason = running.refuse(&parts.text(&["one", "two", "three"], &[0]));
     assert!(reason.contains("channel.three: too few spare slots: pool \"main\" has 1 left"), "{reason}");
     let reason = running.refuse(&parts.text(&["two"], &[0]));
-    let advice = "channel.one: it is the last channel of group 1: add the new one by a reload first";
+    let advice = "channel.one: it is the last channel of group 1: add the new one by a reload first, if its pool has a spare slot";
     assert!(reason.contains(advice), "{reason}");
     let reason = running.refuse(&two.replacen("name = \"two\"\n", "name = \"two\"\ngroup = 7\n", 1));
     assert!(reason.contains("channel.two: group 7 has no channel yet"), "{reason}");
