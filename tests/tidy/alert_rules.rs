@@ -205,6 +205,15 @@ fn rules_and_dashboard_name_exported_metrics_and_alarms_only() {
     assert_eq!(alarms(control), ["x-y"]);
 }
 
+#[test]
+fn the_dashboard_shows_the_log_of_gateways_and_programs() {
+    let dashboard = read(DASHBOARD);
+    for metric in ["mdgw_log_events_waiting", "mdgw_log_events_lost_total"] {
+        let query = format!("{metric}{{instance=~\\\"$instance|$program\\\"}}");
+        assert!(dashboard.contains(&query), "{query}");
+    }
+}
+
 /// An operator silences these before the work. The rules themselves have tests of their own.
 #[test]
 fn the_pages_of_an_upgrade_name_the_alerts_of_a_planned_restart() {
