@@ -406,11 +406,18 @@ fn a_package_is_installed_run_upgraded_removed_and_purged() {
     let wanted = "/etc/systemd/system/multi-user.target.wants/mdgw.service";
     root.run(&format!("mkdir -p $(dirname {wanted}); ln -s /usr/lib/systemd/system/mdgw.service {wanted}"));
     let (printed, _) = root.dpkg("--purge mdgw");
-    assert!(printed.contains("mdgw: kept are the user mdgw"), "{printed}");
+    assert!(printed.contains("mdgw: kept are keys") && printed.contains("; the user mdgw; "), "{printed}");
     for removed in ["/var/lib/mdgw", "/var/log/mdgw", "/etc/mdgw/mdgw.toml", wanted] {
         assert!(!root.has(removed), "{removed}");
     }
-    assert!(root.has("/etc/mdgw/key"));
+    let of_yours = "keys and other files of yours in /etc/mdgw";
+    assert!(root.has("/etc/mdgw/key") && printed.contains(of_yours), "{printed}");
+    // Without such files the directory goes, and nothing else is said of it.
+    root.run("rm /etc/mdgw/key");
+    root.dpkg(&format!("--install /mnt/{name}"));
+    let (printed, _) = root.dpkg("--purge mdgw");
+    assert!(printed.contains("mdgw: kept are the user mdgw; journals in"), "{printed}");
+    assert!(!root.has("/etc/mdgw") && !printed.contains("/etc/mdgw"), "{printed}");
     root.run("getent passwd mdgw");
     assert_eq!(host_files(), before, "the host itself has changed");
 }

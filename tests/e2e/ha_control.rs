@@ -41,6 +41,11 @@ fn history_covers_kills_and_restarts() {
     assert!(ha(&["status"]).expect_code(0).stdout.contains("runs standalone"));
     let refused = ha(&["hand-over"]).expect_code(1);
     assert!(refused.stderr.contains("no such group"), "{}", refused.stderr);
+    for command in ["hand-over", "drill"] {
+        let refused = ha(&[command, "--json"]).expect_code(1);
+        let reasons = refused.json()["refused"].clone();
+        assert!(reasons.as_array().is_some_and(|reasons| reasons.len() == 1) && refused.stderr.is_empty(), "{reasons}");
+    }
     let _ = history(2);
     let _ = gateway.stop_with(Signal::Kill);
     // An incomplete line, as a crash during a write leaves it.

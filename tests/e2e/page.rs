@@ -78,6 +78,7 @@ fn the_page_shows_who_leads_a_gap_its_alarm_and_a_takeover() {
 
     each_condition_is_an_alarm_that_lasts(&mut browser, &leader);
     a_stuck_election_thread_knows_no_leader_and_blames_no_voter(&mut browser, &leader);
+    no_word_of_a_tile_is_broken(&mut browser, &leader);
     a_stuck_thread_of_a_pool_leaves_no_channel_well(&mut browser, &leader);
     a_stuck_main_thread_is_said_at_the_top(&mut browser, &leader);
     text_of_a_gateway_stays_text(&mut browser, &leader);
@@ -197,6 +198,36 @@ fn a_stuck_election_thread_knows_no_leader_and_blames_no_voter(browser: &mut Chr
     assert_eq!(shown[4], true, "{shown}");
 }
 
+/// The six tiles at the top, whatever the width of the window.
+fn no_word_of_a_tile_is_broken(browser: &mut Chromium, tab: &Tab) {
+    let unknown = "Object.assign(group, {
+        election_stalled: true, has_leadership: false, leader: null, leader_unknown: 'the election thread here is stuck',
+    });";
+    // A word that is broken has a box on each of its lines.
+    let found = "(() => {
+        const range = document.createRange();
+        const words = [];
+        for (const tile of document.querySelectorAll('#summary b')) {
+            const text = tile.firstChild;
+            for (const word of text.data.matchAll(/\\S+/g)) {
+                range.setStart(text, word.index);
+                range.setEnd(text, word.index + word[0].length);
+                words.push([word[0], range.getClientRects().length]);
+            }
+        }
+        return words;
+    })()";
+    for width in [320, 390, 500, 700, 740, 900, 1_024, 1_090, 1_280, 1_920] {
+        browser.show_on(tab, Screen::Window(width));
+        let shown = with_answer(browser, tab, unknown, found);
+        let words = shown.as_array().unwrap();
+        assert!(words.iter().any(|word| word[0] == "unknown"), "{shown}");
+        let broken: Vec<_> = words.iter().filter(|word| word[1] != 1).collect();
+        assert!(broken.is_empty(), "{width} pixels: {broken:?}");
+    }
+    browser.show_on(tab, Screen::Desktop);
+}
+
 /// The states of its pool's channels are those from before.
 fn a_stuck_thread_of_a_pool_leaves_no_channel_well(browser: &mut Chromium, tab: &Tab) {
     let stuck = "
@@ -267,9 +298,12 @@ impl Pictures {
 
     /// Of all forms. The page fits each screen.
     fn take_all(&self, browser: &mut Chromium, tab: &Tab) {
-        for (screen, name) in
-            [(Screen::Dark, "page-dark"), (Screen::Phone, "page-phone"), (Screen::Desktop, "page-desktop")]
-        {
+        for (screen, name) in [
+            (Screen::Dark, "page-dark"),
+            (Screen::Phone, "page-phone"),
+            (Screen::Window(900), "page-window"),
+            (Screen::Desktop, "page-desktop"),
+        ] {
             browser.show_on(tab, screen);
             let wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
             assert_eq!(browser.evaluate(tab, wider), 0, "{name}: the page is wider than the screen");

@@ -1,7 +1,13 @@
 //! A running gateway whose configuration changes: channels and output lines come and go under load.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, net::UdpSocket, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::UdpSocket,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    path::PathBuf,
+    process::Command,
+};
 
 use mdgw_tests::{
     gateway_fixture::{GatewayFixture, GatewayOptions, free_address, text, wait_until_joined, write_key, write_key_of},
@@ -284,7 +290,7 @@ fn a_refused_reload_names_its_reasons_and_changes_nothing() {
     let reason = running.refuse(&parts.text(&["one", "two", "three"], &[0]));
     assert!(reason.contains("channel.three: too few spare slots: pool \"main\" has 1 left"), "{reason}");
     let reason = running.refuse(&parts.text(&["two"], &[0]));
-    let advice = "channel.one: it is the last channel of group 1: add the new one by a reload first";
+    let advice = "channel.one: it is the last channel of group 1: add the new one by a reload first, if its pool has a spare slot";
     assert!(reason.contains(advice), "{reason}");
     let reason = running.refuse(&two.replacen("name = \"two\"\n", "name = \"two\"\ngroup = 7\n", 1));
     assert!(reason.contains("channel.two: group 7 has no channel yet"), "{reason}");
@@ -376,6 +382,11 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
         assert!(refused.stderr.contains(key), "{key}: {}", refused.stderr);
     }
     assert_eq!(shown(&socket), ["one", "two"], "nothing changed");
+    // The same as JSON, and nothing else.
+    let as_json = reload(&["--json", text(&path)]).expect_code(1);
+    let reasons: Vec<String> = serde_json::from_value(as_json.json()["refused"].clone()).unwrap();
+    assert_eq!(refused.stderr.lines().skip(1).map(str::trim).collect::<Vec<_>>(), reasons);
+    assert_eq!((as_json.stdout.lines().count(), as_json.stderr.as_str()), (1, ""));
 
     // With the socket alone the gateway reads the file, and refuses it.
     write(&slower.replace("[latency]", "[latenzy]"));
@@ -432,6 +443,25 @@ fn a_requested_reload_reports_what_changed_and_what_was_refused() {
     fs::write(&copy, plain.text(&["one"], &[0])).unwrap();
     let socketless = reload(&[text(&copy)]).expect_code(2);
     assert!(socketless.stderr.contains("gateway.control_socket is not set"), "{}", socketless.stderr);
+}
+
+/// Nobody reads what is asked at such a socket.
+#[test]
+fn a_reload_without_an_answer_says_so_and_ends_in_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("control");
+    let _silent = UnixListener::bind(&socket).unwrap();
+    let shown = text(&socket);
+    let unanswered = process::run(["reload", "--socket", shown, "--timeout", "6s"]).expect_code(3);
+    let [notice, end] = unanswered.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{}", unanswered.stderr) };
+    for part in [shown, "has not answered for 5 s, still waiting", "mdgw ha status", "runbook main-thread-stall"] {
+        assert!(notice.contains(part), "{part}: {notice}");
+    }
+    assert!(end.contains("the result is unknown") && end.contains("may still carry the reload out"), "{end}");
+    assert!(end.ends_with("within 6 s"), "{end}");
+    let short = process::run(["reload", "--live", "--json", "--socket", shown, "--timeout", "100ms"]).expect_code(3);
+    assert_eq!((short.stdout.as_str(), short.stderr.lines().count()), ("", 1), "{}", short.stderr);
+    assert!(short.stderr.contains("see the log of mdgw live"), "{}", short.stderr);
 }
 
 /// A gateway reads its key files at the start only.

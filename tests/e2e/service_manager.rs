@@ -202,8 +202,14 @@ fn a_stalled_main_thread_is_shown_and_is_an_alarm() {
             .stdout;
         assert!(shown.contains("the main thread here is stuck for "), "{command:?}: {shown}");
     }
+    // The reload stays with the gateway, and is carried out after its client has gone.
+    let control = fixture.path("control");
+    let reload = ["reload", "--socket", text(&control), "--timeout", "1s"];
+    let unanswered = process::run(reload).expect_code(3);
+    assert!(unanswered.stderr.contains("the gateway, which may still carry the reload out"), "{}", unanswered.stderr);
     held.release();
     let ended = gateway.wait_for_stderr("the main thread makes progress again");
+    gateway.wait_for_stderr("configuration reloaded");
     assert!(ended.contains("ends=\"main-thread-stall\""), "{ended}");
     wait_until("it turns", || has_sample(listen, "mdgw_main_thread_stalled 0"));
     let _ = gateway.stop_with(Signal::Terminate).expect_code(0);

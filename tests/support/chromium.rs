@@ -42,6 +42,8 @@ pub enum Screen {
     Dark,
     /// 380 pixels wide, as a phone reports itself.
     Phone,
+    /// A window of that width in pixels, light.
+    Window(u32),
 }
 
 /// The program, as Debian names it.
@@ -108,7 +110,11 @@ impl Chromium {
     /// Sets what the page is shown on.
     pub fn show_on(&mut self, tab: &Tab, screen: Screen) {
         let is_phone = screen == Screen::Phone;
-        let (width, height) = if is_phone { (380, 800) } else { (1_280, 900) };
+        let (width, height) = match screen {
+            Screen::Phone => (380, 800),
+            Screen::Window(width) => (width, 900),
+            Screen::Desktop | Screen::Dark => (1_280, 900),
+        };
         let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone });
         self.call(Some(tab), "Emulation.setDeviceMetricsOverride", &metrics);
         let scheme = if screen == Screen::Dark { "dark" } else { "light" };

@@ -206,6 +206,36 @@ fn rules_and_dashboard_name_exported_metrics_and_alarms_only() {
 }
 
 #[test]
+fn the_dashboard_shows_the_log_of_gateways_and_programs() {
+    let dashboard = read(DASHBOARD);
+    for metric in ["mdgw_log_events_waiting", "mdgw_log_events_lost_total"] {
+        let query = format!("{metric}{{instance=~\\\"$instance|$program\\\"}}");
+        assert!(dashboard.contains(&query), "{query}");
+    }
+}
+
+/// An operator silences these before the work. The rules themselves have tests of their own.
+#[test]
+fn the_pages_of_an_upgrade_name_the_alerts_of_a_planned_restart() {
+    let rules = read(RULES);
+    let named = ["gateway-restarted", "admin-listener-down", "pair-link-down", "voter-silent"];
+    for path in ["ops/runbooks/upgrade.md", "ops/guide/upgrade.md"] {
+        let page = read(path);
+        for alert in named {
+            assert!(rules.contains(&format!("- alert: {alert}\n")), "{alert}");
+            assert!(page.contains(&format!("`{alert}`")), "{path} does not name {alert}");
+        }
+    }
+    let guide = read("ops/guide/upgrade.md");
+    let silences: Vec<&str> = guide.lines().filter(|line| line.contains("amtool silence add")).collect();
+    for alert in named {
+        assert!(silences.iter().any(|line| line.contains(alert)), "{alert}: {silences:?}");
+    }
+    // Of a gateway that starts again and again the alert is critical.
+    assert!(silences.iter().all(|line| !line.contains("gateway-restarted") || line.contains("severity=warning")));
+}
+
+#[test]
 fn guides_and_runbooks_name_exported_metrics_and_alarms_only() {
     let exported = sample_names();
     let pages = files(&["md"]);

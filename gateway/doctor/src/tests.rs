@@ -280,6 +280,10 @@ fn memory_that_the_running_gateway_has_taken_counts_as_available() {
     );
     let (status, read) = memory();
     assert!(status == Status::Fail && read.ends_with("of 1536 MiB (memory.max of cgroup /mdgw.service)"), "{read}");
+    // In a container the root of the cgroup namespace is the container's cgroup.
+    write(root.path(), &[("/proc/77/cgroup", "0::/\n"), ("/sys/fs/cgroup/memory.max", "2147483648\n")]);
+    let (_, read) = memory();
+    assert!(read.ends_with("of 2048 MiB (memory.max of cgroup /)"), "{read}");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! Exit codes: 0 success; 1 the check failed or the request was refused; 2 error, including a wrong command line. A
 //! closed pipe is not an error. `mdgw doctor` exits with the worst that it found: 1 a warning, 2 a failure. `mdgw run`
-//! and `mdgw mirror` exit with 1 if a fault stopped them, or their host did not let them start. Errors go to
-//! standard error as one line: `mdgw: <act> <object>: <cause>`.
+//! and `mdgw mirror` exit with 1 if a fault stopped them, or their host did not let them start. `mdgw reload` exits with 3 if
+//! its result is unknown. Errors go to standard error as one line: `mdgw: <act> <object>: <cause>`. With `--json`, what a
+//! running process refused goes to standard output instead: `{"refused":["<reason>"]}`.
 
 mod book;
 mod capture;
@@ -83,6 +84,7 @@ pub(crate) fn run() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),
         Ok(Outcome::Failed) => ExitCode::from(2),
+        Ok(Outcome::Unknown) => ExitCode::from(3),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             warn(&error_chain(&error));
@@ -192,6 +194,8 @@ enum Outcome {
     No,
     /// An examination found what keeps a gateway from working; exit code 2.
     Failed,
+    /// What was asked for may be done or not; exit code 3.
+    Unknown,
 }
 
 /// These signals end the process no more, and do nothing else. SIGHUP asks some commands for a reload, so it must not end the others:
@@ -221,6 +225,17 @@ fn tag_policy(key_files: &[PathBuf]) -> anyhow::Result<TagPolicy> {
 fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE_STDOUT)
+}
+
+/// Reports that a running process refused a request, with its reasons, one per line: in JSON, or as `text` on standard error.
+fn refused(is_json: bool, reasons: &str, text: &str) -> anyhow::Result<Outcome> {
+    if is_json {
+        let reasons: Vec<&str> = reasons.lines().collect();
+        print(&format!("{}\n", serde_json::json!({ "refused": reasons })))?;
+    } else {
+        warn(text);
+    }
+    Ok(Outcome::No)
 }
 
 const WRITE_STDOUT: &str = "write to standard output";

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use self::client::{ControlError, send_request, send_request_within};
+pub use self::client::{ControlError, Wait, send_request, send_request_and_wait, send_request_within};
 pub use self::reloads::{ReloadQueue, ReloadRequester, RequestedReload, reload_queue};
 pub use self::server::{ControlServer, check_socket_path, listen};
 

@@ -31,15 +31,17 @@ impl HostMemory {
         };
         let own = text(&format!("/proc/{process}/cgroup")).unwrap_or_default();
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
-        // The root has no limit.
-        for cgroup in Path::new(own).ancestors().filter(|path| path.parent().is_some()).filter_map(Path::to_str) {
-            let number = |file: &str| text(&format!("/sys/fs/cgroup{cgroup}/{file}"))?.trim().parse::<u64>().ok();
+        // The last one is "/". In a container with a cgroup namespace of its own (Docker's and Kubernetes' default) that is the cgroup
+        // of the container. The root of the host has no `memory.max`.
+        for cgroup in Path::new(own).ancestors().filter_map(Path::to_str) {
+            let directory = format!("/sys/fs/cgroup{}", cgroup.trim_end_matches('/'));
+            let number = |file: &str| text(&format!("{directory}/{file}"))?.trim().parse::<u64>().ok();
             // Without a limit the file says "max".
             let Some(max) = number("memory.max") else { continue };
             if max < memory.total_bytes {
                 (memory.total_bytes, memory.cgroup) = (max, Some(cgroup.to_owned()));
             }
-            let stat = text(&format!("/sys/fs/cgroup{cgroup}/memory.stat")).unwrap_or_default();
+            let stat = text(&format!("{directory}/memory.stat")).unwrap_or_default();
             let page_cache = stat_bytes(&stat, "inactive_file ").saturating_add(stat_bytes(&stat, "active_file "));
             let used = number("memory.current").unwrap_or(0).saturating_sub(page_cache);
             memory.available_bytes = memory.available_bytes.min(max.saturating_sub(used));
@@ -96,6 +98,26 @@ mod tests {
         let available_bytes = (4 << 30) - 2_500_000_000;
         let cgroup = Some("/system.slice".to_owned());
         assert_eq!(read(&files), Some(HostMemory { total_bytes: 4 << 30, available_bytes, cgroup }));
+    }
+
+    #[test]
+    fn in_a_container_the_limit_at_the_root_of_its_cgroup_namespace_counts() {
+        let root = [
+            ("/sys/fs/cgroup/memory.max", "2147483648\n"),
+            ("/sys/fs/cgroup/memory.current", "1000000000\n"),
+            ("/sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 200000000\nactive_file 100000000\n"),
+        ];
+        let limited =
+            HostMemory { total_bytes: 2 << 30, available_bytes: (2 << 30) - 700_000_000, cgroup: Some("/".to_owned()) };
+        // The process that began the container, and one in a cgroup below, as an init system there makes them.
+        for own in ["0::/\n", "0::/mdgw.service\n"] {
+            let files = [&[("/proc/meminfo", MEMINFO), ("/proc/7/cgroup", own)], &root[..]].concat();
+            assert_eq!(read(&files), Some(limited.clone()), "{own}");
+        }
+        // The root of the host has a `memory.stat`, and neither a limit nor a count.
+        let host = [("/proc/meminfo", MEMINFO), ("/proc/7/cgroup", "0::/\n"), root[2]];
+        let total_bytes = 24_684_092 << 10;
+        assert_eq!(read(&host).map(|host| (host.total_bytes, host.cgroup)), Some((total_bytes, None)));
     }
 
     #[test]

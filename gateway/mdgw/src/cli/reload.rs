@@ -3,27 +3,32 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use mdgw_runtime::config::{Changed, Resolved, WHOLE_CHANNEL, WHOLE_LINE};
-use mdgw_status::control::{ControlError, Request, send_request_within};
+use mdgw_status::control::{ControlError, Request, Wait, send_request_and_wait};
 use serde_json::Value;
 
-use super::{Outcome, print, warn};
+use super::{Outcome, print, quantity::parse_duration_ns, refused, warn};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A reload is applied as a whole, or not at all. SIGHUP does the same, and leaves the result in the log alone.
 
+A gateway builds large books during a reload, which can take long. It reloads also if this command has ended \
+meanwhile, after --timeout or by a signal: its log then has the result.
+
 Exit code 0: applied. 1: refused, with the reasons; nothing changed. 2: the configuration is invalid, or no gateway \
-answered.
+listens; nothing changed. 3: no answer within --timeout, or the gateway has ended: the result is unknown.
+With --json, a refusal is {\"refused\":[\"REASON\", ...]} on standard output. What ends with 2 or 3 is text on standard \
+error.
 
 Examples:
   mdgw reload gateway.toml
-  mdgw reload --socket /run/mdgw/control
+  mdgw reload --socket /run/mdgw/control --timeout 5m
   mdgw reload --live gateway.toml")]
 pub(super) struct Args {
     /// Configuration file of the gateway, which names the control socket.
@@ -35,7 +40,10 @@ pub(super) struct Args {
     /// Make `mdgw live` read its clients' keys again (live.key_file), at live.control_socket.
     #[arg(long)]
     live: bool,
-    /// One line of JSON instead of text.
+    /// Longest wait for the result. The gateway may still carry the reload out.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration_ns, default_value = ANSWER_TIMEOUT)]
+    timeout: u64,
+    /// One line of JSON instead of text, also of a refusal.
     #[arg(long)]
     json: bool,
 }
@@ -44,23 +52,39 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let socket = args.socket()?;
     // The working directory of the gateway may be another one.
     let config = args.config.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
-    let answer = match send_request_within(&socket, &Request::Reload { config }, ANSWER_TIMEOUT) {
+    let mut notice = || warn(&unanswered(&socket, args.live));
+    let mut wait = Wait { limit: Duration::from_nanos(args.timeout), notice: Some((NOTICE_AFTER, &mut notice)) };
+    let answer = match send_request_and_wait(&socket, &Request::Reload { config }, &mut wait) {
         Ok(answer) => answer,
         Err(ControlError::Refused(reasons)) if reasons.contains(UNKNOWN_REQUEST) => {
-            warn(&format!("{} runs an earlier version, which reloads at SIGHUP only", socket.display()));
-            return Ok(Outcome::No);
+            let reason = format!("{} runs an earlier version, which reloads at SIGHUP only", socket.display());
+            return refused(args.json, &reason, &reason);
         }
         Err(ControlError::Refused(reasons)) => {
-            warn(&format!("reload refused, nothing changed:\n{}", indented(&reasons)));
-            return Ok(Outcome::No);
+            let text = format!("reload refused, nothing changed:\n{}", indented(&reasons));
+            return refused(args.json, &reasons, &text);
         }
-        Err(error @ ControlError::Io { .. }) => {
-            return Err(error).context("reload: the result is unknown, see the log of the gateway");
+        Err(error @ (ControlError::Io { .. } | ControlError::NoAnswer { .. })) => {
+            let log = if args.live { "mdgw live" } else { "the gateway, which may still carry the reload out" };
+            warn(&format!("reload: the result is unknown, see the log of {log}: {error}"));
+            return Ok(Outcome::Unknown);
         }
         Err(error @ ControlError::Connect { .. }) => return Err(error).context("reload: nothing changed"),
     };
     print(&if args.json { format!("{answer}\n") } else { text(&answer)? })?;
     Ok(Outcome::Done)
+}
+
+/// What an operator may look at meanwhile.
+fn unanswered(socket: &Path, is_live: bool) -> String {
+    let (socket, seconds) = (socket.display(), NOTICE_AFTER.as_secs());
+    if is_live {
+        return format!("reload: {socket} has not answered for {seconds} s, still waiting: see the log of mdgw live");
+    }
+    format!(
+        "reload: the gateway at {socket} has not answered for {seconds} s, still waiting: it builds a channel, or its main thread is \
+         stuck (mdgw ha status --socket {socket} says so; runbook main-thread-stall)"
+    )
 }
 
 impl Args {
@@ -198,7 +222,9 @@ fn indented(lines: &str) -> String {
 
 /// Longest wait for the result: below `TimeoutStartSec=` of the unit, which limits `ExecReload=` too. A channel with large books or
 /// a peer's state takes longest.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(110);
+const ANSWER_TIMEOUT: &str = "110s";
+/// A reload that adds no channel is applied within a second.
+const NOTICE_AFTER: Duration = Duration::from_secs(5);
 /// How a gateway of an earlier version refuses the request.
 const UNKNOWN_REQUEST: &str = "unknown variant `reload`";
 
@@ -242,7 +268,7 @@ mod tests {
     fn a_channel_that_is_added_again_is_new_to_no_program_unless_it_has_changed() {
         let text = include_str!("../../../../ops/config/mdgw.toml");
         let text = format!("{text}\n[journal]\ndirectory = \"/j\"\n");
-        let with = Resolved::from_text(std::path::Path::new("mdgw.toml"), &text).unwrap();
+        let with = Resolved::from_text(Path::new("mdgw.toml"), &text).unwrap();
         let mut without = with.clone();
         let name = without.channels.pop().unwrap().name;
         let mut other = with.clone();
@@ -279,6 +305,7 @@ mod tests {
     fn the_wait_ends_before_the_unit_ends_the_command() {
         let unit = include_str!("../../../../ops/systemd/mdgw.service");
         let limit = unit.lines().find_map(|line| line.strip_prefix("TimeoutStartSec="));
-        assert!(limit.and_then(|limit| limit.parse().ok()).is_some_and(|limit: u64| limit > ANSWER_TIMEOUT.as_secs()));
+        let wait_s = parse_duration_ns(ANSWER_TIMEOUT).unwrap() / 1_000_000_000;
+        assert!(limit.and_then(|limit| limit.parse().ok()).is_some_and(|limit: u64| limit > wait_s));
     }
 }

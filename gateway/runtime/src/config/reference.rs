@@ -85,7 +85,7 @@ fn markdown() -> String {
         let _ = writeln!(text, "- [`{}`](#{anchor})", table.header);
     }
     text.push_str(
-        "\n## What a reload may change\n`mdgw reload FILE` makes the gateway read its file again, waits, and prints what changed, or what the gateway refused with the reasons (exit code 1). It finds the gateway by `gateway.control_socket`. \
+        "\n## What a reload may change\n`mdgw reload FILE` makes the gateway read its file again, waits, and prints what changed, or what the gateway refused with the reasons (exit code 1; with `--json`, as `{\"refused\":[\"REASON\"]}` on standard output). It waits for `--timeout`, 110 s by default: a reload that builds large books can take long. After five seconds without an answer it says so; at the end it exits with code 3, and the gateway [may still carry the reload out](../runbooks/main-thread-stall.md). It finds the gateway by `gateway.control_socket`. \
         SIGHUP does the same, and only the log has the result. A reload applies these changes:\n\n\
         - whole channels: a `[[channel]]` with its lines is added or removed ([what happens](upgrade.md#channels-and-output-lines-without-a-restart))\n\
         - whole output lines: an `[[output.line]]` is added or removed. A line is the same if its `address` and `interface` are\n",

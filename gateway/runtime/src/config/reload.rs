@@ -5,11 +5,19 @@ use std::{
     fmt,
 };
 
-use mdgw_feeds::identity::{ChannelId, GroupId};
+use mdgw_engine::dispatch::PromotionPolicy;
+use mdgw_feeds::{
+    channel::SchemaSet,
+    identity::{ChannelId, GroupId},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    resolved::{ChannelSetup, LogConfig, OutputConfig, OutputLine, Resolved, RetransmissionLimits},
+    limits,
+    resolved::{
+        ChannelSetup, ElectionConfig, LineConfig, LogConfig, OrderStoreKind, OutputConfig, OutputLine, Resolved,
+        RetransmissionLimits,
+    },
     settings::{output_line_settings, output_name},
 };
 
@@ -155,7 +163,7 @@ impl Resolved {
         let mut refused = Vec::new();
         let [added, removed] = [(new, old), (old, new)].map(|(these, others)| lacking(these, others));
         for channel in &added {
-            refused.extend(refuse_added(old, channel));
+            refused.extend(refuse_added(old, new, channel));
         }
         for channel in &removed {
             refused.extend(refuse_removed(old, new, channel));
@@ -203,7 +211,8 @@ impl Resolved {
                 || key.starts_with("mirror.")
         };
         let keys: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-        refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && !is_reloadable(key)).map(
+        let is_named = |key: &str| !is_reloadable(key) && !follows_another_key(old, new, key);
+        refused.extend(keys.into_iter().filter(|key| before.get(*key) != after.get(*key) && is_named(key)).map(
             |key| {
                 let anew = channel_of(key).map_or_else(String::new, |name| channel_anew(old, new, name));
                 let (old, new) = (before.get(key).cloned(), after.get(key).cloned());
@@ -224,6 +233,26 @@ impl Resolved {
         })
     }
 
+    /// The same without a channel.
+    fn without(&self, name: &str) -> Self {
+        let mut without = self.clone();
+        without.channels.retain(|channel| channel.name != name);
+        without
+    }
+
+    /// The same with a channel more.
+    fn with(&self, channel: &ChannelSetup) -> Self {
+        let mut with = self.clone();
+        with.channels.push(channel.clone());
+        with
+    }
+
+    /// A number that no channel of either configuration has.
+    fn free_id(&self, other: &Self) -> ChannelId {
+        let is_free = |id: &ChannelId| self.channel(*id).or_else(|| other.channel(*id)).is_none();
+        (0..=u16::MAX).map(ChannelId).find(is_free).unwrap_or(ChannelId(u16::MAX))
+    }
+
     /// The channel with that number.
     #[must_use]
     pub(crate) fn channel(&self, id: ChannelId) -> Option<&ChannelSetup> {
@@ -237,23 +266,16 @@ fn lacking<'c>(these: &'c Resolved, others: &Resolved) -> Vec<&'c ChannelSetup> 
     these.channels.iter().filter(is_new).collect()
 }
 
-fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
+/// `new` is the configuration that `added` belongs to.
+fn refuse_added(old: &Resolved, new: &Resolved, added: &ChannelSetup) -> Option<Refused> {
     let refuse = |reason: String| Some(Refused::table(format!("channel.{}", added.name), reason));
     if let Some(before) = old.channel(added.id) {
-        let mut without = old.clone();
-        without.channels.retain(|channel| channel.name != before.name);
-        let can_go_first = refuse_removed(old, &without, before).is_none();
-        let (id, name) = (added.id.0, &before.name);
-        return refuse(if can_go_first {
-            format!(
-                "its id {id} is that of channel {name:?}: give the new channel another id, or remove that one by a reload of its own first"
-            )
-        } else {
-            format!(
-                "its id {id} is that of channel {name:?}, which no reload can remove first: restart the gateway, or add the new channel \
-                 with another id by a reload first and then remove {name:?} by the next"
-            )
-        });
+        return refuse(format!(
+            "its id {} is that of channel {:?}{}",
+            added.id.0,
+            before.name,
+            instead_of_its_id(old, new, added, before)
+        ));
     }
     if let Some(refused) = refuse_fixed(old, added) {
         return Some(refused);
@@ -264,28 +286,106 @@ fn refuse_added(old: &Resolved, added: &ChannelSetup) -> Option<Refused> {
     None
 }
 
+/// What works instead of a reload that replaces `before` by `added` with the same id.
+fn instead_of_its_id(old: &Resolved, new: &Resolved, added: &ChannelSetup, before: &ChannelSetup) -> String {
+    let without = old.without(&before.name);
+    let can_go_first = refuse_removed(old, &without, before).is_none() && refuse_added(&without, new, added).is_none();
+    let renumbered = ChannelSetup { id: old.free_id(new), ..added.clone() };
+    let obstacle = obstacle_beside(old, new, &renumbered);
+    if can_go_first {
+        // Within one reload both channels have their sockets open for a while.
+        let fits = obstacle.as_ref().is_none_or(|obstacle| matches!(obstacle, Obstacle::Line { is_shared: true, .. }));
+        let renumber = if fits && refuse_removed(old, new, before).is_none() {
+            "give the new channel another id, or "
+        } else {
+            ""
+        };
+        return format!(": {renumber}remove that one by a reload of its own first");
+    }
+    let restart = ", which no reload can remove first: restart the gateway";
+    let both = old.with(&renumbered);
+    let can_go_then = refuse_removed(&both, &both.without(&before.name), before).is_none();
+    match obstacle {
+        None if can_go_then => format!(
+            "{restart}, or add the new channel with another id by a reload first, {IN_A_SPARE_SLOT}, and then remove {:?} by the next",
+            before.name
+        ),
+        Some(obstacle) if can_go_then => format!("{restart} ({obstacle})"),
+        _ => restart.to_owned(),
+    }
+}
+
+/// The pool may have given its slots to channels that came before.
+const IN_A_SPARE_SLOT: &str = "if its pool has a spare slot";
+
+/// Why no reload adds a channel while all channels in force stay.
+enum Obstacle {
+    /// A configuration cannot have both channels.
+    Line {
+        line: LineConfig,
+        /// The channel in force that has the line too.
+        other: String,
+        /// Both sockets can be open at a time.
+        is_shared: bool,
+    },
+    /// The pool of that name has no slot for channels that a reload adds.
+    NoSlot(String),
+    /// Refused for a reason of its own.
+    Refused,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no reload can add the new one first")?;
+        match self {
+            Self::Line { line, other, .. } => {
+                write!(f, ", since its line {} on {} is that of channel {other:?}", line.group, line.interface)
+            }
+            Self::NoSlot(pool) => write!(f, ", since pool {pool:?} has spare_channels = 0"),
+            Self::Refused => Ok(()),
+        }
+    }
+}
+
+/// What keeps a reload from adding a channel of `new`, with an id that is not in use, and removing none.
+fn obstacle_beside(old: &Resolved, new: &Resolved, added: &ChannelSetup) -> Option<Obstacle> {
+    let pool_name = &new.pools[added.pool].name;
+    // A pool that has no channel may not run.
+    let pool = old.channels.iter().map(|channel| &old.pools[channel.pool]).find(|pool| pool.name == *pool_name);
+    let Some(pool) = pool.filter(|_| refuse_added(old, new, added).is_none()) else { return Some(Obstacle::Refused) };
+    if pool.spare_channels == 0 {
+        return Some(Obstacle::NoSlot(pool.name.clone()));
+    }
+    let of_others = || old.channels.iter().flat_map(|other| other.lines.iter().map(move |line| (other, line)));
+    let same = added.lines.iter().filter_map(|line| {
+        let (other, _) = of_others().find(|(_, of_other)| line.receives_the_same_as(of_other))?;
+        let is_shared = line.group.ip().is_multicast();
+        Some(Obstacle::Line { line: line.clone(), other: other.name.clone(), is_shared })
+    });
+    same.min_by_key(|obstacle| matches!(obstacle, Obstacle::Line { is_shared: true, .. }))
+}
+
 fn refuse_removed(old: &Resolved, new: &Resolved, removed: &ChannelSetup) -> Option<Refused> {
     let refuse = |reason: String| Some(Refused::table(format!("channel.{}", removed.name), reason));
     if let Some(refused) = refuse_fixed(old, removed) {
         return Some(refused);
     }
     let is_old = |channel: &ChannelSetup| old.channels.iter().any(|before| before.name == channel.name);
-    let stays = |channel: &ChannelSetup| channel.group == removed.group && is_old(channel);
-    if !new.channels.iter().any(stays) {
-        let group = removed.group.0;
-        let takes_its_place =
-            |channel: &ChannelSetup| channel.group == removed.group && old.channel(channel.id).is_none();
-        return refuse(if new.channels.iter().any(takes_its_place) {
-            format!(
-                "it is the last channel of group {group}: add the new one by a reload first, then remove this one by the next"
-            )
-        } else {
-            format!(
-                "it is the last channel of group {group}: keep the channel, or restart the gateway to end the group"
-            )
-        });
+    let of_group = |channel: &&ChannelSetup| channel.group == removed.group;
+    if new.channels.iter().filter(of_group).any(is_old) {
+        return None;
     }
-    None
+    let last = format!("it is the last channel of group {}", removed.group.0);
+    let takes_its_place = |channel: &&ChannelSetup| of_group(channel) && old.channel(channel.id).is_none();
+    let replacing = new.channels.iter().filter(takes_its_place);
+    let obstacles: Vec<_> = replacing.map(|channel| obstacle_beside(old, new, channel)).collect();
+    refuse(if obstacles.iter().any(Option::is_none) {
+        format!("{last}: add the new one by a reload first, {IN_A_SPARE_SLOT}, then remove this one by the next")
+    } else if let Some(obstacle) = obstacles.into_iter().flatten().next() {
+        format!("{last}: restart the gateway to replace it ({obstacle})")
+    } else {
+        format!("{last}: keep the channel, or restart the gateway to end the group")
+    })
 }
 
 /// Whether a channel can take its new settings by two reloads.
@@ -299,9 +399,8 @@ fn channel_anew(old: &Resolved, new: &Resolved, name: &str) -> String {
         return no_reload(&format!("pool {pool:?} has no channel, and may not run"));
     };
     after.pool = running.pool;
-    let mut without = old.clone();
-    without.channels.retain(|channel| channel.name != name);
-    match refuse_removed(old, &without, &before).or_else(|| refuse_added(&without, &after)) {
+    let without = old.without(name);
+    match refuse_removed(old, &without, &before).or_else(|| refuse_added(&without, old, &after)) {
         None => BY_TWO_RELOADS.to_owned(),
         // What comes behind is the way to another aim.
         Some(refused) => no_reload(refused.reason.unwrap_or_default().split(": ").next().unwrap_or_default()),
@@ -354,6 +453,40 @@ fn refuse_all_lines(output: &OutputLines, new: &Resolved) -> Option<Refused> {
         let reason = "in a pair at least one line must stay: add the new line on both gateways, then remove the old one by another reload";
         Refused::table(format!("output.{}.line", output_name(after)), reason)
     })
+}
+
+/// Whether a setting that differs is the default in both configurations: the default follows from another key, which differs too and
+/// is named. The file need not have this one.
+fn follows_another_key(old: &Resolved, new: &Resolved, key: &str) -> bool {
+    let Some((table, key)) = key.rsplit_once('.') else { return false };
+    let is_default = |config: &Resolved| {
+        let pool = || config.pools.iter().find(|pool| table == format!("pool.{}", pool.name));
+        let channel = || config.channels.iter().find(|channel| table == format!("channel.{}", channel.name));
+        let election = config.election.as_ref().filter(|_| table == "election");
+        match key {
+            "promotion" => pool().is_some_and(|pool| pool.promotion == PromotionPolicy::default_for(pool.wait)),
+            "spare_channels" => pool().is_some_and(|pool| {
+                !pool.dispatch.has_spare_slots()
+                    || i64::try_from(pool.spare_channels) == Ok(limits::SPARE_CHANNELS.default)
+            }),
+            "schemas" => channel().is_some_and(|channel| channel.schemas == SchemaSet::default_for(channel.feed)),
+            "orders_max" => channel().is_some_and(|channel| {
+                !channel.feed.is_by_order() || i64::from(channel.book.orders_max) == limits::ORDERS_MAX.default
+            }),
+            "order_store" => channel()
+                .is_some_and(|channel| !channel.feed.is_by_order() || channel.order_store == OrderStoreKind::default()),
+            "send_us_max" => {
+                election.is_some_and(|election| election.timing.send_ns_max == election.timing.margin_ns / 2)
+            }
+            "spread" => election.is_some_and(|election| {
+                let has_preferred = election.preferred.is_some();
+                election.spread
+                    == ElectionConfig::default_spread(&election.backend, election.peers.len(), has_preferred)
+            }),
+            _ => false,
+        }
+    };
+    is_default(old) && is_default(new)
 }
 
 /// A line is the same if these are.

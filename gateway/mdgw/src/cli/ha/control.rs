@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::cli::{
-    Outcome, print,
+    Outcome, print, refused,
     subscribers::{LiveClients, LiveSocket},
     warn,
 };
@@ -21,7 +21,7 @@ pub(super) struct Socket {
     /// Control socket of the gateway (gateway.control_socket).
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
     pub(super) socket: PathBuf,
-    /// One line of JSON instead of a table.
+    /// One line of JSON instead of a table, also of a refusal.
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -325,7 +325,7 @@ pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
     })
 }
 
-/// Sends the request and prints the answer. A refusal is printed to standard error and is [`Outcome::No`].
+/// Sends the request and prints the answer, or [that it was refused](refused).
 fn print_answer(
     args: &Socket,
     request: &Request,
@@ -343,10 +343,7 @@ fn print_completed(
 ) -> anyhow::Result<Outcome> {
     let mut value = match send_request(&args.socket, request) {
         Ok(value) => value,
-        Err(ControlError::Refused(reason)) => {
-            warn(&reason);
-            return Ok(Outcome::No);
-        }
+        Err(ControlError::Refused(reason)) => return refused(args.json, &reason, &reason),
         Err(error) => return Err(error.into()),
     };
     complete(&mut value);

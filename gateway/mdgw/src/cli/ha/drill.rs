@@ -11,7 +11,7 @@ use mdgw_status::control::{ControlError, Request, send_request};
 use serde_json::{Value, json};
 
 use super::control::{GroupArgs, leader};
-use crate::cli::{Outcome, print, warn};
+use crate::cli::{Outcome, print, refused, warn};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -33,8 +33,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     if let Err(error) = hand_over_and_take_back(&socket.socket, *group, args.to, times, &mut results) {
         let failed = format!("drill: {} of 2 hand-overs completed, then: {error}", results.len());
         if matches!(error, ControlError::Refused(_)) {
-            warn(&failed);
-            return Ok(Outcome::No);
+            return refused(socket.json, &failed, &failed);
         }
         bail!(failed);
     }

@@ -211,7 +211,9 @@ impl Resolver<'_> {
         for (index, line) in channel.lines.iter().enumerate() {
             let same_channel = channel.lines.iter().take(index).map(|other| (channel, other));
             let others = others.iter().flat_map(|other| other.lines.iter().map(move |line| (other, line)));
-            if let Some((other, other_line)) = others.chain(same_channel).find(|(_, other)| same_socket(line, other)) {
+            if let Some((other, other_line)) =
+                others.chain(same_channel).find(|(_, other)| line.receives_the_same_as(other))
+            {
                 let mut written_group = file.line.iter().filter_map(|line| line.get_ref().group.as_ref());
                 let span = written_group.rfind(|text| text.get_ref().parse() == Ok(line.group)).map(Spanned::span);
                 self.add_problem(
@@ -226,9 +228,12 @@ impl Resolver<'_> {
     }
 }
 
-/// Whether two lines would receive the same packets.
-fn same_socket(a: &LineConfig, b: &LineConfig) -> bool {
-    let sources_disjoint =
-        !a.sources.is_empty() && !b.sources.is_empty() && !a.sources.iter().any(|source| b.sources.contains(source));
-    a.group == b.group && a.interface == b.interface && !sources_disjoint
+impl LineConfig {
+    /// Whether two lines would receive the same packets. No configuration has two such lines.
+    pub(in crate::config) fn receives_the_same_as(&self, other: &Self) -> bool {
+        let sources_disjoint = !self.sources.is_empty()
+            && !other.sources.is_empty()
+            && !self.sources.iter().any(|source| other.sources.contains(source));
+        self.group == other.group && self.interface == other.interface && !sources_disjoint
+    }
 }

@@ -98,15 +98,17 @@ impl Resolver<'_> {
 
     /// The value of `spread`. Its default is true with more than two gateways, unless a preferred leader is configured.
     fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
-        let can_be = backend.is_none_or(Backend::can_move_groups);
+        let has_preferred = election.preferred_leader.is_some();
         let Some(written) = &election.spread else {
-            return can_be && election.peer.len() > 1 && election.preferred_leader.is_none();
+            let default = |backend| ElectionConfig::default_spread(backend, election.peer.len(), has_preferred);
+            return backend.is_some_and(default);
         };
+        let can_be = backend.is_none_or(Backend::can_move_groups);
         let is_wanted = *written.get_ref();
         if is_wanted && !can_be {
             self.add_problem(&written.span(), NO_AUTOMATIC_MOVES);
         }
-        if is_wanted && election.preferred_leader.is_some() {
+        if is_wanted && has_preferred {
             self.add_problem(
                 &written.span(),
                 "conflicts with `preferred_leader`, which puts all groups on one gateway",
@@ -305,3 +307,10 @@ impl Resolver<'_> {
 }
 
 const NO_AUTOMATIC_MOVES: &str = "this backend makes no automatic hand-overs";
+
+impl ElectionConfig {
+    /// Value of `spread` where the key is absent.
+    pub(in crate::config) fn default_spread(backend: &Backend, peer_count: usize, has_preferred: bool) -> bool {
+        backend.can_move_groups() && peer_count > 1 && !has_preferred
+    }
+}

@@ -7,7 +7,7 @@ use mdgw_feeds::identity::{ChannelId, GroupId};
 use super::{MINIMAL, load, with_edit, with_file_election};
 use crate::config::{
     Changed, Changes, OutputLines, Refused, Resolved, WHOLE_LINE,
-    resolved::{Backend, ElectionConfig, LogLevel, OutputLine},
+    resolved::{Backend, ChannelSetup, ElectionConfig, LineConfig, LogLevel, OutputLine},
 };
 
 #[test]
@@ -84,15 +84,6 @@ fn a_reload_adds_and_removes_whole_channels() {
     let mut renamed = one.clone();
     renamed.channels[0].name = "other".to_owned();
     let refused = refusals(&one, &renamed);
-    let advice = "channel.other: its id 1 is that of channel \"nasdaq\", which no reload can remove first: restart the gateway, or add the \
-                  new channel with another id by a reload first and then remove \"nasdaq\" by the next";
-    assert!(refused.iter().any(|text| text == advice), "{refused:?}");
-    // The way that is named.
-    let mut both = one.clone();
-    both.channels.push(renamed.channels[0].clone());
-    both.channels[1].id = ChannelId(9);
-    let last = Resolved { channels: vec![both.channels[1].clone()], ..one.clone() };
-    assert!(Resolved::diff_reloadable(&one, &both).is_ok() && Resolved::diff_reloadable(&both, &last).is_ok());
     // Beside another channel of the group, the old one may go first.
     let mut renamed_of_two = two.clone();
     renamed_of_two.channels[1].name = "other".to_owned();
@@ -106,7 +97,7 @@ fn a_reload_adds_and_removes_whole_channels() {
     let mut replaced = two.clone();
     replaced.channels.remove(0);
     let reason = format!(
-        "channel.{}: {last}add the new one by a reload first, then remove this one by the next",
+        "channel.{}: {last}add the new one by a reload first, if its pool has a spare slot, then remove this one by the next",
         one.channels[0].name
     );
     assert_eq!(refusals(&one, &replaced), [reason]);
@@ -116,6 +107,144 @@ fn a_reload_adds_and_removes_whole_channels() {
     let refused = refusals(&two, &load(&with_channel(id + 2, group)).unwrap());
     assert_eq!(refused.len(), 1, "{refused:?}");
     assert!(refused[0].starts_with("channel.more.id: "), "{refused:?}");
+}
+
+/// The configuration of `old` beside the channels of `added`, and then without the channel called `removed`.
+fn is_done_by_two_reloads(old: &Resolved, added: &ChannelSetup, removed: &str) -> bool {
+    let mut both = old.clone();
+    both.channels.push(added.clone());
+    let mut last = both.clone();
+    last.channels.retain(|channel| channel.name != removed);
+    let is_shared = |line: &LineConfig| {
+        old.channels.iter().flat_map(|channel| &channel.lines).any(|of_old| of_old.receives_the_same_as(line))
+    };
+    // `mdgw check` refuses a file with two such lines.
+    !added.lines.iter().any(is_shared)
+        && Resolved::diff_reloadable(old, &both).is_ok()
+        && Resolved::diff_reloadable(&both, &last).is_ok()
+}
+
+#[test]
+fn the_only_channel_of_a_group_is_renamed_by_a_restart_unless_its_lines_differ() {
+    let one = load(MINIMAL).unwrap();
+    let renamed = |change: fn(&mut ChannelSetup)| {
+        let mut config = one.clone();
+        config.channels[0].name = "other".to_owned();
+        change(&mut config.channels[0]);
+        config
+    };
+    let advice = |old: &Resolved, new: &Resolved, channel: &str| {
+        let table = format!("channel.{channel}: ");
+        let refused = refusals(old, new);
+        let found = refused.iter().find_map(|text| text.strip_prefix(&table));
+        found.unwrap_or_else(|| panic!("{refused:?}")).to_owned()
+    };
+    let with_id_9 = |config: &Resolved| ChannelSetup { id: ChannelId(9), ..config.channels[0].clone() };
+    let other_line = |channel: &mut ChannelSetup| channel.lines[0].group.set_port(26_478);
+
+    let taken = "its id 1 is that of channel \"nasdaq\", which no reload can remove first: restart the gateway";
+    let because =
+        "no reload can add the new one first, since its line 233.54.12.111:26477 on lo is that of channel \"nasdaq\"";
+    let same_lines = renamed(|_| {});
+    assert_eq!(advice(&one, &same_lines, "other"), format!("{taken} ({because})"));
+    assert!(!is_done_by_two_reloads(&one, &with_id_9(&same_lines), "nasdaq"));
+    let other_lines = renamed(other_line);
+    assert_eq!(
+        advice(&one, &other_lines, "other"),
+        format!(
+            "{taken}, or add the new channel with another id by a reload first, if its pool has a spare slot, and then remove \
+             \"nasdaq\" by the next"
+        )
+    );
+    assert!(is_done_by_two_reloads(&one, &with_id_9(&other_lines), "nasdaq"));
+
+    // With another id: the refusal is that of the channel that goes.
+    let last = "it is the last channel of group 1: ";
+    let same_lines = renamed(|channel| channel.id = ChannelId(9));
+    assert_eq!(advice(&one, &same_lines, "nasdaq"), format!("{last}restart the gateway to replace it ({because})"));
+    let mut other_lines = same_lines.clone();
+    other_line(&mut other_lines.channels[0]);
+    let way = "add the new one by a reload first, if its pool has a spare slot, then remove this one by the next";
+    assert_eq!(advice(&one, &other_lines, "nasdaq"), format!("{last}{way}"));
+    assert!(is_done_by_two_reloads(&one, &other_lines.channels[0], "nasdaq"));
+    // Either line of a venue is enough to be in the way, and disjoint senders are two lines.
+    let mut sources = same_lines.clone();
+    sources.channels[0].lines[0].sources = vec!["192.0.2.1".parse().unwrap()];
+    assert!(advice(&one, &sources, "nasdaq").contains("restart the gateway to replace it"));
+    let mut of_sender = one.clone();
+    of_sender.channels[0].lines[0].sources = vec!["192.0.2.2".parse().unwrap()];
+    assert_eq!(advice(&of_sender, &sources, "nasdaq"), format!("{last}{way}"));
+
+    // No slot, so no reload adds a channel.
+    let without_slots = |config: &Resolved| {
+        let mut config = config.clone();
+        config.pools[0].spare_channels = 0;
+        config
+    };
+    let why = "(no reload can add the new one first, since pool \"main\" has spare_channels = 0)";
+    let refused = advice(&without_slots(&one), &without_slots(&other_lines), "nasdaq");
+    assert_eq!(refused, format!("{last}restart the gateway to replace it {why}"));
+    let other_lines = renamed(other_line);
+    let refused = advice(&without_slots(&one), &without_slots(&other_lines), "other");
+    assert_eq!(refused, format!("{taken} {why}"));
+}
+
+/// Each way is tried that the refusal of a channel with a used id names.
+#[test]
+fn a_channel_that_takes_the_id_of_another_gets_only_advice_that_works() {
+    let (id, more) = (load(MINIMAL).unwrap().channels[0].id.0 + 1, "more");
+    let two = load(&with_channel(id, 1)).unwrap();
+    let renamed = |address: &str| {
+        let mut config = two.clone();
+        config.channels[1].name = "other".to_owned();
+        config.channels[1].lines[0].group = address.parse().unwrap();
+        config
+    };
+    let [of_more, unicast] = ["233.54.12.77:26477", "127.0.0.1:26477"];
+    let remove = "remove that one by a reload of its own first";
+    let text = |old: &Resolved, new: &Resolved| {
+        let [refused] = &refusals(old, new)[..] else { panic!() };
+        refused.strip_prefix("channel.other: its id 2 is that of channel \"more\": ").unwrap().to_owned()
+    };
+    assert_eq!(text(&two, &renamed(of_more)), format!("give the new channel another id, or {remove}"));
+    let mut with_unicast = two.clone();
+    with_unicast.channels[1].lines[0].group = unicast.parse().unwrap();
+    // The reload would bind the address while the other channel has it.
+    assert_eq!(text(&with_unicast, &renamed(unicast)), remove);
+    let without = Resolved { channels: vec![two.channels[0].clone()], ..two.clone() };
+    assert!(Resolved::diff_reloadable(&with_unicast, &without).is_ok());
+    assert!(Resolved::diff_reloadable(&without, &renamed(unicast)).is_ok());
+    let mut another_id = renamed(of_more);
+    another_id.channels[1].id = ChannelId(9);
+    let changes = Resolved::diff_reloadable(&two, &another_id).unwrap();
+    assert_eq!((changes.added, changes.removed), (vec![ChannelId(9)], vec![two.channels[1].id]), "{more}");
+}
+
+/// The defaults of some keys follow from other keys.
+#[test]
+fn a_refused_reload_names_no_key_that_only_follows_another() {
+    let keys = |old: &str, new: &str| {
+        let refused = Resolved::diff_reloadable(&load(old).unwrap(), &load(new).unwrap()).unwrap_err();
+        refused.into_iter().map(|refused| refused.key).collect::<Vec<_>>()
+    };
+    let with_wait = |wait: &str| with_edit("wait = \"spin\"", wait);
+    let [spin, park] = [MINIMAL.to_owned(), with_wait("wait = \"park\"")];
+    let values = [&spin, &park].map(|text| load(text).unwrap().pools[0].promotion);
+    assert_ne!(values[0], values[1], "the default follows `wait`");
+    assert_eq!(keys(&spin, &park), ["pool.main.wait"]);
+    // Both are named where the file has both.
+    let written = with_wait("wait = \"park\"\npromotion = \"strict\"");
+    let eager = with_wait("wait = \"park\"\npromotion = \"lazy\"");
+    assert_eq!(keys(&written, &eager), ["pool.main.promotion"]);
+
+    let dispatch = with_wait("wait = \"spin\"\ndispatch = \"reactor\"");
+    assert_eq!(keys(&spin, &dispatch), ["pool.main.dispatch"]);
+    let two_slots = with_wait("wait = \"spin\"\nspare_channels = 3");
+    assert_eq!(keys(&two_slots, &dispatch), ["pool.main.dispatch", "pool.main.spare_channels"]);
+    let feed = with_edit("nasdaq-itch-5.0", "iex-tops-1.6");
+    assert_eq!(keys(&spin, &feed), ["channel.nasdaq.feed"]);
+    let [election, margin] = [with_file_election("margin_ms = 10"), with_file_election("margin_ms = 12")];
+    assert_eq!(keys(&election, &margin), ["election.margin_ms"]);
 }
 
 #[test]
