@@ -45,7 +45,12 @@ fn main() -> ExitCode {
 fn run(args: &RateArgs) -> Option<String> {
     let fixture = GatewayFixture::new();
     let day = TradingDay::of(&fixture, args.messages);
-    let options = GatewayOptions { segment_bytes: 64 << 20, retention_bytes: 1 << 30, ..GatewayOptions::itch() };
+    let options = GatewayOptions {
+        channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\nwindow_packets = 16384\n".to_owned(),
+        segment_bytes: 64 << 20,
+        retention_bytes: 1 << 30,
+        ..GatewayOptions::itch()
+    };
     let gateway = day.gateway(&fixture, &options);
     day.play_first_half(&fixture);
     day.play_second_half(&fixture);

@@ -76,8 +76,9 @@ impl GatewayOptions {
             dispatch: "leader-followers",
             io: "auto",
             gateway: String::new(),
-            // Small, since a gateway touches all of its memory when it starts, and many tests start several. The window holds what a test's venue sends in seconds: on a crowded machine its request server waits that long
-            // for a core, and a full window declares the gap before the answer comes.
+            // A gateway touches all of its memory when it starts, and many tests start several: the books are small. The window
+            // holds what a test's venue sends in seconds: on a crowded machine its request server waits that long for a core, and a
+            // full window declares the gap before the answer comes.
             channel: "orders_max = 65536\nlevels_max = 65536\ngap_timeout_us = 2000\nwindow_packets = 16384\n"
                 .to_owned(),
             has_recovery: true,

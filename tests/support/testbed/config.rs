@@ -20,8 +20,11 @@ impl Testbed {
         let peers = || self.nodes().filter(|peer| *peer != node);
         let Plan { timing: LeaseTimingMs(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
         let revision = self.revisions[index(node)];
+        // A gateway touches all of its books when it starts. A short day cannot have more orders than messages.
+        let messages = self.plan.messages.next_power_of_two();
+        let levels_max = messages.min(LEVELS_MAX);
         // Each revision changes a key that affects the output, but not with the messages of these days.
-        let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
+        let orders_max = messages.min(ORDERS_MAX).max(messages / 8) + revision;
         let [line_a, line_b] = LINES;
         let kernel_fence = self.plan.has_kernel_fence;
         let sentinel = if self.plan.has_sentinel { "spawn" } else { "none" };
@@ -47,10 +50,10 @@ impl Testbed {
         let buffer = receive_buffer.map_or(String::new(), |bytes| format!("receive_buffer_bytes = {bytes}\n"));
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
-             control_socket = \"{}\"\nsegment_bytes = 4194304\nretention_bytes = 268435456\n\
+             control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n\
              [[pool]]\nname = \"main\"\nthreads = 1\nwait = \"park\"\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"nasdaq-itch-5.0\"\n\
-             orders_max = {orders_max}\nlevels_max = 131072\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
+             orders_max = {orders_max}\nlevels_max = {levels_max}\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
              [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n{buffer}\
              [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
@@ -131,5 +134,7 @@ impl Testbed {
     }
 }
 
-/// Capacity of the books in the first revision, in orders; days of more than a million messages get more.
-const ORDERS_MAX: u64 = 1 << 17;
+/// Capacity of the books in the first revision, in orders, of days of one to eight million messages.
+const ORDERS_MAX: u64 = 1 << 20;
+/// Capacity in price levels of days of half a million messages or more.
+const LEVELS_MAX: u64 = 1 << 19;
